@@ -74,6 +74,28 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.fedbuff:FEDBUFF",
             "local-sgd without a barrier, its ways buffered in the servers (Nguyen 2022)",
         ),
+        "ssp": Entry(
+            "dlctl.algorithms.ssp:SSP", "nobody is too far ahead of the slowest one (Ho 2013)"
+        ),
+        "softsync": Entry(
+            "dlctl.algorithms.softsync:SOFTSYNC",
+            "an update of any n-th part of all gradients, older ones slower (Zhang 2016)",
+        ),
+        "dc-asgd": Entry(
+            "dlctl.algorithms.dc_asgd:DC_ASGD", "gradients are corrected for their age (Zheng 2017)"
+        ),
+        "ringmaster": Entry(
+            "dlctl.algorithms.ringmaster:RINGMASTER",
+            "gradients that are too old are dropped (Maranjyan 2025)",
+        ),
+        "ringleader": Entry(
+            "dlctl.algorithms.ringleader:RINGLEADER",
+            "all workers weigh the same, however fast they are (Maranjyan 2026)",
+        ),
+        "epoch-cut": Entry(
+            "dlctl.algorithms.epoch_cut:EPOCH_CUT",
+            "Downpour, and nobody waits for the slowest at an epoch's end (Chilimbi 2014)",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",

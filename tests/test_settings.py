@@ -21,7 +21,9 @@ GOOD = {
     "local_steps": ["1", "500"],
     "density": ["0.01", "1"],
     "log_level": ["debug", "warning"],
-    "staleness": ["1", "7"],
+    "staleness": ["0", "1", "7"],
+    "clock_steps": ["1", "8"],
+    "fetch_every_clocks": ["1", "100"],
     "rate": ["0.1"],
 }
 BAD = [
@@ -49,6 +51,10 @@ BAD = [
     ("local_steps", "0"),
     ("local_steps", "auto"),
     ("local_steps", "1.5"),
+    ("staleness", "-1"),
+    ("staleness", "all"),
+    ("clock_steps", "0"),
+    ("fetch_every_clocks", "auto"),
     ("density", "0"),
     ("density", "1.01"),
     ("log_level", "loud"),

@@ -343,9 +343,11 @@ class ShardSide(ABC):
         """Whether it is to find out how much the gradients of a step differ."""
 
     @classmethod
-    def optimizer(cls, options: Any, optimizer: Optimizer) -> Optimizer:
+    def optimizer(cls, options: Any, optimizer: Optimizer, workers: int) -> Optimizer:
         """The rule of the shard, from the job's optimiser: a method may put something before it
         (`optim.buffered`). Whatever has a slot of it survives with the shard.
+
+        workers: as many as the job says. With `dlctl scale` there may be more.
         """
         return optimizer
 
@@ -356,6 +358,12 @@ class ShardSide(ABC):
     def may_read(self, slot: int, at_least: int) -> bool:
         """Whether this read is answered now; else it waits until something has changed."""
         return self.clock() >= at_least
+
+    def shown(self, slot: int) -> tuple[int, Array] | None:
+        """What a replica's read puts into its model, if that is not the present state of the shard:
+        its version, float32[n]. Such a read is of the whole slice. Evaluations see what there is.
+        """
+        return None
 
     @abstractmethod
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
@@ -489,13 +497,32 @@ Drives = Generator[Driving, Any, str]
 """Returns why it has come to its end, as a sentence for the user."""
 
 
+class DataEpoch(NamedTuple):
+    """How far one pass over the dataset has come."""
+
+    portions: int
+    """Of it that the run will lease; 0: it ends before."""
+    left: int
+    """Of these, the ones that nobody has."""
+    under_way: Mapping[int, int]
+    """Slot -> how many it has."""
+
+
+NO_EPOCH = DataEpoch(0, 0, {})
+
+
 @dataclass(slots=True)
 class Lead:
     """Who may lease data now; for methods that the coordinator drives, also the driving."""
 
     options: Any
     steps_done: int = 0
-    """Acknowledged steps of all workers, kept up by the coordinator role."""
+    """Acknowledged steps of all workers, kept up by the coordinator role; likewise, if there is a
+    `cut_epoch`, who takes part, and the data epoch that was not cut yet, which is 0 at first and in
+    the state of who cuts."""
+    members: frozenset[int] = frozenset()
+    data_epoch: int = 0
+    epoch: DataEpoch = NO_EPOCH
 
     clock: int = 0
     """What the method counts beside the coordinator. With `state` it is on record before anybody
@@ -520,7 +547,14 @@ class Lead:
         """
         raise NotImplementedError(f"{type(self).__name__} decides nothing")
 
-    def portion_done(self, slot: int, steps: int, samples: int) -> None:
+    def cut_epoch(self) -> bool:
+        """Whether `data_epoch` is over: of its portions, those that nobody has are dropped then.
+
+        While it is not, `may_lease` should let nobody have one of the next data epoch.
+        """
+        return False
+
+    def portion_done(self, slot: int, steps: int, samples: int, data_epoch: int) -> None:
         """A worker has done a portion, for the first time; `steps_done` counts it already."""
 
     def drive(self) -> Drives | None:

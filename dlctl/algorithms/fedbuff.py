@@ -73,7 +73,7 @@ class Collecting(ShardSide):
     """Its clock is the number of its steps."""
 
     @classmethod
-    def optimizer(cls, options: Options, optimizer: Optimizer) -> Optimizer:
+    def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
         return buffered.Buffered(optimizer, options.buffer_pushes)
 
     def clock(self) -> int:

@@ -15,12 +15,14 @@ from dlctl.optim.plain import Accrue, Add, Set
 from dlctl.shards.base import Shard
 
 
-def optimizer_of(table: Table, method: Method, options: Any, parameters: Optimizer) -> Optimizer:
+def optimizer_of(
+    table: Table, method: Method, options: Any, parameters: Optimizer, workers: int
+) -> Optimizer:
     """The rule by which a table's shard is updated; parameters: the servers' optimiser."""
     match table.rule:
         case "optimizer":
             assert method.shard is not None, "shapes.faults_of has seen to it"
-            return method.shard.optimizer(options, parameters)
+            return method.shard.optimizer(options, parameters, workers)
         case "add":
             return Add()
         case "parts":

@@ -2,9 +2,11 @@
 
     buffer += g;  every K-th push:  step(buffer / K); buffer = 0
 
-The buffer is a slot like the optimiser's own, and the count one of its counters. So a push that is
-only buffered is part of the commit that acknowledges it, in every kind of storage, and a journal
-repeats it to the same. The step is made of all elements, however sparse the push that completes it.
+The buffer is a slot like the optimiser's own, the count one of its counters, and so is K, which may
+be told with any push (`Shard.apply`). So a push that is only buffered is part of the commit that
+acknowledges it, in every kind of storage, and a journal repeats it to the same. The step is made of
+all elements, however sparse the push that completes it, and the mean is of as many pushes as there
+are: of more than K, if K has just become smaller.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dlctl.optim.blocks import Block, Rule
 from dlctl.settings import Setting
 
 BUFFER = "buffer"
-BUFFERED, STEPS = "buffered", "steps"
+BUFFERED, STEPS, CAPACITY = "buffered", "steps", "capacity"
 
 
 class Buffered:
@@ -28,13 +30,12 @@ class Buffered:
     live: ClassVar[Mapping[str, Setting]] = {}
 
     def __init__(self, inner: Optimizer, capacity: int) -> None:
-        """capacity: K, pushes for one update."""
+        """capacity: K, pushes for one update, until another one is told."""
         assert capacity >= 1, f"a buffer for {capacity} pushes"
         self.inner = inner
-        self.capacity = capacity
         self.slots: Mapping[str, float] = {**inner.slots, BUFFER: 0.0}
         self.counters: Json = inner.counters
-        self.counters |= {BUFFERED: 0, STEPS: 0}
+        self.counters |= {BUFFERED: 0, STEPS: 0, CAPACITY: capacity}
 
     @property
     def lr(self) -> float:
@@ -46,15 +47,16 @@ class Buffered:
 
     def sweeps_next(self) -> bool:
         """What others have pushed is not only where the last push is."""
-        return bool(self.counters[BUFFERED] + 1 >= self.capacity)
+        return bool(self.counters[BUFFERED] + 1 >= self.counters[CAPACITY])
 
     def begin_update(self) -> Rule:
         self.counters[BUFFERED] += 1
-        if self.counters[BUFFERED] < self.capacity:
+        pushes = self.counters[BUFFERED]
+        if pushes < self.counters[CAPACITY]:
             return _accumulate
         self.counters[BUFFERED] = 0
         self.counters[STEPS] += 1
-        step, share = self.inner.begin_update(), np.float32(1 / self.capacity)
+        step, share = self.inner.begin_update(), np.float32(1 / pushes)
         return lambda blocks: step(_emptied(blocks, share))
 
 

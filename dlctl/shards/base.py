@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,6 +41,9 @@ POINTS = (
     "record written", "base written",
 )  # fmt: skip
 """All there are; not every commit passes each of them."""
+
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def no_point(name: str) -> None:
@@ -118,19 +122,19 @@ def check_state(state: Any, optimizer: Optimizer) -> Json:
     if state == {}:
         return {}
     whole = type(state) is dict and type(state.get("meta")) is dict
-    if not whole or not all(_is_natural(state.get(key)) for key in ("version", "samples")):
+    if not whole or not all(is_natural(state.get(key)) for key in ("version", "samples")):
         raise Unusable("the state that was committed is not of our kind")
     lr, counters = state.get("lr"), state.get("counters")
     if type(lr) not in (int, float) or not abs(lr) <= FLOAT32_MAX:
         raise Unusable(f"the rate that was committed is {lr!r:.60}")
     if type(counters) is not dict or counters.keys() != optimizer.counters.keys():
         raise Unusable("the optimiser's counters that were committed are of another optimiser")
-    if not all(map(_is_natural, counters.values())):
+    if not all(map(is_natural, counters.values())):
         raise Unusable("the optimiser's counters that were committed are not numbers")
     return dict(state)
 
 
-def _is_natural(value: Any) -> bool:
+def is_natural(value: Any) -> bool:
     """Also after more updates than there will ever be, or the next commit could not be read."""
     return type(value) is int and 0 <= value < COUNT_MAX
 
@@ -201,9 +205,12 @@ class Storage(Protocol):
         """Drop what is prepared: when this returns, nothing of it is written or held."""
         ...
 
-    def update(self, delta: Delta, rule: Rule, lr: float) -> None:
+    def update(
+        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+    ) -> None:
         """Have `rule` go over all that `delta`, of the shard's length, touches; what it leaves is
-        the shard's then. lr: the rate that the rule has, for who repeats it.
+        the shard's then. lr, told: the rate that the rule has, and the counters that were set for
+        it, for who repeats it.
         """
         ...
 
@@ -343,11 +350,22 @@ class Shard:
         self.optimizer.counters.update(counters)
         return rule
 
-    def apply(self, delta: Delta, samples: int = 0, norm: float | None = None) -> None:
+    def apply(
+        self,
+        delta: Delta,
+        samples: int = 0,
+        norm: float | None = None,
+        told: Mapping[str, int] = NOTHING,
+    ) -> None:
         """One update by the optimiser's rule, of so many samples. A sparse one costs O(its length),
-        unless the rule is one for all elements then. norm: to be clipped by; None: the delta's own.
-        Raises Diverged."""
+        unless the rule is one for all elements then. Raises Diverged.
+
+        norm: to be clipped by; None: the delta's own. told: counters of the optimiser that are set
+        for this update, whole numbers from 0 on: what a method's shard side has to tell a rule that
+        it has put before the optimiser.
+        """
         check_length(delta, self.size)
+        self.optimizer.counters.update(told)
         if delta.values.dtype != self.w.dtype:
             delta = Delta(delta.values.astype(self.w.dtype), delta.indices, delta.positions)
         if self.clip_norm:
@@ -357,7 +375,7 @@ class Shard:
             delta = Delta(_with_zeros(delta, self.size))
         rule = self._alarm.over(self.optimizer.begin_update())
         watched = self.history.watch(self.version + 1, delta, rule)
-        self.storage.update(delta, watched, self.optimizer.lr)
+        self.storage.update(delta, watched, self.optimizer.lr, told)
         if self._alarm.has_rung:
             self._look_for_what_is_not_finite()
         self.version += 1

@@ -27,12 +27,14 @@ from dlctl.optim.blocks import Rule
 from dlctl.shards import records
 from dlctl.shards.base import (
     FLOAT32_MAX,
+    NOTHING,
     Extras,
     NoRoom,
     Point,
     Spec,
     Unusable,
     check_state,
+    is_natural,
     no_point,
     not_replaced,
     unusable,
@@ -87,7 +89,7 @@ class Journaled(Memory):
         self._spec = spec
         self._point = point
         self._number = 0
-        self._deltas: list[tuple[Delta, float]] = []
+        self._deltas: list[tuple[Delta, float, Mapping[str, int]]] = []
         """Updates since the last commit."""
         self._was_filled = False
         self._is_doubtful = False
@@ -114,8 +116,10 @@ class Journaled(Memory):
         storage._write_base()
         return storage
 
-    def update(self, delta: Delta, rule: Rule, lr: float) -> None:
-        self._deltas.append((delta, lr))
+    def update(
+        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+    ) -> None:
+        self._deltas.append((delta, lr, told))
         self._updated = True
         super().update(delta, rule, lr)
 
@@ -159,10 +163,10 @@ class Journaled(Memory):
 
     def _write_record(self) -> None:
         arrays: list[Array] = []
-        updates: list[list[int | bool | float]] = []
-        for (values, indices, _), lr in self._deltas:
+        updates: list[list[Any]] = []
+        for (values, indices, _), lr, told in self._deltas:
             arrays += [values] if indices is None else [values, indices]
-            updates.append([values.size, indices is not None, lr])
+            updates.append([values.size, indices is not None, lr, *([dict(told)] if told else [])])
         parts = records.pack(self._number, {"state": self._state, "updates": updates}, arrays)
         self._is_doubtful = True
         self._log.append(parts)
@@ -271,8 +275,11 @@ class Journaled(Memory):
         updates = record.body.get("updates")
         if type(updates) is not list or not all(map(_is_update, updates)):
             raise Unusable(f"record {record.number} of its journal has no list of updates")
-        for delta, lr in self._deltas_of(record, updates):
+        for delta, lr, told in self._deltas_of(record, updates):
+            if not told.keys() <= optimizer.counters.keys():
+                raise Unusable(f"record {record.number} of its journal is of another optimiser")
             optimizer.lr = lr
+            optimizer.counters.update(told)
             super().update(delta, optimizer.begin_update(), lr)
             self._updated = True
         optimizer.lr = state["lr"]
@@ -280,22 +287,22 @@ class Journaled(Memory):
             raise Unusable(f"record {record.number} of its journal does not come to what it says")
         return state
 
-    def _deltas_of(self, record: Record, updates: list[Any]) -> Iterator[tuple[Delta, float]]:
-        """The updates of a commit as they were pushed, and their rates: [elements, whether it has
-        indices, rate] each.
+    def _deltas_of(self, record: Record, updates: list[Any]) -> Iterator[tuple[Delta, float, Json]]:
+        """The updates of a commit as they were pushed, their rates, and what else their rules were
+        told: [elements, whether it has indices, rate, perhaps counters] each.
         """
         shapes = [
             shape
-            for count, is_sparse, _ in updates
+            for count, is_sparse, *_ in updates
             for shape in [(self._dtype, count), *([("<i8", count)] if is_sparse else [])]
         ]
         arrays = record.arrays(shapes)
-        for _, is_sparse, lr in updates:
+        for _, is_sparse, lr, *told in updates:
             values = next(arrays)
             indices = next(arrays) if is_sparse else None
             if not _fits(values, indices, self._spec.size):
                 raise Unusable(f"record {record.number} of its journal is for another shard")
-            yield Delta(values, indices), lr
+            yield Delta(values, indices), lr, told[0] if told else {}
 
 
 def _fits(values: Array, indices: Array | None, size: int) -> bool:
@@ -307,9 +314,13 @@ def _fits(values: Array, indices: Array | None, size: int) -> bool:
 
 
 def _is_update(value: Any) -> bool:
-    """Whether it is [elements, whether it has indices, rate]."""
-    is_triple = type(value) is list and len(value) == 3
-    return is_triple and type(value[2]) in (int, float) and abs(value[2]) <= FLOAT32_MAX
+    """Whether it is [elements, whether it has indices, rate], or that and counters."""
+    if type(value) is not list or len(value) not in (3, 4):
+        return False
+    is_told = len(value) == 3 or (
+        type(value[3]) is dict and all(map(is_natural, value[3].values()))
+    )
+    return is_told and type(value[2]) in (int, float) and abs(value[2]) <= FLOAT32_MAX
 
 
 def _pair(value: Any) -> tuple[Any, Any]:

@@ -28,7 +28,7 @@ from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Cut, Place, Rule, go_over, update_in_place
 from dlctl.shards import image
 from dlctl.shards.ahead import Ahead
-from dlctl.shards.base import Extras, Point, Spec, Unusable, W, check_state, no_point
+from dlctl.shards.base import NOTHING, Extras, Point, Spec, Unusable, W, check_state, no_point
 from dlctl.shards.image import Commit, Form
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, PLACES
@@ -142,7 +142,9 @@ class Mapped:
         if ahead is not None:
             ahead.drop()
 
-    def update(self, delta: Delta, rule: Rule, lr: float) -> None:
+    def update(
+        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+    ) -> None:
         self._updated = True
         if self._ahead is not None and self._ahead.is_of(delta):
             self._ahead.finish()

@@ -10,7 +10,7 @@ from dlctl.compress.base import Delta
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Rule, update_in_place
-from dlctl.shards.base import Extras, Shard, Spec, Unusable, W
+from dlctl.shards.base import NOTHING, Extras, Shard, Spec, Unusable, W
 
 
 class Memory:
@@ -43,7 +43,9 @@ class Memory:
     def forget_prepared(self) -> None:
         """There is nothing."""
 
-    def update(self, delta: Delta, rule: Rule, lr: float) -> None:
+    def update(
+        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+    ) -> None:
         update_in_place(self.w, delta, self._slots, rule)
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:

@@ -64,6 +64,8 @@ Batch = tuple[Data, Any]
 GradientOf = Callable[[Array, Any], Step]
 """(parameters, the batch) -> its gradient."""
 GENERATION = 1
+WORKERS = 4
+"""That the job is said to have."""
 Which = tuple[int, int, int, int]
 """(shard, slot, epoch, seq): one push."""
 
@@ -99,7 +101,7 @@ class Shards:
             cuts = [slice_bounds(size, count, index) for index in range(count)]
             shards = []
             for lo, hi in cuts:
-                rule = optimizer_of(table, algorithm, options, SGD(SGD.Options(lr=0.1)))
+                rule = optimizer_of(table, algorithm, options, SGD(SGD.Options(lr=0.1)), WORKERS)
                 shards.append(in_memory(rule, start[lo:hi].copy()))
             sides = [side_of(table, algorithm, options, shard) for shard in shards]
             self.tables.append(OfTable(shards, sides))
@@ -411,9 +413,10 @@ class Player:
                 continue
             del self._fetching[key]
             self.fetches += (number, index) == (0, 0)
-            values = shard.w[fetch.lo : fetch.hi or shard.size].copy()
+            version, seen = side.shown(fetch.slot) or (shard.version, shard.w)
+            values = seen[fetch.lo : fetch.hi or shard.size].copy()
             message = m.Parameters(
-                index, GENERATION, fetch.request, shard.version, values, table=number,
+                index, GENERATION, fetch.request, version, values, table=number,
                 clock=side.clock(),
             )  # fmt: skip
             self.training.fetcher.on_parameters(message, self._now)

@@ -306,7 +306,9 @@ def numbers_only(value):
         return True
     if dataclasses.is_dataclass(value):
         return all(numbers_only(getattr(value, f.name)) for f in dataclasses.fields(value))
-    if isinstance(value, list | tuple | set):
+    if isinstance(value, dict):
+        return numbers_only([*value, *value.values()])
+    if isinstance(value, list | tuple | set | frozenset):
         return len(value) <= 11 and all(numbers_only(item) for item in value)
     return value is None or hasattr(value, "send") or hasattr(value, "__next__")
 

@@ -10,6 +10,7 @@ import pytest
 
 from dlctl import registry
 from dlctl.compress.base import Delta
+from dlctl.optim import buffered
 from dlctl.optim.buffered import BUFFER, BUFFERED, STEPS, Buffered
 from dlctl.shards.base import Shard, Spec, no_point
 from dlctl.shards.image import Form
@@ -151,3 +152,19 @@ def test_a_rate_that_changes_counts_from_the_next_step_on(name):
         shard.apply(delta)
     assert shard.w.tobytes() == np.linspace(-1, 1, SIZE, dtype=np.float32).tobytes()
     assert shard.optimizer.inner.lr == 0.0
+
+
+@pytest.mark.parametrize("place", [OnMapped, OnJournal])
+def test_a_capacity_that_is_told_counts_with_that_push_and_survives(place):
+    """Of five pushes the third makes room for two, which are three then."""
+    there, shard = begun("sgd", place)
+    values = [np.full(SIZE, n, np.float32) for n in (1, 2, 4, 8, 16)]
+    capacities = [9, 9, 2, 2, 2]
+    for number, (g, capacity) in enumerate(zip(values, capacities, strict=True), 1):
+        shard.apply(Delta(g), 1, told={buffered.CAPACITY: capacity})
+        shard.commit({"pushes": number})
+        shard = Shard(optimizer("sgd"), there.reopen())
+        assert shard.resume() == {"pushes": number}
+    mean = np.float32(0.5) * (np.float32(7) * np.float32(1 / 3) + np.float32(12))
+    np.testing.assert_allclose(shard.w, np.linspace(-1, 1, SIZE) - mean, rtol=0, atol=1e-5)
+    assert (shard.optimizer.counters[BUFFERED], shard.optimizer.counters[STEPS]) == (0, 2)

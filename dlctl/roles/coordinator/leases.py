@@ -8,9 +8,11 @@ sample is offered at least once per epoch, and exactly once when nothing fails.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dlctl.algorithms.base import DataEpoch
 from dlctl.flat import slice_bounds
 
 RETURNED, DONE = -2, -1
@@ -158,6 +160,29 @@ class PortionPool:
         self.done_count += self.per_epoch - len(self._done.pop(data_epoch, ()))
         self._complete.add(data_epoch)
         self._changed |= dict.fromkeys((data_epoch, p) for p in range(-1, self.per_epoch))
+
+    def standing(self, data_epoch: int) -> DataEpoch:
+        """How far a data epoch has come."""
+        before = (data_epoch - self.first_epoch) * self.per_epoch
+        portions = int(min(self.per_epoch, max(0, self.limit - before)))
+        under_way = Counter(owner for key, owner in self._leased.items() if key[0] == data_epoch)
+        is_complete = data_epoch in self._complete
+        done = portions if is_complete else len(self._done.get(data_epoch, ()))
+        return DataEpoch(portions, portions - done - under_way.total(), under_way)
+
+    def drop(self, before: int) -> None:
+        """What nobody has of the data epochs before this one counts as done."""
+        dropped = {key for key in self._returned if key[0] < before}
+        while self._next[0] < before:
+            epoch, index = self._next
+            self._next = (epoch + 1, 0)
+            last = self.standing(epoch).portions
+            dropped.update((epoch, p) for p in range(index, last) if not self._is_done((epoch, p)))
+        for key in sorted(dropped):
+            if key in self._returned:
+                self._returned.remove(key)
+            self._doubtful.discard(key)
+            self._mark(key)
 
     def take_changes(self) -> list[tuple[int, int, int | None]]:
         """[(data epoch, portion, its slot or RETURNED or DONE)] since the last call.

@@ -64,6 +64,7 @@ class Scheduler:
         """How far the run was when an evaluation was begun last."""
         self.scale = schedule.first_scale(job) if schedule.scales(job.schedule) else None
         """Of the rate, if it goes with the number of workers."""
+        self._cuts_epochs = type(side).cut_epoch is not Lead.cut_epoch
 
     @property
     def is_driven(self) -> bool:
@@ -256,6 +257,7 @@ class Scheduler:
             return
         slots = self.members.live_slots()
         first = min(slots, default=0)
+        self._end_epochs(frozenset(slots))
         for slot, request in list(self._pending.items()):
             if not self.stopped and self.side.may_lease(slot, first):
                 continue
@@ -268,6 +270,25 @@ class Scheduler:
             if taken is not None or self.stopped or not self.is_driven:
                 del self._pending[slot]
                 self._answer(slot, request, taken)
+                self._tell_of_epoch()
+
+    def _end_epochs(self, slots: frozenset[int]) -> None:
+        """Drop what is left of data epochs that are over, by the method's word; what was leased of
+        them and has come back is dropped, too.
+        """
+        if not self._cuts_epochs or self._pool is None:
+            return
+        side, pool = self.side, self.pool
+        side.members = slots
+        self._tell_of_epoch()
+        while side.epoch.portions and side.cut_epoch():
+            side.data_epoch += 1
+            self._tell_of_epoch()
+        pool.drop(before=side.data_epoch)
+
+    def _tell_of_epoch(self) -> None:
+        if self._cuts_epochs:
+            self.side.epoch = self.pool.standing(self.side.data_epoch)
 
     def _doubtful(self, slot: int, now: float) -> Range | None:
         """What is only said to be leased to a worker that has nothing to do, by its own word: since
@@ -326,7 +347,7 @@ class Scheduler:
         self.steps += done.steps
         self.samples += done.samples
         self.side.steps_done = self.steps
-        self.side.portion_done(done.slot, done.steps, done.samples)
+        self.side.portion_done(done.slot, done.steps, done.samples, done.data_epoch)
         if done.samples:
             self._take_loss(done.loss_sum / done.samples)
             follow(self.metrics, _means(done), LOSS_WEIGHT)

@@ -264,7 +264,8 @@ class Server:
         )
         if ema := self.job.average.ema:
             parameters = Averaged(parameters, ema)
-        optimizer = optimizer_of(table, self.algorithm, options, parameters)
+        workers = self.job.workers.count
+        optimizer = optimizer_of(table, self.algorithm, options, parameters, workers)
         storages = self.storages.of_table(table.name) if number else self.storages
         spec = self._spec(message, layout, index, number, table, optimizer)
         storage = storages.reopen(spec) if message.keep else storages.create(spec)

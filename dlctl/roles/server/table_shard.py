@@ -322,16 +322,18 @@ class TableShard:
     def _answer_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
         """With what has changed since the version that the worker has, if that is known here."""
         shard = self.shard
-        of = (self.index, self.generation, fetch.request, shard.version)
         told = (self.table, self.side.clock(), shard.samples)
-        seen = self._asked_for(fetch)
+        shown = None if fetch.exact else self.side.shown(fetch.slot)
+        version, seen = shown or (shard.version, self._asked_for(fetch))
+        of = (self.index, self.generation, fetch.request, version)
         changes = None
-        if fetch.have_generation == self.generation and not fetch.hi:
+        if shown is None and fetch.have_generation == self.generation and not fetch.hi:
             changes = shard.changes_since(fetch.have_version, seen)
         if changes is None:
             values = seen[fetch.lo : fetch.hi] if fetch.hi else seen
             self._rates.add("fetch_bytes", values.nbytes)
-            remembered = not fetch.hi and shard.history.reaches(shard.version)
+            is_present = shown is None and not fetch.hi
+            remembered = is_present and shard.history.reaches(shard.version)
             self.context.send(peer, m.Parameters(*of, values, remembered, *told))
         else:
             self._rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)

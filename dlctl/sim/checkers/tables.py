@@ -142,7 +142,8 @@ class GroupChecker(Checker):
 
 class BufferedChecker(Checker):
     """Of a method that acknowledges pushes before they come into the values: at the end a shard has
-    counted at least as many as were acknowledged, and at most as many as were sent.
+    counted at least as many as were acknowledged, and at most as many as were sent. Empty ones are
+    not counted.
     """
 
     def __init__(self) -> None:
@@ -153,13 +154,15 @@ class BufferedChecker(Checker):
         if isinstance(effect, Send) and isinstance(effect.message, m.Push):
             push = effect.message
             shard = int(str(effect.peer).rpartition("-")[2])
-            self._sent[shard].add((push.slot, push.epoch, push.seq))
+            if push.samples:
+                self._sent[shard].add((push.slot, push.epoch, push.seq))
 
     def on_message(self, process: Process, peer: object, message: m.Message) -> None:
         me = getattr(getattr(process.machine, "joining", None), "identity", None)
         settles = (APPLIED, BUFFERED, DUPLICATE)
         if isinstance(message, m.Ack) and me is not None and message.outcome in settles:
-            self._acknowledged[message.shard].add((me.slot, me.epoch, message.seq))
+            key = (me.slot, me.epoch, message.seq)
+            self._acknowledged[message.shard] |= {key} & self._sent[message.shard]
 
     def at_end(self, world: World) -> None:
         for shard, known in self._acknowledged.items():

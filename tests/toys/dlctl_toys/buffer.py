@@ -27,7 +27,7 @@ class Options(DownpourOptions):
 
 class Collecting(ShardSide):
     @classmethod
-    def optimizer(cls, options: Any, optimizer: Optimizer) -> Optimizer:
+    def optimizer(cls, options: Any, optimizer: Optimizer, workers: int) -> Optimizer:
         return Buffered(optimizer, CAPACITY)
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:

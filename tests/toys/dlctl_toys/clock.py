@@ -100,7 +100,7 @@ class Counting(Lead):
     def __post_init__(self) -> None:
         self._done: Counter[int] = Counter()
 
-    def portion_done(self, slot: int, steps: int, samples: int) -> None:
+    def portion_done(self, slot: int, steps: int, samples: int, data_epoch: int) -> None:
         self.clock += 1
         self._done[slot] += 1
 

@@ -1,0 +1,242 @@
+"""Ringleader ASGD. Maranjyan, Richtarik, "Ringleader ASGD: The First Asynchronous SGD with Optimal
+Time Complexity under Data Heterogeneity", ICLR 2026.
+
+Asynchronous SGD for workers whose data differ: each weighs the same in every update, however fast
+it is. A shard keeps a table with the gradients of each worker, their sum G_i and their number b_i,
+and makes updates by the mean of the workers' means. Rounds keep the gradients young:
+
+    worker i:  x_i = x, whenever an update was made with its push;  push grad_i(x_i, ...), again
+               and again
+    shard:     phase 1:  G_i += g_i, b_i += 1, until there is something of all n workers: then the
+                         first update
+               phase 2:  G_i += g_i, b_i += 1, and an update, once for each other worker; what comes
+                         of workers that have had theirs is kept for the next round, in G+, b+
+               update:   x -= gamma * (1/n) sum_i G_i / b_i
+               round over:  G, b = G+, b+;  G+, b+ = 0
+
+So each worker makes one update in a round of n, and no gradient in the table is older than 2n - 2
+updates. This was derived from the abstract of the paper and from accounts of it (the table, rounds
+with one update of each worker, the bound), and not from its text: where it begins, and which
+gradients of a round are in which of its updates, may differ.
+
+Where the paper says nothing:
+
+- Who has died, or has no data, is waited for no more. Its gradients count until the round is over.
+  One that joins is waited for at once. If nobody is left to wait for, the next push goes on.
+- The table is slots of the shard, two for each of the job's workers, and the counts are counters: a
+  gradient in it is in the commit that acknowledges its push. An update reads and writes all vectors
+  of a shard, so memory and time of an update grow with the workers: for a few of them. Workers that
+  `dlctl scale` has added share the entries of others.
+- What is in the table at the end of a run, and was in no update, is in its last checkpoint alone.
+- Each shard has its own rounds. A worker reads all of them when any has made an update with its
+  push.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dlctl import messages
+from dlctl.algorithms.base import Method, Needs, Outcome, ReplicaSide, ShardSide
+from dlctl.algorithms.needs import Gradient, NextData, Read, Receipt, Write
+from dlctl.compress.base import Delta
+from dlctl.messages import APPLIED, BUFFERED, Json
+from dlctl.optim.base import Optimizer
+from dlctl.optim.blocks import Block, Rule
+from dlctl.settings import Setting
+from dlctl.shards.base import Shard
+
+ENTRY, AHEAD, UPDATES, ENDS = "entry", "ahead", "updates_now", "ends"
+"""Counters that are told: whose push it is; 1 if it is for the next round; 1 if an update is made
+with it; 1 if the round is over then."""
+REMEMBERED = 1000
+"""Updates, to tell how old a gradient is."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    pass
+
+
+class Replica(ReplicaSide):
+    def changes_parameters(self) -> bool:
+        return False
+
+    def run(self) -> Needs:
+        is_at_point = is_idle = False
+        """Whether it goes on with the parameters that it has; whether it has said so."""
+        while True:
+            if (yield NextData()) is None:
+                if not is_idle:
+                    yield Write(vector=None)
+                is_idle, is_at_point = True, False
+                continue
+            is_idle = False
+            if not is_at_point:
+                yield Read(wait=True, after_own=True)
+            computed = yield Gradient()
+            is_at_point = False
+            if computed is not None:
+                self.residual += computed.gradient
+                receipt: Receipt = yield Write(
+                    vector=self.residual, samples=computed.samples, wait=True
+                )
+                is_at_point = set(receipt.outcomes.values()) == {BUFFERED}
+
+
+class Tabled:
+    """The table before an optimiser."""
+
+    Options: ClassVar[type[Any]] = object
+    live: ClassVar[Mapping[str, Setting]] = {}
+
+    def __init__(self, inner: Optimizer, workers: int) -> None:
+        self.inner = inner
+        self.workers = workers
+        self._now = [f"now{entry}" for entry in range(workers)]
+        self._next = [f"next{entry}" for entry in range(workers)]
+        table = dict.fromkeys((*self._now, *self._next), 0)
+        self.slots: Mapping[str, float] = {**inner.slots, **dict.fromkeys(table, 0.0)}
+        self.counters: Json = inner.counters
+        self.counters |= {**table, **dict.fromkeys((ENTRY, AHEAD, UPDATES, ENDS), 0)}
+
+    @property
+    def lr(self) -> float:
+        return self.inner.lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self.inner.lr = lr
+
+    def numbers(self) -> list[int]:
+        """Of gradients of this round, by entry; after them those for the next one."""
+        return [self.counters[name] for name in (*self._now, *self._next)]
+
+    def sweeps_next(self) -> bool:
+        """What others have pushed is not only where the last push is."""
+        return True
+
+    def begin_update(self) -> Rule:
+        counters = self.counters
+        names = self._next if counters[AHEAD] else self._now
+        counters[names[counters[ENTRY]]] += 1
+        at = counters[ENTRY] + self.workers * counters[AHEAD]
+        numbers, ends = self.numbers()[: self.workers], bool(counters[ENDS])
+        step = self.inner.begin_update() if counters[UPDATES] else None
+        if ends:
+            for now, following in zip(self._now, self._next, strict=True):
+                counters[now], counters[following] = counters[following], 0
+        if step is None:
+            return lambda blocks: _exhaust(self._added(blocks, at, ends))
+        return lambda blocks: step(self._means(blocks, at, numbers, ends=ends))
+
+    def _added(self, blocks: Iterable[Block], at: int, ends: bool) -> Iterator[Block]:
+        """Blocks that have the gradient in the table; all else stays as it is."""
+        for block in blocks:
+            present = (block.w, *block.slots)
+            for array, following in zip(present, (block.w_next, *block.slots_next), strict=True):
+                if following is not array:
+                    following[:] = array
+            table = block.slots_next[len(block.slots) - 2 * self.workers :]
+            table[at][:] += block.g
+            yield block
+            if ends:
+                for now, following in zip(table, table[self.workers :], strict=False):
+                    now[:] = following
+                    following[:] = 0
+
+    def _means(
+        self, blocks: Iterable[Block], at: int, numbers: list[int], *, ends: bool
+    ) -> Iterator[Block]:
+        """The same blocks for the optimiser: their gradient is the mean of the workers' means."""
+        inner, workers = len(self.slots) - 2 * self.workers, sum(map(bool, numbers))
+        for block in self._added(blocks, at, ends):
+            mean = np.zeros_like(block.g)
+            for summed, number in zip(block.slots_next[inner:], numbers, strict=False):
+                if number:
+                    mean += summed * np.float32(1 / (workers * number))
+            yield block._replace(
+                g=mean, slots=block.slots[:inner], slots_next=block.slots_next[:inner]
+            )
+
+
+def _exhaust(blocks: Iterator[Block]) -> None:
+    for _ in blocks:
+        pass
+
+
+class Rounds(ShardSide):
+    def __init__(self, options: Options, shard: Shard) -> None:
+        super().__init__(options, shard)
+        assert isinstance(shard.optimizer, Tabled)
+        self._table = shard.optimizer
+        self._members: frozenset[int] = frozenset()
+        self._idle: set[int] = set()
+        """Slots that have no data."""
+        self._updated: set[int] = set()
+        """Entries that have had their update in this round; none: phase 1."""
+        self._versions: deque[int] = deque(maxlen=REMEMBERED)
+        """That the newest updates have made."""
+
+    @classmethod
+    def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
+        return Tabled(optimizer, workers)
+
+    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        if not push.samples:
+            self._idle.add(push.slot)
+            return [Outcome(push.slot, push.epoch, push.seq, APPLIED)]
+        self._idle.discard(push.slot)
+        entry = push.slot % self._table.workers
+        updates, ahead = self._is_update(entry), entry in self._updated
+        if updates:
+            self._updated.add(entry)
+        ends = bool(self._updated) and self._waited_for() <= self._updated
+        staleness = len(self._versions) - bisect_right(self._versions, push.base_version)
+        told = {ENTRY: entry, AHEAD: int(ahead), UPDATES: int(updates), ENDS: int(ends)}
+        self.shard.apply(delta, push.samples, told=told)
+        if updates:
+            self._versions.append(self.shard.version)
+        if ends:
+            self._updated = set()
+        kind = APPLIED if updates else BUFFERED
+        return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]
+
+    def _is_update(self, entry: int) -> bool:
+        """Whether an update is made with the push that is about to come into this entry."""
+        if self._updated:
+            return entry not in self._updated
+        numbers = islice(self._table.numbers(), self._table.workers)
+        there = {other for other, number in enumerate(numbers) if number} | {entry}
+        return self._waited_for() <= there
+
+    def _waited_for(self) -> set[int]:
+        return {slot % self._table.workers for slot in self._members - self._idle}
+
+    def joined(self, slot: int) -> list[Outcome]:
+        self._idle.discard(slot)
+        return []
+
+    def members(self, slots: frozenset[int]) -> list[Outcome]:
+        self._members = slots
+        self._idle &= slots
+        return []
+
+    def state(self) -> Json:
+        return {"updated": sorted(self._updated), "idle": sorted(self._idle)}
+
+    def resume(self, state: Json) -> None:
+        self._updated, self._idle = set(state["updated"]), set(state["idle"])
+
+    def restore(self, state: Json) -> None:
+        self._updated = set(state["updated"])
+
+
+RINGLEADER = Method(Options=Options, replica=Replica, shard=Rounds)

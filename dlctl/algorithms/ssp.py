@@ -1,0 +1,273 @@
+"""Stale synchronous parallel (SSP). Ho et al., "More Effective Distributed ML via a Stale
+Synchronous Parallel Parameter Server", NIPS 2013.
+
+Every replica counts clocks: a clock is a number of its steps, whose update it pushes at the end.
+None gets more than s clocks ahead of the slowest one. In the paper's words, s = `staleness`, and
+w~ is the replica's cache, with the clock r of its newest read:
+
+    replica, at its clock c:   if r < c - s:  read; wait until the servers' clock is c - s
+                               clock_steps times:  w~ = inner(w~, grad(w~, next mini-batch))
+                               push w_before - w~, stamped c;  c += 1
+    shard:                     w = w - push;  its clock is the least of all live replicas' clocks
+
+- A read at clock c holds every update that is stamped c - s - 1 or lower, and newer ones as far as
+  they have come. Reads wait, writes do not.
+- A replica always sees its own updates: its steps are in its cache, a read waits for the replica's
+  own pushes, and what a compressor has not sent yet is put on top of what was read.
+- s = 0 is bulk-synchronous: all replicas' updates of a clock are added before anybody begins the
+  next one. What is read may hold more only if a read takes longer than another replica's clock. A
+  large s is like Downpour.
+- Updates are added, as in the paper's tables: the servers' optimiser is SGD with rate 1, and a
+  replica steps by any `[inner]` one. With another optimiser on the servers a replica sees its own
+  updates as it made them, and not as the servers have made them, until it reads.
+
+Where the paper says nothing:
+
+- `fetch_every_clocks` reads also when the cache is new enough, for values that are newer than they
+  have to be. A large number is the paper's cache; 1 costs a round trip at every clock.
+- Shards know nothing of each other, so each has a clock of its own, which never goes back. A
+  replica whose update has nothing for a shard pushes an empty one: it moves the shard's clock.
+- A replica that dies, or has no data, is not counted. One that joins, comes back or was passed over
+  reads, takes the newest shard's clock for its own, tells it to all shards, and reads again: from
+  then on no shard goes further ahead of it than s.
+- The clocks are in each commit with the push that moved them, so that a server that takes another
+  one's place holds replicas back as that one did.
+- A replica's update that is not finite is pushed as an empty one, and it reads before it goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
+
+from dlctl import messages
+from dlctl.algorithms.base import Method, Needs, Outcome, PushKind, ReplicaSide, ShardSide, Start
+from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
+from dlctl.compress.base import Delta
+from dlctl.config import Choice
+from dlctl.messages import APPLIED, Json
+from dlctl.settings import COUNT_MAX, Setting, count
+from dlctl.shards.base import Shard
+from dlctl.vector import copy_of, is_finite
+
+IDLE = 2**40
+"""The clock of a replica that has no data: nobody waits for it."""
+AHEAD_MAX = 2**32
+"""Clocks. Without a limit one push would take a shard to the last clock that can be counted."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    staleness: Annotated[int, Ge(0), Le(COUNT_MAX)] = 3
+    """Clocks that a replica may be ahead of the slowest one, s. 0: bulk-synchronous. Changes live.
+    """
+    clock_steps: Annotated[int, Ge(1), Le(COUNT_MAX)] = 1
+    """Steps of a replica to one clock, and to one push. Changes live."""
+    fetch_every_clocks: Annotated[int, Ge(1), Le(COUNT_MAX)] = 1
+    """Read also when the cache is new enough, after so many clocks. A large number: only when it
+    is too old. Changes live."""
+
+
+class Replica(ReplicaSide):
+    options: Options
+
+    @classmethod
+    def one_push(cls, options: Options) -> PushKind:
+        return PushKind(options.clock_steps, is_way=True)
+
+    def begin(self, start: Start) -> None:
+        self.clock = 0
+        """Clocks that this replica has done."""
+        self.is_counted = False
+        """Whether all shards hold others back for it."""
+        self._is_idle = False
+        """Whether all shards were told that nobody has to wait for it."""
+        self._base = copy_of(self.parameters)
+        """Where the steps have begun that no push holds."""
+        self._read_at = -math.inf
+        """The clock of the newest read."""
+
+    def placed(self, lo: int, hi: int) -> None:
+        self.parameters[lo:hi] -= self.residual[lo:hi]
+        self._base[lo:hi] = self.parameters[lo:hi]
+
+    def run(self) -> Needs:
+        while True:
+            if (yield NextData()) is None:
+                if not self._is_idle:
+                    self._is_idle, self.is_counted = True, False
+                    yield Write(vector=None, clock=IDLE)
+                continue
+            if not self.is_counted:
+                yield from self._read()
+            if samples := (yield from self._steps()):
+                yield self._update(samples)
+            if self._is_read_due():
+                yield from self._read()
+
+    def _is_read_due(self) -> bool:
+        is_too_old = self.view.clock_min < self.clock - self.options.staleness
+        return is_too_old or self.clock - self._read_at >= self.options.fetch_every_clocks
+
+    def _read(self) -> Generator[Read | Write, Any, None]:
+        """Read what has to be there at this clock; if a shard has gone past it, as it did not count
+        this replica, go on from that shard's clock.
+        """
+        while True:
+            at_least = max(0, self.clock - self.options.staleness) if self.is_counted else 0
+            view = yield Read(wait=True, at_least=at_least, after_own=True)
+            self._read_at = self.clock
+            if self.is_counted and view.clock_max <= self.clock:
+                return
+            self.clock, self.is_counted = max(self.clock, view.clock_max), True
+            self._is_idle = False
+            yield Write(vector=None, clock=self.clock)
+
+    def _steps(self) -> Generator[NextData | Gradient, Any, int]:
+        """The steps of one clock. Returns their samples: of what there is, if data ends; 0 if there
+        are none, or if so many batches are of no use that it has to read before it goes on.
+        """
+        steps = samples = left_out = 0
+        while steps < self.options.clock_steps:
+            if (steps or left_out) and (yield NextData()) is None:
+                break
+            computed = yield Gradient(step=True, gather=False)
+            if computed is None:
+                left_out += 1
+                if left_out >= LEFT_OUT_MAX:
+                    self._read_at = -math.inf
+                    break
+                continue
+            left_out = 0
+            steps += 1
+            samples += computed.samples
+        return samples
+
+    def _update(self, samples: int) -> Write:
+        """What this clock comes to: the way that it has gone, with the residual. If that is not
+        finite it is of no use; a residual that is not finite itself was restored like this.
+        """
+        self.clock += 1
+        self._base -= self.parameters
+        self._base += self.residual
+        if not is_finite(self._base):
+            if not is_finite(self.residual):
+                self.residual[:] = 0
+            self._read_at = -math.inf
+            return Write(vector=None, clock=self.clock)
+        self.residual[:] = self._base
+        self._base[:] = self.parameters
+        return Write(vector=self.residual, samples=samples, clock=self.clock)
+
+
+class Clocks(ShardSide):
+    """Applies at once, and answers a read when the slowest replica has come far enough."""
+
+    def __init__(self, options: Options, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self._clocks: dict[int, int] = {}
+        """The clock of each replica that counts."""
+        self._clock = 0
+        """Of this shard: the highest that the least of them has been."""
+        self._members: frozenset[int] = frozenset()
+        self._is_new = True
+        """Nobody has said who takes part: those that begin with the run count from its start."""
+        self._waiting: dict[int, int] = {}
+        """Slot -> the clock that its read waits for."""
+
+    def clock(self) -> int:
+        return self._clock
+
+    def may_read(self, slot: int, at_least: int) -> bool:
+        if self._clock < at_least:
+            self._waiting[slot] = at_least
+            return False
+        self._waiting.pop(slot, None)
+        return True
+
+    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        if reason := self._absurd(push):
+            return super().left_out(push, reason)
+        staleness = max(0, self.shard.version - push.base_version)
+        if push.samples:
+            self.shard.apply(delta, push.samples)
+        self._count(push)
+        return [Outcome(push.slot, push.epoch, push.seq, APPLIED, staleness)]
+
+    def left_out(self, push: messages.Push, reason: str) -> list[Outcome]:
+        if not self._absurd(push):
+            self._count(push)
+        return super().left_out(push, reason)
+
+    def _absurd(self, push: messages.Push) -> str:
+        if push.clock == IDLE or push.clock - self._clock <= AHEAD_MAX:
+            return ""
+        return f"it is for clock {push.clock}, and the shard is at {self._clock}"
+
+    def _count(self, push: messages.Push) -> None:
+        """A replica has done so many clocks, or has no data."""
+        if push.clock == IDLE:
+            self._clocks.pop(push.slot, None)
+        else:
+            self._clocks[push.slot] = max(push.clock, self._clock)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        counted = [clock for slot, clock in self._clocks.items() if slot in self._members]
+        self._clock = max(self._clock, min(counted, default=0))
+
+    def joined(self, slot: int) -> list[Outcome]:
+        """It counts from its first push on, unless the run begins with it."""
+        if self.shard.version > 0 or self._clock > 0:
+            self._clocks.pop(slot, None)
+        self._waiting.pop(slot, None)
+        self._go_on()
+        return []
+
+    def members(self, slots: frozenset[int]) -> list[Outcome]:
+        if self._is_new:
+            self._clocks = dict.fromkeys(slots, self._clock) | self._clocks
+        self._is_new = False
+        self._members = slots
+        self._clocks = {slot: clock for slot, clock in self._clocks.items() if slot in slots}
+        self._waiting = {slot: clock for slot, clock in self._waiting.items() if slot in slots}
+        self._go_on()
+        return []
+
+    def waits_for(self) -> frozenset[int]:
+        wanted = min(self._waiting.values(), default=0)
+        return frozenset(slot for slot, clock in self._clocks.items() if clock < wanted)
+
+    def state(self) -> Json:
+        """{"clock": the shard's, "clocks": [[slot, clock], ...]}."""
+        return {"clock": self._clock, "clocks": sorted(map(list, self._clocks.items()))}
+
+    def resume(self, state: Json) -> None:
+        self._clock, self._clocks = state["clock"], dict(state["clocks"])
+        self._is_new = not self._clocks and not self._clock
+
+    def restore(self, state: Json) -> None:
+        self._clock = state["clock"]
+
+
+def _clocks_ahead(text: str) -> int:
+    """A whole number from 0 on."""
+    return 0 if text == "0" else count(text)
+
+
+SSP = Method(
+    Options=Options,
+    replica=Replica,
+    shard=Clocks,
+    live={
+        "staleness": Setting(help="clocks ahead of the slowest replica", parse=_clocks_ahead),
+        "clock_steps": Setting(help="steps of a replica to one clock", parse=count),
+        "fetch_every_clocks": Setting(help="clocks from one read to the next", parse=count),
+    },
+    optimizer=Choice(name="sgd", options={"lr": 1.0}),
+    inner=Choice(name="sgd", options={"lr": 0.01}),
+)

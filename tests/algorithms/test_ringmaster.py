@@ -1,0 +1,36 @@
+"""Ringmaster ASGD against its rule: how old a gradient may be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from by_hand import GENERATION
+
+from dlctl.algorithms.ringmaster import Options, Server
+from dlctl.compress.base import Delta
+from dlctl.messages import APPLIED, LATE, Packed, Push
+from dlctl.optim.sgd import SGD, SGDOptions
+from dlctl.shards.memory import in_memory
+
+SIZE, LR = 4, 0.1
+
+
+@pytest.mark.parametrize("delay_max", [1, 2, 5])
+def test_it_is_the_paper_s_rule(delay_max):
+    shard = in_memory(SGD(SGDOptions(lr=LR)), np.ones(SIZE, np.float32))
+    side, dice = Server(Options(delay_max=delay_max), shard), np.random.default_rng(delay_max)
+    x, k, dropped = np.ones(SIZE), 0, 0
+    for _ in range(50):
+        base = int(dice.integers(max(0, k - 6), k + 1))
+        gradient = dice.standard_normal(SIZE).astype(np.float32)
+        packed = Packed("none", SIZE, (gradient,))
+        message = Push(0, 1, GENERATION, 0, base, 0, 0, 8, 0, packed, 0)
+        (outcome,) = side.push(message, Delta(gradient))
+        is_used = k - base < delay_max
+        assert (outcome.kind, outcome.staleness) == (APPLIED if is_used else LATE, k - base)
+        if is_used:
+            x, k = x - LR * gradient, k + 1
+        dropped += not is_used
+        assert shard.version == k
+    np.testing.assert_allclose(shard.w, x, rtol=1e-5, atol=1e-6)
+    assert dropped
