@@ -116,7 +116,7 @@ class Mapped:
 
     @property
     def extras(self) -> Extras:
-        return Extras(*self._form.extras(self._buffer))
+        return Extras(self._form.extras(self._buffer))
 
     def resume(self, optimizer: Optimizer) -> Json:
         state = check_state(self._newest.body["state"], optimizer)
@@ -170,10 +170,7 @@ class Mapped:
             self._vectors[name][:] = values
             self._point("vector filled")
         if extras is not None:
-            for place, values in zip(
-                self._form.extras(self._buffer), (extras.averaged, extras.constant), strict=True
-            ):
-                place[:] = values
+            self._form.extras(self._buffer)[:] = extras.averaged
             self._extras_crc = self._form.extras_crc(self._buffer)
             self._point("extras filled")
 
