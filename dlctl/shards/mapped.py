@@ -74,8 +74,7 @@ class Mapped:
         view[: form.undo_at] = bytes(form.undo_at)
         for name, array in form.vectors(buffer, 0).items():
             array[:] = spec.slots.get(name, 0.0)
-        for extra in form.extras(buffer):
-            extra[:] = 0
+        form.extras(buffer)[:] = 0
         form.undo(buffer).begin(0)
         point("state begun")
         body = {"state": {}, "updated": False, "extras": None, "sealed": None}
