@@ -13,7 +13,7 @@ from dlctl import messages as m
 from dlctl import registry
 from dlctl.algorithms.base import Method
 from dlctl.config import Choice, Job, JobFile, Servers, Workers
-from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
+from dlctl.flat import AVERAGED, TRAINED, Entry, Layout, slice_bounds
 from dlctl.machine import Exit, Note, Received, Send, Started, StopRequested
 from dlctl.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED, Packed
 from dlctl.optim.adagrad import Adagrad
@@ -31,7 +31,6 @@ LAYOUT = Layout(
     (
         Entry("w", TRAINED, (SIZE,), "float32"),
         Entry("mean", AVERAGED, (2,), "float32"),
-        Entry("fixed", CONSTANT, (1,), "float32"),
     )
 ).to_bytes()
 NOTHING = np.zeros(0)
