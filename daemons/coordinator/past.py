@@ -43,6 +43,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
         checkpoints=newest + (int(gone_s) if agents else 0),
         restore=str(restore or ""),
         manifest=manifest,
+        settings=db.run().get("settings") or {},
         memory=memory,
         agents=agents,
         logs=sizes(directory),

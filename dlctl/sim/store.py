@@ -114,6 +114,7 @@ class Store:
             checkpoints=max([*self.checkpoints, *self._numbers(), newest_checkpoint(memory)]),
             restore=restore,
             manifest=json.loads(json.dumps(self.manifests[restore])) if restore else {},
+            settings=json.loads(json.dumps(self.run.get("settings", {}))) if resume else {},
             memory=memory,
             logs={
                 file.removeprefix("logs/").removesuffix(".jsonl"): len(content)

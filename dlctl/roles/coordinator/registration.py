@@ -44,6 +44,8 @@ class Past:
     restore: str = ""
     """Directory of the checkpoint to go on from, or ""."""
     manifest: Json = field(default_factory=dict)
+    settings: Json = field(default_factory=dict)
+    """Daemon -> live settings that were set before the stop."""
     memory: Json = field(default_factory=dict)
     """What the coordinator before this one has remembered, if this one is to go on with it."""
     agents: dict[str, int] = field(default_factory=dict)
