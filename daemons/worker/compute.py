@@ -173,9 +173,9 @@ class ComputeThread:
 
     def _build(self, effect: BuildModel) -> ModelBuilt:
         # torch takes seconds to import and is needed in this thread only.
-        from daemons.worker import frozen
         from daemons.worker.building import build
         from daemons.worker.data import no_errors_from_signals
+        from daemons.worker.frozen import FrozenFile
 
         if self._thread is threading.main_thread():
             no_errors_from_signals()
@@ -190,7 +190,7 @@ class ComputeThread:
         self._loader.reseed(effect.slot, effect.epoch)
         self._replica = replica
         if self._place is not None:
-            self._frozen = frozen.FrozenFile(*self._place)
+            self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
         if self._engine_name:
             self._engine = self._make_engine()
@@ -200,7 +200,8 @@ class ComputeThread:
             replica.parameters,
             self._averaged,
             replica.task.has_finish,
-            frozen.digests(replica),
+            self._frozen.digests(replica) if self._frozen is not None else b"",
+            replica.lacks_weights,
         )
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:

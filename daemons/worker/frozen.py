@@ -35,12 +35,13 @@ def write(replica: Replica, path: Path) -> tuple[str, int]:
     return checkpoints.write_chunks(path, _chunks(replica))
 
 
-def load(replica: Replica, path: Path, theirs: bytes) -> list[int]:
+def load(replica: Replica, path: Path, theirs: bytes, mine: bytes = b"") -> list[int]:
     """Have the values with these digests in the replica; those that it has are not read. Returns
-    the positions of the others. Raises DlctlError if the file does not have them.
+    the positions of the others. Raises DlctlError if the file does not have them. mine: digests of
+    those that it has, if they are known.
     """
     plan, described = frozen.plan(replica.layout), frozen.entries(replica.layout)
-    others = frozen.differing(digests(replica), theirs)
+    others = frozen.differing(mine or digests(replica), theirs)
     values = {}
     try:
         with path.open("rb") as file:
@@ -86,7 +87,13 @@ class FrozenFile:
     def __init__(self, directory: Path, birth: Birth) -> None:
         """`directory`: the run directory, or the host directory."""
         self._writes_to = directory
+        self._built = b""
         self._away = Away(directory, birth) if (directory / HOST_FILE).exists() else None
+
+    def digests(self, replica: Replica) -> bytes:
+        """Of what it has built."""
+        self._built = digests(replica)
+        return self._built
 
     def write(self, replica: Any, file: str) -> FrozenWritten:
         try:
@@ -102,9 +109,9 @@ class FrozenFile:
         root = self._away.root if self._away is not None else self._writes_to
         if self._away is not None and not (root / file).exists():
             plan = frozen.plan(layout)
-            others = frozen.differing(digests(replica), effect.digests)
+            others = frozen.differing(self._built or digests(replica), effect.digests)
             return FilesMissing((Wanted(file, plan.nbytes, "", plan.ranges(others)),))
-        load(replica, root / file, effect.digests)
+        load(replica, root / file, effect.digests, self._built)
         if self._away is not None:
-            (root / file).unlink()
+            self._away.clear()
         return FrozenLoaded()

@@ -81,6 +81,8 @@ class Replica:
         """
         self.task = task
         self.seed = seed
+        self.lacks_weights = False
+        """The job's initial values are not on this host."""
         self.device = choose_device(device)
         seed_all(seed)
         model = task.model()

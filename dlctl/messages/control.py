@@ -54,6 +54,8 @@ class ModelReady(Message):
     """Whether the task has a `finish`."""
     frozen: bytes = b""
     """Digests of its frozen parameters (`dlctl/frozen.py`)."""
+    lacks_weights: bool = False
+    """The job's initial values are not on its host: what it has built is not what the run has."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

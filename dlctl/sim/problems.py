@@ -116,21 +116,25 @@ class LeastSquares:
 
 
 class WithFrozen(LeastSquares):
-    """The same with two frozen parameters, "base" and "table"; `others`: slots whose model() makes
-    another "table".
+    """The same with two frozen parameters, "base" of so many bytes and "table"; `others`: slots
+    whose model() makes another "table".
     """
 
-    def __init__(self, others: Collection[int] = (), samples: int = 256) -> None:
+    def __init__(
+        self, others: Collection[int] = (), samples: int = 256, base_bytes: int = 2000
+    ) -> None:
         super().__init__(samples)
+        self.base_bytes = base_bytes
         frozen = (
-            Entry("base", CONSTANT, (1000,), "bfloat16"),
+            Entry("base", CONSTANT, (base_bytes // 2,), "bfloat16"),
             Entry("table", CONSTANT, (2, 3), "int64"),
         )
         self.layout = Layout((*self.layout.entries, *frozen))
         self.others = others
 
     def frozen(self, slot: int) -> list[bytes]:
-        return [bytes(range(200)) * 10, bytes([slot + 1 if slot in self.others else 0]) * 48]
+        table = bytes([slot + 1 if slot in self.others else 0]) * 48
+        return [bytes(range(200)) * (self.base_bytes // 200), table]
 
 
 class WithBuffers(LeastSquares):

@@ -303,7 +303,7 @@ class Coordinator:
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
             self.scheduler.take_dataset(worker.name, message.samples)
-            self.frozen.on_model(worker, layout, message.frozen, now)
+            self.frozen.on_model(worker, layout, message, now)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True
             self.evaluations.has_finish = message.has_finish

@@ -45,6 +45,8 @@ class FrozenParameters:
         self._layout: Layout | None = None
         self._built: dict[str, bytes] = {}
         """Worker -> digests of those that it has built."""
+        self._lacking: set[str] = set()
+        """Workers whose values are none to begin a run with."""
         self._writer = ""
         """Who writes the file."""
 
@@ -62,8 +64,9 @@ class FrozenParameters:
         """What a coordinator before this one has known of them."""
         self.part, self._layout = part or self.part, layout
 
-    def on_model(self, worker: Daemon, layout: Layout, digests: bytes, now: float) -> None:
+    def on_model(self, worker: Daemon, layout: Layout, message: m.ModelReady, now: float) -> None:
         """Raises DlctlError if the digests do not fit the layout."""
+        digests = message.frozen
         if not frozen.fits(layout, digests) or (self.part and len(self.digests) != len(digests)):
             raise DlctlError(
                 f"{worker.name} has not said what its frozen parameters are",
@@ -72,6 +75,8 @@ class FrozenParameters:
         self._layout = layout
         is_news = self._built.get(worker.name) != digests
         self._built[worker.name] = digests
+        if message.lacks_weights:
+            self._lacking.add(worker.name)
         if self.part is None:
             self._have_written(now)
         elif is_news and digests != self.digests:
@@ -89,9 +94,10 @@ class FrozenParameters:
 
     def _have_written(self, now: float) -> None:
         """One worker writes the file; another one if that has died."""
-        if self._writer or self._layout is None or not self._built:
+        if self._writer or self._layout is None:
             return
-        name, digests = next(iter(self._built.items()))
+        able = ((name, own) for name, own in self._built.items() if name not in self._lacking)
+        name, digests = next(able, ("", b""))
         if digests:
             self._writer = name
             file = frozen.run_file(self._layout, digests)
@@ -152,6 +158,7 @@ class FrozenParameters:
     def on_gone(self, name: str, now: float) -> None:
         """A worker has died: what it was writing may be cut off."""
         self._built.pop(name, None)
+        self._lacking.discard(name)
         if name == self._writer:
             self.context.retries.drop(("frozen", name))
             self._writer = ""

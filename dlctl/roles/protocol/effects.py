@@ -131,6 +131,8 @@ class ModelBuilt(Event):
     """Whether the task has a `finish`."""
     frozen: bytes = b""
     """Digests of the frozen parameters (`dlctl/frozen.py`)."""
+    lacks_weights: bool = False
+    """The job's initial values are not on this host: the model has others."""
 
 
 @dataclass(frozen=True, slots=True)

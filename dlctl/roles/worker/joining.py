@@ -79,8 +79,9 @@ class Joining:
         self.model = event
         self._phase = "waiting for the servers"
         ready = m.ModelReady(
-            self.birth.name, event.layout, event.samples, event.has_finish, event.frozen
-        )
+            self.birth.name, event.layout, event.samples, event.has_finish, event.frozen,
+            event.lacks_weights,
+        )  # fmt: skip
         self.context.ask("model", COORDINATOR, ready, now)
 
     def on_keep_frozen(self, message: m.KeepFrozen) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl import frozen
+from dlctl import frozen, wire
 from dlctl import messages as m
 from dlctl.config import Host
 from dlctl.machine import Send
 from dlctl.placement import place
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
+from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import WithFrozen
 from dlctl.sim.simulation import Outcome, Simulation
 
@@ -31,7 +32,7 @@ class Recorded(WithFrozen):
 
 
 def run(problem, *watchers, hosts=(), store=None) -> Outcome:
-    job = job_file(workers=3, epochs=6.0, hosts=hosts, checkpoint_s=0.3)
+    job = job_file(workers=3, epochs=3.0, hosts=hosts, checkpoint_s=0.15)
     return Simulation(job, problem, seed=0, store=store, checkers=watchers).run()
 
 
@@ -74,6 +75,32 @@ def test_who_has_built_others_receives_those_and_no_more(hosts):
     assert sum(len(piece.data) for piece in pieces) == (49 if is_away else 0)
 
 
+class Bytes(Checker):
+    """Of all that is said, by whomever, from one moment on until a worker asks for data."""
+
+    def __init__(self, since_s: float, name: str) -> None:
+        self.since_s, self.name, self.said, self.is_over = since_s, name, 0, False
+
+    def on_effect(self, process, effect) -> None:
+        if not isinstance(effect, Send) or process.timeline.now < self.since_s or self.is_over:
+            return
+        self.is_over = process.name == self.name and isinstance(effect.message, m.LeaseRequest)
+        self.said += sum(len(frame) for frame in wire.encode(effect.message))
+
+
+def test_a_worker_that_is_added_receives_less_than_a_hundredth_of_the_base():
+    """Even if all that anybody says meanwhile were for it."""
+    problem, said = WithFrozen(base_bytes=4_000_000), Bytes(3.0, "worker-2")
+    slow = ComputeOptions(step_s=0.5)
+    simulation = Simulation(
+        job_file(workers=2, seconds=6.0), problem, seed=0, checkers=(said,), compute=slow
+    )
+    simulation.request(3.0, "scale", {"workers": 3})
+    assert simulation.run().state == "finished"
+    assert said.is_over
+    assert said.said < 40_000
+
+
 def test_a_run_that_goes_on_has_those_of_its_checkpoint_whoever_builds_them():
     first = run(Recorded())
     problem = Recorded(others={0, 1, 2})
@@ -97,6 +124,7 @@ class Killed(Checker):
             process.end(-9)
 
 
+@pytest.mark.per_commit(4)
 @pytest.mark.parametrize("hosts", [(), HOSTS])
 @pytest.mark.parametrize(
     ("name", "kind"),
