@@ -102,13 +102,9 @@ class Coordinator:
         self.settings.go_on(past.settings)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
         self.evaluations = Evaluations(
-            context,
-            members,
-            lambda: self.scheduler.steps,
-            target,
-            job.evaluation.finish_s,
+            context, members, lambda: self.scheduler.steps, target, job.evaluation.finish_s,
             Best.parse(job.checkpoints.best),
-        )
+        )  # fmt: skip
         self.peers = Peers(run)
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
         self.quorums = Quorums(run, self.scheduler.side)
