@@ -98,9 +98,8 @@ class Worker:
         _, joined = self.end.wait_for(m.Joined)
         if joined.initialised:
             return
-        nothing = np.zeros(0, np.float64), np.zeros(0, np.float32)
         values = np.zeros(self.size, np.float32)
-        self.end.transport.send(SERVER, m.Initialise(slot, EPOCH, values, *nothing))
+        self.end.transport.send(SERVER, m.Initialise(slot, EPOCH, values, np.zeros(0)))
         _, joined = self.end.wait_for(m.Joined)
         assert joined.initialised
 

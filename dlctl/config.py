@@ -62,8 +62,9 @@ class Job:
     while it is imported, and the hashes of Python: a set of words has one order in all workers."""
     weights: str = ""
     """Values to begin with instead of those of model(): a .safetensors file, or a directory of
-    such, with names as in model().state_dict(); relative to the job file. Every worker reads it, so
-    with other hosts it has to be at the same full path on each of them. "": model()'s own."""
+    such, with names as in model().state_dict(); relative to the job file. On other hosts it is
+    looked for at the same full path; a worker that has not got it takes the run's values, but
+    worker-0 and those of methods whose replicas begin by themselves need it. "": model()'s own."""
     strict: bool = True
     """Whether all names and shapes of `weights` and of the model have to match. If not, those that
     do are used, and a warning lists the others."""

@@ -4,7 +4,7 @@ Three kinds of tensors make up a model. Only the first is trained and travels al
 
 - `trained`: a parameter with requires_grad; a slice of the flat vector, float32 whatever its dtype.
 - `averaged`: a buffer (BatchNorm statistics); averaged over the replicas by samples.
-- `constant`: a frozen parameter; the same everywhere, kept only so that an export is complete.
+- `constant`: a frozen parameter; the same everywhere, in no vector (`dlctl/frozen.py`).
 
 A tied parameter has one entry; its other names are in `aliases`.
 """

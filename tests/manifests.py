@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from dlctl import frozen
 from dlctl.flat import Layout
+from dlctl.runs import checkpoints
 from dlctl.runs.manifest import SCHEMA
 
 LAYOUT = [
@@ -39,3 +42,14 @@ def whole(**changes: Any) -> dict[str, Any]:
         "evaluation": None,
         **changes,
     }
+
+
+def frozen_part(directory: Path, layout: list[list[Any]] = LAYOUT) -> dict[str, Any]:
+    """Write the file of a layout's frozen parameters, all bytes 1; what a manifest says of it."""
+    rows = Layout.from_rows(layout)
+    plan = frozen.plan(rows)
+    digests = b"".join(frozen.digest(b"\1" * (hi - lo)) for lo, hi in plan.places)
+    file = frozen.file_name(rows, digests)
+    content = plan.head + b"\1" * (plan.nbytes - len(plan.head))
+    sha256, nbytes = checkpoints.write_chunks(directory / file, [content])
+    return {"file": file, "sha256": sha256, "nbytes": nbytes, "digests": digests.hex()}

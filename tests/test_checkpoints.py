@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from manifests import whole
+from manifests import frozen_part, whole
 from safetensors.numpy import load_file
 
 from dlctl.errors import DlctlError
@@ -36,12 +36,12 @@ def save(run: Path, *, step: int = 12, number: int = 1, shards: int = 2) -> Path
         arrays = {"w": W[lo:hi], "slot.sum": SUM[lo:hi]}
         if index == 0:
             arrays["averaged"] = np.linspace(0, 1, 4)
-            arrays["constant"] = np.array([5, 6], np.float32)
         state = {"version": 40 + index, "counters": {"updates": 40}}
         parts.append({"lo": lo, "hi": hi, **part(directory, f"shard-{index}", arrays, state)})
     residual = {"residual": np.arange(SIZE, dtype=np.float64)}
     workers = [part(directory, "worker-0", residual, {"clock": 3})]
-    made = whole(step=step, number=number, shards=parts, workers=workers)
+    frozen = frozen_part(directory)
+    made = whole(step=step, number=number, shards=parts, workers=workers, frozen=frozen)
     checkpoints.write_manifest(directory, made)
     return directory
 
@@ -164,7 +164,6 @@ def test_a_run_may_go_on_with_another_number_of_servers(tmp_path, saved_by, resu
     np.testing.assert_array_equal(
         checkpoints.read_extra(directory, found, "averaged"), np.linspace(0, 1, 4)
     )
-    assert checkpoints.read_extra(directory, found, "constant").dtype == np.float32
 
 
 def test_more_servers_than_elements_leave_some_of_them_empty(tmp_path):
@@ -520,13 +519,14 @@ def with_tables(run: Path, shards: int, **changes) -> Path:
         first, last = slice_bounds(CELLS, shards, index)
         arrays = {"w": W[lo:hi], "table.seen": SEEN[first:last]}
         if index == 0:
-            arrays |= {"averaged": np.linspace(0, 1, 4), "constant": np.ones(2, np.float32)}
+            arrays["averaged"] = np.linspace(0, 1, 4)
         cut = {"lo": first, "hi": last, "dtype": "float32", "version": index} | (
             {} if index else changes
         )
         state = {"version": 40, "tables": {"seen": cut}}
         parts.append({"lo": lo, "hi": hi, **part(directory, f"shard-{index}", arrays, state)})
-    checkpoints.write_manifest(directory, whole(shards=parts, workers=[]))
+    made = whole(shards=parts, workers=[], frozen=frozen_part(directory))
+    checkpoints.write_manifest(directory, made)
     return directory
 
 

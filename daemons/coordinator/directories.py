@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from daemons.loop import Loop
+from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.roles.coordinator import records as j
 from dlctl.runs import branches, checkpoints, preferred
@@ -58,6 +59,7 @@ class Directories:
         directory, error = Path(effect.directory), ""
         manifest = effect.manifest | {"schema": SCHEMA, "at": time.time()}
         try:
+            checkpoints.share_frozen(self.directory / frozen.FOLDER, directory, manifest)
             checkpoints.write_manifest(directory, manifest)
         except Exception as failure:
             error = _words(failure)

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from daemons.files.log_mirror import sizes
+from dlctl import frozen
 from dlctl.messages import Json
 from dlctl.roles.coordinator.persistence import has_released, newest_checkpoint
 from dlctl.roles.coordinator.registration import Past
@@ -29,6 +30,8 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     resume = "" if has_released(memory) else db.run().get("resume")
     restore = checkpoints.of_run(directory, resume) if resume else None
     manifest = checkpoints.read_manifest(restore) if restore else {}
+    if restore:
+        checkpoints.share_frozen(restore, directory / frozen.FOLDER, manifest)
     remembered = newest_checkpoint(memory)
     numbers = [row["number"] for row in db.checkpoints()]
     newest = max([*numbers, checkpoints.highest_number(directory), remembered])
@@ -40,6 +43,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
         checkpoints=newest + (int(gone_s) if agents else 0),
         restore=str(restore or ""),
         manifest=manifest,
+        settings=db.run().get("settings") or {},
         memory=memory,
         agents=agents,
         logs=sizes(directory),

@@ -24,10 +24,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
+from dlctl import frozen
 from dlctl.errors import DlctlError, UsageError
-from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry
+from dlctl.flat import AVERAGED, TRAINED, Entry
 from dlctl.runs import checkpoints
 from dlctl.runs.manifest import Manifest, layout
 from dlctl.util.names import AVERAGE
@@ -127,7 +128,6 @@ def state_dict(directory: Path, manifest: Manifest, of: str = "w") -> StateDict:
     vectors = {
         TRAINED: checkpoints.read_slice(directory, manifest, of, 0, manifest["size"]),
         AVERAGED: checkpoints.read_extra(directory, manifest, "averaged"),
-        CONSTANT: checkpoints.read_extra(directory, manifest, "constant"),
     }
     tensors: StateDict = {}
     for kind, vector in vectors.items():
@@ -140,7 +140,22 @@ def state_dict(directory: Path, manifest: Manifest, of: str = "w") -> StateDict:
         for entry, lo, hi in model.slices(kind):
             tensor = _cast(torch, values[lo:hi], entry, directory)
             tensors.update(dict.fromkeys((entry.name, *entry.aliases), tensor))
+    for entry, tensor in _frozen(directory, manifest):
+        tensors.update(dict.fromkeys((entry.name, *entry.aliases), tensor))
     return {name: tensors[name] for name in _in_order(model.entries)}
+
+
+def _frozen(directory: Path, manifest: Manifest) -> Iterator[tuple[Entry, Tensor]]:
+    """Bit by bit as they were."""
+    path = checkpoints.frozen_file(directory, manifest)
+    if path is None:
+        return
+    try:
+        with safe_open(path, "pt") as file:
+            for entry in frozen.entries(layout(manifest)):
+                yield entry, file.get_tensor(entry.name)
+    except (SafetensorError, OSError) as error:
+        raise DlctlError(f"cannot read the frozen parameters: {error}", where=str(path)) from error
 
 
 def _in_order(entries: Sequence[Entry]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from dlctl.roles.protocol.files import (
     ACKS,
     BYTES_MAX,
     CHECKPOINTS,
+    FROZEN,
     LOGS,
     NOT_THERE,
     BytesRead,
@@ -34,11 +35,12 @@ from dlctl.roles.protocol.files import (
 _FORMS = {
     CHECKPOINTS: re.compile(r"ckpt/[0-9]{12,20}-[0-9]{1,20}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}"),
     LOGS: re.compile(r"logs/(agent|server|worker)-[0-9]{1,9}\.[0-9]{1,9}\.jsonl"),
+    FROZEN: re.compile(r"frozen/frozen-[0-9a-f]{32}\.safetensors"),
     ACKS: re.compile(r"acks/worker-[0-9]{1,9}\.[0-9]{1,9}"),
 }
-ON_HOSTS = (CHECKPOINTS, LOGS, ACKS)
+ON_HOSTS = (CHECKPOINTS, FROZEN, LOGS, ACKS)
 """What an agent shows of its host."""
-AT_HOME = (CHECKPOINTS,)
+AT_HOME = (CHECKPOINTS, FROZEN)
 """What the coordinator shows to the daemons of other hosts."""
 
 
@@ -75,11 +77,14 @@ class FileSender:
             return self._refusal(question, f"cannot read it: {error.strerror}")
 
     def remove(self, file: str) -> None:
-        """Remove a file of a checkpoint; its directory stays, others may be about to write there.
+        """Remove a file of a checkpoint, or that of the frozen parameters; its directory stays,
+        others may be about to write there.
 
         Nothing happens if it cannot be done: it is tried again when the next one is written.
         """
-        if CHECKPOINTS in self.folders and _FORMS[CHECKPOINTS].fullmatch(file):
+        folder = file.partition("/")[0]
+        is_saved = folder in (CHECKPOINTS, FROZEN) and folder in self.folders
+        if is_saved and _FORMS[folder].fullmatch(file):
             try:
                 with self._directory(file) as (parent, name):
                     os.unlink(name, dir_fd=parent)

@@ -31,6 +31,7 @@ from dlctl.roles.protocol.effects import (
     LeaveGroup,
     LoadArrays,
     LoadBuffers,
+    LoadFrozen,
     LocateTask,
     OpenStore,
     Reduce,
@@ -40,6 +41,7 @@ from dlctl.roles.protocol.effects import (
     SaveArrays,
     Settled,
     TakeComputeState,
+    WriteFrozen,
 )
 from dlctl.roles.worker.worker import Worker
 
@@ -84,12 +86,15 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     method = registry.load("algorithms", job.algorithm.name)
     ranks = _later_ranks(context, loop)
     run = context.directory if context.is_home else None  # Elsewhere are copies, which stay.
-    thread = ComputeThread(loop, job, method.shape.engine, ranks, run)
+    place = context.directory, context.birth
+    thread = ComputeThread(loop, job, method.shape.engine, ranks, run, place)
     main.begin.put(thread)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
     loop.perform(BuildModel, thread.build)
     loop.perform(LoadBuffers, thread.load_buffers)
+    loop.perform(WriteFrozen, thread.write_frozen)
+    loop.perform(LoadFrozen, thread.load_frozen)
     loop.perform(Compute, thread.compute)
     loop.perform(RunEngine, thread.run_engine)
     loop.perform(TakeComputeState, thread.take_state)
@@ -100,8 +105,10 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     loop.stop_on_signals(main.signals)
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
     if "group" in method.shape.links:
-        place = addresses.of_worker(context.birth.run_id, context.birth.name, job, context.control)
-        host = addresses.host_of(place.bind) if job.has_other_hosts else addresses.LOOPBACK
+        reached = addresses.of_worker(
+            context.birth.run_id, context.birth.name, job, context.control
+        )
+        host = addresses.host_of(reached.bind) if job.has_other_hosts else addresses.LOOPBACK
         group = GroupThread(loop, host)
         loop.perform(OpenStore, group.open)
         loop.perform(JoinGroup, group.join)
@@ -109,8 +116,10 @@ def serve(main: Main, context: process.DaemonContext) -> int:
         loop.perform(LeaveGroup, group.leave)
     address = ""
     if "peers" in method.shape.links:
-        place = addresses.of_worker(context.birth.run_id, context.birth.name, job, context.control)
-        address = place.told(loop.transport.listen(place.bind))
+        reached = addresses.of_worker(
+            context.birth.run_id, context.birth.name, job, context.control
+        )
+        address = reached.told(loop.transport.listen(reached.bind))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     compressor = registry.load("compressors", job.compression.name)
     machine = Worker(

@@ -4,6 +4,7 @@ that computes gradients.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile, ParameterGroup
 from dlctl.parameter_groups import SHOWN_MAX
 from dlctl.util import cores
+
+log = logging.getLogger("dlctl")
 
 
 class Built(NamedTuple):
@@ -79,20 +82,35 @@ def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = Non
     task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent, run)
     device = choose_device(workers.device, slot * workers.processes + rank)
     how = {"precision": job.gradient.precision, "compiled": job.gradient.compile}
+    lacks = _does_without_weights(job, slot)
     replica = Replica(
         task,
         device=str(device),
         seed=job.job.seed,
-        prepare=lambda model: _prepare(job, task, model, warns=slot == rank == 0),
+        prepare=lambda model: _prepare(job, task, model, reads=not lacks, warns=slot == rank == 0),
         **how,  # type: ignore[arg-type]
     )
+    replica.lacks_weights = lacks
     replica.check_finite()
     return replica
 
 
-def _prepare(job: JobFile, task: Task, model: nn.Module, *, warns: bool) -> None:
+def _does_without_weights(job: JobFile, slot: int) -> bool:
+    """Whether the file to begin with is not on this host, and need not be: the servers have what is
+    trained, from worker-0, and what is frozen is the run's.
+    """
+    shape = registry.load("algorithms", job.algorithm.name).shape
+    if not job.job.weights or Path(job.job.weights).exists() or slot == 0:
+        return False
+    if shape.model != "tables":
+        return False
+    log.warning("the weights are not on this host: it takes the run's (%s)", job.job.weights)
+    return True
+
+
+def _prepare(job: JobFile, task: Task, model: nn.Module, *, reads: bool, warns: bool) -> None:
     """The job's initial values, and what it does not train. Raises TaskError, DlctlError."""
-    if job.job.weights:
+    if job.job.weights and reads:
         weights.load(model, Path(job.job.weights), strict=job.job.strict, warns=warns)
     if job.parameters:
         freeze(model, job.parameters, task.place("model"))

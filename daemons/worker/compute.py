@@ -32,6 +32,7 @@ from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
 from dlctl.machine import Event
 from dlctl.messages import Array
+from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
     BuffersLoaded,
     BuildModel,
@@ -41,6 +42,7 @@ from dlctl.roles.protocol.effects import (
     EngineRan,
     EvaluationRun,
     LoadBuffers,
+    LoadFrozen,
     LocateTask,
     ModelBuilt,
     RestoreComputeState,
@@ -48,6 +50,7 @@ from dlctl.roles.protocol.effects import (
     RunEvaluation,
     TakeComputeState,
     TaskLocated,
+    WriteFrozen,
 )
 
 log = logging.getLogger("dlctl")
@@ -63,11 +66,15 @@ class ComputeThread:
         engine: str = "",
         ranks: Ranks | None = None,
         run: Path | None = None,
+        place: tuple[Path, Birth] | None = None,
     ) -> None:
         """engine: "module:Class", the torch part of the method; "" if it has none. ranks: the other
         processes of the replica, if it is several. run: directory of the run whose code it is to
-        be; None: the task's files as they are.
+        be; None: the task's files as they are. place: the run
+        directory, or the host directory, and who this is there: of the file of frozen parameters.
         """
+        self._place = place
+        self._frozen: Any = None
         self._run = run
         self._engine_name = engine
         self._engine: Operations | None = None
@@ -89,6 +96,12 @@ class ComputeThread:
 
     def load_buffers(self, effect: LoadBuffers) -> None:
         self._work.put(partial(self._load_buffers, effect))
+
+    def write_frozen(self, effect: WriteFrozen) -> None:
+        self._work.put(lambda: self._frozen.write(self._replica, effect.file))
+
+    def load_frozen(self, effect: LoadFrozen) -> None:
+        self._work.put(lambda: self._frozen.load(self._replica, effect))
 
     def compute(self, effect: Compute) -> None:
         self._work.put(partial(self._compute, effect))
@@ -162,6 +175,7 @@ class ComputeThread:
         # torch takes seconds to import and is needed in this thread only.
         from daemons.worker.building import build
         from daemons.worker.data import no_errors_from_signals
+        from daemons.worker.frozen import FrozenFile
 
         if self._thread is threading.main_thread():
             no_errors_from_signals()
@@ -175,6 +189,8 @@ class ComputeThread:
         replica.reseed(effect.slot, effect.epoch)
         self._loader.reseed(effect.slot, effect.epoch)
         self._replica = replica
+        if self._place is not None:
+            self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
         if self._engine_name:
             self._engine = self._make_engine()
@@ -183,13 +199,13 @@ class ComputeThread:
             samples,
             replica.parameters,
             self._averaged,
-            replica.constant(),
             replica.task.has_finish,
+            self._frozen.digests(replica) if self._frozen is not None else b"",
+            replica.lacks_weights,
         )
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
         self._replica.load_averaged(np.array(effect.averaged))
-        self._replica.load_constant(np.array(effect.constant))
         self._averaged = self._replica.averaged()
         return BuffersLoaded()
 

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from daemons.worker.task import TaskError, calling
+from dlctl import frozen
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
 
 _TRAINED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_INTEGER_MAX = {AVERAGED: 2**53, CONSTANT: 2**24}
-"""Buffers travel as float64, constants as float32: integers beyond these would be rounded."""
+_INTEGER_MAX = 2**53
+"""Buffers travel as float64: integers beyond this would be rounded."""
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -120,9 +121,12 @@ def _check(name: str, tensor: Tensor) -> None:
             f"{what} is {tensor.dtype}".replace("torch.", ""),
             hint="train in float32, bfloat16, float16 or float64, or set requires_grad=False",
         )
-    if not tensor.is_floating_point() and tensor.dtype is not torch.bool and tensor.numel():
+    if kind(tensor) == CONSTANT:
+        if str(tensor.dtype).removeprefix("torch.") not in frozen.DTYPES:
+            raise TaskError(f"{what} is {tensor.dtype}, which no file has".replace("torch.", ""))
+    elif not tensor.is_floating_point() and tensor.dtype is not torch.bool and tensor.numel():
         largest = max(abs(int(tensor.min())), abs(int(tensor.max())))
-        if largest > _INTEGER_MAX[kind(tensor)]:
+        if largest > _INTEGER_MAX:
             raise TaskError(
                 f"{what} holds {largest}, too large an integer to travel without rounding",
                 hint="register it as a buffer with persistent=False and compute it in model()",

@@ -28,7 +28,8 @@ from daemons.worker.layout import describe, find, layout_of
 from daemons.worker.model_changes import ModelChanges
 from daemons.worker.task import Loss, Task, TaskError, calling, number_of
 from dlctl.errors import DlctlError
-from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
+from dlctl.flat import AVERAGED, TRAINED, Entry, Layout
+from dlctl.frozen import entries
 from dlctl.vector import Vector
 
 log = logging.getLogger("dlctl")
@@ -80,6 +81,8 @@ class Replica:
         """
         self.task = task
         self.seed = seed
+        self.lacks_weights = False
+        """The job's initial values are not on this host."""
         self.device = choose_device(device)
         seed_all(seed)
         model = task.model()
@@ -241,22 +244,25 @@ class Replica:
                 parameter.data = view
             yield gradient
 
-    # ---------------------------------------------------------------- buffers and constants
+    # ---------------------------------------------------------------- buffers and what is frozen
 
     def averaged(self) -> npt.NDArray[np.float64]:
         """All buffers that a state_dict has, float64[n]; integers are exact."""
         return self._gather(AVERAGED, torch.float64)
 
-    def constant(self) -> npt.NDArray[np.float32]:
-        """All frozen parameters, float32[m]; float64 ones are rounded."""
-        return self._gather(CONSTANT, torch.float32)
+    def frozen(self) -> list[Tensor]:
+        """The frozen parameters, in the order of `dlctl.frozen.entries`."""
+        return [self._tensor(entry).detach() for entry in entries(self.layout)]
 
     def load_averaged(self, values: npt.NDArray[Any]) -> None:
         """Put values of `averaged()` in; those of integers are rounded."""
         self._scatter(AVERAGED, values)
 
-    def load_constant(self, values: npt.NDArray[Any]) -> None:
-        self._scatter(CONSTANT, values)
+    def load_frozen(self, values: Mapping[int, Tensor]) -> None:
+        """Other values for some of `frozen()`, by their positions."""
+        for entry, source in ((entries(self.layout)[n], value) for n, value in values.items()):
+            for tensor in self._tensors(entry):
+                tensor.detach().copy_(source.view(entry.shape))
         self._changes.record()
 
     def _gather(self, kind: str, dtype: torch.dtype) -> npt.NDArray[Any]:

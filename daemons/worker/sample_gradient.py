@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from daemons.worker import frozen
 from daemons.worker.building import build
 from daemons.worker.replica import Replica
 from daemons.worker.task import TaskError
@@ -28,6 +29,7 @@ from dlctl.config import JobFile, from_dict
 from dlctl.errors import DlctlError
 from dlctl.messages import Array
 from dlctl.runs import checkpoints
+from dlctl.runs.manifest import FROZEN
 from dlctl.vector import copy_into, euclidean_norm, to_host
 
 
@@ -94,7 +96,8 @@ def _load(replica: Replica, checkpoint: Path) -> None:
         )
     copy_into(replica.parameters, checkpoints.read_slice(checkpoint, manifest, "w", 0, size))
     replica.load_averaged(checkpoints.read_extra(checkpoint, manifest, "averaged"))
-    replica.load_constant(checkpoints.read_extra(checkpoint, manifest, "constant"))
+    if path := checkpoints.frozen_file(checkpoint, manifest):
+        frozen.load(replica, path, bytes.fromhex(manifest[FROZEN]["digests"]))
 
 
 if __name__ == "__main__":

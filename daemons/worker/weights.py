@@ -75,7 +75,7 @@ def _files(place: Path) -> list[Path]:
         raise DlctlError(
             "the weights are not on this host",
             where=str(place),
-            hint="job.weights has to be at the same full path on every host; it does not travel "
+            hint="job.weights has to be at the same full path there; it does not travel "
             "with the task",
         )
     files = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]

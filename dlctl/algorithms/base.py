@@ -259,7 +259,7 @@ class ReplicaSide(ABC):
 
         With it, and the parameters, `restore` goes on exactly where this one was. The parameters
         are on the servers, or the worker role saves and restores them (`Shape.model`); so it does
-        `rng`. No name may be "w", "averaged", "constant" or "dice", which are the role's.
+        `rng`. No name may be "w", "averaged" or "dice", which are the role's.
         """
         return {"residual": self.residual}
 

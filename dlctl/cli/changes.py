@@ -63,6 +63,38 @@ def from_live(snapshot: Snapshot, before: Json, after: Json) -> list[Change]:
     return _differences(old, new, live)
 
 
+def still_set(snapshot: Snapshot, before: Json, after: Json) -> Json:
+    """Daemon -> the live settings that an ended run goes on with: what was set, but for keys that
+    the job file says otherwise since: then that counts.
+    """
+    known = snapshot.run.get("settings")
+    overruled = {change.setting for change in differences(before, after)}
+    kept = {
+        name: {key: value for key, value in own.items() if key not in overruled}
+        for name, own in (known.items() if isinstance(known, dict) else ())
+        if isinstance(own, dict)
+    }
+    return {name: own for name, own in kept.items() if own}
+
+
+def set_otherwise(settings: Json, content: Json) -> list[str]:
+    """The settings that differ from the job file, as in "lr=0.05 of server-0 (job file: 0.1)"."""
+    live, said = of_job(content), {}
+    for path, value in flat(content):
+        if name := live.called(path):
+            said[name] = _plain(live, name, value)
+    owners: dict[tuple[str, str, str], list[str]] = {}
+    for name, own in settings.items():
+        for key, value in own.items():
+            if key in live.by_key and (key not in said or said[key] != value):
+                in_file = live.format(key, said[key]) if key in said else "nothing"
+                owners.setdefault((key, live.format(key, value), in_file), []).append(name)
+    return [
+        f"{key}={value} of {', '.join(sorted(names))} (job file: {in_file})"
+        for (key, value, in_file), names in sorted(owners.items())
+    ]
+
+
 def _in_force(snapshot: Snapshot, live: LiveSettings, name: str, before: Any, after: Any) -> Any:
     """The value of a live setting, as the job file says it; a list if daemons differ in it."""
     known = snapshot.run.get("settings")

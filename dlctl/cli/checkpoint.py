@@ -27,7 +27,7 @@ from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import checkpoints, preferred
-from dlctl.runs.manifest import FAILURE
+from dlctl.runs.manifest import FAILURE, parts
 from dlctl.util import hints
 from dlctl.util.text import plural
 
@@ -207,12 +207,12 @@ def _row(
 
 
 def _nbytes(data: Data) -> int:
-    return sum(part["nbytes"] for part in (*data["shards"], *data["workers"]))
+    return sum(part["nbytes"] for part in parts(data))
 
 
 def _bytes_there(directory: Path, data: Data) -> int:
     """The size of its files as they are, which may be fewer or shorter than the manifest says."""
-    files = [directory / part["file"] for part in (*data["shards"], *data["workers"])]
+    files = [directory / part["file"] for part in parts(data)]
     return sum(path.stat().st_size for path in files if path.is_file())
 
 

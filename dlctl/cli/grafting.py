@@ -18,7 +18,7 @@ from dlctl.cli import console, lineage, values
 from dlctl.errors import DlctlError, UsageError
 from dlctl.runs import checkpoints
 from dlctl.runs.database import RunDb
-from dlctl.runs.manifest import MANIFEST, Manifest, is_doubtful
+from dlctl.runs.manifest import MANIFEST, Manifest, is_doubtful, parts
 
 if TYPE_CHECKING:
     from dlctl.cli.resuming import Good
@@ -52,7 +52,7 @@ def copy(directory: Path, good: Good) -> Path:
     """
     source, manifest = good
     made = checkpoints.create(directory, manifest["step"], manifest["number"])
-    for part in filter(itemgetter("file"), (*manifest["shards"], *manifest["workers"])):
+    for part in filter(itemgetter("file"), parts(manifest)):
         with _opened(source / part["file"]) as old, (made / part["file"]).open("xb") as new:
             shutil.copyfileobj(old, new)
             new.flush()

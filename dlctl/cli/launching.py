@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.cli import (
     belonging,
+    changes,
     console,
     deciding,
     grafting,
@@ -229,7 +230,11 @@ def _resume(
     """
     directory = previous.directory
     _check_owned(directory)
+    settings = changes.still_set(previous, moved.read_job(previous, file), content)
     row = _row(directory, knownruns.job_file(file), job, resume=str(checkpoint))
+    row["settings"] = settings
+    for told in changes.set_otherwise(settings, content):
+        console.note(console.escape(f"still set: {told}; --fresh or the job file drops it"))
     with explained(directory):
         before = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
         with closing(RunDb(directory)) as db:

@@ -37,7 +37,8 @@ def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: st
 
     NAME is a daemon or a glob; without one, every daemon that has the setting. The command returns
     when the daemons have put it in force, with exit code 8 if some of them did not answer. A change
-    lasts until the run ends; the job file stays as it is. Workers that "dlctl scale" adds later
+    outlasts a stop, unless the job file says that key otherwise when the run is started again; the
+    job file stays as it is. Workers that "dlctl scale" adds later
     begin with what the job file says.
     """
     if show_list:

@@ -242,7 +242,9 @@ def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
 
 def checkpoint_row(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint as it stands among the run's keys."""
-    nbytes = sum(part["nbytes"] for part in (*manifest["shards"], *manifest["workers"]))
+    from dlctl.runs.manifest import parts
+
+    nbytes = sum(part["nbytes"] for part in parts(dict(manifest)))
     kept = {key: manifest[key] for key in ("number", "step", "at")}
     return {**kept, "path": str(path), "nbytes": nbytes, "error": ""}
 

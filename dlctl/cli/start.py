@@ -53,9 +53,10 @@ def command(
     if all checkpoints are damaged, or the run's database cannot be read, it is refused. With a job
     file that was changed meanwhile it takes its checkpoint, and how many steps are done again is
     said; without any checkpoint that is refused, for `dlctl recover` goes on with the job as it
-    was. A run that was moved together with its job file goes on at the new place. Starting a job
-    that runs already does nothing. If a daemon fails while the job starts, its last lines are
-    shown, nothing is left running, and the exit code is 7.
+    was. What `dlctl set` has changed stays so, and is said; a key that was changed in the job file
+    since the last start counts as the job file says. A run that was moved together with its job
+    file goes on at the new place. Starting a job that runs already does nothing. If a daemon fails
+    while the job starts, its last lines are shown, nothing is left running, and the exit code is 7.
 
     With --from a new run begins with a checkpoint of another one, such as a run whose database is
     damaged: model, optimiser, residuals and the data that is done are those of the checkpoint, of

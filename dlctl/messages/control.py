@@ -52,6 +52,10 @@ class ModelReady(Message):
     samples: int
     has_finish: bool = False
     """Whether the task has a `finish`."""
+    frozen: bytes = b""
+    """Digests of its frozen parameters (`dlctl/frozen.py`)."""
+    lacks_weights: bool = False
+    """The job's initial values are not on its host: what it has built is not what the run has."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -90,6 +94,8 @@ class Topology(Message):
     restore: str
     under_way: bool = False
     """All workers have been at work: whoever comes now joins a run that trains."""
+    frozen: bytes = b""
+    """Digests of the run's frozen parameters: a worker that has others loads those."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -41,14 +41,13 @@ class JoinAgain(Message):
 class Initialise(Message):
     """The model's initial values of a shard. Only the first one counts. Answered by `Joined`.
 
-    `values` float32[hi-lo]; for shard 0 also `averaged` float64 and `constant` float32, else empty.
+    `values` float32[hi-lo]; for shard 0 also `averaged` float64, else empty.
     """
 
     slot: int
     epoch: int
     values: Array
     averaged: Array
-    constant: Array
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -206,11 +205,10 @@ class FetchBuffers(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Buffers(Message):
-    """All replicas' buffers averaged by samples (float64), and the constants (float32)."""
+    """All replicas' buffers averaged by samples (float64)."""
 
     request: int
     averaged: Array
-    constant: Array
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -46,3 +46,21 @@ class FileTaken(Message):
     """To an agent: this file of a checkpoint is where it belongs; remove the copy."""
 
     file: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KeepFrozen(Message):
+    """To the first worker that has built the model: write your frozen parameters to this file."""
+
+    file: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FrozenKept(Message):
+    """The file is on the disk of the worker's host, or it is not (`error`)."""
+
+    name: str
+    file: str
+    sha256: str
+    nbytes: int
+    error: str

@@ -2,10 +2,12 @@
 
     <run>/ckpt/<step, 12 digits>-<number>/
         shard-0.safetensors    "w" float32[hi-lo], "slot.<name>" float32[hi-lo] per optimiser slot;
-                               the first shard also "averaged" float64 and "constant" float32;
+                               the first shard also "averaged" float64;
                                "table.<name>" [n], of its dtype, per table but the parameters, n as
                                the manifest's state of the shard says
         worker-0.safetensors   residuals
+        frozen-<hash>.safetensors   the frozen parameters by name, in their own dtypes: a hard link
+                               to the run's one file of them
         manifest.json          written last: a directory without it is not a checkpoint
 
 Every file is written beside its place, hashed on the way, flushed to the disk and renamed, so that
@@ -26,11 +28,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from dlctl import frozen
 from dlctl.errors import DlctlError
-from dlctl.flat import AVERAGED, CONSTANT
+from dlctl.flat import AVERAGED
 from dlctl.runs import checkpoint_damage, tensorfile
 from dlctl.runs.best import Best
-from dlctl.runs.manifest import MANIFEST, Manifest, layout, parse, serialise, tables
+from dlctl.runs.manifest import (
+    FROZEN,
+    MANIFEST,
+    Manifest,
+    layout,
+    parse,
+    parts,
+    serialise,
+    tables,
+)
 from dlctl.util.fsync import sync_directory
 from dlctl.util.hashing import Progress, no_progress, sha256_of
 
@@ -44,7 +56,7 @@ SLOT = "slot."
 TABLE = "table."
 VECTOR_DTYPE = "F32"
 _DTYPES = {"float32": "F32", "float64": "F64"}
-EXTRAS = {AVERAGED: "F64", CONSTANT: "F32"}
+EXTRAS = {AVERAGED: "F64"}
 """What the first shard has besides: dtypes as `tensorfile` names them."""
 _NAME = re.compile(r"(\d{12,})-(\d+)")
 _IGNORE: Callable[[str], None] = lambda problem: None  # noqa: E731
@@ -78,13 +90,45 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[str, int]:
     (disk full, no permission, a dtype that safetensors does not have); no file is left then.
     """
     head, ordered = tensorfile.header(path, arrays)
+    return write_chunks(path, tensorfile.chunks(head, ordered))
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
+    """The same, of the bytes of a file. Raises DlctlError."""
     digest = hashlib.sha256()
     with _replacing(path) as file:
-        for chunk in tensorfile.chunks(head, ordered):
+        for chunk in chunks:
             digest.update(chunk)
             file.write(chunk)
         nbytes = file.tell()
     return digest.hexdigest(), nbytes
+
+
+def share_frozen(source: Path, target: Path, manifest: Manifest) -> None:
+    """Have the file of the frozen parameters in `target`, too, if there are any and it is not there
+    yet. It is the same file under another name, or a copy where that cannot be. Raises DlctlError.
+    """
+    if (part := manifest.get(FROZEN)) is None or (target / part["file"]).exists():
+        return
+    there, here = source / part["file"], target / part["file"]
+    try:
+        target.mkdir(exist_ok=True)
+        try:
+            here.hardlink_to(there)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            _copy(there, here)
+        sync_directory(target)
+    except OSError as error:
+        raise DlctlError(
+            f"cannot keep the frozen parameters: {error.strerror}", where=str(here)
+        ) from error
+
+
+def _copy(source: Path, target: Path) -> None:
+    with _replacing(target) as file, source.open("rb") as read:
+        shutil.copyfileobj(read, file, tensorfile.CHUNK_BYTES)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -190,7 +234,7 @@ def _read(
 
 
 def read_extra(directory: Path, manifest: Manifest, tensor: str) -> Array:
-    """A tensor that only the first shard has: "averaged" (float64) or "constant" (float32).
+    """A tensor that only the first shard has: "averaged" (float64).
 
     Raises DlctlError naming the file if it has none of the length that the layout says.
     """
@@ -198,6 +242,26 @@ def read_extra(directory: Path, manifest: Manifest, tensor: str) -> Array:
     with tensorfile.opened(path) as file:
         tensorfile.check(path, file, tensor, EXTRAS.get(tensor, ""), layout(manifest).size(tensor))
         return tensorfile.read(path, file, tensor)
+
+
+def frozen_file(directory: Path, manifest: Manifest) -> Path | None:
+    """Where the frozen parameters are, by their names; None if the model has none. Raises
+    DlctlError if the file is not that of the layout.
+    """
+    if not frozen.entries(layout(manifest)):
+        return None
+    if FROZEN not in manifest:
+        raise DlctlError("it is without the frozen parameters", where=str(directory))
+    path: Path = directory / manifest[FROZEN]["file"]
+    head = frozen.plan(layout(manifest)).head
+    try:
+        with path.open("rb") as file:
+            is_right = file.read(len(head)) == head
+    except OSError as error:
+        raise DlctlError(f"cannot read it: {error.strerror}", where=str(path)) from error
+    if not is_right:
+        raise DlctlError("its tensors are not the frozen parameters of the layout", where=str(path))
+    return path
 
 
 def slots(directory: Path, manifest: Manifest) -> list[str]:
@@ -258,6 +322,7 @@ def _tensor_problems(directory: Path, manifest: Manifest) -> list[str]:
                     tensorfile.check(path, file, TABLE + name, _DTYPES[cut["dtype"]], size)
         for tensor in EXTRAS:
             read_extra(directory, manifest, tensor)
+        frozen_file(directory, manifest)
     except DlctlError as error:
         return [f"{error.where}: {error.message}"]
     return []
@@ -276,7 +341,7 @@ def _gaps(directory: Path, manifest: Manifest) -> list[str]:
 
 def _part_problems(directory: Path, manifest: Manifest, hashes: bool) -> list[str]:
     problems = []
-    for part in (*manifest["shards"], *manifest["workers"]):
+    for part in parts(manifest):
         if part["file"]:
             sha256 = part["sha256"] if hashes else None
             problems += file_problems(directory / part["file"], part["nbytes"], sha256)

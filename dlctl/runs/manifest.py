@@ -13,6 +13,7 @@ import math
 import re
 from typing import Any
 
+from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.flat import Layout, check_rows
 from dlctl.util.json_depth import is_deep
@@ -26,6 +27,9 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 SCHEMA = "dlctl.checkpoint/1"
 FAILURE = "failure"
 """Only of what was saved because its run had failed: why it had."""
+FROZEN = "frozen"
+"""Only of a model with frozen parameters: the file of these, which all checkpoints of a run share,
+and the digests of the tensors, one after the other, hexadecimal."""
 Manifest = dict[str, Any]
 
 _SECTION = (str, dict)
@@ -55,6 +59,12 @@ _PART: dict[str, tuple[type, ...]] = {
     "state": (dict,),
 }
 _SHARD = {**_PART, "lo": (int,), "hi": (int,)}
+_FROZEN: dict[str, tuple[type, ...]] = {
+    "file": (str,),
+    "sha256": (str,),
+    "nbytes": (int,),
+    "digests": (str,),
+}
 
 
 def parse(data: bytes, where: str) -> Manifest:
@@ -101,6 +111,17 @@ def layout(manifest: Manifest) -> Layout:
     return Layout.from_rows(manifest["layout"])
 
 
+def parts(manifest: Manifest) -> list[dict[str, Any]]:
+    """Every file of it, with "file", "sha256" and "nbytes"; "file" may be ""."""
+    shared = [manifest[FROZEN]] if FROZEN in manifest else []
+    return [*manifest["shards"], *manifest["workers"], *shared]
+
+
+def _digests(part: Manifest) -> bytes:
+    """Raises ValueError."""
+    return bytes.fromhex(part["digests"])
+
+
 def tables(shard: Manifest) -> dict[str, Any]:
     """Of a shard: name -> {"lo", "hi", ...} of every table beside the parameters."""
     found: dict[str, Any] = shard["state"].get("tables", {})
@@ -143,6 +164,8 @@ def check(manifest: Any) -> None:
             raise ValueError(f"shards[{index}] is no part of [0, {manifest['size']})")
     for index, worker in enumerate(manifest["workers"]):
         _check_part(worker, _PART, f"workers[{index}]")
+    if FROZEN in manifest:
+        _check_part(manifest[FROZEN], _FROZEN, FROZEN)
     _check_whole(manifest)
 
 
@@ -157,6 +180,8 @@ def _check_whole(manifest: Manifest) -> None:
     _check_tables(manifest["shards"])
     if layout(manifest).size() != manifest["size"]:
         raise ValueError(f"size is {manifest['size']}, the layout has {layout(manifest).size()}")
+    if FROZEN in manifest and not frozen.fits(layout(manifest), _digests(manifest[FROZEN])):
+        raise ValueError("frozen.digests are not those of the layout")
     portions = manifest["data"].get("portions")
     if type(portions) is not list or not all(_is_naturals(p) and len(p) == 2 for p in portions):
         raise ValueError("data.portions is not a list of [data epoch, portion]")

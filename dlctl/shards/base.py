@@ -80,8 +80,6 @@ class Spec:
     """The optimiser's slots: name -> what every element begins with."""
     averaged: int = 0
     """Elements of the averaged buffers, float64; only shard 0 has any."""
-    constant: int = 0
-    """Elements of the constant parameters, float32; only shard 0 has any."""
     workers: int = 1
     """At most so many slots of workers are ever in the committed state."""
     table: str = ""
@@ -167,8 +165,6 @@ class Extras:
 
     averaged: Array
     """float64"""
-    constant: Array
-    """float32"""
 
 
 class Storage(Protocol):

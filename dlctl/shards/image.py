@@ -4,7 +4,7 @@
                   byte 3072 on, twice the number of the last commit that was written to its end
     commit 0, 1   written in turn; the valid one with the higher number is the state
     undo          old values of the elements that a sparse update touches, until it is committed
-    extras        averaged float64, constant float32
+    extras        averaged float64
     buffer A, B   each: "w", then the slots, of n elements; a commit says which of the two counts
 
 What is checked: header, commits and extras by CRC-32, the undo record by sums of its 64-bit words
@@ -31,7 +31,7 @@ from dlctl.shards.records import read_body
 from dlctl.shards.undo import Undo
 from dlctl.util.threads import PLACES
 
-FORMAT = 6
+FORMAT = 7
 MAGIC = b"dlctlSHD"
 PAGE = 4096
 DONE_AT = 3072
@@ -59,7 +59,6 @@ class Form:
     hi: int
     slots: list[str]
     averaged: int
-    constant: int
     commit_bytes: int
     boot_id: str
     """Of the kernel that the state was made under: it may have written some pages and not others
@@ -72,7 +71,7 @@ class Form:
         commit_bytes = COMMIT_BYTES_MIN + COMMIT_BYTES_PER_WORKER * spec.workers
         return Form(
             spec.run_id, spec.shard, spec.lo, spec.hi, list(spec.slots), spec.averaged,
-            spec.constant, _whole_pages(commit_bytes), boot_id, spec.table, spec.dtype,
+            _whole_pages(commit_bytes), boot_id, spec.table, spec.dtype,
         )  # fmt: skip
 
     @property
@@ -110,8 +109,8 @@ class Form:
         return self.undo_at + _whole_pages(sum(self._undo_parts()))
 
     def buffer_at(self, which: int) -> int:
-        extras = 8 * self.averaged + 4 * self.constant
-        return self.extras_at + _whole_pages(extras) + which * self._buffer_bytes
+        extras = _whole_pages(8 * self.averaged)
+        return self.extras_at + extras + which * self._buffer_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -143,12 +142,9 @@ class Form:
             for i, name in enumerate(self.names)
         }
 
-    def extras(self, buffer: Any) -> tuple[Array, Array]:
-        """(averaged float64, constant float32)"""
-        averaged = np.frombuffer(buffer, "<f8", self.averaged, self.extras_at)
-        return averaged, np.frombuffer(
-            buffer, "<f4", self.constant, self.extras_at + averaged.nbytes
-        )
+    def extras(self, buffer: Any) -> Array:
+        """The averaged buffers, float64."""
+        return np.frombuffer(buffer, "<f8", self.averaged, self.extras_at)
 
     def undo(self, buffer: Any) -> Undo:
         parts: list[Array] = []
@@ -163,8 +159,7 @@ class Form:
         )  # fmt: skip
 
     def extras_crc(self, buffer: Any) -> int:
-        averaged, constant = self.extras(buffer)
-        return zlib.crc32(constant.data, zlib.crc32(averaged.data))
+        return zlib.crc32(self.extras(buffer).data)
 
     def vectors_crc(self, buffer: Any, which: int) -> int:
         crc = 0
@@ -345,7 +340,7 @@ def newest_commit(buffer: Any, form: Form) -> Commit:
     if done == again and newest.number < done:
         raise Unusable(f"its newest commit, number {done}, is damaged")
     if newest.body["extras"] not in (None, form.extras_crc(buffer)):
-        raise Unusable("its averaged buffers or constants are damaged")
+        raise Unusable("its averaged buffers are damaged")
     return newest
 
 

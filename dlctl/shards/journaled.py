@@ -42,7 +42,7 @@ from dlctl.shards.base import (
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes, Record
 
-FORMAT = 4
+FORMAT = 5
 
 
 class Log(Protocol):
@@ -185,8 +185,8 @@ class Journaled(Memory):
 
     def _write_base(self) -> None:
         body = {**self._identity(), "state": self._state, "updated": self._updated}
-        body["extras"] = [self.extras.averaged.size, self.extras.constant.size]
-        arrays = [*self._vectors.values(), self.extras.averaged, self.extras.constant]
+        body["extras"] = self.extras.averaged.size
+        arrays = [*self._vectors.values(), self.extras.averaged]
         self._is_doubtful = True
         self._log.begin(self._number, records.pack(self._number, body, arrays))
         self._is_doubtful = False
@@ -258,10 +258,12 @@ class Journaled(Memory):
     def _take_base(self, base: Record) -> None:
         for what, wanted in self._identity().items():
             records.same(base.body.get(what), wanted, what)
-        averaged, constant = _pair(base.body.get("extras"))
+        averaged = base.body.get("extras")
+        if type(averaged) is not int or averaged < 0:
+            raise Unusable("it does not say how large its averaged buffers are")
         shapes = [(self._dtype, self._spec.size)] * len(self._vectors)
-        *vectors, mean, fixed = base.arrays([*shapes, ("<f8", averaged), ("<f4", constant)])
-        super().fill(dict(zip(self._vectors, vectors, strict=True)), Extras(mean, fixed))
+        *vectors, mean = base.arrays([*shapes, ("<f8", averaged)])
+        super().fill(dict(zip(self._vectors, vectors, strict=True)), Extras(mean))
         self._updated = bool(base.body.get("updated"))
 
     def _repeat(self, record: Record, optimizer: Optimizer) -> Json:
@@ -321,12 +323,6 @@ def _is_update(value: Any) -> bool:
         type(value[3]) is dict and all(map(is_natural, value[3].values()))
     )
     return is_told and type(value[2]) in (int, float) and abs(value[2]) <= FLOAT32_MAX
-
-
-def _pair(value: Any) -> tuple[Any, Any]:
-    if type(value) is not list or len(value) != 2:
-        raise Unusable("a record has an array without a length")
-    return value[0], value[1]
 
 
 def _tell(optimizer: Optimizer, state: Json) -> None:

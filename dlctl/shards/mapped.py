@@ -74,8 +74,7 @@ class Mapped:
         view[: form.undo_at] = bytes(form.undo_at)
         for name, array in form.vectors(buffer, 0).items():
             array[:] = spec.slots.get(name, 0.0)
-        for extra in form.extras(buffer):
-            extra[:] = 0
+        form.extras(buffer)[:] = 0
         form.undo(buffer).begin(0)
         point("state begun")
         body = {"state": {}, "updated": False, "extras": None, "sealed": None}
@@ -116,7 +115,7 @@ class Mapped:
 
     @property
     def extras(self) -> Extras:
-        return Extras(*self._form.extras(self._buffer))
+        return Extras(self._form.extras(self._buffer))
 
     def resume(self, optimizer: Optimizer) -> Json:
         state = check_state(self._newest.body["state"], optimizer)
@@ -172,10 +171,7 @@ class Mapped:
             self._vectors[name][:] = values
             self._point("vector filled")
         if extras is not None:
-            for place, values in zip(
-                self._form.extras(self._buffer), (extras.averaged, extras.constant), strict=True
-            ):
-                place[:] = values
+            self._form.extras(self._buffer)[:] = extras.averaged
             self._extras_crc = self._form.extras_crc(self._buffer)
             self._point("extras filled")
 

@@ -22,7 +22,7 @@ class Memory:
         """`vectors`: "w" and the slots in the optimiser's order, float32[n] each; used as is."""
         self._vectors = vectors
         self._slots = {name: array for name, array in vectors.items() if name != W}
-        self._extras = Extras(np.zeros(0), np.zeros(0, np.float32))
+        self._extras = Extras(np.zeros(0))
 
     @property
     def w(self) -> Array:
@@ -52,8 +52,8 @@ class Memory:
         for name, values in vectors.items():
             self._vectors[name][:] = values
         if extras is not None:
-            # Copies: what came may be a small part of a message or of a file, and keep all of it.
-            self._extras = Extras(np.array(extras.averaged), np.array(extras.constant))
+            # A copy: what came may be a small part of a message or of a file, and keep all of it.
+            self._extras = Extras(np.array(extras.averaged))
 
     def commit(self, state: Json) -> None:
         """Nothing survives."""

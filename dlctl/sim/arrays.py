@@ -10,7 +10,7 @@ import numpy as np
 
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
-from dlctl.roles.protocol.files import FilesMissing, Wanted, checkpoint_file
+from dlctl.roles.protocol.files import FROZEN, FilesMissing, Wanted, checkpoint_file
 from dlctl.runs.manifest import state_of
 from dlctl.sim.disk import Disk
 from dlctl.sim.hostfiles import HostDisks, IncomingDriver, sha256
@@ -37,6 +37,10 @@ class FilesDriver:
     @property
     def _is_home(self) -> bool:
         return self.process.agent == HOME_AGENT
+
+    def read(self, file: str) -> bytes | None:
+        """The run's file of the frozen parameters; None: it has to be fetched first."""
+        return self.store.frozen[file] if self._is_home else self._fetched.get(file)
 
     def _save(self, effect: SaveArrays) -> None:
         before = {name: array.copy() for name, array in effect.arrays.items()}
@@ -119,6 +123,6 @@ class FilesDriver:
         store.files[directory] = {
             file.rpartition("/")[2]: unpacked(content)
             for file, content in self._fetched.items()
-            if file != manifest_file
+            if file != manifest_file and not file.startswith(FROZEN)
         }
         return store

@@ -14,7 +14,7 @@ from dlctl import inner, registry
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.config import Choice
-from dlctl.flat import AVERAGED, CONSTANT
+from dlctl.flat import AVERAGED
 from dlctl.machine import Exit, Send
 from dlctl.messages import Array
 from dlctl.roles.agent.agent import ProcessStarted
@@ -45,7 +45,9 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs.best import Best
+from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
+from dlctl.sim.frozen import FrozenDriver
 from dlctl.sim.problems import Batch, Problem, batch_rows
 from dlctl.sim.process import Process
 from dlctl.sim.store import Store
@@ -134,6 +136,8 @@ class ComputeDriver:
         method: str = "",
         twin: str = "",
         own: Inner | None = None,
+        *,
+        files: FilesDriver,
     ) -> None:
         """twin: "module:Class", the engine of this method in numpy; "" if it has none. own: makes
         the replica's own optimiser of its parameters; None: it has none.
@@ -158,6 +162,7 @@ class ComputeDriver:
         process.perform(LoadBuffers, self._load_buffers)
         process.perform(Compute, self._compute)
         process.perform(RunEvaluation, self._evaluate)
+        self.frozen = FrozenDriver(process, problem, files)
         self._inner = own(self.parameters) if own is not None else None
         self._engine: Operations | None = None
         if twin:
@@ -176,10 +181,9 @@ class ComputeDriver:
     def _build(self, effect: BuildModel) -> None:
         self._who = (effect.slot, effect.epoch)
         layout = self.problem.layout
-        constant = np.ones(layout.size(CONSTANT), np.float32)
         built = ModelBuilt(
-            layout.to_bytes(), self.problem.samples, self.parameters, self._averaged, constant,
-            has_finish=bool(self.options.finish_s),
+            layout.to_bytes(), self.problem.samples, self.parameters, self._averaged,
+            has_finish=bool(self.options.finish_s), frozen=self.frozen.build(effect.slot),
         )  # fmt: skip
         self.process.post(built, self.options.build_s)
 

@@ -121,6 +121,8 @@ def in_store(store: Store) -> Find:
 
     def find(file: str) -> bytes | None:
         directory, _, name = file.rpartition("/")
+        if directory == t.FROZEN:
+            return store.frozen.get(file)
         if name == MANIFEST and directory in store.manifests:
             return json.dumps(store.manifests[directory]).encode()
         arrays = store.files.get(directory, {}).get(name)
@@ -132,7 +134,10 @@ def in_store(store: Store) -> Find:
 def into_store(store: Store) -> Callable[[str, bytes], None]:
     def keep(file: str, content: bytes) -> None:
         directory, _, name = file.rpartition("/")
-        store.files.setdefault(directory, {})[name] = unpacked(content)
+        if directory == t.FROZEN:
+            store.frozen[file] = content
+        else:
+            store.files.setdefault(directory, {})[name] = unpacked(content)
 
     return keep
 

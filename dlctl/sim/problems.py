@@ -6,13 +6,14 @@ Batches are cut exactly as the real loader cuts them: a portion is a range of th
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from dlctl.flat import AVERAGED, TRAINED, Entry, Layout, slice_bounds
+from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
 from dlctl.messages import Array, Json
 
 
@@ -47,6 +48,15 @@ class Problem(Protocol):
         ...
 
     def evaluate(self, w: Array) -> Json: ...
+
+
+@runtime_checkable
+class HasFrozen(Protocol):
+    """A task whose model has frozen parameters."""
+
+    def frozen(self, slot: int) -> list[bytes]:
+        """What this slot's model() makes of them."""
+        ...
 
 
 def batch_rows(
@@ -103,6 +113,28 @@ class LeastSquares:
     def evaluate(self, w: Array) -> Json:
         error = self.x @ w.astype(np.float64) - self.y
         return {"loss": float(error @ error) / (2 * self.samples)}
+
+
+class WithFrozen(LeastSquares):
+    """The same with two frozen parameters, "base" of so many bytes and "table"; `others`: slots
+    whose model() makes another "table".
+    """
+
+    def __init__(
+        self, others: Collection[int] = (), samples: int = 256, base_bytes: int = 2000
+    ) -> None:
+        super().__init__(samples)
+        self.base_bytes = base_bytes
+        frozen = (
+            Entry("base", CONSTANT, (base_bytes // 2,), "bfloat16"),
+            Entry("table", CONSTANT, (2, 3), "int64"),
+        )
+        self.layout = Layout((*self.layout.entries, *frozen))
+        self.others = others
+
+    def frozen(self, slot: int) -> list[bytes]:
+        table = bytes([slot + 1 if slot in self.others else 0]) * 48
+        return [bytes(range(200)) * (self.base_bytes // 200), table]
 
 
 class WithBuffers(LeastSquares):

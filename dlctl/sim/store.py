@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dlctl.frozen import FOLDER
 from dlctl.messages import Array, Json
 from dlctl.roles.coordinator.persistence import has_released, newest_checkpoint
 from dlctl.roles.coordinator.registration import Past
@@ -44,6 +45,8 @@ class Store:
     files: dict[str, dict[str, Mapping[str, Array]]] = field(default_factory=dict)
     """Directory -> file -> its arrays."""
     manifests: dict[str, Json] = field(default_factory=dict)
+    frozen: dict[str, bytes] = field(default_factory=dict)
+    """The file of the frozen parameters, by its name in the run directory."""
     mirrored: dict[str, bytearray] = field(default_factory=dict)
     """Logs and ack records of other hosts, as far as they are here."""
 
@@ -61,11 +64,15 @@ class Store:
         """What is wrong with the files that a manifest names."""
         manifest, files = self.manifests[directory], self.files[directory]
         parts = [*manifest["shards"], *manifest["workers"]]
-        return [
-            f"{directory}/{part['file']} is not what the manifest says"
+        wrong = [
+            part
             for part in parts
             if part["file"] not in files or _digest(files[part["file"]]) != part["sha256"]
         ]
+        if shared := manifest.get("frozen"):
+            content = self.frozen.get(f"{FOLDER}/{shared['file']}", b"")
+            wrong += [shared] if hashlib.sha256(content).hexdigest() != shared["sha256"] else []
+        return [f"{directory}/{part['file']} is not what the manifest says" for part in wrong]
 
     def read_slice(self, directory: str, name: str, lo: int, hi: int) -> Array:
         """Elements [lo, hi) of a vector, however it was cut when it was written."""
@@ -107,6 +114,7 @@ class Store:
             checkpoints=max([*self.checkpoints, *self._numbers(), newest_checkpoint(memory)]),
             restore=restore,
             manifest=json.loads(json.dumps(self.manifests[restore])) if restore else {},
+            settings=json.loads(json.dumps(self.run.get("settings", {}))) if resume else {},
             memory=memory,
             logs={
                 file.removeprefix("logs/").removesuffix(".jsonl"): len(content)

@@ -288,11 +288,12 @@ class World:
 
     def _worker(self, process: Process, birth: Birth) -> Machine:
         job = self.job
-        FilesDriver(process, self.store, self.disk, self.host_disks)
+        files = FilesDriver(process, self.store, self.disk, self.host_disks)
         method = registry.load("algorithms", job.algorithm.name)
         ComputeDriver(
             process, self.problem, job.step_samples, job.job.seed, self.compute,
             self._compute_rng, job.algorithm.name, method.shape.twin, self.inner(job.inner),
+            files=files,
         )  # fmt: skip
         if "group" in method.shape.links:
             GroupDriver(process, self.groups)

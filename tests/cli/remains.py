@@ -44,7 +44,6 @@ def save(
     arrays = {
         "w": np.full(3, step, np.float32),
         "averaged": np.zeros(0),
-        "constant": np.zeros(0, np.float32),
     }
     sha256, nbytes = checkpoints.write_arrays(directory / "shard-0.safetensors", arrays)
     state = {"version": version, "deliveries": [list(row) for row in deliveries]}

@@ -20,7 +20,7 @@ def save(run: Path, step: int, number: int) -> Path:
     for index, (lo, hi) in enumerate([(0, 4), (4, 6)]):
         name, values = f"server-{index}", np.arange(lo, hi, dtype=np.float32)
         file = f"shard-{index}.safetensors"
-        arrays = {"w": values, "averaged": np.zeros(0), "constant": np.zeros(0, np.float32)}
+        arrays = {"w": values, "averaged": np.zeros(0)}
         sha256, nbytes = checkpoints.write_arrays(directory / file, arrays)
         part = {"name": name, "file": file, "sha256": sha256, "nbytes": nbytes, "state": {}}
         shards.append({**part, "lo": lo, "hi": hi})

@@ -88,10 +88,19 @@ def test_a_stopped_job_goes_on_from_its_checkpoint(job, own_place, play, dlctl_c
     assert dlctl_command("stop").code == 0
     first = the_run(own_place)
     assert (first["state"], first["step"]) == ("stopped", 50)
-    job.write_text(JOB.replace("count = 2", "count = 3"))  # other workers are no hindrance
+    with closing(RunDb(own_place / "runs" / first["run_id"])) as db:
+        set_before = {"server-0": {"lr": 0.05}, "worker-0": {"push": 1e6, "fetch": 2e6}}
+        db.put_run(settings=set_before)
+        db.commit()
+    # Other workers are no hindrance. What the job file says otherwise by now, counts.
+    job.write_text(JOB.replace("count = 2", "count = 3") + '[limits]\nfetch = "3MB/s"\n')
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 0
     assert f"resumes {first['run_id']} from step 50; --fresh starts a new run" in err
+    assert "still set: lr=0.05 of server-0 (job file: 0.1)" in err
+    assert "still set: push=1 MB/s of worker-0 (job file: off)" in err
+    assert "fetch=" not in err
+    assert the_run(own_place)["settings"] == {"server-0": {"lr": 0.05}, "worker-0": {"push": 1e6}}
     second = the_run(own_place)
     assert second["resume"] == first["checkpoint"]["path"]
     assert (second["state"], second["step"], second["ended_at"]) == ("running", 50, None)

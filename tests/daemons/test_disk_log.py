@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
 from kept import Killed, adagrad, dense, snapshot, sparse, spec_of
 
 SIZE = 40
-SPEC = spec_of(adagrad(), SIZE, averaged=2, constant=1)
+SPEC = spec_of(adagrad(), SIZE, averaged=2)
 
 
 def begun(directory, point=lambda name: None):
     """A shard with values, kept in `directory`."""
     shard = Shard(adagrad(), DiskLogs(directory, point).create(SPEC))
-    extras = Extras(np.array([1.0, 2.0]), np.array([3], np.float32))
+    extras = Extras(np.array([1.0, 2.0]))
     shard.storage.fill({"w": np.ones(SIZE, np.float32)}, extras)
     shard.commit({"initialised": True, "commits": 0, "deliveries": []})
     return shard
@@ -83,7 +83,6 @@ def test_another_server_makes_the_same_updates_again_to_the_last_bit(tmp_path):
     second, meta = found(tmp_path / "state")
     assert (snapshot(second), meta["commits"]) == (wanted, 3)
     assert second.storage.extras.averaged.tolist() == [1, 2]
-    assert second.storage.extras.constant.tolist() == [3]
     wanted = train(second, deltas(4), begin_with=4)[-1]
     let_go(second)
     assert snapshot(found(tmp_path / "state")[0]) == wanted
@@ -261,7 +260,7 @@ def test_a_server_that_comes_again_does_not_keep_the_bytes_of_its_base(tmp_path)
     again, _ = found(tmp_path / "state")
     extras = again.storage.extras
     assert extras.averaged.tolist() == [1, 2]
-    assert (extras.averaged.base, extras.constant.base) == (None, None)
+    assert extras.averaged.base is None
     let_go(again)
 
 
@@ -380,7 +379,7 @@ def test_a_log_with_first_values_only_or_of_another_run_is_replaced(tmp_path):
     train(shard, deltas(2))
     let_go(shard)
     logs = DiskLogs(tmp_path / "state", lambda name: None)
-    other = spec_of(adagrad(), SIZE, averaged=2, constant=1, run_id="another run")
+    other = spec_of(adagrad(), SIZE, averaged=2, run_id="another run")
     assert not logs.create(other).w.any()
 
 

@@ -339,7 +339,7 @@ def test_between_two_ends_of_a_unix_socket_a_shard_is_not_sent(tmp_path: Path) -
     here, there = Transport(zmq.Poller()), Transport(zmq.Poller())
     try:
         there.connect("server-0", here.listen(f"ipc://{tmp_path}/socket"))
-        there.send("server-0", m.Initialise(0, 1, values, values[:0], values[:3]))
+        there.send("server-0", m.Initialise(0, 1, values, values[:0]))
         peer, came = next_message(here)
         assert isinstance(came, m.Initialise)
         assert np.array_equal(came.values, values)
@@ -371,7 +371,7 @@ def test_where_proc_is_closed_three_messages_are_lost_and_then_all_are_sent(
         came, deadline, sent = [], time.monotonic() + COME_S, 0
         while not came:
             assert time.monotonic() < deadline
-            there.send("server-0", m.Initialise(0, 1, values, values[:0], values[:3]))
+            there.send("server-0", m.Initialise(0, 1, values, values[:0]))
             sent += 1
             while not came and _missed(there) < sent:
                 assert time.monotonic() < deadline
@@ -393,7 +393,7 @@ def test_over_tcp_nothing_is_lent_and_loans_are_refused(lender: Lender) -> None:
         sent, _ = lend(lender, frames_of(1))
         socket = there._dealers["server-0"]
         socket.send_multipart([bytes(frame) for frame in sent])
-        there.send("server-0", m.Initialise(0, 1, np.zeros(LARGE), np.zeros(0), np.zeros(0)))
+        there.send("server-0", m.Initialise(0, 1, np.zeros(LARGE), np.zeros(0)))
         _, came = next_message(here)
         assert isinstance(came, m.Initialise)
         assert here.refused == 1

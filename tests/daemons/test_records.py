@@ -33,7 +33,7 @@ def manifest(number: int, directory: Path) -> dict[str, Any]:
     """Of a model of two elements, whose only shard is written here."""
     file = "shard-0.safetensors"
     arrays = {"w": np.ones(2, np.float32)}
-    arrays |= {"averaged": np.zeros(0), "constant": np.zeros(0, np.float32)}
+    arrays |= {"averaged": np.zeros(0)}
     sha256, nbytes = checkpoints.write_arrays(directory / file, arrays)
     shard = {"name": "server-0", "file": file, "sha256": sha256, "nbytes": nbytes}
     return {

@@ -281,7 +281,7 @@ def test_what_nobody_goes_on_with_is_forgotten(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_shard_goes_there_and_back_over_real_connections(house: House) -> None:
     values = np.random.default_rng(0).standard_normal(3_000_000).astype(np.float32)
-    sent = m.Initialise(0, 1, values, values.astype(np.float64), values[:5])
+    sent = m.Initialise(0, 1, values, values.astype(np.float64))
     with guest(house) as transport:
         transport.send(HERE, sent)
         (there,) = house.hears(COME_S)
@@ -303,13 +303,13 @@ def next_message(transport: Transport) -> m.Message:
 
 def assert_same(came: m.Message, sent: m.Initialise) -> None:
     assert isinstance(came, m.Initialise)
-    for name in ("values", "averaged", "constant"):
+    for name in ("values", "averaged"):
         assert np.array_equal(getattr(came, name), getattr(sent, name))
 
 
 def test_arrays_of_a_message_in_segments_lie_as_they_have_to() -> None:
     values = np.arange(1_100_000, dtype=np.float32)
-    message = m.Initialise(0, 1, values, np.arange(600_001.0), values[:9])
+    message = m.Initialise(0, 1, values, np.arange(600_001.0))
     whole = put_together(Assembly(), list(cut(encode(message), 1)))
     assert whole is not None
     back = decode(whole)

@@ -91,8 +91,7 @@ class Run:
 
     def initialise(self) -> None:
         values = np.zeros(self.size, np.float32)
-        nothing = np.zeros(0), np.zeros(0, np.float32)
-        self.worker.transport.send(SERVER, m.Initialise(SLOT, EPOCH, values, *nothing))
+        self.worker.transport.send(SERVER, m.Initialise(SLOT, EPOCH, values, np.zeros(0)))
         self.worker.wait_for(m.Joined)
 
     def push(self, seq: int, value: float = -1.0) -> None:

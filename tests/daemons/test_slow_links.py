@@ -83,7 +83,7 @@ def test_a_large_message_arrives_over_a_slow_link(link: tuple[House, SlowLink]) 
     with guest(house, address=slow.address) as transport:
         transport.send(HERE, HEARD)
         peer = house.comes(ARRIVE_S)
-        transport.send(HERE, m.Initialise(0, 1, values, np.zeros(0), values[:0]))
+        transport.send(HERE, m.Initialise(0, 1, values, np.zeros(0)))
         house.transport.send(peer, m.Parameters(0, 1, 1, 0, values))
         came: list[m.Message] = []
         listener = threading.Thread(target=lambda: came.append(_next(transport)), daemon=True)

@@ -527,7 +527,7 @@ def checkpoint(run: Path) -> Path:
     for index, (lo, hi) in enumerate([(0, 4), (4, 7), (7, 10)]):
         file, arrays = f"shard-{index}.safetensors", {"w": np.arange(lo, hi, dtype=np.float32)}
         if index == 0:
-            arrays |= {"averaged": np.zeros(0), "constant": np.zeros(0, np.float32)}
+            arrays |= {"averaged": np.zeros(0)}
         sha256, nbytes = checkpoints.write_arrays(directory / file, arrays)
         part = {"name": f"server-{index}", "file": file, "sha256": sha256, "nbytes": nbytes}
         shards.append({**part, "lo": lo, "hi": hi, "state": {"version": index}})
@@ -569,9 +569,9 @@ def load_elsewhere(
 @pytest.mark.parametrize(
     ("lo", "hi", "extras", "files"),
     [
-        (0, 5, ("averaged", "constant"), ["shard-0.safetensors", "shard-1.safetensors"]),
+        (0, 5, ("averaged",), ["shard-0.safetensors", "shard-1.safetensors"]),
         (5, 10, (), ["shard-1.safetensors", "shard-2.safetensors"]),
-        (8, 9, ("averaged", "constant"), ["shard-0.safetensors", "shard-2.safetensors"]),
+        (8, 9, ("averaged",), ["shard-0.safetensors", "shard-2.safetensors"]),
         (4, 7, (), ["shard-1.safetensors"]),
     ],
 )

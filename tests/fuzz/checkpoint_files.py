@@ -64,7 +64,7 @@ def _seed(servers: int, with_worker: bool) -> bytes:
         lo, hi = slice_bounds(SIZE, servers, index)
         arrays = {"w": w[lo:hi], "slot.sum": abs(w[lo:hi])}
         if index == 0:
-            arrays |= {"averaged": np.ones(4), "constant": np.ones(2, np.float32)}
+            arrays["averaged"] = np.ones(4)
         state = {"version": 40, "lr": 0.1, "counters": {"updates": 40}, "deliveries": [[0, 1, 7]]}
         shards.append(_part(directory, f"shard-{index}", arrays) | {"lo": lo, "hi": hi})
         shards[-1]["state"] = state
@@ -74,10 +74,11 @@ def _seed(servers: int, with_worker: bool) -> bytes:
     else:
         worker = {"name": "worker-0", "file": "", "sha256": "", "nbytes": 0, "state": {}}
     made = manifests.whole(
-        layout=LAYOUT, shards=shards, workers=[worker], evaluation={"accuracy": 0.9}
-    )
+        layout=LAYOUT, shards=shards, workers=[worker], evaluation={"accuracy": 0.9},
+        frozen=manifests.frozen_part(directory, LAYOUT),
+    )  # fmt: skip
     checkpoints.write_manifest(directory, made)
-    names = ["manifest.json", *(part["file"] for part in (*shards, worker) if part["file"])]
+    names = ["manifest.json", *(part["file"] for part in manifest.parts(made) if part["file"])]
     return _joined([[name.encode(), (directory / name).read_bytes()] for name in names])
 
 
@@ -228,17 +229,13 @@ def _read_all(directory: Path, found: dict[str, Any], *, is_good: bool) -> None:
                 assert part.shape == (hi - lo,)
     except DlctlError:
         assert not is_good
-    for tensor, dtype, kind in (
-        ("averaged", np.float64, "averaged"),
-        ("constant", np.float32, "constant"),
-    ):
-        try:
-            extra = checkpoints.read_extra(directory, found, tensor)
-        except DlctlError:
-            assert not is_good
-            continue
-        assert extra.dtype == dtype
-        assert extra.shape == (manifest.layout(found).size(kind),)
+    try:
+        extra = checkpoints.read_extra(directory, found, "averaged")
+        assert extra.dtype == np.float64
+        assert extra.shape == (manifest.layout(found).size("averaged"),)
+        checkpoints.frozen_file(directory, found)
+    except DlctlError:
+        assert not is_good
     for worker in found["workers"]:
         with suppress(DlctlError):
             checkpoints.read_worker(directory, found, worker["name"])

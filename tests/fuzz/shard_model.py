@@ -28,12 +28,12 @@ def adam() -> Adam:
     return Adam(Adam.Options(lr=0.5))
 
 
-SPEC = Spec("run-1", 0, 10, 10 + SIZE, adam().slots, averaged=2, constant=3, workers=2)
+SPEC = Spec("run-1", 0, 10, 10 + SIZE, adam().slots, averaged=2, workers=2)
 
 
 def begin(shard: Shard) -> None:
     """First values, committed."""
-    extras = Extras(np.array([1.0, 2.0]), np.array([3, 4, 5], np.float32))
+    extras = Extras(np.array([1.0, 2.0]))
     shard.storage.fill({"w": np.linspace(-1, 1, SIZE, dtype=np.float32)}, extras)
     shard.commit({"initialised": True, "deliveries": []})
 
@@ -59,7 +59,7 @@ def snapshot(shard: Shard) -> dict[str, Any]:
     extras = shard.storage.extras
     return {
         "vectors": {name: array.tobytes() for name, array in vectors.items()},
-        "extras": (extras.averaged.tobytes(), extras.constant.tobytes()),
+        "extras": extras.averaged.tobytes(),
         "version": shard.version,
         "lr": shard.optimizer.lr,
         "counters": dict(shard.optimizer.counters),

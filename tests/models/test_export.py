@@ -20,9 +20,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from daemons.files import export
+from daemons.worker import frozen
 from daemons.worker.replica import Replica
 from daemons.worker.task import Task
 from dlctl.flat import slice_bounds
+from dlctl.frozen import file_name
 from dlctl.runs import checkpoints
 from dlctl.runs.manifest import parse, serialise
 
@@ -45,14 +47,18 @@ def save(
         if average is not None:
             arrays["slot.average"] = average[lo:hi]
         if index == 0:
-            arrays |= {"averaged": replica.averaged(), "constant": replica.constant()}
+            arrays["averaged"] = replica.averaged()
         file = f"shard-{index}.safetensors"
         sha256, nbytes = checkpoints.write_arrays(directory / file, arrays)
         name = f"server-{index}"
         part = {"name": name, "file": file, "sha256": sha256, "nbytes": nbytes, "state": {}}
         parts.append({**part, "lo": lo, "hi": hi})
     layout = json.loads(replica.layout.to_bytes())
-    manifest = whole(layout=layout, shards=parts, step=10, samples=100)
+    digests = frozen.digests(replica)
+    file = file_name(replica.layout, digests)
+    sha256, nbytes = frozen.write(replica, directory / file)
+    part = {"file": file, "sha256": sha256, "nbytes": nbytes, "digests": digests.hex()}
+    manifest = whole(layout=layout, shards=parts, step=10, samples=100, frozen=part)
     checkpoints.write_manifest(directory, manifest)
     return directory
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemons.worker.building import build_replica
 from daemons.worker.sample_gradient import gradient
 from daemons.worker.task import TaskError
 from dlctl import config
+from dlctl.errors import DlctlError
 
 TASK = """
     import torch
@@ -98,3 +101,15 @@ def test_a_later_batch_is_named_too(job: Job) -> None:
 def test_a_model_that_begins_with_a_nan_is_refused_by_the_parameter_s_name(job: Job) -> None:
     with pytest.raises(TaskError, match='parameter "weight" of the new model has 3 of 3 values'):
         gradient(job(weights="constant_(layer.weight, float('nan'))"), None)
+
+
+def test_only_who_begins_the_run_needs_the_file_to_begin_with(job: Job, tmp_path: Path) -> None:
+    made = job()
+    missing = replace(made, job=replace(made.job, weights=str(tmp_path / "no.safetensors")))
+    with pytest.raises(DlctlError, match="the weights are not on this host"):
+        build_replica(missing, slot=0)
+    assert build_replica(missing, slot=1).lacks_weights
+    assert not build_replica(made, slot=1).lacks_weights
+    by_itself = replace(missing, algorithm=config.Choice(name="toy-ring"))
+    with pytest.raises(DlctlError, match="the weights are not on this host"):
+        build_replica(by_itself, slot=1)

@@ -159,7 +159,7 @@ def test_what_is_not_lost_goes_on(replica_of, monkeypatch, does, caplog):
     for _ in range(40):
         step = replica.gradient(BATCH)
         replica.parameters -= 0.01 * step.gradient
-        replica.load_constant(replica.constant() + 1)
+        replica.load_frozen({n: value + 1 for n, value in enumerate(replica.frozen())})
         replica.evaluate(replica.parameters, replica.averaged())
     assert not caplog.records
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from daemons.worker import frozen
 from daemons.worker.layout import find
 from daemons.worker.replica import Replica, choose_device, to_device
 from daemons.worker.stepper import Stepper
@@ -101,11 +102,11 @@ def test_whatever_the_task_has_torch_take_by_default_vectors_are_float32(dtype):
         own = Stepper(replica).step([(batch, 1.0)])
         metrics = replica.evaluate(replica.parameters.copy(), replica.averaged())
         replica.load_averaged(replica.averaged())
-        replica.load_constant(replica.constant())
+        replica.load_frozen(dict(enumerate(replica.frozen())))
     assert {entry.dtype for entry in replica.layout.entries} >= {str(dtype).removeprefix("torch.")}
     assert replica.parameters.dtype == step.gradient.dtype == np.float32
     assert replica.averaged().dtype == np.float64
-    assert replica.constant().dtype == np.float32
+    assert {tensor.dtype for tensor in replica.frozen()} <= {dtype}
     assert 0.0 < own.norm < math.inf
     assert metrics["bias"] == pytest.approx(replica.parameters[-1], rel=1e-2)
 
@@ -191,19 +192,20 @@ def test_evaluation_leaves_no_trace(animal):
     assert all(module.training for module in replica.model.modules())
 
 
-def test_buffers_and_constants_go_out_and_come_back(animal):
+def test_buffers_and_frozen_parameters_go_out_and_come_back(animal, tmp_path):
     replica = replica_of(animal)
     replica.gradient(animal.batch())
     before = copied(replica.model.state_dict())
-    averaged, constant = replica.averaged(), replica.constant()
+    averaged, digests = replica.averaged(), frozen.digests(replica)
     assert averaged.dtype == np.float64
     assert averaged.shape == (replica.layout.size(AVERAGED),)
-    assert constant.dtype == np.float32
-    assert constant.shape == (replica.layout.size(CONSTANT),)
+    frozen.write(replica, tmp_path / "file")
     replica.load_averaged(np.zeros_like(averaged))
-    replica.load_constant(np.zeros_like(constant))
+    zeros = {n: torch.zeros_like(value) for n, value in enumerate(replica.frozen())}
+    replica.load_frozen(zeros)
     replica.load_averaged(averaged)
-    replica.load_constant(constant)
+    assert len(frozen.load(replica, tmp_path / "file", digests)) == len(zeros)
+    assert frozen.load(replica, tmp_path / "file", digests) == []
     assert_same_state(replica.model, before)
 
 

@@ -117,7 +117,7 @@ def test_weights_of_which_nothing_fits_are_refused_in_any_case(tmp_path: Path, s
 def test_what_cannot_be_read_is_said_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(DlctlError, match="the weights are not on this host") as caught:
         weights.load(Net(), tmp_path / "start.safetensors", strict=True)
-    assert "same full path on every host" in str(caught.value.hint)
+    assert "same full path there" in str(caught.value.hint)
     (tmp_path / "start.safetensors").write_bytes(b"no such thing")
     with pytest.raises(DlctlError, match="cannot read the weights") as caught:
         weights.load(Net(), tmp_path, strict=True)

@@ -96,9 +96,7 @@ class Asking:
         )
         self.tell(Started())
         self.says(COORDINATOR, m.Welcome("worker-0", 0, 1, b"", {}))
-        self.tell(
-            ModelBuilt(layout.to_bytes(), 8, np.zeros(1, "f4"), np.zeros(1), np.zeros(0, "f4"))
-        )
+        self.tell(ModelBuilt(layout.to_bytes(), 8, np.zeros(1, "f4"), np.zeros(1)))
         self.says(COORDINATOR, m.Topology(("ipc://x",), ("key",), False, ""))
         self.says("server-0", m.Joined(0, 1, 5, 0, 1, True, 0))
 
@@ -107,7 +105,7 @@ class Asking:
             match effect:
                 case Send(_, message):
                     self.sent.append(message)
-                case LoadBuffers(averaged, _):
+                case LoadBuffers(averaged):
                     self.loaded.append(averaged.tolist())
                 case RunEvaluation(averaged=averaged):
                     self.ran.append(averaged.tolist())
@@ -116,7 +114,7 @@ class Asking:
         self.tell(Received(peer, message))
 
     def answer(self, request: int, mean: float) -> None:
-        self.says("server-0", m.Buffers(request, np.array([mean]), np.zeros(0, "f4")))
+        self.says("server-0", m.Buffers(request, np.array([mean])))
 
     def asked(self, kind: type) -> Any:
         """The newest question of this type."""

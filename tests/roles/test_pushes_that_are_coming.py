@@ -229,5 +229,5 @@ def test_what_a_barrier_holds_is_not_worked_on(keeping: Keeping) -> None:
 
 def test_other_messages_that_are_coming_are_left_alone(life: Life) -> None:
     values = np.zeros(SIZE, np.float32)
-    message = m.Initialise(0, 1, values, np.zeros(2), np.zeros(1, np.float32))
+    message = m.Initialise(0, 1, values, np.zeros(2))
     assert life.server.handle(Coming(b"worker", message, (8, 0, 0)), 0.0) == []

@@ -13,7 +13,7 @@ from dlctl import messages as m
 from dlctl import registry
 from dlctl.algorithms.base import Method
 from dlctl.config import Choice, Job, JobFile, Servers, Workers
-from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
+from dlctl.flat import AVERAGED, TRAINED, Entry, Layout, slice_bounds
 from dlctl.machine import Exit, Note, Received, Send, Started, StopRequested
 from dlctl.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED, Packed
 from dlctl.optim.adagrad import Adagrad
@@ -31,7 +31,6 @@ LAYOUT = Layout(
     (
         Entry("w", TRAINED, (SIZE,), "float32"),
         Entry("mean", AVERAGED, (2,), "float32"),
-        Entry("fixed", CONSTANT, (1,), "float32"),
     )
 ).to_bytes()
 NOTHING = np.zeros(0)
@@ -130,8 +129,7 @@ class Life:
 
     def initialise(self, slot: int = 0, epoch: int = 1) -> None:
         values = np.zeros(SIZE, np.float32)
-        averaged, constant = np.array([1.0, 2.0]), np.array([3], np.float32)
-        self.ask(m.Initialise(slot, epoch, values, averaged, constant))
+        self.ask(m.Initialise(slot, epoch, values, np.array([1.0, 2.0])))
 
     def push(
         self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, epoch: int = 1, clock: int = 0
@@ -188,8 +186,8 @@ def test_initial_values_of_another_type_are_refused() -> None:
     """What is finite in float64 may be infinite in the shard."""
     life = Life(Keeping())
     life.join()
-    good = (np.zeros(SIZE, "f4"), np.array([1.0, 2.0]), np.array([3], "f4"))
-    for which, dtype in ((0, "f8"), (1, "f4"), (2, "f8")):
+    good = (np.zeros(SIZE, "f4"), np.array([1.0, 2.0]))
+    for which, dtype in ((0, "f8"), (1, "f4")):
         arrays = list(good)
         arrays[which] = arrays[which].astype(dtype) + 1e30
         life.ask(m.Initialise(0, 1, *arrays))
@@ -198,14 +196,14 @@ def test_initial_values_of_another_type_are_refused() -> None:
     assert life.join().initialised
 
 
-@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("which", range(2))
 @pytest.mark.parametrize("change", [-1, 1])
 def test_initial_values_of_another_length_are_refused(which: int, change: int) -> None:
     life = Life(Keeping())
     life.join()
-    lengths = [SIZE, 2, 1]
+    lengths = [SIZE, 2]
     lengths[which] += change
-    arrays = [np.zeros(n, d) for n, d in zip(lengths, ("f4", "f8", "f4"), strict=True)]
+    arrays = [np.zeros(n, d) for n, d in zip(lengths, ("f4", "f8"), strict=True)]
     life.ask(m.Initialise(0, 1, *arrays))
     assert not life.join().initialised
 
@@ -274,7 +272,7 @@ def test_buffers_are_the_initial_ones_until_replicas_push_theirs_again() -> None
     second = Life(keeping, 2, keep=True)
     second.join()
     (buffers,) = second.ask(m.FetchBuffers(0, 1, 1))
-    assert (buffers.averaged.tolist(), buffers.constant.tolist()) == ([1, 2], [3])
+    assert buffers.averaged.tolist() == [1, 2]
     second.ask(m.PushBuffers(0, 1, 10, np.array([5.0, 6.0])))
     (buffers,) = second.ask(m.FetchBuffers(0, 1, 2))
     assert buffers.averaged.tolist() == [5, 6]

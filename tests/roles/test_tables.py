@@ -671,9 +671,8 @@ def filled(servers: int) -> list[Life]:
         sizes = [table.shard.size for table in life.server.serving.tables]
         for slot in (0, 1):
             life.join(slot)
-        none = np.zeros(0)
-        extras = (np.ones(2), np.ones(1, np.float32)) if not index else (none, none.astype("f4"))
-        life.ask(m.Initialise(0, 1, np.zeros(sizes[W], np.float32), *extras))
+        averaged = np.zeros(0) if index else np.ones(2)
+        life.ask(m.Initialise(0, 1, np.zeros(sizes[W], np.float32), averaged))
         life.tell(m.Members((0, 1)))
         for table in (W, SEEN, LAST):
             for seq in range(table + 1):
@@ -752,7 +751,7 @@ def test_a_table_that_is_smaller_than_the_number_of_servers_is_empty_on_some(
     life = Tables(keeping, algorithm=method, index=0, servers=2)
     life.join()
     values = np.zeros(SIZE // 2, np.float32)
-    life.ask(m.Initialise(0, 1, values, np.ones(2), np.ones(1, np.float32)))
+    life.ask(m.Initialise(0, 1, values, np.ones(2)))
     assert life.pushes(1, 0, []) == [(0, APPLIED)]
     (read,) = life.reads(1, 1, 1)
     assert (read.clock, read.values.size) == (1, 0)

@@ -243,26 +243,25 @@ def test_a_kill_at_each_point_of_a_story_leaves_one_of_its_states():
 
 
 def test_the_extras_are_there_again():
-    spec = spec_of(adagrad(), 5, averaged=3, constant=2)
+    spec = spec_of(adagrad(), 5, averaged=3)
     buffer, shard = created(adagrad(), spec)
-    extras = Extras(np.array([1.0, np.nan, 3.0]), np.array([4, 5], np.float32))
+    extras = Extras(np.array([1.0, np.nan, 3.0]))
     shard.storage.fill({"w": np.ones(5, np.float32)}, extras)
     shard.commit({"initialised": True})
     again, meta = reopened(buffer, adagrad(), spec)
     assert meta == {"initialised": True}
     assert again.storage.extras.averaged.tobytes() == extras.averaged.tobytes()
-    assert again.storage.extras.constant.tolist() == [4, 5]
     assert again.w.tolist() == [1] * 5
 
 
-EXTRAS = Extras(np.array([1.0, 2.0, 3.0]), np.array([4, 5], np.float32))
+EXTRAS = Extras(np.array([1.0, 2.0, 3.0]))
 
 
 @pytest.mark.parametrize(
     "last", ["vector filled", "extras filled", "commit begun", "commit half written"]
 )
 def test_a_kill_while_the_first_values_are_set_leaves_a_state_that_can_be_set_again(last):
-    spec = spec_of(adagrad(), 5, averaged=3, constant=2)
+    spec = spec_of(adagrad(), 5, averaged=3)
     dies = [False]
 
     def point(name):
@@ -285,7 +284,6 @@ def test_a_kill_while_the_first_values_are_set_leaves_a_state_that_can_be_set_ag
     third, meta = reopened(buffer, adagrad(), spec)
     assert meta == {"initialised": True}
     assert third.storage.extras.averaged.tolist() == [1, 2, 3]
-    assert third.storage.extras.constant.tolist() == [4, 5]
 
 
 def moved(shard, buffer):

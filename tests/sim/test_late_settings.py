@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from simulated import job_file
 
+from dlctl.config import Stop
 from dlctl.roles.coordinator.settings import ANSWER_S_MAX
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.client import Client
@@ -39,6 +41,26 @@ def in_force_at(simulation: Simulation, when_s: float) -> dict[str, Any]:
     worker = simulation.world.machine
     simulation.at(when_s, lambda: found.update(worker("worker-1").live.values()))
     return found
+
+
+def test_what_was_set_outlasts_a_stop() -> None:
+    """But not for a daemon that is not there any more."""
+    job = job_file(workers=2, seconds=5.0, optimizer=("sgd", {"lr": 0.01}))
+    first = Simulation(job, LeastSquares(), compute=ComputeOptions(step_s=0.1))
+    first.request(3.0, "set", {"names": [], "settings": {"lr": "0.003", "push": "1MB/s"}})
+    store = first.run().store
+    fewer = replace(
+        job, workers=replace(job.workers, count=1), job=replace(job.job, stop=Stop(seconds=3.0))
+    )
+    second = Simulation(fewer, LeastSquares(), store=store, compute=ComputeOptions(step_s=0.1))
+    found: dict[str, Any] = {}
+    machine = second.world.machine
+    second.at(2.0, lambda: found.update(machine("server-0").settings()))
+    second.at(2.0, lambda: found.update(machine("worker-0").live.values()))
+    outcome = second.run()
+    assert outcome.state == "finished"
+    assert (found["lr"], found["push"]) == (0.003, 1e6)
+    assert sorted(outcome.store.run["settings"]) == ["server-0", "worker-0"]
 
 
 def test_who_cannot_be_reached_has_the_new_setting_soon_after_it_can() -> None:

@@ -155,7 +155,7 @@ def test_who_was_connected_to_a_listener_hears_of_the_next_one_there():
 
 def test_what_changes_after_it_was_sent_arrives_changed_as_with_a_zero_copy_send():
     pair = Pair()
-    message = Initialise(0, 1, np.zeros(3, np.float32), np.zeros(0), np.zeros(0, np.float32))
+    message = Initialise(0, 1, np.zeros(3, np.float32), np.zeros(0))
     pair.send(message)
     message.values[0] = 7
     ((_, event),) = pair.arrivals()

@@ -200,7 +200,7 @@ def test_who_has_not_shown_a_token_on_a_connection_gets_nothing_in_and_nothing_o
         m.Push(0, 1, 1, server.dedup.next_seq(0), 0, 0, 0, 8, 0, delta, 0),
         m.Push(0, 1, 1, 0, 0, 0, 0, 8, 0, delta, 0),
         m.Fetch(0, 1, 7, 0),
-        m.Initialise(0, 1, np.ones(300, "f4"), np.zeros(0), np.zeros(0, "f4")),
+        m.Initialise(0, 1, np.ones(300, "f4"), np.zeros(0)),
     ]
     effects = tell(simulation, "server-0", b"a stranger", forged)
     said = [effect.message for effect in effects if isinstance(effect, Send)]

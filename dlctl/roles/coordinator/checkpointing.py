@@ -424,11 +424,18 @@ def leaves_residuals(job: JobFile) -> bool:
 
 
 def manifest_of(
-    run_id: str, job: JobFile, layout: Layout, data: Json, evaluation: Json | None, failure: str
+    run_id: str,
+    job: JobFile,
+    layout: Layout,
+    data: Json,
+    evaluation: Json | None,
+    failure: str,
+    frozen: Json | None,
 ) -> Json:
     """What a checkpoint that begins now says of its run.
 
     `data`: how far it is (`Scheduler.to_json`). `failure`: why the run has failed, or "".
+    `frozen`: the file of its frozen parameters (`FrozenParameters.part`), if there are any.
     """
     return {
         "run_id": run_id,
@@ -441,6 +448,7 @@ def manifest_of(
         "inner": job.inner.name,
         "data": data,
         "evaluation": evaluation,
+        **({"frozen": frozen} if frozen else {}),
         **({FAILURE: failure[:FAILURE_CHARS]} if failure else {}),
     }
 

@@ -40,6 +40,7 @@ from dlctl.roles.coordinator import daemon_states, shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals, manifest_of
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
+from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.membership import Daemon, Membership
@@ -86,24 +87,26 @@ class Coordinator:
         self.run = run = RunState(run_id, job, algorithm, keyring, context, members)
         self.authz = Authz(context)
         self.clients = Clients(context)
+        self.files = HostFiles(context, members)
         self.registration = Registration(context, members, run_id, job, keyring, past)
+        self.frozen = FrozenParameters(
+            context, members, self.files.transfers, self, past.manifest.get("frozen"),
+            settled=self.registration.introduce,
+        )  # fmt: skip
+        self.registration.frozen = self.frozen.told
         options = algorithm.Options(**job.algorithm.options)
         tables = algorithm.shape.tables_of(options)
         self.scheduler = Scheduler(context, members, job, algorithm.lead(options), tables)
         content = asdict(job)
         live = settings.of_job(content, algorithm.live)
         self.settings = SettingChanges(context, members, live, content)
+        self.settings.go_on(past.settings)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
         self.evaluations = Evaluations(
-            context,
-            members,
-            lambda: self.scheduler.steps,
-            target,
-            job.evaluation.finish_s,
+            context, members, lambda: self.scheduler.steps, target, job.evaluation.finish_s,
             Best.parse(job.checkpoints.best),
             of_average=job.average.evaluate,
-        )
-        self.files = HostFiles(context, members)
+        )  # fmt: skip
         self.peers = Peers(run)
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
         self.quorums = Quorums(run, self.scheduler.side)
@@ -124,7 +127,7 @@ class Coordinator:
         )
         self.failure_detector = FailureDetector(
             run, self, self.scheduler, self.settings, self.evaluations, self.checkpointing,
-            self.scaling, self.host_failures,
+            self.frozen, self.scaling, self.host_failures,
         )  # fmt: skip
         self.status = StatusReport(run, self.scheduler, self.checkpointing, self.evaluations)
         self.reports = Reports(run, self, self.scheduler, self.evaluations, self.failure_detector)
@@ -139,6 +142,7 @@ class Coordinator:
             checkpointing=self.checkpointing, files=self.files, scaling=self.scaling,
             rotation=self.rotation, peers=self.peers, groups=self.groups, quorums=self.quorums,
             norms=self.norms,
+            frozen=self.frozen,
         )  # fmt: skip
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
@@ -300,6 +304,7 @@ class Coordinator:
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
             self.scheduler.take_dataset(worker.name, message.samples)
+            self.frozen.on_model(worker, layout, message, now)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True
             self.evaluations.has_finish = message.has_finish
@@ -388,7 +393,7 @@ class Coordinator:
         failure = end.reason if end is not None and end.state == "failed" else ""
         manifest = manifest_of(
             self.run.run_id, self.run.job, layout, self.scheduler.to_json(),
-            self.evaluations.newest, failure,
+            self.evaluations.newest, failure, self.frozen.part,
         )  # fmt: skip
         self.checkpointing.begin(self.scheduler.steps, manifest, now, listener, is_last)
 
@@ -496,6 +501,7 @@ class Coordinator:
         m.Changed: lambda self, peer, message, now: self.settings.on_changed(message, now),
         m.ReadFile: lambda self, peer, message, now: self.files.on_question(peer, message),
         m.FileData: lambda self, peer, message, now: self.files.on_data(message, now),
+        m.FrozenKept: lambda self, peer, message, now: self.frozen.on_kept(message, now),
         m.Saved: lambda self, peer, message, now: self.checkpointing.on_saved(message, now),
         m.Request: lambda self, peer, message, now: self.clients.on_request(peer, message, now),
     }

@@ -16,6 +16,7 @@ from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Evaluations
+from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import KillAgent
@@ -75,6 +76,7 @@ class FailureDetector:
         settings: SettingChanges,
         evaluations: Evaluations,
         checkpointing: Checkpointing,
+        frozen: FrozenParameters,
         scaling: Scaling,
         host_failures: HostFailures,
     ) -> None:
@@ -86,6 +88,7 @@ class FailureDetector:
         self.settings = settings
         self.evaluations = evaluations
         self.checkpointing = checkpointing
+        self.frozen = frozen
         self.scaling = scaling
         self.host_failures = host_failures
         self.limit_s = run.job.timeouts.silent_s
@@ -261,6 +264,7 @@ class FailureDetector:
             self.context.event(kind, name, text, last_lines=last_lines, incarnation=end.incarnation)
         self.run.status_due_at = now
         self.checkpointing.on_gone(name, now)
+        self.frozen.on_gone(name, now)
         self.evaluations.gone(name)
         if self.scaling.on_exit(daemon, now):
             return

@@ -17,6 +17,7 @@ The state that decides what the coordinator does next lies in small pieces under
     evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
     finish              how often the task's `finish` was begun, and what has come of it
     layout              the model's tensors
+    frozen              the file of its frozen parameters
     end                 how the run ends, once it does
     daemon/<name>       its incarnation, term, address, and how far it has come
     portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e
@@ -41,6 +42,7 @@ Whoever waits for one of these messages asks again.
   database has it, as for all else.
 - That all workers are at work: the next coordinator would have them begin once more, with the
   residuals of the checkpoint, which are in the shards by then.
+- Whose frozen parameters the run has: workers would be told of two kinds.
 - What was decided for all shards: the next one would decide otherwise for those that have not heard
   of it. Without room for it, a method that has such decisions stands still.
 """
@@ -60,6 +62,7 @@ from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
+from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.membership import LASTING, Daemon
 from dlctl.roles.coordinator.norms import Norms
@@ -122,6 +125,7 @@ class Persistence:
         groups: Groups,
         quorums: Quorums,
         norms: Norms,
+        frozen: FrozenParameters,
     ) -> None:
         self.run = run
         self.control = control
@@ -138,6 +142,7 @@ class Persistence:
         self.groups = groups
         self.quorums = quorums
         self.norms = norms
+        self.frozen = frozen
         self._known: dict[str, Any] = {}
         self._answered_slots: set[int] = set()
         self._begun: float | None = None
@@ -200,6 +205,8 @@ class Persistence:
             yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
         if self.registration.layout is not None and "layout" not in self._known:
             yield "layout", self.registration.layout.to_rows()
+        if self.frozen.part is not None:
+            yield "frozen", self.frozen.part
         yield "checkpoints", self.checkpointing.number
         if self.groups.left_out or "group" in self._known:
             yield "group", [list(member) for member in sorted(self.groups.left_out)]
@@ -295,6 +302,7 @@ class Persistence:
         steps, samples, loss, dataset_samples, next_, self.evaluations.newest = values["work"]
         if layout := values.get("layout"):
             self.registration.keep_layout(Layout.from_rows(layout), dataset_samples)
+        self.frozen.go_on(values.get("frozen"), self.registration.layout)
         evaluated_epochs = values.get("evaluation", [0.0, None])[0]
         portions = {key: v for key, v in values.items() if key.startswith("portion/")}
         self.scheduler.go_on(
@@ -401,7 +409,7 @@ class Lasting:
         if isinstance(value, dict) and value.get("has_served") and key not in self._served:
             self._served.add(key)
             self.is_on_disk = False
-        if key == "quorum":
+        if key in ("quorum", "frozen"):
             self.is_on_disk = False
         if key == "lead":
             self._journal_waits = True

@@ -44,6 +44,8 @@ class Past:
     restore: str = ""
     """Directory of the checkpoint to go on from, or ""."""
     manifest: Json = field(default_factory=dict)
+    settings: Json = field(default_factory=dict)
+    """Daemon -> live settings that were set before the stop."""
     memory: Json = field(default_factory=dict)
     """What the coordinator before this one has remembered, if this one is to go on with it."""
     agents: dict[str, int] = field(default_factory=dict)
@@ -90,6 +92,8 @@ class Registration:
         self._terms = dict(past.terms)
         self.guest_lists = 0
         """How many there have been, of all coordinators of this run: servers go by the newest."""
+        self.frozen: Callable[[], bytes | None] = lambda: b""
+        """The digests of the run's frozen parameters; None: nobody may be told of them yet."""
         self.on_start: Callable[[Daemon], None] = lambda daemon: None
         """Called for each process that is to be started, with its incarnation."""
 
@@ -273,13 +277,14 @@ class Registration:
     def introduce(self) -> None:
         """Tell the workers that wait for it where the servers are, once all of these serve."""
         addresses = tuple(server.address for server in self.members.of_role("server"))
-        if not all(addresses):
+        frozen = self.frozen()
+        if frozen is None or not all(addresses):
             return
         for worker in self.members.of_role("worker"):
             if worker.model_ready and not worker.asked_for_data:
-                self.context.send(worker.name, self._topology(worker, addresses))
+                self.context.send(worker.name, self._topology(worker, addresses, frozen))
 
-    def _topology(self, worker: Daemon, addresses: tuple[str, ...]) -> m.Topology:
+    def _topology(self, worker: Daemon, addresses: tuple[str, ...], frozen: bytes) -> m.Topology:
         """Until all are at work nobody has pushed anything: then a replacement restores again what
         the one before it has restored.
         """
@@ -289,7 +294,7 @@ class Registration:
         if restore and self._restores_in_vain(worker):
             self._give_up_residual(worker)
             restore = ""
-        return m.Topology(addresses, keys, initialise, restore, self.under_way)
+        return m.Topology(addresses, keys, initialise, restore, self.under_way, frozen)
 
     def _restores_in_vain(self, worker: Daemon) -> bool:
         """Whether the last attempt that a worker has is better made without its residual."""

@@ -22,6 +22,7 @@ from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.files import (
     ACKS,
     CHECKPOINTS,
+    FROZEN,
     LOGS,
     NOT_THERE,
     BytesRead,
@@ -291,7 +292,7 @@ class HostFiles:
 
     def on_data(self, message: m.FileData, now: float) -> None:
         """Raises RemoteProtocolError if it comes from a host that was not asked for it."""
-        if message.file.startswith(CHECKPOINTS):
+        if message.file.startswith((CHECKPOINTS, FROZEN)):
             self.transfers.on_data(message, now)
         else:
             self.mirror.on_data(message, now)

@@ -55,6 +55,14 @@ class SettingChanges:
         self.number = 0
         self._open: dict[int, _Change] = {}
 
+    def go_on(self, before: Json) -> None:
+        """What was set before a stop is set from the beginning, as far as there are such daemons
+        and keys in this job.
+        """
+        for name, own in before.items():
+            if (daemon := self.members.get(name)) is not None and isinstance(own, dict):
+                daemon.settings = {k: v for k, v in own.items() if k in self.live.by_key}
+
     # ------------------------------------------------------------ what is asked for
 
     def request(

@@ -67,6 +67,7 @@ _RULES: dict[type[m.Message], _Rule] = {
     m.Saved: (frozenset({WORKER, SERVER}), _named),
     m.ModelReady: (_WORKERS, _named),
     m.MovedNoted: (_WORKERS, _named),
+    m.FrozenKept: (_WORKERS, _named),
     m.Evaluated: (_WORKERS, _named),
     m.Drained: (_WORKERS, _named),
     m.LeaseRequest: (_WORKERS, _slot),

@@ -127,10 +127,42 @@ class ModelBuilt(Event):
     """float32[d]: the model itself, not a copy."""
     averaged: Array
     """float64[n], initial values of the averaged buffers."""
-    constant: Array
-    """float32[m], the frozen parameters."""
     has_finish: bool = False
     """Whether the task has a `finish`."""
+    frozen: bytes = b""
+    """Digests of the frozen parameters (`dlctl/frozen.py`)."""
+    lacks_weights: bool = False
+    """The job's initial values are not on this host: the model has others."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFrozen(Effect):
+    """Write the frozen parameters to this file on this host; answered by `FrozenWritten`."""
+
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenWritten(Event):
+    file: str
+    sha256: str
+    nbytes: int
+    error: str
+    """"" if all went well."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFrozen(Effect):
+    """Have the run's frozen parameters in the model, of which these are the digests; answered by
+    `FrozenLoaded`, or on another host by `FilesMissing` before.
+    """
+
+    digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenLoaded(Event):
+    """All of them are the run's now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +170,11 @@ class LoadBuffers(Effect):
     """Put what the servers have into the model; answered by `BuffersLoaded`."""
 
     averaged: Array
-    constant: Array
 
 
 @dataclass(frozen=True, slots=True)
 class BuffersLoaded(Event):
-    """The model has the run's buffers and frozen parameters."""
+    """The model has the run's buffers."""
 
 
 @dataclass(frozen=True, slots=True)

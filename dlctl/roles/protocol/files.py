@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dlctl import frozen
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Effect, Event, Peer
 from dlctl.messages import FileData, ReadFile
 from dlctl.roles.protocol.context import Context
 
-CHECKPOINTS, LOGS, ACKS = "ckpt", "logs", "acks"
+CHECKPOINTS, LOGS, ACKS, FROZEN = "ckpt", "logs", "acks", frozen.FOLDER
 """Folders of a run directory."""
 BYTES_MAX = 1 << 20
 """In one answer."""
@@ -90,6 +91,8 @@ class Wanted:
     """None: as many as there are."""
     sha256: str = ""
     """"": its own content says whether it is right."""
+    ranges: tuple[tuple[int, int], ...] = ()
+    """Only these bytes of it, in order, of a file whose size is known; (): all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +221,21 @@ class _Transfer:
         """Whether there is something to ask for that was not asked for yet."""
         if self.nbytes is None:
             return not self.asked
-        return self.next_offset < self.nbytes
+        return self.next_offset < self._ranges()[-1][1]
+
+    def next_piece(self, nbytes: int) -> tuple[int, int]:
+        """(offset, bytes) of what is asked for next, at most so many; from then on it has been."""
+        if self.nbytes is None:
+            offset = self.next_offset
+        else:
+            lo, hi = next(each for each in self._ranges() if self.next_offset < each[1])
+            offset = max(lo, self.next_offset)
+            nbytes = min(nbytes, hi - offset)
+        self.next_offset = offset + nbytes
+        return offset, nbytes
+
+    def _ranges(self) -> tuple[tuple[int, int], ...]:
+        return self.wanted.ranges or ((0, self.nbytes or 0),)
 
     def is_complete(self) -> bool:
         return self.nbytes is not None and not self.asked and not self.has_more()
@@ -330,12 +347,8 @@ class Transfers:
 
     def _ask(self, transfer: _Transfer, now: float) -> None:
         number = self._numbers.next(now)
-        offset, nbytes = transfer.next_offset, self._piece_bytes.get(transfer.peer)
-        nbytes = nbytes or PIECE_BYTES_FIRST
-        if transfer.nbytes is not None:
-            nbytes = min(nbytes, transfer.nbytes - offset)
-        transfer.asked[number] = (offset, nbytes)
-        transfer.next_offset += nbytes
+        nbytes = self._piece_bytes.get(transfer.peer, PIECE_BYTES_FIRST)
+        offset, nbytes = transfer.asked[number] = transfer.next_piece(nbytes)
         question = m.ReadFile(number, transfer.wanted.file, 0, offset, nbytes)
         self.context.do(self._outstanding.add(number, transfer.peer, question, now, nbytes))
 

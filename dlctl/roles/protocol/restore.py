@@ -1,4 +1,5 @@
-"""A daemon's way to its arrays in a checkpoint, wherever that is.
+"""A daemon's way to its arrays in a checkpoint, or to the run's frozen parameters, wherever these
+are.
 
 Beside the coordinator they are simply read. On another host the driver says which files it has not
 (`FilesMissing`), they are fetched from the coordinator, and it is tried again: first the manifest
@@ -12,7 +13,7 @@ from functools import partial
 from dlctl import messages as m
 from dlctl.machine import Exit
 from dlctl.roles.protocol.context import COORDINATOR, Context
-from dlctl.roles.protocol.effects import LoadArrays
+from dlctl.roles.protocol.effects import LoadArrays, LoadFrozen
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, Transfers
 
 
@@ -20,11 +21,11 @@ class Restoring:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._transfers = Transfers(context)
-        self._load: LoadArrays | None = None
+        self._load: LoadArrays | LoadFrozen | None = None
         self._missing: set[str] = set()
 
-    def load(self, effect: LoadArrays) -> None:
-        """Answered by `ArraysLoaded`; what cannot be had ends the daemon with the reason."""
+    def load(self, effect: LoadArrays | LoadFrozen) -> None:
+        """Answered as the effect says; what cannot be had ends the daemon with the reason."""
         self._load = effect
         self.context.do(effect)
 

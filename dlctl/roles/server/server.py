@@ -20,7 +20,7 @@ from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Compressor
 from dlctl.config import COUNT_MAX, JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
-from dlctl.flat import AVERAGED, CONSTANT, Layout, slice_bounds
+from dlctl.flat import AVERAGED, Layout, slice_bounds
 from dlctl.machine import (
     Coming,
     Configure,
@@ -287,14 +287,12 @@ class Server:
         table: Table,
         optimizer: Optimizer,
     ) -> Spec:
-        extras = {}
-        if index == 0 and not number:
-            extras = {"averaged": layout.size(AVERAGED), "constant": layout.size(CONSTANT)}
+        averaged = layout.size(AVERAGED) if index == 0 and not number else 0
         lo, hi = (message.lo, message.hi) if not number else self._bounds(table, layout, index)
         # As many as `dlctl scale` may have, whatever the job says.
         return Spec(
             self.birth.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
-            table=table.name if number else "", dtype=table.dtype, **extras,
+            table=table.name if number else "", dtype=table.dtype, averaged=averaged,
         )  # fmt: skip
 
     def _bounds(self, table: Table, layout: Layout, index: int) -> tuple[int, int]:
@@ -318,7 +316,7 @@ class Server:
     def _restore(self, serving: ShardProtocol) -> None:
         self._restoring = True
         vectors = (W, *(f"slot.{s}" for s in serving.shard.slots))
-        extras = ("averaged", "constant") if serving.index == 0 else ()
+        extras = ("averaged",) if serving.index == 0 else ()
         lo, hi = serving.assigned.lo, serving.assigned.hi
         layout, tables = Layout.from_bytes(serving.assigned.layout), []
         for table in self.declared[1:]:
@@ -337,7 +335,7 @@ class Server:
             table.restore(state["tables"][declared.name])
         slots = serving.shard.slots
         vectors = {W: arrays[W]} | {name: arrays[f"slot.{name}"] for name in slots}
-        extras = Extras(arrays["averaged"], arrays["constant"]) if serving.index == 0 else None
+        extras = Extras(arrays["averaged"]) if serving.index == 0 else None
         serving.parameters.restore(state)
         serving.begin_with(vectors, extras)
         self._restoring = False
@@ -425,7 +423,7 @@ class Server:
         for table, declared in self._more_tables(serving):
             arrays[f"table.{declared.name}"] = table.shard.w.copy()
         if serving.buffers is not None:
-            arrays |= {"averaged": serving.buffers.average().copy(), "constant": serving.constant}
+            arrays["averaged"] = serving.buffers.average().copy()
         self._saving.begin(message, saved_file(self.birth.name), arrays, self._state(serving))
 
     def _state(self, serving: ShardProtocol) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dlctl.compress.base import Compressor
 from dlctl.compress.none import Dense
 from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
-from dlctl.flat import AVERAGED, CONSTANT, Layout
+from dlctl.flat import AVERAGED, Layout
 from dlctl.machine import Peer
 from dlctl.messages import FENCED, Json
 from dlctl.roles.protocol.context import Context
@@ -60,7 +60,6 @@ class ShardProtocol:
         self.buffers: AveragedBuffers | None = None
         self._told_of: dict[int, int] = {}
         """Slot -> its last epoch whose buffers were refused with a word in the log."""
-        self.constant = np.zeros(0, np.float32)
         self.rates = Rates("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
         self.staleness = Staleness()
         self._members: frozenset[int] = frozenset()
@@ -154,14 +153,13 @@ class ShardProtocol:
         self.commit()
 
     def _take_extras(self, extras: Extras) -> None:
-        """Shard 0 also holds what is not trained: averaged buffers and constant parameters.
+        """Shard 0 also holds the averaged buffers.
 
-        The buffers that survive are these first ones: replicas push theirs again.
+        Those that survive are these first ones: replicas push theirs again.
         """
         if self.index == 0:
             layout = Layout.from_bytes(self.assigned.layout)
             self.buffers = AveragedBuffers(layout, np.array(extras.averaged, np.float64))
-            self.constant = np.array(extras.constant, np.float32)
 
     def commit(self) -> None:
         """Make all tables survive as they are. The parameters come last: what is said with them, as
@@ -225,17 +223,17 @@ class ShardProtocol:
                     "error", "the model's initial values do not fit or are not finite"
                 )
                 return
-            extras = Extras(message.averaged, message.constant) if self.index == 0 else None
+            extras = Extras(message.averaged) if self.index == 0 else None
             self.begin_with(self.shard.begins_with(message.values), extras)
         self._answer_join(peer, message.slot)
 
     def _fits(self, message: m.Initialise) -> bool:
         layout = Layout.from_bytes(self.assigned.layout)
-        extras = (message.averaged.size, message.constant.size)
-        sizes = (layout.size(AVERAGED), layout.size(CONSTANT)) if self.index == 0 else (0, 0)
-        is_whole = message.values.size == self.shard.size and extras == sizes
-        arrays = (message.values, message.constant, message.averaged)
-        is_typed = [array.dtype for array in arrays] == [np.float32, np.float32, np.float64]
+        averaged = layout.size(AVERAGED) if self.index == 0 else 0
+        sizes = (message.values.size, message.averaged.size)
+        is_whole = sizes == (self.shard.size, averaged)
+        arrays = (message.values, message.averaged)
+        is_typed = [array.dtype for array in arrays] == [np.float32, np.float64]
         return is_whole and is_typed and bool(np.isfinite(message.values).all())
 
     def _is_joined(self, peer: Peer, slot: int, epoch: int) -> bool:
@@ -302,8 +300,7 @@ class ShardProtocol:
 
     def on_fetch_buffers(self, peer: Peer, message: m.FetchBuffers) -> None:
         if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):
-            average = self.buffers.average()
-            self.context.send(peer, m.Buffers(message.request, average, self.constant))
+            self.context.send(peer, m.Buffers(message.request, self.buffers.average()))
 
     def on_members(self, slots: frozenset[int]) -> None:
         if slots != self._members and not self.last_checkpoint:

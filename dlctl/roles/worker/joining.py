@@ -2,7 +2,8 @@
 when a shard has a new process, or the connection to it is a new one. Without servers there is
 nobody to join.
 
-    registering -> building the model -> waiting for the servers -> joining -> (loading buffers)
+    registering -> building the model -> waiting for the servers -> (loading frozen parameters)
+        -> joining -> (loading buffers)
 """
 
 from __future__ import annotations
@@ -13,10 +14,19 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.flat import Layout, slice_bounds
 from dlctl.machine import Connect
 from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
-from dlctl.roles.protocol.effects import BuildModel, LoadBuffers, ModelBuilt
+from dlctl.roles.protocol.effects import (
+    BuildModel,
+    FrozenWritten,
+    LoadBuffers,
+    LoadFrozen,
+    ModelBuilt,
+    WriteFrozen,
+)
 from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
 from dlctl.vector import to_host
 
+WRITING = "writing the frozen parameters"
+"""A phase: the first worker keeps them for the run."""
 REJOIN_S = 0.1
 """Between two looks whether another worker has initialised a shard."""
 
@@ -45,6 +55,8 @@ class Joining:
         """Every shard is joined and the buffers are asked for, or there are none."""
         self.restoring = False
         """The residual of before is on its way."""
+        self._kept: m.FrozenKept | None = None
+        """The last answer, in case it was lost."""
 
     def phase(self) -> str:
         """While a server does not answer: where it should be. Nobody else can see that."""
@@ -66,16 +78,50 @@ class Joining:
     def on_model(self, event: ModelBuilt, now: float) -> None:
         self.model = event
         self._phase = "waiting for the servers"
-        ready = m.ModelReady(self.birth.name, event.layout, event.samples, event.has_finish)
+        ready = m.ModelReady(
+            self.birth.name, event.layout, event.samples, event.has_finish, event.frozen,
+            event.lacks_weights,
+        )  # fmt: skip
         self.context.ask("model", COORDINATOR, ready, now)
 
-    def on_topology(self, message: m.Topology, now: float) -> None:
-        """Raises RemoteProtocolError if it does not say for every server which key it has."""
+    def on_keep_frozen(self, message: m.KeepFrozen) -> None:
+        """A repeated question is answered again, or when it is done."""
+        if self._kept is not None and self._kept.file == message.file:
+            self.context.send(COORDINATOR, self._kept)
+        elif self.model is not None and self._phase != WRITING:
+            self._phase, self._kept = WRITING, None
+            self.context.do(WriteFrozen(message.file))
+
+    def on_frozen_written(self, event: FrozenWritten) -> None:
+        if self._phase == WRITING:
+            self._phase = "waiting for the servers"
+        self._kept = m.FrozenKept(
+            self.birth.name, event.file, event.sha256, event.nbytes, event.error
+        )
+        self.context.send(COORDINATOR, self._kept)
+
+    def on_topology(self, message: m.Topology, now: float) -> LoadFrozen | None:
+        """What has to be loaded before the servers are joined (`join`).
+
+        Raises RemoteProtocolError if it does not say for every server which key it has.
+        """
         if self.context.retries.done("model", now) is None or self.identity is None:
-            return
+            return None
+        assert self.model is not None
         if len(message.keys) != len(message.addresses):
             raise RemoteProtocolError("not every server has a key")
         self.topology = message
+        if message.frozen != self.model.frozen:
+            self._phase = "loading the frozen parameters"
+            return LoadFrozen(message.frozen)
+        self.join(now)
+        return None
+
+    def join(self, now: float) -> None:
+        """The model has the run's frozen parameters."""
+        message = self.topology
+        if message is None or self.identity is None or self.links or self.is_complete:
+            return
         if not message.addresses:
             self.is_complete = True
             return
@@ -147,10 +193,9 @@ class Joining:
             return
         model, me = self.model, link.identity
         values = to_host(model.parameters)[link.lo : link.hi].copy()
-        extras = (model.averaged, model.constant)
-        averaged, constant = extras if link.shard == 0 else (extras[0][:0], extras[1][:0])
-        initialise = m.Initialise(me.slot, me.epoch, values, averaged, constant)
-        nbytes = values.nbytes + averaged.nbytes + constant.nbytes
+        averaged = model.averaged if link.shard == 0 else model.averaged[:0]
+        initialise = m.Initialise(me.slot, me.epoch, values, averaged)
+        nbytes = values.nbytes + averaged.nbytes
         self.context.ask(("join", link.shard), link.peer, initialise, now, nbytes)
 
     def _ask_for_buffers(self, me: Identity, now: float) -> None:
@@ -162,10 +207,10 @@ class Joining:
 
     def _buffers_bytes(self) -> int:
         assert self.model is not None
-        return self.model.averaged.nbytes + self.model.constant.nbytes
+        return self.model.averaged.nbytes
 
     def has_buffers(self) -> bool:
-        """Whether the servers have buffers, or frozen parameters, that this replica loads."""
+        """Whether the servers have buffers that this replica loads."""
         return bool(self.links) and bool(self._buffers_bytes())
 
     def is_under_way(self) -> bool:
@@ -180,13 +225,12 @@ class Joining:
         Raises RemoteProtocolError if they do not fit.
         """
         assert self.model is not None
-        sizes = (message.averaged.size, message.constant.size)
-        if sizes != (self.model.averaged.size, self.model.constant.size):
-            raise RemoteProtocolError(f"it has {sizes} averaged and constant values")
+        if message.averaged.size != self.model.averaged.size:
+            raise RemoteProtocolError(f"it has {message.averaged.size} averaged values")
         return self.context.retries.done(buffers_key(message.request), now) is not None
 
     def load(self, message: m.Buffers) -> None:
-        self.context.do(LoadBuffers(message.averaged, message.constant))
+        self.context.do(LoadBuffers(message.averaged))
 
     def restores(self) -> str:
         """The checkpoint that has this worker's residual; "" if there is none."""

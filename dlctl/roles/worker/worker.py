@@ -49,6 +49,8 @@ from dlctl.roles.protocol.effects import (
     CoordinatorGone,
     EngineRan,
     EvaluationRun,
+    FrozenLoaded,
+    FrozenWritten,
     GroupFailed,
     GroupJoined,
     GroupWaits,
@@ -88,7 +90,7 @@ OF_TORCH = (engines.SAVED_AS, inner.SAVED_AS)
 """How the names of what torch keeps begin, among those that a replica saves."""
 W = "w"
 DICE = "dice"
-RESERVED = frozenset({W, "averaged", "constant", DICE})
+RESERVED = frozenset({W, "averaged", DICE})
 """What a replica saves besides the method's state: of its model, under the names that shards have
 in checkpoints, and where its random numbers are."""
 
@@ -182,6 +184,10 @@ class Worker:
                 self._gathering.on_event(event, now)
             case ArraysSaved():
                 self._saving.on_saved(event)
+            case FrozenLoaded() if self.training is None:
+                self._on_frozen_loaded(now)
+            case FrozenWritten():
+                self.joining.on_frozen_written(event)
             case BuffersLoaded() if self.training is None:
                 self._restore_or_begin()
             case EvaluationRun():
@@ -289,7 +295,16 @@ class Worker:
             self.training.asking.on_answer(peer, message, now)
 
     def _on_topology(self, message: m.Topology, now: float) -> None:
-        self.joining.on_topology(message, now)
+        load = self.joining.on_topology(message, now)
+        if load is not None:
+            self._gathering.load(load)
+        self._begin_without_servers()
+
+    def _on_frozen_loaded(self, now: float) -> None:
+        self.joining.join(now)
+        self._begin_without_servers()
+
+    def _begin_without_servers(self) -> None:
         if self.joining.is_complete and not self.joining.links and self.training is None:
             self._restore_or_begin()
 
@@ -396,17 +411,15 @@ class Worker:
         """The replica's own model of before the stop, if that is where the run's models are."""
         if self.algorithm.shape.model == "replica" and W in saved:
             copy_into(side.parameters, saved[W])
-            self.context.do(LoadBuffers(saved["averaged"], saved["constant"]))
+            self.context.do(LoadBuffers(saved["averaged"]))
 
     def _own_model(self, training: Training) -> dict[str, m.Array]:
         """All that makes the model which stands here, where the run's models are the replicas'."""
         if self.algorithm.shape.model != "replica":
             return {}
-        assert self.joining.model is not None
         return {
             W: to_host(training.side.parameters).copy(),
             "averaged": np.array(training.computing.averaged),
-            "constant": self.joining.model.constant,
         }
 
     # ------------------------------------------------------------ settings
@@ -591,6 +604,7 @@ class Worker:
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,
         m.Topology: _on_topology,
+        m.KeepFrozen: lambda self, message, now: self.joining.on_keep_frozen(message),
         m.Peers: _on_peers,
         m.Group: _on_group,
         m.ListeningNoted: _on_listening_noted,

@@ -174,7 +174,6 @@ class Coordinator:
         arrays = {
             "w": np.full(3, step, np.float32),
             "averaged": np.zeros(0),
-            "constant": np.zeros(0, np.float32),
         }
         sha256, nbytes = checkpoints.write_arrays(directory / "shard-0.safetensors", arrays)
         shard = {"name": "server-0", "file": "shard-0.safetensors", "sha256": sha256}

@@ -1,0 +1,165 @@
+"""The run's frozen parameters: whose they are, and where the file with them is.
+
+The first worker that has built the model writes its own to a file, and only when that is in the run
+directory are workers told where the servers are: from then on, whoever has built others can have
+these, whatever becomes of that worker. A run that goes on from a checkpoint has them already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from dlctl import frozen
+from dlctl import messages as m
+from dlctl.errors import DlctlError
+from dlctl.flat import Layout
+from dlctl.messages import Json
+from dlctl.roles.coordinator.control import Control
+from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.records import History
+from dlctl.roles.protocol.files import Transfers, Wanted
+from dlctl.util.names import HOME_AGENT
+
+
+class FrozenParameters:
+    def __init__(
+        self,
+        context: History,
+        members: Membership,
+        transfers: Transfers,
+        control: Control,
+        before: Json | None,
+        settled: Callable[[], None],
+    ) -> None:
+        """before: what the checkpoint says of them (`part`) that the run goes on from, if any.
+        settled: called when workers may be told of them.
+        """
+        self.context = context
+        self.members = members
+        self.transfers = transfers
+        self.control = control
+        self._settled = settled
+        self.part: Json | None = before
+        """{"file", "sha256", "nbytes", "digests"} of the file that is in the run directory."""
+        self._layout: Layout | None = None
+        self._built: dict[str, bytes] = {}
+        """Worker -> digests of those that it has built."""
+        self._lacking: set[str] = set()
+        """Workers whose values are none to begin a run with."""
+        self._writer = ""
+        """Who writes the file."""
+
+    @property
+    def digests(self) -> bytes:
+        """Of the run's; b"" as long as they are not settled, and if there are none."""
+        return bytes.fromhex(self.part["digests"]) if self.part else b""
+
+    def told(self) -> bytes | None:
+        """The digests that workers are told of; None: not yet."""
+        are_some = self._layout is not None and bool(frozen.entries(self._layout))
+        return None if self.part is None and are_some else self.digests
+
+    def go_on(self, part: Json | None, layout: Layout | None) -> None:
+        """What a coordinator before this one has known of them."""
+        self.part, self._layout = part or self.part, layout
+
+    def on_model(self, worker: Daemon, layout: Layout, message: m.ModelReady, now: float) -> None:
+        """Raises DlctlError if the digests do not fit the layout."""
+        digests = message.frozen
+        if not frozen.fits(layout, digests) or (self.part and len(self.digests) != len(digests)):
+            raise DlctlError(
+                f"{worker.name} has not said what its frozen parameters are",
+                hint="all hosts of a run need the same version of dlctl",
+            )
+        self._layout = layout
+        is_news = self._built.get(worker.name) != digests
+        self._built[worker.name] = digests
+        if message.lacks_weights:
+            self._lacking.add(worker.name)
+        if self.part is None:
+            self._have_written(now)
+        elif is_news and digests != self.digests:
+            self._note_other(worker.name, layout, digests)
+
+    def _note_other(self, name: str, layout: Layout, digests: bytes) -> None:
+        places = frozen.plan(layout).places
+        others = frozen.differing(digests, self.digests)
+        nbytes = sum(places[n][1] - places[n][0] for n in others)
+        text = (
+            f"{name} has built other values for {len(others)} of {len(places)} frozen parameters: "
+            f"it loads the run's, {nbytes / 1e6:.1f} MB"
+        )
+        self.context.event("frozen", name, text)
+
+    def _have_written(self, now: float) -> None:
+        """One worker writes the file; another one if that has died."""
+        if self._writer or self._layout is None:
+            return
+        able = ((name, own) for name, own in self._built.items() if name not in self._lacking)
+        name, digests = next(able, ("", b""))
+        if digests:
+            self._writer = name
+            file = frozen.run_file(self._layout, digests)
+            self.context.ask(("frozen", name), name, m.KeepFrozen(file), now)
+
+    def on_kept(self, message: m.FrozenKept, now: float) -> None:
+        self.context.retries.done(("frozen", message.name), now)
+        worker = self.members.get(message.name)
+        if not self._is_awaited(message) or worker is None:
+            return
+        if message.error:
+            self._fail(message.error, now)
+        elif worker.agent == HOME_AGENT:
+            self._on_there(message, "", now)
+        else:
+            wanted = Wanted(message.file, message.nbytes, message.sha256)
+            done = partial(self._on_fetched, message, worker.agent)
+            self.transfers.fetch(worker.agent, wanted, done, now)
+
+    def _is_awaited(self, message: m.FrozenKept) -> bool:
+        """Or that one has died, and another one writes them."""
+        digests = self._built.get(message.name)
+        if self.part is not None or self._layout is None or digests is None:
+            return False
+        file = frozen.run_file(self._layout, digests)
+        return (self._writer, file) == (message.name, message.file)
+
+    def _on_fetched(self, message: m.FrozenKept, agent: str, error: str, now: float) -> None:
+        host = self.members.get(agent)
+        if not error:
+            self.context.send(agent, m.FileTaken(message.file))
+        elif host is None or not host.alive:
+            return  # Its workers are about to be given up, too.
+        self._on_there(message, error, now)
+
+    def _on_there(self, message: m.FrozenKept, error: str, now: float) -> None:
+        if not self._is_awaited(message):
+            return
+        if error:
+            self._fail(f"the file did not come from {message.name}: {error}", now)
+            return
+        self.part = {
+            "file": message.file.rpartition("/")[2],
+            "sha256": message.sha256,
+            "nbytes": message.nbytes,
+            "digests": self._built[message.name].hex(),
+        }
+        text = f"frozen parameters, {message.nbytes / 1e6:.1f} MB, are kept once for the run"
+        self.context.event("frozen", message.name, text)
+        for name, digests in self._built.items():
+            if digests != self.digests and self._layout is not None:
+                self._note_other(name, self._layout, digests)
+        self._settled()
+
+    def _fail(self, error: str, now: float) -> None:
+        self.control.end("failed", f"cannot keep the frozen parameters of the model: {error}", now)
+
+    def on_gone(self, name: str, now: float) -> None:
+        """A worker has died: what it was writing may be cut off."""
+        self._built.pop(name, None)
+        self._lacking.discard(name)
+        if name == self._writer:
+            self.context.retries.drop(("frozen", name))
+            self._writer = ""
+            self._have_written(now)
