@@ -233,7 +233,8 @@ class Data:
     away. Towards the end of a run it is less, so that all finish together.
     """
     shuffle: bool = True
-    """A new seeded order of the samples in every epoch."""
+    """A new seeded order of the samples in every epoch; false: their own. A task with a `sampler`
+    or `sample_weights` says itself which come and in which order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

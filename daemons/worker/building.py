@@ -15,6 +15,7 @@ from daemons.worker import inner, weights
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
 from daemons.worker.loader_watch import LoaderLost
+from daemons.worker.orders import chosen_by
 from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
 from daemons.worker.task import Task, TaskError, calling, load_task
@@ -29,7 +30,7 @@ class Built(NamedTuple):
     stepper: Stepper
     loader: PortionLoader
     samples: int
-    """Of the whole dataset."""
+    """Of a data epoch."""
 
 
 def build(
@@ -60,11 +61,12 @@ def build(
         accumulate=job.gradient.accumulate,
         place=task.place("dataset"),
         lost=lost,
+        draw=chosen_by(task, dataset, job.job.seed),
     )
     numbers = parameter_groups.of_trained(job.parameters, replica.layout)
     groups = [None if n == parameter_groups.NONE else job.parameters[n] for n in numbers]
     optimizer = inner.make(job.inner, replica.values, groups)
-    return Built(Stepper(replica, job.gradient, optimizer), loader, len(dataset))
+    return Built(Stepper(replica, job.gradient, optimizer), loader, loader.order.length)
 
 
 def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = None) -> Replica:

@@ -185,6 +185,7 @@ class ComputeThread:
             self._averaged,
             replica.constant(),
             replica.task.has_finish,
+            self._loader.order.digest,
         )
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:

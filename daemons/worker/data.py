@@ -1,7 +1,7 @@
-"""Batches of a leased portion: a range of samples in the shuffled order of a data epoch.
+"""Batches of a leased portion: a range of samples in the order of a data epoch (`orders.py`).
 
-Every worker knows the same order, because it follows from the seed and the data epoch; so a portion
-is two numbers on the wire, and a portion that another worker takes over has the same batches.
+Every worker knows the same order; so a portion is two numbers on the wire, and a portion that
+another worker takes over has the same batches.
 """
 
 from __future__ import annotations
@@ -13,25 +13,18 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default_collate
 
 from daemons.worker.loader_watch import LoaderLost, LoaderWatch
+from daemons.worker.orders import Draw, Order, Rows
 from daemons.worker.task import TaskError, blame, calling
 from dlctl.flat import slice_bounds
 
-Rows = npt.NDArray[np.int64]
-"""Of the dataset, by number."""
 _CPU = torch.device("cpu")
 LOADING_S_MAX = 600
 """For one batch: a sample that cannot leave its process would be waited for without an end."""
-SHUFFLED_IN_MEMORY_MAX = 2**26
-"""Samples of a dataset whose whole order is made at once: 8 bytes of each, in every worker."""
-_ROUNDS = 4
-ORDERS_KEPT = 2
-"""Around the end of a data epoch portions of two epochs are in work."""
 
 
 def no_errors_from_signals() -> None:
@@ -47,7 +40,8 @@ class PortionLoader:
 
     collate: makes a batch of a list of samples; None: torch's default_collate. place: of the
     dataset, for errors that no line of the user's has raised. lost: told in another thread when a
-    process has ended by itself. Call `close` to end the processes.
+    process has ended by itself. draw: the order of each data epoch, if the task has one of its own.
+    Call `close` to end the processes.
     """
 
     def __init__(
@@ -62,13 +56,12 @@ class PortionLoader:
         accumulate: int = 1,
         place: str | None = None,
         lost: Callable[[LoaderLost], None] = lambda _: None,
+        draw: Draw | None = None,
     ) -> None:
-        self._size = len(dataset)
+        self.order = Order(len(dataset), seed=seed, shuffle=shuffle, draw=draw)
         self._batch_size = batch_size
         self._step_samples = batch_size * accumulate
         self._seed = seed
-        self._shuffle = shuffle
-        self._orders: dict[int, Rows] = {}
         self._guarded = _Guarded(dataset, collate, place)
         self._batches = _Batches()
         # One of its own, or every portion would shift the replica's dropout.
@@ -96,7 +89,7 @@ class PortionLoader:
         start. Raises TaskError for what the dataset raises, LoaderLost if a process has ended or
         does not come back.
         """
-        assert 0 <= start < stop <= self._size
+        assert 0 <= start < stop <= self.order.length
         steps = -((start - stop) // self._step_samples)
         assert 0 <= number < steps
         wanted = (data_epoch, start, stop, number)
@@ -161,7 +154,7 @@ class PortionLoader:
 
     def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:
         self._next = None
-        samples = self._rows_at(data_epoch, start, stop)
+        samples = self.order.rows(data_epoch, start, stop)
         steps = -(-len(samples) // self._step_samples)
         bounds = [slice_bounds(len(samples), steps, i) for i in range(number, steps)]
         self._batches.rows = [
@@ -188,46 +181,6 @@ class PortionLoader:
             self._stream = iter(loader)
         ours = {*multiprocessing.active_children()} - others
         self._watch = LoaderWatch([*ours], self._lost)
-
-    def _rows_at(self, data_epoch: int, start: int, stop: int) -> Rows:
-        """Which samples stand at [start, stop) of the order of a data epoch."""
-        if not self._shuffle:
-            return np.arange(start, stop)
-        if self._size > SHUFFLED_IN_MEMORY_MAX:
-            return permuted(np.arange(start, stop), self._size, [self._seed, data_epoch])
-        if data_epoch not in self._orders:
-            while len(self._orders) >= ORDERS_KEPT:
-                del self._orders[next(iter(self._orders))]
-            rng = np.random.default_rng([self._seed, data_epoch])
-            self._orders[data_epoch] = rng.permutation(self._size)
-        return self._orders[data_epoch][start:stop]
-
-
-def permuted(places: Rows, size: int, seed: list[int]) -> Rows:
-    """What a random order of range(size) has at these places, without the rest of it.
-
-    A Feistel network of four rounds permutes the numbers of an even number of bits, at most four
-    times as many as there are samples; what falls behind the end is permuted on until it does not.
-    """
-    half = np.uint64(((size - 1).bit_length() + 1) // 2)
-    mask = (np.uint64(1) << half) - np.uint64(1)
-    keys = np.random.default_rng(seed).integers(0, 2**64, _ROUNDS, np.uint64)
-    found = places.astype(np.uint64)
-    outside = np.ones(len(found), bool)
-    while outside.any():
-        left, right = found[outside] >> half, found[outside] & mask
-        for key in keys:
-            left, right = right, left ^ (_mixed(right ^ key) & mask)
-        found[outside] = left << half | right
-        outside = found >= size
-    return found.astype(np.int64)
-
-
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finalizer of splitmix64: every bit depends on all of them."""
-    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return values ^ values >> np.uint64(31)
 
 
 class _Batches:

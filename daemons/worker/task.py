@@ -9,6 +9,9 @@ A task is any object, class or module with these; there is no base class to inhe
     evaluate(model) -> dict of numbers       optional
     finish(model, metrics) -> text or None   optional; once, when the run has finished
     collate(samples) -> batch                optional; torch's default_collate if absent
+    sampler(dataset, epoch) -> rows          optional; the samples of an epoch in their order, by
+                                             number: as many in every epoch, the same in all workers
+    sample_weights(dataset) -> weights       optional, instead: one number >= 0 for each sample
 
 Whatever the user's code does wrong comes out as a TaskError: what was called, what it raised, and
 where in the user's files. This holds for SystemExit and the like: only KeyboardInterrupt passes
@@ -32,6 +35,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
@@ -75,9 +80,7 @@ class Loss(NamedTuple):
 
 
 class UserTask(Protocol):
-    """What a user writes; `evaluate(model)`, `finish(model, metrics)` and `collate(samples)` may
-    stand beside these.
-    """
+    """What a user writes; the other functions named above may stand beside these."""
 
     def model(self) -> nn.Module: ...
 
@@ -118,6 +121,14 @@ class Task:
     def has_finish(self) -> bool:
         return callable(_get(self._user, "finish"))
 
+    @property
+    def has_sampler(self) -> bool:
+        return callable(_get(self._user, "sampler"))
+
+    @property
+    def has_weights(self) -> bool:
+        return callable(_get(self._user, "sample_weights"))
+
     def place(self, part: str) -> str | None:
         """file:line of the user's `part`; None if Python does not know."""
         return _place(_get(self._user, part))
@@ -148,6 +159,46 @@ class Task:
         if size == 0:
             raise TaskError("task.dataset() has no samples", where=self.place("dataset"))
         return dataset
+
+    def sampler(self, dataset: Any, epoch: int) -> npt.NDArray[np.int64]:
+        """The samples of an epoch in their order, by number: at least one."""
+        with calling("task.sampler", self.at("sampler")):
+            returned = self._user.sampler(dataset, epoch)  # type: ignore[attr-defined]
+            rows = _vector(returned)
+        if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
+            raise self._wrong("sampler", returned, "the numbers of samples, at least one")
+        size = len(dataset)
+        if wrong := rows[(rows < 0) | (rows >= size)].tolist():
+            raise TaskError(
+                f"task.sampler returned the number {wrong[0]}; the dataset has {size} samples",
+                where=self.place("sampler"),
+                hint=f"numbers are 0 to {size - 1}",
+            )
+        return rows.astype(np.int64)
+
+    def sample_weights(self, dataset: Any) -> npt.NDArray[np.float64]:
+        """One for each sample, >= 0; their sum is positive and finite."""
+        with calling("task.sample_weights", self.at("sample_weights")):
+            returned = self._user.sample_weights(dataset)  # type: ignore[attr-defined]
+            weights = _vector(returned)
+        if weights.ndim != 1 or weights.dtype.kind not in "iuf":
+            raise self._wrong("sample_weights", returned, "one number for each sample")
+        weights, size = weights.astype(np.float64), len(dataset)
+        fault = ""
+        if len(weights) != size:
+            fault = f"{len(weights)} weights for {size} samples"
+        elif not (np.isfinite(weights).all() and (weights >= 0).all()):
+            row = int(np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))[0])
+            fault = f"the weight {weights[row]:g} for sample {row}"
+        elif not 0 < weights.sum() < np.inf:
+            fault = f"weights whose sum is {weights.sum():g}"
+        if fault:
+            raise TaskError(
+                f"task.sample_weights returned {fault}",
+                where=self.place("sample_weights"),
+                hint="one number for each sample, 0 or more, and not all of them 0",
+            )
+        return weights
 
     def loss(self, model: nn.Module, batch: Any, step: int = 0, epoch: int = 0) -> Loss:
         """step: that this worker has made before. epoch: of the data."""
@@ -446,6 +497,13 @@ def _describe(value: object) -> str:
         shape = ", ".join(map(str, value.shape))
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape [{shape}]"
     return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _vector(returned: Any) -> npt.NDArray[Any]:
+    """Of a tensor, an array or anything that can be gone through."""
+    if isinstance(returned, Tensor):
+        return returned.detach().cpu().numpy()
+    return returned if isinstance(returned, np.ndarray) else np.array(list(returned))
 
 
 def _taken(loss: Callable[..., Any]) -> tuple[str, ...]:

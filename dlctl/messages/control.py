@@ -50,8 +50,11 @@ class ModelReady(Message):
     name: str
     layout: bytes
     samples: int
+    """Of a data epoch."""
     has_finish: bool = False
     """Whether the task has a `finish`."""
+    order: str = ""
+    """Digest of the order of the samples that the task has chosen; "": it has chosen none."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

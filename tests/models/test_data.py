@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from daemons.worker.data import PortionLoader, permuted
+from daemons.worker.data import PortionLoader
 from daemons.worker.loader_watch import LoaderLost
+from daemons.worker.orders import permuted
 from daemons.worker.task import TaskError
 
 # torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.

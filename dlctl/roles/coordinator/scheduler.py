@@ -52,6 +52,8 @@ class Scheduler:
         self.stopped = False
         self.driving: DrivenMethod | None = None
         self._pool: PortionPool | None = None
+        self._order: str | None = None
+        """Digest of the order that the task has chosen, by the first worker that was heard."""
         self._restore: Json = {}
         self._journal: Json = {}
         """Of the method that the coordinator drives, as far as it has come before."""
@@ -134,9 +136,9 @@ class Scheduler:
         self._pool.go_on(next_, standing)
         self.evaluated_epochs = evaluated_epochs
 
-    def take_dataset(self, worker: str, samples: int) -> None:
-        """A worker has built the dataset. Raises DlctlError if it is not the one of the others, or
-        of before.
+    def take_dataset(self, worker: str, samples: int, order: str = "") -> None:
+        """A worker has built the dataset; order: digest of the order that its task has chosen.
+        Raises DlctlError if it is not the one of the others, or of before.
         """
         if self._pool is None:
             self.open_dataset(samples)
@@ -146,6 +148,14 @@ class Scheduler:
                 f"{self._pool.samples}",
                 hint="dataset() must give the same samples on every host and every time; after a "
                 "change start with --fresh to begin a new run",
+            )
+        if self._order is None:
+            self._order = order
+        elif order != self._order:
+            raise DlctlError(
+                f"the samples of {worker} come in another order than those of the other workers",
+                hint="sampler(dataset, epoch) and sample_weights(dataset) must return the same in "
+                "every process; what torch, numpy and random draw there does",
             )
 
     def open_dataset(self, samples: int) -> None:

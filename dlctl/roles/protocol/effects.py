@@ -131,6 +131,8 @@ class ModelBuilt(Event):
     """float32[m], the frozen parameters."""
     has_finish: bool = False
     """Whether the task has a `finish`."""
+    order: str = ""
+    """Digest of the order of the samples that the task has chosen; "": it has chosen none."""
 
 
 @dataclass(frozen=True, slots=True)
