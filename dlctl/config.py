@@ -235,6 +235,12 @@ class Data:
     shuffle: bool = True
     """A new seeded order of the samples in every epoch; false: their own. A task with a `sampler`
     or `sample_weights` says itself which come and in which order."""
+    bad_samples_max: Annotated[int, Ge(0), Le(100000)] = 0
+    """So many samples of the dataset may fail to load in an epoch, in all workers together: each is
+    named in "dlctl events", and its batch goes on without it; a batch of which none is left is left
+    out. One more ends the run. 0: the first one does. The coordinator counts; one that takes the
+    place of another begins anew. What goes wrong in making a batch of samples is no failure of one.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,7 @@ def build(
         place=task.place("dataset"),
         lost=lost,
         draw=chosen_by(task, dataset, job.job.seed),
+        tolerant=job.data.bad_samples_max > 0,
     )
     numbers = parameter_groups.of_trained(job.parameters, replica.layout)
     groups = [None if n == parameter_groups.NONE else job.parameters[n] for n in numbers]

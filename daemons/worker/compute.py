@@ -13,6 +13,7 @@ to it then.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ from dlctl.roles.protocol.effects import (
     ComputeStateTaken,
     EngineRan,
     EvaluationRun,
+    FailedSample,
     LoadBuffers,
     LocateTask,
     ModelBuilt,
@@ -200,14 +202,17 @@ class ComputeThread:
             return self._batch(effect)
         losses: list[float] = []
         metrics: list[Mapping[str, float]] = []
+        failed: tuple[FailedSample, ...] = ()
         for number in range(effect.number, effect.number + effect.count):
             computed = self._batch(replace(effect, number=number))
+            failed += computed.failed
             if not computed.is_usable:
                 break
             losses.append(computed.loss)
             metrics += computed.metrics or ({},)
         before = tuple(losses[:-1] if computed.is_usable else losses)
-        return replace(computed, before=before, metrics=tuple(metrics) if any(metrics) else ())
+        told = tuple(metrics) if any(metrics) else ()
+        return replace(computed, before=before, metrics=told, failed=failed)
 
     def _make_engine(self) -> Operations:
         from daemons.worker.building import make_engine
@@ -259,6 +264,12 @@ class ComputeThread:
 
         with explained(self._job):
             batches = self._loader.step(effect.data_epoch, effect.start, effect.stop, effect.number)
+            failed = tuple(FailedSample(effect.number, *bad) for bad in self._loader.bad)
+            if not batches:
+                return Computed(
+                    math.nan, None, self._averaged, math.nan, is_usable=False, is_skipped=True,
+                    failed=failed,
+                )  # fmt: skip
             step = self._stepper.step(
                 batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
                 epoch=effect.data_epoch,
@@ -266,6 +277,7 @@ class ComputeThread:
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
             is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),
+            failed=failed,
         )  # fmt: skip
         if not self._averaged.size:
             return computed

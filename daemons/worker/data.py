@@ -10,7 +10,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ class PortionLoader:
     collate: makes a batch of a list of samples; None: torch's default_collate. place: of the
     dataset, for errors that no line of the user's has raised. lost: told in another thread when a
     process has ended by itself. draw: the order of each data epoch, if the task has one of its own.
-    Call `close` to end the processes.
+    tolerant: a batch goes on without samples that fail to load. Call `close` to end the processes.
     """
 
     def __init__(
@@ -57,12 +57,16 @@ class PortionLoader:
         place: str | None = None,
         lost: Callable[[LoaderLost], None] = lambda _: None,
         draw: Draw | None = None,
+        tolerant: bool = False,
     ) -> None:
         self.order = Order(len(dataset), seed=seed, shuffle=shuffle, draw=draw)
         self._batch_size = batch_size
         self._step_samples = batch_size * accumulate
         self._seed = seed
-        self._guarded = _Guarded(dataset, collate, place)
+        self._guarded = _Guarded(dataset, collate, place, tolerant)
+        self.bad: tuple[BadSample, ...] = ()
+        """What the batches of the newest step have gone on without; they may be none at all then.
+        """
         self._batches = _Batches()
         # One of its own, or every portion would shift the replica's dropout.
         self._dice = torch.Generator().manual_seed(seed)
@@ -98,7 +102,16 @@ class PortionLoader:
         self._next = (data_epoch, start, stop, number + 1)
         lo, hi = slice_bounds(stop - start, steps, number)
         sizes = [b - a for a, b in self._cut(hi - lo)]
-        return [(self._load(), size / (hi - lo)) for size in sizes]
+        loaded = [self._load() for _ in sizes]
+        self.bad = tuple(bad for each in loaded if type(each) is Sifted for bad in each.bad)
+        if not self.bad:
+            return [(batch, size / (hi - lo)) for batch, size in zip(loaded, sizes, strict=True)]
+        left = [
+            (each.batch, size - len(each.bad)) if type(each) is Sifted else (each, size)
+            for each, size in zip(loaded, sizes, strict=True)
+        ]
+        samples = sum(size for _, size in left)
+        return [(batch, size / samples) for batch, size in left if size]
 
     def batch(self, data_epoch: int, start: int, stop: int, number: int) -> Any:
         """The batch of a step that is one batch."""
@@ -193,14 +206,36 @@ class _Batches:
         return iter(self.rows)
 
 
+class BadSample(NamedTuple):
+    """A sample that failed to load."""
+
+    row: int
+    error: str
+    detail: str
+    """The traceback."""
+
+
+class Sifted(NamedTuple):
+    """A batch without the samples that failed to load."""
+
+    batch: Any
+    """None: none is left."""
+    bad: tuple[BadSample, ...]
+
+
 class _Guarded(Dataset[Any]):
     """The user's dataset with its errors as values: so they keep their place and text on the way
     out of a loader's process."""
 
     def __init__(
-        self, dataset: Any, collate: Callable[[list[Any]], Any] | None, place: str | None
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any] | None,
+        place: str | None,
+        tolerant: bool,
     ) -> None:
         self._dataset = dataset
+        self._tolerant = tolerant
         self._collate = collate or default_collate
         self._place = place
         self._tensors: tuple[Tensor, ...] = ()
@@ -215,33 +250,58 @@ class _Guarded(Dataset[Any]):
         return [self.batch(rows)]
 
     def batch(self, rows: Rows) -> Any:
-        """The samples at `rows`, collated; a TaskError is returned."""
+        """The samples at `rows`, collated, `Sifted` if some of them may fail and have; a TaskError
+        is returned."""
         try:
             if self._tensors:
                 # From a list of numbers it would take as long as all the rest.
                 where = torch.from_numpy(rows)
                 with calling("making a batch of samples", self._place):
                     return [t.index_select(0, where.to(t.device)) for t in self._tensors]
-            samples = self._samples(rows.tolist())
+            samples, bad = self._sifted(rows.tolist())
+            if not samples:
+                return Sifted(None, bad)
             with calling("making a batch of samples", self._place):
-                return self._collate(samples)
+                batch = self._collate(samples)
+            return Sifted(batch, bad) if bad else batch
         except TaskError as error:
             return error.with_traceback(None)
 
-    def _samples(self, indices: list[int]) -> list[Any]:
+    def _sifted(self, indices: list[int]) -> tuple[list[Any], tuple[BadSample, ...]]:
+        """The samples, and those that may fail and have."""
         at_once = getattr(self._dataset, "__getitems__", None)
-        if at_once is not None:
-            with calling("task.dataset().__getitems__", self._place):
-                return list(at_once(indices))
-        samples = []
+        try:
+            if at_once is not None:
+                with calling("task.dataset().__getitems__", self._place):
+                    return list(at_once(indices)), ()
+        except TaskError as error:
+            if not self._may_fail(error):
+                raise
+        samples, bad = [], []
         for index in indices:
             try:
-                samples.append(self._dataset[index])
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                raise blame(f"task.dataset()[{index}]", error, self._place) from error
-        return samples
+                samples.append(self._sample(index))
+            except TaskError as error:
+                if not self._may_fail(error):
+                    raise
+                where = f" ({error.where})" if error.where else ""
+                bad.append(BadSample(index, f"{error.message}{where}", error.detail))
+        return samples, tuple(bad)
+
+    def _may_fail(self, error: TaskError) -> bool:
+        """Whether it goes on without the sample; what may be the process's fault is none of it."""
+        cause = error.__cause__
+        return (
+            self._tolerant and isinstance(cause, Exception) and not isinstance(cause, MemoryError)
+        )
+
+    def _sample(self, index: int) -> Any:
+        try:
+            return self._dataset[index]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise blame(f"task.dataset()[{index}]", error, self._place) from error
 
 
 def _first(items: list[Any]) -> Any:

@@ -68,9 +68,10 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     total = np.zeros(replica.layout.size(), np.float32)
     before = to_host(replica.parameters).copy()
     for number in range(-(-samples // job.step_samples)):
-        step = stepper.step(
-            loader.step(0, 0, samples, number), own_lr=own_lr, gather=own_lr is None
-        )
+        batches = loader.step(0, 0, samples, number)
+        if not batches:
+            continue
+        step = stepper.step(batches, own_lr=own_lr, gather=own_lr is None)
         if step.gradient is not None:
             total += to_host(step.gradient)
         if not (step.is_usable and math.isfinite(euclidean_norm(total))):

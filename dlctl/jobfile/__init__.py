@@ -310,6 +310,9 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     if method.lead.drive is not Lead.drive and get(document, ("job", "stop", "target")):
         what = f"{name} evaluates the model at its end only: nobody would look at the target"
         faults.append(Fault(("job", "stop", "target"), what, "remove it"))
+    if method.lead.drive is not Lead.drive and get(document, ("data", "bad_samples_max")):
+        what = f"{name} compares sums over the dataset: it can do without no sample"
+        faults.append(Fault(("data", "bad_samples_max"), what, "remove it"))
     faults += _check_processes(name, shape.ranks, get(document, ("workers", "processes")))
     workers = get(document, ("workers", "count"))
     if type(workers) is int and shape.workers_max < workers <= COUNT_MAX:

@@ -499,3 +499,27 @@ class Decided(Message):
     """int64[2 n]: slot and epoch of each."""
     gone: Array
     """int64[2 n]: of these, who has died since. More and more of them, never fewer."""
+
+
+# ------------------------------------------------------------ control plane: samples
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SampleFailed(Message):
+    """From a worker: a sample could not be loaded, and its batch went on without it. Repeated until
+    `SampleNoted`; each counts once in a data epoch."""
+
+    slot: int
+    epoch: int
+    data_epoch: int
+    sample: int
+    """Its number in the dataset."""
+    error: str
+    detail: str
+    """The traceback."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SampleNoted(Message):
+    data_epoch: int
+    sample: int

@@ -551,6 +551,11 @@ def test_a_target_that_nobody_looks_at_is_refused(folder: Path) -> None:
     assert (problem.key, problem.suggestion) == ("job.stop.target", "remove it")
 
 
+def test_a_method_that_compares_sums_over_the_dataset_does_without_no_sample(folder):
+    text = MINIMAL + '[data]\nbad_samples_max = 3\n[algorithm]\nname = "sandblaster"\n'
+    assert only_problem(folder, text).key == "data.bad_samples_max"
+
+
 @pytest.mark.parametrize("values", ["float16", "bfloat16"])
 def test_what_is_to_be_right_on_average_is_not_rounded_to_16_bits(
     folder: Path, values: str

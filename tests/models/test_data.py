@@ -280,6 +280,55 @@ def test_a_batch_that_no_process_sends_is_named_and_not_waited_for_forever(monke
     assert told == [], "what is closed is meant to end"
 
 
+class Torn:
+    """These samples are broken."""
+
+    def __init__(self, *broken: int) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.broken:
+            decode_error()
+        return index
+
+
+class TornAtOnce(Torn):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [Torn, TornAtOnce])
+def test_a_batch_goes_on_without_the_samples_that_fail_to_load(loader, kind):
+    dataset = kind(1, 5, 6, 8, 9, 10, 11)
+    data = loader(dataset, shuffle=False, accumulate=2, tolerant=True, place="train.py:7")
+    (one, part), (two, rest) = data.step(0, 0, 16, 0)
+    assert (one.tolist(), two.tolist()) == ([0, 2, 3], [4, 7])
+    assert (part, rest) == (3 / 5, 2 / 5)
+    assert [bad.row for bad in data.bad] == [1, 5, 6]
+    where = f"({__file__}:{decode_error.__code__.co_firstlineno + 1})"
+    what = "task.dataset()[1] raised ValueError: cannot decode image"
+    assert data.bad[0].error == f"{what} {where}"
+    assert "decode_error" in data.bad[0].detail
+    ((left, part),) = data.step(0, 0, 16, 1)
+    assert (left.tolist(), part) == ([12, 13, 14, 15], 1.0)
+    assert data.step(0, 8, 12, 0) == [], "nothing is left"
+    assert len(data.bad) == 4
+    assert data.batch(0, 12, 16, 0).tolist() == [12, 13, 14, 15]
+    assert data.bad == ()
+
+
+def test_a_collate_that_fails_is_no_failure_of_a_sample(loader):
+    def collate(samples: list[int]) -> list[int]:
+        raise ValueError(f"{len(samples)} samples")
+
+    data = loader(Torn(1), shuffle=False, tolerant=True, collate=collate)
+    with pytest.raises(TaskError, match="making a batch of samples raised ValueError: 3 samples"):
+        data.batch(0, 0, 4, 0)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 65, 1000, 4099])
 def test_an_order_that_is_never_made_whole_is_one(size):
     whole = permuted(np.arange(size), size, [5, 0])

@@ -37,6 +37,7 @@ from dlctl.machine import (
 )
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
+from dlctl.roles.coordinator.bad_samples import BadSamples
 from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals, manifest_of
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
@@ -91,6 +92,7 @@ class Coordinator:
         self.scheduler = Scheduler(context, members, job, algorithm.lead(options), tables)
         content = asdict(job)
         live = settings.of_job(content, algorithm.live)
+        self.bad_samples = BadSamples(context, job.data.bad_samples_max)
         self.settings = SettingChanges(context, members, live, content)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
         self.evaluations = Evaluations(
@@ -372,6 +374,16 @@ class Coordinator:
         self.scheduler.on_portion_done(done, now)
         self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
+    def _on_sample_failed(self, peer: Peer, message: m.SampleFailed, now: float) -> None:
+        self.context.send(peer, m.SampleNoted(message.data_epoch, message.sample))
+        worker = self.members.worker(message.slot, message.epoch)
+        if worker is None:
+            return
+        if error := self.bad_samples.failed(worker.name, message):
+            worker.error = error
+            self.context.event("error", worker.name, error, detail=message.detail)
+            self.end("failed", f"{worker.name}: {error}", now)
+
     def _on_vector_result(self, peer: Peer, message: m.VectorResult, now: float) -> None:
         self.scheduler.on_vector_result(message, now)
 
@@ -475,6 +487,7 @@ class Coordinator:
         ),
         m.LeaseRequest: _on_lease_request,
         m.PortionDone: _on_portion_done,
+        m.SampleFailed: _on_sample_failed,
         m.VectorResult: _on_vector_result,
         m.Holding: lambda self, peer, message, now: self.quorums.on_holding(peer, message),
         m.Report: lambda self, peer, message, now: self.reports.on_report(peer, message, now),

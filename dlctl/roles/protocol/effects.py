@@ -171,6 +171,17 @@ class Compute(Effect):
         return math.isfinite(loss) and norm <= self.norm_max
 
 
+class FailedSample(NamedTuple):
+    """A sample that could not be loaded."""
+
+    number: int
+    """Of the batch that went on without it."""
+    sample: int
+    """In the dataset."""
+    error: str
+    detail: str
+
+
 @dataclass(frozen=True, slots=True)
 class Computed(Event):
     loss: float
@@ -185,10 +196,12 @@ class Computed(Event):
     before: tuple[float, ...] = ()
     """The losses of the batches before it, all of use."""
     is_skipped: bool = False
-    """It is of no use because the scale of the loss was too large (float16): no fault of anybody's.
-    """
+    """It is of no use because the scale of the loss was too large (float16), or because none of its
+    samples could be loaded: no fault of the replica's."""
     metrics: tuple[Mapping[str, float], ...] = ()
     """What else the task's loss returns, of each batch of use; (): nothing of any of them."""
+    failed: tuple[FailedSample, ...] = ()
+    """Samples that these batches lack; one that lacks all of them is skipped."""
 
     @property
     def odd(self) -> str:

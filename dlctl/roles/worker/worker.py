@@ -574,6 +574,9 @@ class Worker:
     def _on_portion_noted(self, message: m.PortionNoted, now: float) -> None:
         self.context.retries.done(("portion", message.data_epoch, message.portion), now)
 
+    def _on_sample_noted(self, message: m.SampleNoted, now: float) -> None:
+        self.context.retries.done(("sample", message.data_epoch, message.sample), now)
+
     def _on_work(
         self, message: m.Parameters | m.SparseParameters | m.Ack | m.Lease, now: float
     ) -> None:
@@ -598,6 +601,7 @@ class Worker:
         m.Heard: lambda self, message, now: None,
         m.Lease: _on_work,
         m.PortionNoted: _on_portion_noted,
+        m.SampleNoted: _on_sample_noted,
         m.Change: _on_change,
         m.Drain: _on_drain,
         m.Save: _on_save,

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from itertools import repeat
 from typing import Any
 
 from dlctl import messages as m
 from dlctl.algorithms.needs import Data, Done, Engine, Gradient, NextData, Step
 from dlctl.roles.protocol.context import COORDINATOR, Context
-from dlctl.roles.protocol.effects import Compute, Computed, EngineRan, RunEngine
+from dlctl.roles.protocol.effects import (
+    Compute,
+    Computed,
+    EngineRan,
+    FailedSample,
+    RunEngine,
+)
 from dlctl.roles.protocol.meters import Rates, follow
 from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.intervals import Pacing
@@ -179,9 +186,11 @@ class Computing:
         took_s = (now - self._busy_since) / max(len(losses), 1)
         self._batch_s += (BATCH_WEIGHT if self._batch_s else 1.0) * (took_s - self._batch_s)
         announced, self._announced = self._announced, False
+        self._report_failed(event.failed, portion, now)
+        lacking = Counter(failed.number for failed in event.failed)
         samples = 0
         for loss, metrics in zip(losses, event.metrics or repeat({}), strict=False):
-            samples += self._accept(loss, metrics, portion, number)
+            samples += self._accept(loss, metrics, portion, number, lacking[number])
             self.pacing.computed(took_s)
             number += 1
         if losses:
@@ -192,6 +201,7 @@ class Computing:
         if not event.is_usable:
             if not event.is_skipped:
                 self._refuse(event, portion, number)
+            if not event.is_skipped or lacking[number]:
                 self._left_out = announced and not losses
             number += 1
         portion.next_number = number
@@ -208,11 +218,17 @@ class Computing:
             self.report_done(self.portions.settled(last), now)
 
     def _accept(
-        self, loss: float, metrics: Mapping[str, float], portion: Portion, number: int
+        self,
+        loss: float,
+        metrics: Mapping[str, float],
+        portion: Portion,
+        number: int,
+        lacking: int = 0,
     ) -> int:
-        """Count a batch that is of use. Returns its samples."""
+        """Count a batch that is of use. lacking: samples that it has gone on without. Returns its
+        samples."""
         start, stop = portion.batch_range(number)
-        samples = stop - start
+        samples = stop - start - lacking
         self.bad_gradients.computed(self.writing.steps, portion.in_words(number))
         self.writing.steps += 1
         portion.steps += 1
@@ -231,6 +247,15 @@ class Computing:
         """A NaN would stay in the residual for ever: a poisoned gradient never gets that far."""
         self.bad_gradients.of_no_use(f"{event.odd}, {portion.in_words(number)}")
         self.context.note("warning", f"of no use, not pushed: {self.bad_gradients.last}")
+
+    def _report_failed(self, failed: Iterable[FailedSample], portion: Portion, now: float) -> None:
+        """Samples that could not be loaded: the coordinator counts those of all workers."""
+        data_epoch, me = portion.lease.data_epoch, self.identity
+        for each in failed:
+            key = ("sample", data_epoch, each.sample)
+            if key not in self.context.retries:
+                said = (data_epoch, each.sample, each.error, each.detail)
+                self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.epoch, *said), now)
 
     # ------------------------------------------------------------ what is done
 
