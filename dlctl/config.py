@@ -227,7 +227,8 @@ class Data:
     __pydantic_config__ = STRICT
 
     portion_batches: Annotated[int, Ge(1), Le(100000)] = 8
-    """Batches of one portion: the range of samples that a worker leases at a time."""
+    """Batches of one portion: the range of samples that a worker leases at a time. With batch sizes
+    of hosts these are the largest ones."""
     lease_ahead_s: Annotated[float, Ge(0), Le(3600)] = 2.0
     """Seconds of work that a worker leases in advance: so long it goes on while the coordinator is
     away. Towards the end of a run it is less, so that all finish together.
@@ -328,6 +329,10 @@ class Host:
     """Parameter servers here; without it an even share of those that no host has asked for."""
     workers: Annotated[int, Ge(0), Le(COUNT_MAX)] | None = None
     """Workers here; likewise. 0: none, and none are added as long as there is another host."""
+    batch_size: Annotated[int, Ge(1)] | None = None
+    """Samples of one batch of each worker here; without it `workers.batch_size`. What a batch is
+    worth follows from its samples. Where the job file says steps and samples are meant, as in
+    [schedule], they are those of the mean over all workers; `job.stop` counts the steps made."""
     python: str = ""
     """The Python there that has dlctl and torch; "": at the same path as here."""
     dir: str = ""
@@ -442,11 +447,6 @@ class JobFile:
     slurm: Slurm = Slurm()
     network: Network = Network()
     timeouts: Timeouts = Timeouts()
-
-    @property
-    def step_samples(self) -> int:
-        """The most samples of one step of one worker."""
-        return self.workers.batch_size * self.gradient.accumulate
 
     @property
     def places(self) -> tuple[Host, ...]:

@@ -20,6 +20,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
+from dlctl import batches
 from dlctl.config import JobFile, Schedule
 
 _LENGTH = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?) *(%|steps?|samples?)")
@@ -27,7 +28,7 @@ DECAY_AT = 0.9
 """Of a run, where the decay of "wsd" begins if nothing is said."""
 
 
-def length(text: str, step_samples: int, whole: float = math.nan) -> float:
+def length(text: str, step_samples: float, whole: float = math.nan) -> float:
     """The samples that "5%", "500 steps" or "10_000 samples" is. whole: those of the run, of which
     a percentage is taken. Raises ValueError for anything else.
     """
@@ -49,14 +50,14 @@ def faults(job: JobFile) -> Iterator[tuple[tuple[str, ...], str, str]]:
     for key, text in texts.items():
         try:
             if text:
-                length(text, job.step_samples)
+                length(text, batches.mean(job))
         except ValueError as error:
             yield ("schedule", key), str(error), ""
             return
     if schedule.over.strip().endswith("%"):
         yield ("schedule", "over"), "it is the whole, not a part", 'as in "50_000 steps"'
         return
-    if schedule.over and length(schedule.over, job.step_samples) < 1:
+    if schedule.over and length(schedule.over, batches.mean(job)) < 1:
         yield ("schedule", "over"), "it is no sample long", 'as in "50_000 steps"'
         return
     if schedule.kind == "wsd" and len(schedule.decay_at) > 1:
@@ -72,7 +73,7 @@ def faults(job: JobFile) -> Iterator[tuple[tuple[str, ...], str, str]]:
         yield ("schedule", key), what, 'add over = "50_000 steps"'
         return
     is_known = bool(schedule.over) or not job.job.stop.epochs
-    if is_known and length(schedule.warmup, job.step_samples, whole) > whole:
+    if is_known and length(schedule.warmup, batches.mean(job), whole) > whole:
         yield ("schedule", "warmup"), "the warm-up is longer than the run", ""
 
 
@@ -92,11 +93,11 @@ def whole_run(job: JobFile, dataset_samples: int) -> float:
     infinite if neither says.
     """
     if job.schedule.over:
-        return length(job.schedule.over, job.step_samples)
+        return length(job.schedule.over, batches.mean(job))
     stop = job.job.stop
     limits = [
         stop.epochs * dataset_samples if stop.epochs else math.inf,
-        stop.steps * job.step_samples if stop.steps else math.inf,
+        stop.steps * batches.mean(job) if stop.steps else math.inf,
         stop.samples or math.inf,
     ]
     return min(limits)
@@ -113,7 +114,7 @@ def factor(job: JobFile, dataset_samples: int) -> Callable[[int], float] | None:
     whole = whole_run(job, dataset_samples)
     if needs_whole(schedule) and math.isinf(whole):
         raise ValueError("a schedule has to know how long the run is")
-    warmup = length(schedule.warmup, job.step_samples, whole)
+    warmup = length(schedule.warmup, batches.mean(job), whole)
     if warmup > whole:
         raise ValueError(f"the warm-up takes {warmup:.0f} samples, and the run has {whole:.0f}")
 

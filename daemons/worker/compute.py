@@ -262,7 +262,9 @@ class ComputeThread:
     def _batch(self, effect: Compute) -> Computed:
         from daemons.worker.out_of_memory import explained
 
-        with explained(self._job):
+        if effect.step_samples:
+            self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
+        with explained(self._job, self._loader.batch_size):
             batches = self._loader.step(effect.data_epoch, effect.start, effect.stop, effect.number)
             failed = tuple(FailedSample(effect.number, *bad) for bad in self._loader.bad)
             if not batches:

@@ -60,8 +60,8 @@ class PortionLoader:
         tolerant: bool = False,
     ) -> None:
         self.order = Order(len(dataset), seed=seed, shuffle=shuffle, draw=draw)
-        self._batch_size = batch_size
-        self._step_samples = batch_size * accumulate
+        self.batch_size = batch_size
+        self._accumulate = accumulate
         self._seed = seed
         self._guarded = _Guarded(dataset, collate, place, tolerant)
         self.bad: tuple[BadSample, ...] = ()
@@ -76,6 +76,15 @@ class PortionLoader:
         self._waits = False
         self._stream: Iterator[Any] = iter(())
         self._next: tuple[int, int, int, int] | None = None
+
+    def resize(self, batch_size: int) -> None:
+        """From now on a batch has at most so many samples."""
+        if batch_size != self.batch_size:
+            self.batch_size, self._next = batch_size, None
+
+    @property
+    def _step_samples(self) -> int:
+        return self.batch_size * self._accumulate
 
     def reseed(self, slot: int, epoch: int) -> None:
         """Before the first batch: have the processes draw what belongs to this epoch of this slot.
@@ -120,7 +129,7 @@ class PortionLoader:
 
     def _cut(self, samples: int) -> list[tuple[int, int]]:
         """The bounds of the batches of a step."""
-        batches = -(-samples // self._batch_size)
+        batches = -(-samples // self.batch_size)
         return [slice_bounds(samples, batches, i) for i in range(batches)]
 
     def _load(self) -> Any:

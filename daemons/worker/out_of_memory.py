@@ -16,9 +16,9 @@ CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 @contextmanager
-def explained(job: JobFile) -> Iterator[None]:
-    """Around a step: an error that is for want of memory says what to try. Raises TaskError for it,
-    and everything else as it is.
+def explained(job: JobFile, batch_size: int) -> Iterator[None]:
+    """Around a step: an error that is for want of memory says what to try. batch_size: of this
+    worker. Raises TaskError for it, and everything else as it is.
     """
     try:
         yield
@@ -27,7 +27,7 @@ def explained(job: JobFile) -> Iterator[None]:
         if not _is_for_want_of_memory(cause):
             raise
         failed = error if isinstance(error, TaskError) else blame("a step", error)
-        failed.hint = advice(job)
+        failed.hint = advice(job, batch_size)
         raise failed from cause
 
 
@@ -37,9 +37,9 @@ def _is_for_want_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
-def advice(job: JobFile) -> str:
+def advice(job: JobFile, batch_size: int) -> str:
     """What needs less memory and leaves what comes of a step as it is, as far as there is such."""
-    size, accumulate = job.workers.batch_size, job.gradient.accumulate
+    size, accumulate = batch_size, job.gradient.accumulate
     tries = []
     if size > 1:
         parts = next((n for n in range(2, size) if size % n == 0), size)

@@ -23,7 +23,7 @@ import numpy as np
 from daemons.worker.building import build
 from daemons.worker.replica import Replica
 from daemons.worker.task import TaskError
-from dlctl import registry
+from dlctl import batches, placement, registry
 from dlctl.config import JobFile, from_dict
 from dlctl.errors import DlctlError
 from dlctl.messages import Array
@@ -57,21 +57,23 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     DlctlError if the checkpoint is of another model.
     """
     stepper, loader, in_all = build(job, slot=0, processes=0)
+    loader.resize(batches.size(job, placement.place(job)["worker-0"]))
     replica = stepper.replica
     if checkpoint is not None:
         _load(replica, checkpoint)
     method = registry.load("algorithms", job.algorithm.name)
     options = method.Options(**job.algorithm.options)
     steps, is_way = method.replica.one_push(options)
-    samples = min(in_all, steps * job.step_samples)
+    step_samples = loader.batch_size * job.gradient.accumulate
+    samples = min(in_all, steps * step_samples)
     own_lr = job.inner.options["lr"] if is_way else None
     total = np.zeros(replica.layout.size(), np.float32)
     before = to_host(replica.parameters).copy()
-    for number in range(-(-samples // job.step_samples)):
-        batches = loader.step(0, 0, samples, number)
-        if not batches:
+    for number in range(-(-samples // step_samples)):
+        loaded = loader.step(0, 0, samples, number)
+        if not loaded:
             continue
-        step = stepper.step(batches, own_lr=own_lr, gather=own_lr is None)
+        step = stepper.step(loaded, own_lr=own_lr, gather=own_lr is None)
         if step.gradient is not None:
             total += to_host(step.gradient)
         if not (step.is_usable and math.isfinite(euclidean_norm(total))):

@@ -93,6 +93,8 @@ class Topology(Message):
     restore: str
     under_way: bool = False
     """All workers have been at work: whoever comes now joins a run that trains."""
+    batch_size: int = 0
+    """Samples of one batch of this worker; 0: as the job file says for all."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -127,7 +127,6 @@ class ComputeDriver:
         self,
         process: Process,
         problem: Problem,
-        batch_size: int,
         seed: int,
         options: ComputeOptions,
         rng: np.random.Generator,
@@ -140,7 +139,6 @@ class ComputeDriver:
         """
         self.process = process
         self.problem = problem
-        self.batch_size = batch_size
         self.seed = seed
         self.options = options
         self.rng = rng
@@ -218,7 +216,7 @@ class ComputeDriver:
         assert 0 <= effect.start < effect.stop <= self.problem.samples
         rows = batch_rows(
             self.problem.samples, self.seed, effect.data_epoch,
-            (effect.start, effect.stop), (effect.number, self.batch_size),
+            (effect.start, effect.stop), (effect.number, effect.step_samples),
         )  # fmt: skip
         assert len(rows) > 0, f"{effect} has no rows"
         batch = Batch(rows, *self._who, self.computed)

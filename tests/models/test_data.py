@@ -116,6 +116,16 @@ def test_the_task_may_have_made_another_device_the_default_one(loader):
     assert batch.tolist() == order_of(0)[4:8]
 
 
+def test_a_portion_may_be_cut_into_larger_or_smaller_batches(loader):
+    data = loader(accumulate=2)
+    assert data.batch_size == 4
+    for size in (2, 8, 4):
+        data.resize(size)
+        steps = [data.step(0, 0, 16, number) for number in range(8 // size)]
+        cut = [batch.tolist() for step in steps for batch, _ in step]
+        assert cut == [order_of(0)[i : i + size] for i in range(0, 16, size)]
+
+
 def test_leaving_a_portion_in_its_middle_does_no_harm(loader):
     data = loader(range(1000))
     data.batch(0, 0, 1000, 0)

@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
+from dlctl import batches, placement
 from dlctl import messages as m
-from dlctl import placement
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.flat import Layout, slice_bounds
@@ -289,7 +289,8 @@ class Registration:
         if restore and self._restores_in_vain(worker):
             self._give_up_residual(worker)
             restore = ""
-        return m.Topology(addresses, keys, initialise, restore, self.under_way)
+        batch_size = batches.size(self.job, worker.agent)
+        return m.Topology(addresses, keys, initialise, restore, self.under_way, batch_size)
 
     def _restores_in_vain(self, worker: Daemon) -> bool:
         """Whether the last attempt that a worker has is better made without its residual."""

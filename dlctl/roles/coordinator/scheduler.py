@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from dlctl import batches, schedule
 from dlctl import messages as m
-from dlctl import schedule
 from dlctl.algorithms.base import Lead, Table
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
@@ -52,6 +52,9 @@ class Scheduler:
         self.stopped = False
         self.driving: DrivenMethod | None = None
         self._pool: PortionPool | None = None
+        self._step_samples_min = batches.smallest(job)
+        self._counts_steps = self._step_samples_min != batches.largest(job)
+        """Nobody knows how many a portion has before it is done."""
         self._order: str | None = None
         """Digest of the order that the task has chosen, by the first worker that was heard."""
         self._restore: Json = {}
@@ -172,7 +175,7 @@ class Scheduler:
             schedule.factor(self.job, samples)
         except ValueError as error:
             raise DlctlError(str(error), hint=SCHEDULE) from None
-        portion = self.job.data.portion_batches * self.job.step_samples
+        portion = self.job.data.portion_batches * batches.largest(self.job)
         self._pool = PortionPool(samples, portion)
         self._pool.limit = _portions(self.job, self._pool)
         if self._restore.get("portion_samples") == portion:
@@ -330,10 +333,10 @@ class Scheduler:
 
     def _check(self, done: m.PortionDone) -> None:
         start, stop = self.pool.bounds(done.portion)
-        batches = -(-(stop - start) // self.job.step_samples)
-        if done.steps > batches or done.samples > stop - start:
+        steps = -(-(stop - start) // self._step_samples_min)
+        if done.steps > steps or done.samples > stop - start:
             said = f"{done.steps} steps and {done.samples} samples"
-            raise RemoteProtocolError(f"{said} of a portion of {batches} and {stop - start}")
+            raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
 
     def _take_loss(self, loss: float) -> None:
         """Into the running mean, unless that would be no number any more: it is written down."""
@@ -349,6 +352,8 @@ class Scheduler:
             return self.driving.over
         if not self.is_driven and self._pool.is_finished():
             return f"{self._pool.epochs_done():.3g} epochs are done"
+        if self._counts_steps and stop.steps and self.steps >= stop.steps:
+            return f"{self.steps:,} steps are done"
         if stop.seconds is not None and now - self.released_at >= stop.seconds:
             return f"{stop.seconds:g} seconds are over"
         return ""
@@ -380,7 +385,9 @@ class Scheduler:
         """How far the run is, 0..1, if that is known."""
         if self._pool is None or self._pool.limit == math.inf or self.is_driven:
             return None
-        return min(1.0, self._pool.done_count / self._pool.limit)
+        steps = self.job.job.stop.steps if self._counts_steps else None
+        of_steps = self.steps / steps if steps else 0.0
+        return min(1.0, max(self._pool.done_count / self._pool.limit, of_steps))
 
 
 def _means(done: m.PortionDone) -> dict[str, float]:
@@ -399,9 +406,10 @@ def _wire(taken: Any) -> tuple[int, int, int, int]:
 
 
 def _portions(job: JobFile, pool: PortionPool) -> float:
-    """Portions until the first of the job's limits; steps and samples round up to portions."""
+    """Portions until the first of the job's limits; steps and samples round up to portions. With
+    batch sizes of hosts the steps may be there before that."""
     stop = job.job.stop
-    steps_before = partial(pool.steps_before, batch_size=job.step_samples)
+    steps_before = partial(pool.steps_before, batch_size=batches.largest(job))
     limits = [
         math.ceil(stop.epochs * pool.per_epoch) if stop.epochs else math.inf,
         _until(stop.steps, pool.per_epoch, steps_before),

@@ -165,6 +165,8 @@ class Compute(Effect):
     count: int = 1
     """Go on with the batches behind it, up to so many, each with an own step; the first one of no
     use ends it."""
+    step_samples: int = 0
+    """The most samples of a batch, by which the portion is cut; 0: as the job file says."""
 
     def is_usable(self, loss: float, norm: float) -> bool:
         """Whether what was computed is finite and not too large: what is not gets no further."""

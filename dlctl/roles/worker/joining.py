@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dlctl import messages as m
 from dlctl.algorithms.base import Shape
+from dlctl.config import JobFile
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import Layout, slice_bounds
 from dlctl.machine import Connect
@@ -189,6 +190,11 @@ class Joining:
 
     def load(self, message: m.Buffers) -> None:
         self.context.do(LoadBuffers(message.averaged, message.constant))
+
+    def batch_size(self, job: JobFile) -> int:
+        """Samples of one batch of this worker."""
+        told = self.topology.batch_size if self.topology is not None else 0
+        return told or job.workers.batch_size
 
     def restores(self) -> str:
         """The checkpoint that has this worker's residual; "" if there is none."""

@@ -354,7 +354,7 @@ class Worker:
             method=self.algorithm,
             side=side,
             compressor=self.compressor,
-            batch_size=self.job.step_samples,
+            batch_size=self.joining.batch_size(self.job) * self.job.gradient.accumulate,
             lease_ahead_s=self.job.data.lease_ahead_s,
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,

@@ -171,7 +171,8 @@ class Computing:
         own_lr = self.own_rate.at(self.progress.samples) if need.step else None
         limit = self.bad_gradients.norm_max(None if need.gather else own_lr)
         place = (lease.data_epoch, lease.start, lease.stop, number)
-        self.context.do(Compute(*place, own_lr, need.gather, limit, count))
+        cut = portion.batch_size
+        self.context.do(Compute(*place, own_lr, need.gather, limit, count, cut))
         if not self.draining:
             self.leasing.look_ahead(self._batch_s, now)
 
