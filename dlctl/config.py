@@ -192,8 +192,13 @@ class Workers:
 
     count: Count = 1
     """Model replicas."""
-    batch_size: Annotated[int, Ge(1)] = 32
-    """Samples of one batch of one worker; a step is one, or several: `gradient.accumulate`."""
+    batch_size: Annotated[int, Ge(1)] | Literal["auto"] = 32
+    """Samples of one batch of one worker; a step is one, or several: `gradient.accumulate`. "auto":
+    worker-0 finds the largest power of two that there is memory for, before the first step, by
+    forward and backward passes of real samples; all workers have that, and the run keeps it when it
+    goes on. At most 65536 on a GPU, of which a tenth stays free, and 1024 on the CPU, where half of
+    the memory stays free and a batch need not take more than 5 s; and so small that an epoch has a
+    portion for each worker. `dlctl status` shows it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the replicas compute; "auto" takes a GPU if torch finds one, and spreads the workers
     over all.

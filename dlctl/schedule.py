@@ -36,6 +36,8 @@ def length(text: str, step_samples: float, whole: float = math.nan) -> float:
     if found is None:
         raise ValueError(f'"{text}" is not a length, as in "5%", "500 steps" or "10_000 samples"')
     number, unit = float(found[1].replace("_", "")), found[2]
+    if not number:
+        return 0.0
     if unit == "%":
         return whole * number / 100
     return number * (step_samples if unit.startswith("step") else 1)
@@ -70,7 +72,8 @@ def faults(job: JobFile) -> Iterator[tuple[tuple[str, ...], str, str]]:
     if needs_whole(schedule) and math.isinf(whole):
         key = "kind" if schedule.kind != "constant" else "warmup"
         what = "it has to know how long the run is, and job.stop does not say"
-        yield ("schedule", key), what, 'add over = "50_000 steps"'
+        unit = "samples" if batches.is_open(job) else "steps"
+        yield ("schedule", key), what, f'add over = "50_000 {unit}"'
         return
     is_known = bool(schedule.over) or not job.job.stop.epochs
     if is_known and length(schedule.warmup, batches.mean(job), whole) > whole:
@@ -95,6 +98,8 @@ def whole_run(job: JobFile, dataset_samples: int) -> float:
     if job.schedule.over:
         return length(job.schedule.over, batches.mean(job))
     stop = job.job.stop
+    if stop.steps and batches.is_open(job):
+        return math.inf
     limits = [
         stop.epochs * dataset_samples if stop.epochs else math.inf,
         stop.steps * batches.mean(job) if stop.steps else math.inf,

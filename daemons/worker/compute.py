@@ -170,8 +170,8 @@ class ComputeThread:
         if self._ranks is not None:
             self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
-        self._stepper, self._loader, samples = build(
-            self._job, effect.slot, processes, self._run, self._loop.fail
+        self._stepper, self._loader, samples, batch_size = build(
+            self._job, effect.slot, processes, self._run, self._loop.fail, finds=effect.finds
         )
         replica = self._stepper.replica
         replica.reseed(effect.slot, effect.epoch)
@@ -188,6 +188,7 @@ class ComputeThread:
             replica.constant(),
             replica.task.has_finish,
             self._loader.order.digest,
+            batch_size,
         )
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:

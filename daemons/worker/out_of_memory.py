@@ -23,15 +23,18 @@ def explained(job: JobFile, batch_size: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause = error.__cause__ if isinstance(error, TaskError) else error
-        if not _is_for_want_of_memory(cause):
+        if not is_for_want_of_memory(error):
             raise
+        is_told = isinstance(error, TaskError)
         failed = error if isinstance(error, TaskError) else blame("a step", error)
         failed.hint = advice(job, batch_size)
-        raise failed from cause
+        raise failed from (error.__cause__ if is_told else error)
 
 
-def _is_for_want_of_memory(error: BaseException | None) -> bool:
+def is_for_want_of_memory(error: BaseException | None) -> bool:
+    """Also of a TaskError, which has been caused by such an error."""
+    if isinstance(error, TaskError):
+        error = error.__cause__
     if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
         return True
     return isinstance(error, MemoryError | torch.OutOfMemoryError)

@@ -56,8 +56,9 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
     DlctlError if the checkpoint is of another model.
     """
-    stepper, loader, in_all = build(job, slot=0, processes=0)
-    loader.resize(batches.size(job, placement.place(job)["worker-0"]))
+    stepper, loader, in_all, _ = build(job, slot=0, processes=0)
+    if not batches.is_open(job):
+        loader.resize(batches.size(job, placement.place(job)["worker-0"]))
     replica = stepper.replica
     if checkpoint is not None:
         _load(replica, checkpoint)

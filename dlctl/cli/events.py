@@ -24,7 +24,7 @@ Event = dict[str, Any]
 TAIL = 50
 KINDS = (
     "state", "start", "exit", "stop", "lost", "error", "sample", "silent", "late", "checkpoint",
-    "quarantine", "recover", "resumed", "scale", "restart", "set", "evaluation", "target",
+    "quarantine", "batch", "recover", "resumed", "scale", "restart", "set", "evaluation", "target",
 )  # fmt: skip
 """What the coordinator writes. Others, of another version, are shown as well."""
 
@@ -79,8 +79,8 @@ def command(
     Evaluations of the model are left out, unless they are asked for.
     KIND is one of: state (of the run), start, exit, stop, lost (what a death meant for the run),
     error, sample (that could not be loaded), silent, late, checkpoint (what one is without),
-    quarantine, recover (a coordinator has taken its place), resumed (from a checkpoint, and what
-    that cost), scale, restart, set, evaluation.
+    quarantine, batch (the size that was found), recover (a coordinator has taken its place),
+    resumed (from a checkpoint, and what that cost), scale, restart, set, evaluation.
     """
     snapshot = pick.pick(job)
     chosen = chosendaemons.match(names, snapshot.roles()) if names else []

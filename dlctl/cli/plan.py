@@ -157,7 +157,7 @@ def _table(job: JobFile, rows: list[Placed]) -> str:
             _port(job, row),
             values.count(row.parameters),
             values.size(row.size_bytes),
-            values.count(row.batch_size),
+            row.batch_size if isinstance(row.batch_size, str) else values.count(row.batch_size),
         ]
         for row in rows
     ]

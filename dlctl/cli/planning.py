@@ -39,8 +39,8 @@ class Placed(NamedTuple):
     parameters: int | None
     size_bytes: int | None
     """Of a server's shard, its optimiser's state included; None: not known, or no server."""
-    batch_size: int | None = None
-    """Samples of a worker's batch."""
+    batch_size: int | str | None = None
+    """Samples of a worker's batch; "auto": a worker finds it."""
 
 
 def _name(host: Host) -> str:
@@ -58,7 +58,7 @@ def placed(job: JobFile, model: Model | None) -> list[Placed]:
         if name.startswith("server-"):
             rows.append(_server(job, name, host, model, first.address))
         else:
-            size = batches.size(job, agent)
+            size = batches.AUTO if batches.is_open(job) else batches.size(job, agent)
             rows.append(Placed(name, _name(host), "", None, None, None, size))
     return rows
 

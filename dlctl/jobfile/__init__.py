@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import inner, parameter_groups, registry, schedule
+from dlctl import batches, inner, parameter_groups, registry, schedule
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
@@ -86,6 +86,8 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
 def _own_checks(job: JobFile) -> list[Fault]:
     """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
     method = registry.load("algorithms", job.algorithm.name)
+    if open_faults := [Fault(*fault) for fault in batches.faults(job)]:
+        return open_faults
     found: list[tuple[KeyPath, str, str]] = [*schedule.faults(job), *_clip_faults(job, method)]
     steps = _gradient_steps(job, method)
     if schedule.is_needed(job.schedule) and not steps:

@@ -34,6 +34,8 @@ class Welcome(Message):
     """To a worker: the proof of its epoch. To a server: the key by which it checks those."""
     settings: Json
     """To begin with."""
+    finds: bool = False
+    """To a worker: find the batch size that there is memory for."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -55,6 +57,8 @@ class ModelReady(Message):
     """Whether the task has a `finish`."""
     order: str = ""
     """Digest of the order of the samples that the task has chosen; "": it has chosen none."""
+    batch_size: int = 0
+    """That there is memory for; 0: it was not told to find it."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -177,7 +177,7 @@ class ComputeDriver:
         constant = np.ones(layout.size(CONSTANT), np.float32)
         built = ModelBuilt(
             layout.to_bytes(), self.problem.samples, self.parameters, self._averaged, constant,
-            has_finish=bool(self.options.finish_s),
+            has_finish=bool(self.options.finish_s), batch_size=FOUND if effect.finds else 0,
         )  # fmt: skip
         self.process.post(built, self.options.build_s)
 
@@ -272,6 +272,8 @@ class ComputeDriver:
         self._later(takes_s, lambda: self.process.post(ran))
 
 
+FOUND = 8
+"""Samples of a batch that there is memory for."""
 Spawner = Callable[[str, str, int, str, str], Process]
 """(role, name, incarnation, secret key, coordinator's public key) -> the process, not started yet.
 """

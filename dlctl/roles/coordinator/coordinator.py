@@ -140,6 +140,7 @@ class Coordinator:
         )  # fmt: skip
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
+            self.registration.job = self.scheduler.job
             self.evaluations.newest = past.manifest.get("evaluation")
 
     # ------------------------------------------------------------ the machine
@@ -296,6 +297,10 @@ class Coordinator:
             # What is refused leaves nothing behind: the run goes on when it is put right.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
+            if self.scheduler.find_batch_size(message.batch_size):
+                text = f"batch size {message.batch_size}: the largest power of two that fits"
+                self.context.event("batch", worker.name, text)
+            self.registration.job = self.scheduler.job
             self.scheduler.take_dataset(worker.name, message.samples, message.order)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True

@@ -179,6 +179,8 @@ class Persistence:
         yield "work", (*counts, scheduler.dataset_samples, scheduler.next, newest)
         if scheduler.metrics:
             yield "metrics", dict(scheduler.metrics)
+        if scheduler.batch_size:
+            yield "batch_size", scheduler.batch_size
         yield "lead", scheduler.lead()
         if self.quorums.newest is not None:
             yield "quorum", self.quorums.newest
@@ -285,6 +287,8 @@ class Persistence:
         steps, samples, loss, dataset_samples, next_, self.evaluations.newest = values["work"]
         if layout := values.get("layout"):
             self.registration.keep_layout(Layout.from_rows(layout), dataset_samples)
+        self.scheduler.find_batch_size(values.get("batch_size", 0))
+        self.registration.job = self.scheduler.job
         evaluated_epochs = values.get("evaluation", [0.0, None])[0]
         portions = {key: v for key, v in values.items() if key.startswith("portion/")}
         self.scheduler.go_on(

@@ -30,6 +30,7 @@ from dlctl.util.text import plural
 
 RESTORES_MAX = 3
 """Processes of a worker, all dead before the run was at work, that were to restore its residual."""
+FINDS_BATCH_SIZE = "worker-0"
 FRESH = "start with --fresh to begin a new run"
 
 
@@ -72,6 +73,7 @@ class Registration:
         self.members = members
         self.run_id = run_id
         self.job = job
+        """With the batch size, once that is found."""
         self.keyring = keyring
         self.past = past
         self._hosts = {name: host.ssh for name, host in placement.agents(job.places).items()}
@@ -187,7 +189,8 @@ class Registration:
         elif daemon.role == "server":
             token = self.keyring.token_key
             self.tell_guests(daemon, now)
-        welcome = m.Welcome(daemon.name, daemon.index, daemon.term, token, settings)
+        finds = daemon.name == FINDS_BATCH_SIZE and batches.is_open(self.job)
+        welcome = m.Welcome(daemon.name, daemon.index, daemon.term, token, settings, finds)
         self.context.send(daemon.name, welcome)
 
     def tell_guests(self, server: Daemon, now: float) -> None:
@@ -273,7 +276,7 @@ class Registration:
     def introduce(self) -> None:
         """Tell the workers that wait for it where the servers are, once all of these serve."""
         addresses = tuple(server.address for server in self.members.of_role("server"))
-        if not all(addresses):
+        if not all(addresses) or batches.is_open(self.job):
             return
         for worker in self.members.of_role("worker"):
             if worker.model_ready and not worker.asked_for_data:

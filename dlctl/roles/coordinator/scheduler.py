@@ -42,6 +42,9 @@ class Scheduler:
         self.tables = tables
         self.members = members
         self.job = job
+        """With the batch size, once that is found."""
+        self.batch_size = 0
+        """What was found; 0: the job file says it, or nobody has found it yet."""
         self.side = side
         self.steps = self.samples = 0
         self.loss: float | None = None
@@ -52,8 +55,10 @@ class Scheduler:
         self.stopped = False
         self.driving: DrivenMethod | None = None
         self._pool: PortionPool | None = None
-        self._step_samples_min = batches.smallest(job)
-        self._counts_steps = self._step_samples_min != batches.largest(job)
+        self._built_samples = 0
+        """Of the dataset, by the first worker that was heard."""
+        self._step_samples_min = 1
+        self._counts_steps = any(host.batch_size for host in job.places)
         """Nobody knows how many a portion has before it is done."""
         self._order: str | None = None
         """Digest of the order that the task has chosen, by the first worker that was heard."""
@@ -87,6 +92,7 @@ class Scheduler:
         self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
         self.loss, self.metrics = data.get("loss"), data.get("metrics", {})
         self.side.steps_done = self.steps
+        self.find_batch_size(data.get("batch_size", 0))
         if "lead" in data:
             self.restore_lead(data["lead"])
 
@@ -139,19 +145,27 @@ class Scheduler:
         self._pool.go_on(next_, standing)
         self.evaluated_epochs = evaluated_epochs
 
+    def find_batch_size(self, found: int) -> bool:
+        """A worker, or the run before, has found it. True if that is news."""
+        before, self.job = self.job, batches.resolved(self.job, found)
+        is_news = self.job is not before
+        self.batch_size = found if is_news else self.batch_size
+        return is_news
+
     def take_dataset(self, worker: str, samples: int, order: str = "") -> None:
         """A worker has built the dataset; order: digest of the order that its task has chosen.
         Raises DlctlError if it is not the one of the others, or of before.
         """
-        if self._pool is None:
-            self.open_dataset(samples)
-        elif samples != self._pool.samples:
+        known = self.dataset_samples or self._built_samples or samples
+        if samples != known:
             raise DlctlError(
-                f"the dataset of {worker} has {samples} samples; in this run it has "
-                f"{self._pool.samples}",
+                f"the dataset of {worker} has {samples} samples; in this run it has {known}",
                 hint="dataset() must give the same samples on every host and every time; after a "
                 "change start with --fresh to begin a new run",
             )
+        if self._pool is None and not batches.is_open(self.job):
+            self.open_dataset(samples)
+        self._built_samples = samples
         if self._order is None:
             self._order = order
         elif order != self._order:
@@ -178,6 +192,7 @@ class Scheduler:
         portion = self.job.data.portion_batches * batches.largest(self.job)
         self._pool = PortionPool(samples, portion)
         self._pool.limit = _portions(self.job, self._pool)
+        self._step_samples_min = batches.smallest(self.job)
         if self._restore.get("portion_samples") == portion:
             self._pool.restore(self._restore["complete_epochs"], self._restore["portions"])
         elif self._restore:
@@ -195,6 +210,7 @@ class Scheduler:
             **({"metrics": dict(self.metrics)} if self.metrics else {}),
             "dataset_samples": pool.samples,
             "portion_samples": pool.portion_samples,
+            **({"batch_size": self.batch_size} if self.batch_size else {}),
             "complete_epochs": pool.complete_epochs(),
             "portions": pool.done(),
             "lead": self.lead(),

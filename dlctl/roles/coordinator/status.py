@@ -85,6 +85,8 @@ class StatusReport:
         }
         if figures := scheduler.side.figures():
             run["method"] = figures
+        if scheduler.batch_size:
+            run["batch_size"] = scheduler.batch_size
         if rates := self._scheduled():
             run["rates"] = rates
         if checkpointing.newest is not None:

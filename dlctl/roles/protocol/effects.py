@@ -117,6 +117,8 @@ class BuildModel(Effect):
 
     slot: int
     epoch: int
+    finds: bool = False
+    """Find the batch size that there is memory for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ class ModelBuilt(Event):
     """Whether the task has a `finish`."""
     order: str = ""
     """Digest of the order of the samples that the task has chosen; "": it has chosen none."""
+    batch_size: int = 0
+    """That there is memory for; 0: it was not looked for."""
 
 
 @dataclass(frozen=True, slots=True)

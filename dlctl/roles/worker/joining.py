@@ -61,15 +61,16 @@ class Joining:
             return False
         self.identity = Identity(self.birth.run_id, message.index, message.term, message.token)
         self._phase = "building the model"
-        self.context.do(BuildModel(message.index, message.term))
+        self.context.do(BuildModel(message.index, message.term, message.finds))
         return True
 
     def on_model(self, event: ModelBuilt, now: float) -> None:
         self.model = event
         self._phase = "waiting for the servers"
         ready = m.ModelReady(
-            self.birth.name, event.layout, event.samples, event.has_finish, event.order
-        )
+            self.birth.name, event.layout, event.samples, event.has_finish, event.order,
+            event.batch_size,
+        )  # fmt: skip
         self.context.ask("model", COORDINATOR, ready, now)
 
     def on_topology(self, message: m.Topology, now: float) -> None:
@@ -194,7 +195,9 @@ class Joining:
     def batch_size(self, job: JobFile) -> int:
         """Samples of one batch of this worker."""
         told = self.topology.batch_size if self.topology is not None else 0
-        return told or job.workers.batch_size
+        size = told or job.workers.batch_size
+        assert isinstance(size, int), "the coordinator has told it"
+        return size
 
     def restores(self) -> str:
         """The checkpoint that has this worker's residual; "" if there is none."""
