@@ -1,4 +1,5 @@
-"""An order of the task's own, and samples that no worker can load, in one run of two workers."""
+"""In one run of two workers: an order of the task's own, samples that nobody can load, and a batch
+size that a worker finds."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ SAMPLES = 64
 """Of each epoch: the next ones of the dataset."""
 TORN = ({3, 17, 40}, {64, 80, 96, 127})
 """In the first epoch, and in the second one."""
+TRIED = 16
+"""Samples, from the first one on: with that, each worker has a portion of 2 batches in an epoch."""
 SAMPLER = f"""class Clouds:
     def sampler(self, dataset, epoch):
         return range({SAMPLES} * epoch, {SAMPLES} * (epoch + 1))
@@ -24,9 +27,11 @@ def test_a_run_goes_on_without_bad_samples_until_they_are_too_many(place: Workpl
     place.job(stop="{ epochs = 3 }", workers=2)
     seen = place.count_samples()
     job, train = place.path / "job.toml", place.path / "train.py"
-    job.write_text(job.read_text().replace("[data]", "[data]\nbad_samples_max = 3"))
+    text = job.read_text().replace("[data]", "[data]\nbad_samples_max = 3")
+    job.write_text(text.replace("batch_size = 8", 'batch_size = "auto"'))
     text = train.read_text().replace("class Clouds:\n", SAMPLER)
     train.write_text(text.replace("    def __getitem__(self, index):\n", TEAR))
+    assert re.search(r"worker-1 .* auto\n", place.dlctl("plan", "job.toml").out)
     ended = place.dlctl("run", "job.toml")
     assert ended.code == 7, ended.err
     torn = int(next(n for n, line in enumerate(train.read_text().split("\n"), 1) if "torn" in line))
@@ -39,7 +44,9 @@ def test_a_run_goes_on_without_bad_samples_until_they_are_too_many(place: Workpl
     assert {sample for sample, _, epoch in found if epoch == 0} == TORN[0]
     assert {sample for sample, _, epoch in found if epoch == 1} == TORN[1]
     assert [n for _, n, epoch in found if epoch == 0] == [1, 2, 3]
-    once = set(range(SAMPLES)) - TORN[0]
+    assert place.run()["batch_size"] == TRIED
+    assert f"batch size {TRIED}" in place.dlctl("status").out
+    once = set(range(TRIED, SAMPLES)) - TORN[0]
     assert {row: seen()[row] for row in once} == dict.fromkeys(once, 1)
     assert not TORN[0] & seen().keys()
     assert place.run()["samples"] <= sum(seen().values()), "those that are torn do not count"
