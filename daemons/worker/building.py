@@ -17,7 +17,8 @@ from daemons.worker.first_calls import make_first_calls
 from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import Task, TaskError, calling, load_task
+from daemons.worker.stream import StreamLoader
+from daemons.worker.task import Task, TaskError, calling, is_stream, load_task
 from dlctl import parameter_groups, registry
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile, ParameterGroup
@@ -29,7 +30,9 @@ class Built(NamedTuple):
     stepper: Stepper
     loader: PortionLoader
     samples: int
-    """Of the whole dataset."""
+    """Of the whole dataset; 0: it is a stream."""
+    shards: int
+    """Of a stream; 0: the dataset is none."""
 
 
 def build(
@@ -50,7 +53,8 @@ def build(
     replica = build_replica(job, slot, run=run)
     task = replica.task
     dataset = task.dataset()
-    loader = PortionLoader(
+    streams = is_stream(dataset)
+    loader = (StreamLoader if streams else PortionLoader)(
         dataset,
         batch_size=workers.batch_size,
         seed=job.job.seed,
@@ -64,7 +68,8 @@ def build(
     numbers = parameter_groups.of_trained(job.parameters, replica.layout)
     groups = [None if n == parameter_groups.NONE else job.parameters[n] for n in numbers]
     optimizer = inner.make(job.inner, replica.values, groups)
-    return Built(Stepper(replica, job.gradient, optimizer), loader, len(dataset))
+    stepper = Stepper(replica, job.gradient, optimizer)
+    return Built(stepper, loader, 0 if streams else len(dataset), loader.shards)
 
 
 def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = None) -> Replica:

@@ -168,7 +168,7 @@ class ComputeThread:
         if self._ranks is not None:
             self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
-        self._stepper, self._loader, samples = build(
+        self._stepper, self._loader, samples, shards = build(
             self._job, effect.slot, processes, self._run, self._loop.fail
         )
         replica = self._stepper.replica
@@ -185,6 +185,7 @@ class ComputeThread:
             self._averaged,
             replica.constant(),
             replica.task.has_finish,
+            shards,
         )
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
@@ -201,10 +202,11 @@ class ComputeThread:
         metrics: list[Mapping[str, float]] = []
         for number in range(effect.number, effect.number + effect.count):
             computed = self._batch(replace(effect, number=number))
-            if not computed.is_usable:
+            if computed.is_usable:
+                losses.append(computed.loss)
+                metrics += computed.metrics or ({},)
+            if not computed.is_usable or computed.ended_after is not None:
                 break
-            losses.append(computed.loss)
-            metrics += computed.metrics or ({},)
         before = tuple(losses[:-1] if computed.is_usable else losses)
         return replace(computed, before=before, metrics=tuple(metrics) if any(metrics) else ())
 
@@ -257,7 +259,11 @@ class ComputeThread:
         from daemons.worker.out_of_memory import explained
 
         with explained(self._job):
-            batches = self._loader.step(effect.data_epoch, effect.start, effect.stop, effect.number)
+            batches = self._loader.step(
+                effect.data_epoch, effect.start, effect.stop, effect.number, effect.shard
+            )
+            if not batches:
+                return Computed.of_nothing(self._averaged)
             step = self._stepper.step(
                 batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
                 epoch=effect.data_epoch,
@@ -265,6 +271,7 @@ class ComputeThread:
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
             is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),
+            ended_after=self._loader.ended_after,
         )  # fmt: skip
         if not self._averaged.size:
             return computed

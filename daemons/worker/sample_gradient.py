@@ -56,21 +56,23 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
     DlctlError if the checkpoint is of another model.
     """
-    stepper, loader, in_all = build(job, slot=0, processes=0)
+    stepper, loader, in_all, _ = build(job, slot=0, processes=0)
     replica = stepper.replica
     if checkpoint is not None:
         _load(replica, checkpoint)
     method = registry.load("algorithms", job.algorithm.name)
     options = method.Options(**job.algorithm.options)
     steps, is_way = method.replica.one_push(options)
-    samples = min(in_all, steps * job.step_samples)
+    wanted = steps * job.step_samples
+    samples = min(in_all or wanted, wanted)
     own_lr = job.inner.options["lr"] if is_way else None
     total = np.zeros(replica.layout.size(), np.float32)
     before = to_host(replica.parameters).copy()
     for number in range(-(-samples // job.step_samples)):
-        step = stepper.step(
-            loader.step(0, 0, samples, number), own_lr=own_lr, gather=own_lr is None
-        )
+        batches = loader.step(0, 0, samples, number, shard=0)
+        if not batches:
+            break  # The stream has ended.
+        step = stepper.step(batches, own_lr=own_lr, gather=own_lr is None)
         if step.gradient is not None:
             total += to_host(step.gradient)
         if not (step.is_usable and math.isfinite(euclidean_norm(total))):

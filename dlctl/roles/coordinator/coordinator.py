@@ -294,7 +294,7 @@ class Coordinator:
             # What is refused leaves nothing behind: the run goes on when it is put right.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
-            self.scheduler.take_dataset(worker.name, message.samples)
+            self.scheduler.take_dataset(worker.name, message.samples, message.shards)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True
             self.evaluations.has_finish = message.has_finish

@@ -131,6 +131,8 @@ class ModelBuilt(Event):
     """float32[m], the frozen parameters."""
     has_finish: bool = False
     """Whether the task has a `finish`."""
+    shards: int = 0
+    """Of a stream; 0: the dataset is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,8 @@ class Compute(Effect):
     count: int = 1
     """Go on with the batches behind it, up to so many, each with an own step; the first one of no
     use ends it."""
+    shard: int = -1
+    """Of the stream; -1: the dataset is none."""
 
     def is_usable(self, loss: float, norm: float) -> bool:
         """Whether what was computed is finite and not too large: what is not gets no further."""
@@ -187,6 +191,16 @@ class Computed(Event):
     """
     metrics: tuple[Mapping[str, float], ...] = ()
     """What else the task's loss returns, of each batch of use; (): nothing of any of them."""
+    ended_after: int | None = None
+    """The stream's shard has ended in the last batch, after so many samples of it; 0: there was
+    nothing to compute. None: it had all."""
+
+    @classmethod
+    def of_nothing(cls, averaged: Array) -> Computed:
+        """The shard of the stream had ended before."""
+        return cls(
+            math.nan, None, averaged, math.nan, is_usable=False, is_skipped=True, ended_after=0
+        )
 
     @property
     def odd(self) -> str:

@@ -66,7 +66,9 @@ class Joining:
     def on_model(self, event: ModelBuilt, now: float) -> None:
         self.model = event
         self._phase = "waiting for the servers"
-        ready = m.ModelReady(self.birth.name, event.layout, event.samples, event.has_finish)
+        ready = m.ModelReady(
+            self.birth.name, event.layout, event.samples, event.has_finish, event.shards
+        )
         self.context.ask("model", COORDINATOR, ready, now)
 
     def on_topology(self, message: m.Topology, now: float) -> None:

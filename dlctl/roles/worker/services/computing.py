@@ -164,7 +164,7 @@ class Computing:
         own_lr = self.own_rate.at(self.progress.samples) if need.step else None
         limit = self.bad_gradients.norm_max(None if need.gather else own_lr)
         place = (lease.data_epoch, lease.start, lease.stop, number)
-        self.context.do(Compute(*place, own_lr, need.gather, limit, count))
+        self.context.do(Compute(*place, own_lr, need.gather, limit, count, lease.shard))
         if not self.draining:
             self.leasing.look_ahead(self._batch_s, now)
 
@@ -179,6 +179,9 @@ class Computing:
         took_s = (now - self._busy_since) / max(len(losses), 1)
         self._batch_s += (BATCH_WEIGHT if self._batch_s else 1.0) * (took_s - self._batch_s)
         announced, self._announced = self._announced, False
+        if event.ended_after is not None:
+            portion.end_in(number + len(event.before), event.ended_after)
+            self.leasing.ended(portion)
         samples = 0
         for loss, metrics in zip(losses, event.metrics or repeat({}), strict=False):
             samples += self._accept(loss, metrics, portion, number)
@@ -245,7 +248,7 @@ class Computing:
             lease, me = p.lease, self.identity
             message = m.PortionDone(
                 me.slot, me.epoch, lease.data_epoch, lease.portion, p.steps, p.samples, p.loss_sum,
-                p.metric_sums,
+                p.metric_sums, p.end,
             )  # fmt: skip
             key = ("portion", lease.data_epoch, lease.portion)
             self.context.ask(key, COORDINATOR, message, now)
