@@ -24,7 +24,7 @@ Event = dict[str, Any]
 TAIL = 50
 KINDS = (
     "state", "start", "exit", "stop", "lost", "error", "silent", "late", "checkpoint", "quarantine",
-    "recover", "resumed", "scale", "restart", "set", "evaluation", "target",
+    "recover", "resumed", "scale", "restart", "set", "evaluation", "target", "stream",
 )  # fmt: skip
 """What the coordinator writes. Others, of another version, are shown as well."""
 

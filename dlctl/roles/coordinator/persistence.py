@@ -293,8 +293,8 @@ class Persistence:
         evaluated_at = values.get("evaluation", [0.0, None])[0]
         portions = {key: v for key, v in values.items() if key.startswith("portion/")}
         self.scheduler.go_on(
-            steps, samples, loss, dataset_samples, values.get("stream", 0), (next_[0], next_[1]),
-            portions, evaluated_at,
+            steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions, evaluated_at,
+            values.get("stream", 0),
         )  # fmt: skip
         self.scheduler.metrics = dict(values.get("metrics", {}))
         if "lead" in values:

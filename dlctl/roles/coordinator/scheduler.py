@@ -126,10 +126,10 @@ class Scheduler:
         samples: int,
         loss: float | None,
         dataset_samples: int,
-        stream_shards: int,
         next_: tuple[int, int],
         portions: dict[str, Any],
         evaluated_at: float,
+        stream_shards: int = 0,
     ) -> None:
         """Be where another coordinator has left off."""
         self.steps, self.samples, self.loss = steps, samples, loss
