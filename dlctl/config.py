@@ -32,7 +32,7 @@ class Stop:
     __pydantic_config__ = STRICT
 
     epochs: Annotated[float, Gt(0), Le(1e6)] | None = None
-    """Passes over the dataset; 0.5 is half of it."""
+    """Passes over the dataset; 0.5 is half of it. Not with a stream, whose length nobody knows."""
     steps: Annotated[int, Ge(1)] | None = None
     """Steps of all workers together."""
     samples: Annotated[int, Ge(1)] | None = None
@@ -210,7 +210,8 @@ class Workers:
     """Threads of torch per worker, all of its processes together; 0: this machine's cores divided
     by its workers."""
     loader_processes: Annotated[int, Ge(0), Le(256)] = 0
-    """Processes of torch's DataLoader per worker; 0: the data is loaded in the worker itself."""
+    """Processes of torch's DataLoader per worker; 0: the data is loaded in the worker itself. A
+    stream is read by one of them."""
     restarts_max: Annotated[int, Ge(0)] = 8
     """How often in a row a worker is replaced that has died before it was at work, or within 10 s
     of its start; when it does so once more, the run fails. One that was at work for up to 10 min
@@ -240,13 +241,13 @@ class Data:
     """
     shuffle: bool = True
     """A new seeded order of the samples in every epoch; false: their own. A task with a `sampler`
-    or `sample_weights` says itself which come and in which order."""
+    or `sample_weights` says itself which come and in which order. A stream has its own order."""
     bad_samples_max: Annotated[int, Ge(0), Le(100000)] = 0
     """So many samples of the dataset may fail to load in an epoch, in all workers together: each is
     named in "dlctl events", and its batch goes on without it; a batch of which none is left is left
-    out. One more ends the run. 0: the first one does. The coordinator counts; one that takes the
-    place of another begins anew. What goes wrong in making a batch of samples is no failure of one.
-    """
+    out. One more ends the run. 0: the first one does, and of a stream always. The coordinator
+    counts; one that takes the place of another begins anew. What goes wrong in making a batch of
+    samples is no failure of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +288,10 @@ class Evaluation:
     __pydantic_config__ = STRICT
 
     every_epochs: Annotated[float, Ge(0)] = 1.0
-    """Epochs between evaluations by worker-0; 0: only at the end."""
+    """Epochs between evaluations by worker-0; 0: only at the end. Of a stream, passes over it."""
+    every_steps: Annotated[int, Ge(0)] = 0
+    """Steps of all workers together between evaluations, instead of epochs; 0: as every_epochs
+    says."""
     finish_s: Seconds = 60.0
     """The most that the task's `finish(model, metrics)` may take, if it has one, with all that it
     takes to fetch the model. It runs once, on

@@ -20,7 +20,8 @@ from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.orders import chosen_by
 from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import Task, TaskError, calling, load_task
+from daemons.worker.stream import StreamLoader
+from daemons.worker.task import Task, TaskError, calling, is_stream, load_task
 from dlctl import parameter_groups, registry
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile, ParameterGroup
@@ -32,9 +33,11 @@ class Built(NamedTuple):
     stepper: Stepper
     loader: PortionLoader
     samples: int
-    """Of a data epoch."""
+    """Of a data epoch; 0: it is a stream."""
     batch_size: int
     """That there is memory for; 0: it was not looked for."""
+    shards: int
+    """Of a stream; 0: the dataset is none."""
 
 
 def build(
@@ -56,8 +59,9 @@ def build(
     replica = build_replica(job, slot, run=run)
     task = replica.task
     dataset = task.dataset()
+    streams = is_stream(dataset)
     make_loader = partial(
-        PortionLoader,
+        StreamLoader if streams else PortionLoader,
         dataset,
         seed=job.job.seed,
         shuffle=job.data.shuffle,
@@ -81,7 +85,8 @@ def build(
     numbers = parameter_groups.of_trained(job.parameters, replica.layout)
     groups = [None if n == parameter_groups.NONE else job.parameters[n] for n in numbers]
     optimizer = inner.make(job.inner, replica.values, groups)
-    return Built(Stepper(replica, job.gradient, optimizer), loader, loader.order.length, found)
+    stepper = Stepper(replica, job.gradient, optimizer)
+    return Built(stepper, loader, loader.order.length, found, loader.shards)
 
 
 def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = None) -> Replica:

@@ -170,7 +170,7 @@ class ComputeThread:
         if self._ranks is not None:
             self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
-        self._stepper, self._loader, samples, batch_size = build(
+        self._stepper, self._loader, samples, batch_size, shards = build(
             self._job, effect.slot, processes, self._run, self._loop.fail, finds=effect.finds
         )
         replica = self._stepper.replica
@@ -189,6 +189,7 @@ class ComputeThread:
             replica.task.has_finish,
             self._loader.order.digest,
             batch_size,
+            shards,
         )
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
@@ -207,10 +208,11 @@ class ComputeThread:
         for number in range(effect.number, effect.number + effect.count):
             computed = self._batch(replace(effect, number=number))
             failed += computed.failed
-            if not computed.is_usable:
+            if computed.is_usable:
+                losses.append(computed.loss)
+                metrics += computed.metrics or ({},)
+            if not computed.is_usable or computed.ended_after is not None:
                 break
-            losses.append(computed.loss)
-            metrics += computed.metrics or ({},)
         before = tuple(losses[:-1] if computed.is_usable else losses)
         told = tuple(metrics) if any(metrics) else ()
         return replace(computed, before=before, metrics=told, failed=failed)
@@ -266,13 +268,17 @@ class ComputeThread:
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
         with explained(self._job, self._loader.batch_size):
-            batches = self._loader.step(effect.data_epoch, effect.start, effect.stop, effect.number)
+            batches = self._loader.step(
+                effect.data_epoch, effect.start, effect.stop, effect.number, effect.shard
+            )
             failed = tuple(FailedSample(effect.number, *bad) for bad in self._loader.bad)
-            if not batches:
+            if not batches and failed:
                 return Computed(
                     math.nan, None, self._averaged, math.nan, is_usable=False, is_skipped=True,
                     failed=failed,
                 )  # fmt: skip
+            if not batches:
+                return Computed.of_nothing(self._averaged)
             step = self._stepper.step(
                 batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
                 epoch=effect.data_epoch,
@@ -281,6 +287,7 @@ class ComputeThread:
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
             is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),
             failed=failed,
+            ended_after=self._loader.ended_after,
         )  # fmt: skip
         if not self._averaged.size:
             return computed

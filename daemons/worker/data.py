@@ -94,13 +94,21 @@ class PortionLoader:
         sequence = np.random.SeedSequence([self._seed, slot, epoch])
         self._dice.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
-    def step(self, data_epoch: int, start: int, stop: int, number: int) -> list[tuple[Any, float]]:
+    shards = 0
+    """Of a stream, which this is not."""
+    ended_after: int | None = None
+    """The samples of the newest step, if it has fewer than were asked for: never of such a dataset.
+    """
+
+    def step(
+        self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1
+    ) -> list[tuple[Any, float]]:
         """The batches of step `number` (from 0) of samples [start, stop), cut by `slice_bounds`,
         and the part of its samples that each has.
 
         Asked for in order, the batches of a portion are loaded ahead; any other order costs a new
-        start. Raises TaskError for what the dataset raises, LoaderLost if a process has ended or
-        does not come back.
+        start. shard: of a stream, which this is not. Raises TaskError for what the dataset raises,
+        LoaderLost if a process has ended or does not come back.
         """
         assert 0 <= start < stop <= self.order.length
         steps = -((start - stop) // self._step_samples)
@@ -179,9 +187,11 @@ class PortionLoader:
         samples = self.order.rows(data_epoch, start, stop)
         steps = -(-len(samples) // self._step_samples)
         bounds = [slice_bounds(len(samples), steps, i) for i in range(number, steps)]
-        self._batches.rows = [
-            samples[lo + a : lo + b] for lo, hi in bounds for a, b in self._cut(hi - lo)
-        ]
+        self._begin([samples[lo + a : lo + b] for lo, hi in bounds for a, b in self._cut(hi - lo)])
+
+    def _begin(self, batches: list[Any]) -> None:
+        """Load these from now on."""
+        self._batches.rows = batches
         if self._loader is None:
             self._stream = map(self._guarded.batch, self._batches)
             return
@@ -209,7 +219,7 @@ class _Batches:
     """The batch sampler: what to load next, set before each pass."""
 
     def __init__(self) -> None:
-        self.rows: list[Rows] = []
+        self.rows: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:  # torch has it that these are lists
         return iter(self.rows)

@@ -40,10 +40,11 @@ VECTORS = 3
 
 def limit(job: JobFile, samples: int, device: str) -> int:
     """The largest size that is tried: with that, there is a portion for every worker in an epoch of
-    so many samples.
+    so many samples; 0: of a stream, which has no end.
     """
     portions = job.workers.count * job.data.portion_batches * job.gradient.accumulate
-    most = min(SIZE_MAX.get(device, 1), samples // portions)
+    most = SIZE_MAX.get(device, 1)
+    most = min(most, samples // portions) if samples else most
     return 1 << max(0, most.bit_length() - 1)
 
 
@@ -64,7 +65,11 @@ def batch_size(job: JobFile, replica: Replica, loader: PortionLoader) -> int:
             most = size = size // 2
             continue
         found = size
-        if not memory.has_room_for_twice or (memory.is_of_cpu and took_s > SLOW_S):
+        if (
+            loader.ended_after is not None
+            or not memory.has_room_for_twice
+            or (memory.is_of_cpu and took_s > SLOW_S)
+        ):
             break
         size *= 2
     found = found or 1
@@ -90,7 +95,7 @@ def _fits(
     try:
         with explained(job, size):
             memory.begin()
-            for batch, _ in loader.step(0, 0, size, 0):
+            for batch, _ in loader.step(0, 0, size, 0, shard=0):
                 replica.try_batch(batch)
             return memory.end()
     except Exception as error:

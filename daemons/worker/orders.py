@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from daemons.worker.task import Task, TaskError
+from daemons.worker.task import Task, TaskError, is_stream
 
 Rows = npt.NDArray[np.int64]
 """Of the dataset, by number."""
@@ -68,6 +68,13 @@ class Order:
 
 def chosen_by(task: Task, dataset: Any, seed: int) -> Draw | None:
     """The order that the task has chosen; None: none. Raises TaskError."""
+    if is_stream(dataset) and (task.has_sampler or task.has_weights):
+        part = "sampler" if task.has_sampler else "sample_weights"
+        raise TaskError(
+            f"the task has {part}(), and its dataset is a stream, which has an order of its own",
+            where=task.place(part),
+            hint="remove it, or give a dataset with __len__ and __getitem__",
+        )
     if task.has_sampler and task.has_weights:
         raise TaskError(
             "the task has both sampler() and sample_weights()",

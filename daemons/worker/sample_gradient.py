@@ -56,7 +56,7 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
     DlctlError if the checkpoint is of another model.
     """
-    stepper, loader, in_all, _ = build(job, slot=0, processes=0)
+    stepper, loader, in_all, _, _ = build(job, slot=0, processes=0)
     if not batches.is_open(job):
         loader.resize(batches.size(job, placement.place(job)["worker-0"]))
     replica = stepper.replica
@@ -66,14 +66,15 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     options = method.Options(**job.algorithm.options)
     steps, is_way = method.replica.one_push(options)
     step_samples = loader.batch_size * job.gradient.accumulate
-    samples = min(in_all, steps * step_samples)
+    wanted = steps * step_samples
+    samples = min(in_all or wanted, wanted)
     own_lr = job.inner.options["lr"] if is_way else None
     total = np.zeros(replica.layout.size(), np.float32)
     before = to_host(replica.parameters).copy()
     for number in range(-(-samples // step_samples)):
-        loaded = loader.step(0, 0, samples, number)
+        loaded = loader.step(0, 0, samples, number, shard=0)
         if not loaded:
-            continue
+            continue  # All samples are bad, or the stream has ended.
         step = stepper.step(loaded, own_lr=own_lr, gather=own_lr is None)
         if step.gradient is not None:
             total += to_host(step.gradient)

@@ -3,7 +3,7 @@
 A task is any object, class or module with these; there is no base class to inherit:
 
     model() -> torch.nn.Module
-    dataset() -> map-style dataset: __len__ and __getitem__
+    dataset() -> map-style dataset: __len__ and __getitem__; or a stream: __iter__ (`stream.py`)
     loss(model, batch) -> 0-d tensor, the mean over the batch; or (that, dict of numbers), which
                           are means over the batch, too. It may also take step, epoch by name
     evaluate(model) -> dict of numbers       optional
@@ -147,12 +147,16 @@ class Task:
     def dataset(self) -> Any:
         with calling("task.dataset", self.at("dataset")):
             dataset = self._user.dataset()
+        if is_stream(dataset):
+            return dataset
         if not _is_map_style(dataset):
             raise self._wrong(
                 "dataset",
                 dataset,
-                "a map-style dataset with __len__ and __getitem__",
-                hint="dlctl hands out ranges of samples, so it must know how many there are",
+                "a map-style dataset with __len__ and __getitem__, or a stream with __iter__",
+                hint="a generator is none: give what has the generator as its __iter__"
+                if hasattr(dataset, "__next__")
+                else None,
             )
         with calling("len(task.dataset())", self.at("dataset")):
             size = len(dataset)
@@ -464,12 +468,19 @@ def plain(text: str, chars_max: int) -> str:
 # ---------------------------------------------------------------- describing
 
 
-def _is_map_style(dataset: object) -> bool:
-    """A Dataset of torch that has no `__getitem__` of its own inherits one that only raises; and an
-    IterableDataset may have a length, but has no samples by number.
+def is_stream(dataset: object) -> bool:
+    """Whether it has no samples by number. An IterableDataset may have a length all the same. What
+    is its own iterator can be gone through only once, and a run may begin it anew.
     """
     if isinstance(dataset, IterableDataset):
-        return False
+        return True
+    opens = callable(getattr(dataset, "shards", None)) and callable(getattr(dataset, "open", None))
+    again = hasattr(dataset, "__iter__") and not hasattr(dataset, "__next__")
+    return (opens or again) and not hasattr(dataset, "__len__")
+
+
+def _is_map_style(dataset: object) -> bool:
+    """A Dataset of torch that has no `__getitem__` of its own inherits one that only raises."""
     inherited = getattr(type(dataset), "__getitem__", None) is Dataset.__getitem__
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not inherited
 

@@ -59,6 +59,8 @@ class ModelReady(Message):
     """Digest of the order of the samples that the task has chosen; "": it has chosen none."""
     batch_size: int = 0
     """That there is memory for; 0: it was not told to find it."""
+    shards: int = 0
+    """Of a dataset that is a stream, which has no number of samples; 0: it is none."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -174,12 +176,14 @@ class LeaseRequest(Message):
     request: int
     ahead: bool
     """There is still work: one more only if the others are not left without."""
+    ends: tuple[int, ...] = ()
+    """What this worker has found: data epoch, shard of the stream, and the samples that it has."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Lease(Message):
-    """Samples [start, stop) in the shuffled order of `data_epoch`. start == stop: none now, ask
-    later.
+    """Samples [start, stop) in the shuffled order of `data_epoch`, or of a shard of a stream, which
+    may end before. start == stop: none now, ask later.
     """
 
     request: int
@@ -189,6 +193,8 @@ class Lease(Message):
     stop: int
     samples: int = 0
     """Of all workers, that are done."""
+    shard: Signed = -1
+    """Of the stream; -1: the dataset is none."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -206,6 +212,8 @@ class PortionDone(Message):
     loss_sum: float
     metric_sums: Json = field(default_factory=dict)
     """What else the task's loss returns: name -> [sum over samples, samples that have it]."""
+    end: Signed = -1
+    """The samples of the stream's shard, if it has ended in this portion; else -1."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

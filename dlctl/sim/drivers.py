@@ -46,7 +46,7 @@ from dlctl.roles.protocol.effects import (
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs.best import Best
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
-from dlctl.sim.problems import Batch, Problem, batch_rows
+from dlctl.sim.problems import Batch, Problem, batch_rows, stream_rows
 from dlctl.sim.process import Process
 from dlctl.sim.store import Store
 from dlctl.util.names import HOME_AGENT
@@ -143,6 +143,8 @@ class ComputeDriver:
         self.options = options
         self.rng = rng
         self.computed = 0
+        self._lengths: tuple[int, ...] = getattr(problem, "lengths", ())
+        """Of the shards of a stream."""
         self.parameters = problem.initial()
         self._gradient = np.empty_like(self.parameters)
         # Not zeros: new files are full of these, and nobody would notice that they were not set.
@@ -175,9 +177,11 @@ class ComputeDriver:
         self._who = (effect.slot, effect.epoch)
         layout = self.problem.layout
         constant = np.ones(layout.size(CONSTANT), np.float32)
+        samples = 0 if self._lengths else self.problem.samples
         built = ModelBuilt(
-            layout.to_bytes(), self.problem.samples, self.parameters, self._averaged, constant,
+            layout.to_bytes(), samples, self.parameters, self._averaged, constant,
             has_finish=bool(self.options.finish_s), batch_size=FOUND if effect.finds else 0,
+            shards=len(self._lengths),
         )  # fmt: skip
         self.process.post(built, self.options.build_s)
 
@@ -206,30 +210,40 @@ class ComputeDriver:
         losses: list[float] = []
         for number in range(effect.number, effect.number + effect.count):
             computed = self._batch(replace(effect, number=number))
-            if not computed.is_usable:
+            if computed.is_usable:
+                losses.append(computed.loss)
+            if not computed.is_usable or computed.ended_after is not None:
                 break
-            losses.append(computed.loss)
         before_it = losses[:-1] if computed.is_usable else losses
         self.process.post(replace(computed, before=tuple(before_it)))
 
     def _batch(self, effect: Compute) -> Computed:
-        assert 0 <= effect.start < effect.stop <= self.problem.samples
-        rows = batch_rows(
-            self.problem.samples, self.seed, effect.data_epoch,
-            (effect.start, effect.stop), (effect.number, effect.step_samples),
-        )  # fmt: skip
-        assert len(rows) > 0, f"{effect} has no rows"
+        rows = self._rows(effect)
+        ended_after = len(rows) if effect.shard >= 0 and len(rows) < effect.step_samples else None
+        if not len(rows):
+            assert ended_after == 0, f"{effect} has no rows"
+            self.computed += 1
+            return Computed.of_nothing(self._averaged)
         batch = Batch(rows, *self._who, self.computed)
         self.computed += 1
         loss, self._gradient[:] = self.problem.gradient(self.parameters, batch)
         self._averaged = self.problem.averaged(self._averaged, batch)
         norm = euclidean_norm(self._gradient)
         is_usable = effect.is_usable(loss, norm)
-        computed = Computed(loss, self._gradient, self._averaged, norm, is_usable)
+        computed = Computed(
+            loss, self._gradient, self._averaged, norm, is_usable, ended_after=ended_after
+        )
         if effect.own_lr is not None and is_usable:
             assert self._inner is not None, "this replica has no optimiser of its own"
             self._inner.step(self._gradient, effect.own_lr)
         return computed if effect.gather else replace(computed, gradient=None)
+
+    def _rows(self, effect: Compute) -> Array:
+        portion, batch = (effect.start, effect.stop), (effect.number, effect.step_samples)
+        if effect.shard >= 0:
+            return stream_rows(self._lengths, effect.shard, portion, batch)
+        assert 0 <= effect.start < effect.stop <= self.problem.samples
+        return batch_rows(self.problem.samples, self.seed, effect.data_epoch, portion, batch)
 
     def _run_engine(self, effect: RunEngine) -> None:
         before = [array.copy() for array in effect.arrays]

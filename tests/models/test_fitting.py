@@ -41,6 +41,12 @@ TASK = """
         {loss}
         return model(batch[0]).square().mean()
     """
+STREAM = """    tried = []
+
+    class Stream:
+        def __iter__(self):
+            return iter((torch.rand(3),) for _ in range(1000))
+"""
 NO_ROOM = "if size > {}: raise torch.OutOfMemoryError('CUDA out of memory')"
 EIGHT_MB = "room = torch.ones(size, 2**21)"
 
@@ -85,7 +91,7 @@ def sizes_tried() -> list[int]:
     ],
 )
 def test_it_doubles_until_there_is_no_memory(built, room, found, tried):
-    stepper, loader, _, size = built(NO_ROOM.format(room))
+    stepper, loader, _, size, _ = built(NO_ROOM.format(room))
     assert (size, loader.batch_size) == (found, found)
     assert sizes_tried() == tried
     step = stepper.step(loader.step(0, 0, 4096, 0))
@@ -99,6 +105,19 @@ def test_without_memory_for_one_sample_the_error_is_that_of_any_step(built):
     assert "a batch has 1 sample (workers.batch_size): try" in (caught.value.hint or "")
 
 
+def test_of_a_stream_the_first_samples_are_tried(built, monkeypatch):
+    monkeypatch.setitem(fitting.SIZE_MAX, "cpu", 64)
+    stream = "return Stream()"
+    text = TASK.replace(
+        "return TensorDataset(torch.arange(3.0 * 4096)",
+        f"{stream}\n        (torch.arange(3.0 * 4096)",
+    )
+    monkeypatch.setitem(globals(), "TASK", text.replace("    tried = []", STREAM))
+    *_, size, shards = built()
+    assert (size, shards) == (64, 1)
+    assert sizes_tried() == [8, 16, 32, 64]
+
+
 def test_another_error_of_the_task_is_its_own(built):
     with pytest.raises(TaskError, match=r"task\.loss raised ValueError: no"):
         built("raise ValueError('no')")
@@ -107,19 +126,19 @@ def test_another_error_of_the_task_is_its_own(built):
 def test_on_the_cpu_half_of_what_is_available_stays_free(built, monkeypatch):
     """A batch of 32 takes 256 MB, and one of 64 would take 512."""
     monkeypatch.setattr(fitting, "available", lambda: 800_000_000)
-    *_, size = built(EIGHT_MB)
+    *_, size, _ = built(EIGHT_MB)
     assert size == 32
 
 
 def test_workers_of_one_machine_share_what_it_has(built, monkeypatch):
     monkeypatch.setattr(fitting, "available", lambda: 800_000_000)
-    *_, size = built(EIGHT_MB, count=4)
+    *_, size, _ = built(EIGHT_MB, count=4)
     assert size == 8
 
 
 def test_a_slow_batch_need_not_be_larger_on_the_cpu(built, monkeypatch):
     monkeypatch.setattr(fitting, "SLOW_S", 0.0)
-    *_, size = built()
+    *_, size, _ = built()
     assert size == 8
 
 
@@ -137,7 +156,7 @@ def test_nothing_of_it_stays(built):
     """Values, buffers, modes, generators: the first step is the same to the last bit."""
 
     def first_step(*, finds: bool) -> list[Any]:
-        stepper, loader, _, size = built(finds=finds)
+        stepper, loader, _, size, _ = built(finds=finds)
         assert bool(size) == finds
         loader.resize(16)
         replica = stepper.replica
@@ -161,7 +180,7 @@ def test_on_a_gpu_a_tenth_of_the_memory_stays_free(tmp_path):
     )
     of_gpu = job(tmp_path / "fitted.py")
     of_gpu = replace(of_gpu, workers=replace(of_gpu.workers, device="cuda"))
-    *_, size = build(of_gpu, 0, 0, finds=True)
+    *_, size, _ = build(of_gpu, 0, 0, finds=True)
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
     assert size * 2**30 <= 0.9 * free < 2 * size * 2**30 + 2**28

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import WeightedRandomSampler
+from torch.utils.data import IterableDataset, WeightedRandomSampler
 
 from daemons.worker.data import PortionLoader
 from daemons.worker.orders import Order, chosen_by
@@ -27,6 +28,11 @@ def task(**parts: Any) -> Task:
 def order(size: int = 10, seed: int = 5, **parts: Any) -> Order:
     dataset = range(size)
     return Order(size, seed=seed, shuffle=True, draw=chosen_by(task(**parts), dataset, seed))
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return count()
 
 
 def test_portions_are_ranges_of_the_order_that_the_task_s_sampler_returns():
@@ -133,3 +139,9 @@ def test_every_epoch_has_as_many_samples():
 def test_a_task_has_a_sampler_or_weights():
     with pytest.raises(TaskError, match=r"both sampler\(\) and sample_weights\(\)"):
         order(sampler=lambda dataset, epoch: [0], sample_weights=lambda dataset: [1] * 10)
+
+
+def test_a_stream_has_an_order_of_its_own():
+    chosen = task(sample_weights=lambda dataset: [1.0])
+    with pytest.raises(TaskError, match=r"sample_weights\(\), and its dataset is a stream"):
+        chosen_by(chosen, Endless(), 5)

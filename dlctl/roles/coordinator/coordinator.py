@@ -301,7 +301,7 @@ class Coordinator:
                 text = f"batch size {message.batch_size}: the largest power of two that fits"
                 self.context.event("batch", worker.name, text)
             self.registration.job = self.scheduler.job
-            self.scheduler.take_dataset(worker.name, message.samples, message.order)
+            self.scheduler.take_dataset(worker.name, message.samples, message.order, message.shards)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True
             self.evaluations.has_finish = message.has_finish

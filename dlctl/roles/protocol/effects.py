@@ -137,6 +137,8 @@ class ModelBuilt(Event):
     """Digest of the order of the samples that the task has chosen; "": it has chosen none."""
     batch_size: int = 0
     """That there is memory for; 0: it was not looked for."""
+    shards: int = 0
+    """Of a stream; 0: the dataset is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,8 @@ class Compute(Effect):
     use ends it."""
     step_samples: int = 0
     """The most samples of a batch, by which the portion is cut; 0: as the job file says."""
+    shard: int = -1
+    """Of the stream; -1: the dataset is none."""
 
     def is_usable(self, loss: float, norm: float) -> bool:
         """Whether what was computed is finite and not too large: what is not gets no further."""
@@ -208,6 +212,16 @@ class Computed(Event):
     """What else the task's loss returns, of each batch of use; (): nothing of any of them."""
     failed: tuple[FailedSample, ...] = ()
     """Samples that these batches lack; one that lacks all of them is skipped."""
+    ended_after: int | None = None
+    """The stream's shard has ended in the last batch, after so many samples of it; 0: there was
+    nothing to compute. None: it had all."""
+
+    @classmethod
+    def of_nothing(cls, averaged: Array) -> Computed:
+        """The shard of the stream had ended before."""
+        return cls(
+            math.nan, None, averaged, math.nan, is_usable=False, is_skipped=True, ended_after=0
+        )
 
     @property
     def odd(self) -> str:

@@ -69,7 +69,7 @@ class Joining:
         self._phase = "waiting for the servers"
         ready = m.ModelReady(
             self.birth.name, event.layout, event.samples, event.has_finish, event.order,
-            event.batch_size,
+            event.batch_size, event.shards,
         )  # fmt: skip
         self.context.ask("model", COORDINATOR, ready, now)
 

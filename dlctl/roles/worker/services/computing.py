@@ -171,8 +171,8 @@ class Computing:
         own_lr = self.own_rate.at(self.progress.samples) if need.step else None
         limit = self.bad_gradients.norm_max(None if need.gather else own_lr)
         place = (lease.data_epoch, lease.start, lease.stop, number)
-        cut = portion.batch_size
-        self.context.do(Compute(*place, own_lr, need.gather, limit, count, cut))
+        cut = (portion.batch_size, lease.shard)
+        self.context.do(Compute(*place, own_lr, need.gather, limit, count, *cut))
         if not self.draining:
             self.leasing.look_ahead(self._batch_s, now)
 
@@ -189,6 +189,9 @@ class Computing:
         announced, self._announced = self._announced, False
         self._report_failed(event.failed, portion, now)
         lacking = Counter(failed.number for failed in event.failed)
+        if event.ended_after is not None:
+            portion.end_in(number + len(event.before), event.ended_after)
+            self.leasing.ended(portion)
         samples = 0
         for loss, metrics in zip(losses, event.metrics or repeat({}), strict=False):
             samples += self._accept(loss, metrics, portion, number, lacking[number])
@@ -271,7 +274,7 @@ class Computing:
             lease, me = p.lease, self.identity
             message = m.PortionDone(
                 me.slot, me.epoch, lease.data_epoch, lease.portion, p.steps, p.samples, p.loss_sum,
-                p.metric_sums,
+                p.metric_sums, p.end,
             )  # fmt: skip
             key = ("portion", lease.data_epoch, lease.portion)
             self.context.ask(key, COORDINATOR, message, now)
