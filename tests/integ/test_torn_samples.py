@@ -50,5 +50,4 @@ def test_a_run_goes_on_without_bad_samples_until_they_are_too_many(place: Workpl
     assert {row: seen()[row] for row in once} == dict.fromkeys(once, 1)
     assert not TORN[0] & seen().keys()
     assert place.run()["samples"] <= sum(seen().values()), "those that are torn do not count"
-    assert "it is torn" in place.dlctl("logs", "--failed").out
     place.nothing_left()
