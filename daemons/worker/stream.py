@@ -194,15 +194,18 @@ class _Stream:
     def _opened(self, epoch: int, number: int, start: int) -> _Open:
         if epoch != self._epoch:
             self._epoch = epoch
-            if callable(getattr(self._dataset, "set_epoch", None)):
-                self._dataset.set_epoch(epoch)
+            _tell(self._dataset, epoch)
         if self._names is not None:
             return _Open(iter(self._dataset.open(self._names[number], start)), start)
         part = self._dataset
         if self.shards > 1:
             part = part.shard(num_shards=self.shards, index=number)
-        if start and callable(getattr(part, "skip", None)):
-            return _Open(iter(part.skip(start)), start)
+        skips = start > 0 and callable(getattr(part, "skip", None))
+        part = part.skip(start) if skips else part
+        if part is not self._dataset:
+            _tell(part, epoch)  # `datasets` does not hand it on.
+        if skips:
+            return _Open(iter(part), start)
         found = _Open(iter(part), 0)
         found.skip(start)
         return found
@@ -225,6 +228,11 @@ class _Stream:
     def _wrong(self, text: str) -> TaskError:
         hint = "shards() gives their names or number, open(shard, offset) the samples of one"
         return TaskError(f"task.dataset() {text}", where=self._place, hint=hint)
+
+
+def _tell(dataset: Any, epoch: int) -> None:
+    if callable(getattr(dataset, "set_epoch", None)):
+        dataset.set_epoch(epoch)
 
 
 def _listed(names: Iterable[Any]) -> list[Any]:
