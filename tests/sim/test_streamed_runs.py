@@ -58,13 +58,19 @@ def events(outcome: Outcome) -> list[str]:
     return [text for _, kind, _, text in outcome.store.events if kind == "stream"]
 
 
-@pytest.mark.parametrize("method", ["downpour", "sync", "diloco"])
+MANY: dict[str, dict[str, Any]] = {
+    "downpour": {"push_every_steps": 30},
+    "sync": {},
+    "diloco": {"local_steps": 30},
+}
+
+
+@pytest.mark.parametrize("method", MANY)
 def test_every_sample_is_computed_once(method: str) -> None:
     """Also by replicas that push once in thirty steps: where a shard ends is known before."""
     seen = seen_of(2)
-    options: dict[str, Any] = {"local_steps": 30} if method == "diloco" else {}
     job = job_file(
-        2, 1, algorithm=(method, options), batch_size=BATCH, portion_batches=PORTION // BATCH,
+        2, 1, algorithm=(method, MANY[method]), batch_size=BATCH, portion_batches=PORTION // BATCH,
         samples=2 * sum(LENGTHS),
     )  # fmt: skip
     problem = LeastSquares(samples=sum(LENGTHS))
