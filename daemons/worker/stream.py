@@ -27,6 +27,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from daemons.worker.data import PortionLoader
 from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.task import TaskError, calling
+from dlctl.flat import slice_bounds
 
 OPEN_MAX = 4
 """Shards that a worker keeps open: its own, and those of which portions have come back."""
@@ -80,11 +81,11 @@ class StreamLoader(PortionLoader):
         self._next, self._shard = (data_epoch, start, stop, number + 1), shard
         self.ended_after = None
         found: list[tuple[Any, int]] = []
-        for _ in range(self._step_samples // self._batch_size):
+        for lo, hi in self._batches_of(stop - start, number):
             batch, samples = self._load()
             if samples:
                 found.append((batch, samples))
-            if samples < self._batch_size:
+            if samples < hi - lo:
                 self.ended_after = sum(n for _, n in found)
                 self._next = None
                 break
@@ -95,9 +96,15 @@ class StreamLoader(PortionLoader):
 
     def _restart_at(self, portion: Wanted, number: int) -> None:
         self._next = None
-        size = self._batch_size
-        begins = range(number * self._step_samples, portion.samples, size)
-        self._begin([portion._replace(start=portion.start + at, samples=size) for at in begins])
+        steps = range(number, -(-portion.samples // self._step_samples))
+        bounds = [bound for step in steps for bound in self._batches_of(portion.samples, step)]
+        at = portion.start
+        self._begin([portion._replace(start=at + lo, samples=hi - lo) for lo, hi in bounds])
+
+    def _batches_of(self, samples: int, number: int) -> list[tuple[int, int]]:
+        """The bounds of the batches of a step of a portion of so many samples."""
+        lo, hi = slice_bounds(samples, -(-samples // self._step_samples), number)
+        return [(lo + a, lo + b) for a, b in self._cut(hi - lo)]
 
 
 class _Guarded(Dataset[Any]):

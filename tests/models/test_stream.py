@@ -221,3 +221,14 @@ def test_what_is_a_stream() -> None:
     assert all(map(is_stream, streams))
     others = [[1], "abc", {1}, {1: 2}, iter([1]), (n for n in range(3)), None, 3]
     assert not any(map(is_stream, others))
+
+
+def test_a_portion_that_is_no_multiple_of_the_batches_is_cut_into_even_ones() -> None:
+    stream = loader(Plain(17))
+    sizes = []
+    for number in range(3):
+        ((batch, _),) = stream.step(0, 0, 10, number, 0)
+        sizes.append(len(batch))
+    assert (sizes, stream.ended_after) == ([3, 3, 4], None)
+    sizes = [len(batch) for n in range(3) for batch, _ in stream.step(0, 10, 20, n, 0)]
+    assert (sizes, stream.ended_after) == ([3, 3, 1], 1)
