@@ -28,6 +28,7 @@ from daemons.worker.data import PortionLoader
 from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.orders import Draw
 from daemons.worker.task import TaskError, calling
+from dlctl.flat import slice_bounds
 
 OPEN_MAX = 4
 """Shards that a worker keeps open: its own, and those of which portions have come back."""
@@ -84,11 +85,11 @@ class StreamLoader(PortionLoader):
         self._next, self._shard = (data_epoch, start, stop, number + 1), shard
         self.ended_after = None
         found: list[tuple[Any, int]] = []
-        for _ in range(self._step_samples // self.batch_size):
+        for lo, hi in self._batches_of(stop - start, number):
             batch, samples = self._load()
             if samples:
                 found.append((batch, samples))
-            if samples < self.batch_size:
+            if samples < hi - lo:
                 self.ended_after = sum(n for _, n in found)
                 self._next = None
                 break
@@ -99,9 +100,15 @@ class StreamLoader(PortionLoader):
 
     def _restart_at(self, portion: Wanted, number: int) -> None:
         self._next = None
-        size = self.batch_size
-        begins = range(number * self._step_samples, portion.samples, size)
-        self._begin([portion._replace(start=portion.start + at, samples=size) for at in begins])
+        steps = range(number, -(-portion.samples // self._step_samples))
+        bounds = [bound for step in steps for bound in self._batches_of(portion.samples, step)]
+        at = portion.start
+        self._begin([portion._replace(start=at + lo, samples=hi - lo) for lo, hi in bounds])
+
+    def _batches_of(self, samples: int, number: int) -> list[tuple[int, int]]:
+        """The bounds of the batches of a step of a portion of so many samples."""
+        lo, hi = slice_bounds(samples, -(-samples // self._step_samples), number)
+        return [(lo + a, lo + b) for a, b in self._cut(hi - lo)]
 
 
 class _Guarded(Dataset[Any]):
@@ -198,15 +205,18 @@ class _Stream:
     def _opened(self, epoch: int, number: int, start: int) -> _Open:
         if epoch != self._epoch:
             self._epoch = epoch
-            if callable(getattr(self._dataset, "set_epoch", None)):
-                self._dataset.set_epoch(epoch)
+            _tell(self._dataset, epoch)
         if self._names is not None:
             return _Open(iter(self._dataset.open(self._names[number], start)), start)
         part = self._dataset
         if self.shards > 1:
             part = part.shard(num_shards=self.shards, index=number)
-        if start and callable(getattr(part, "skip", None)):
-            return _Open(iter(part.skip(start)), start)
+        skips = start > 0 and callable(getattr(part, "skip", None))
+        part = part.skip(start) if skips else part
+        if part is not self._dataset:
+            _tell(part, epoch)  # `datasets` does not hand it on.
+        if skips:
+            return _Open(iter(part), start)
         found = _Open(iter(part), 0)
         found.skip(start)
         return found
@@ -229,6 +239,11 @@ class _Stream:
     def _wrong(self, text: str) -> TaskError:
         hint = "shards() gives their names or number, open(shard, offset) the samples of one"
         return TaskError(f"task.dataset() {text}", where=self._place, hint=hint)
+
+
+def _tell(dataset: Any, epoch: int) -> None:
+    if callable(getattr(dataset, "set_epoch", None)):
+        dataset.set_epoch(epoch)
 
 
 def _listed(names: Iterable[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from dlctl import inner, registry
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.config import Choice
-from dlctl.flat import AVERAGED, CONSTANT
+from dlctl.flat import AVERAGED, CONSTANT, slice_bounds
 from dlctl.machine import Exit, Send
 from dlctl.messages import Array
 from dlctl.roles.agent.agent import ProcessStarted
@@ -219,7 +219,9 @@ class ComputeDriver:
 
     def _batch(self, effect: Compute) -> Computed:
         rows = self._rows(effect)
-        ended_after = len(rows) if effect.shard >= 0 and len(rows) < effect.step_samples else None
+        length = effect.stop - effect.start
+        lo, hi = slice_bounds(length, -(-length // effect.step_samples), effect.number)
+        ended_after = len(rows) if len(rows) < hi - lo else None
         if not len(rows):
             assert ended_after == 0, f"{effect} has no rows"
             self.computed += 1

@@ -68,8 +68,9 @@ def stream_rows(
     numbered one shard after the other. Fewer if the shard, of so many samples, ends.
     """
     (start, stop), (number, size) = portion, batch
-    begin = start + number * size
-    end = max(begin, min(begin + size, stop, lengths[shard]))
+    lo, hi = slice_bounds(stop - start, -(-(stop - start) // size), number)
+    begin = start + lo
+    end = max(begin, min(start + hi, lengths[shard]))
     return np.arange(begin, end) + sum(lengths[:shard])
 
 

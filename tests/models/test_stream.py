@@ -58,16 +58,16 @@ class Plain(IterableDataset):
 class Streaming:
     """What `datasets` gives with streaming=True, as far as it is used."""
 
-    def __init__(self, parts: list[range], epoch: int = 0, skipped: int = 0) -> None:
-        self.parts, self.epoch, self.skipped = parts, epoch, skipped
+    def __init__(self, parts: list[range], skipped: int = 0) -> None:
+        self.parts, self.epoch, self.skipped = parts, 0, skipped
         self.num_shards = len(parts)
 
     def shard(self, num_shards: int, index: int) -> Streaming:
         assert num_shards == self.num_shards
-        return Streaming([self.parts[index]], self.epoch)
+        return Streaming([self.parts[index]])
 
     def skip(self, n: int) -> Streaming:
-        return Streaming(self.parts, self.epoch, self.skipped + n)
+        return Streaming(self.parts, skipped=self.skipped + n)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -151,10 +151,13 @@ def test_what_can_only_be_iterated_is_skipped_and_begun_anew_for_what_comes_back
     assert portion(stream, 80, 88, 0) == [[]]
 
 
-def test_the_epoch_is_told() -> None:
-    stream = loader(Streaming([range(20)]))
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("start", [0, 8])
+def test_the_epoch_is_told(parts: int, start: int) -> None:
+    """What `shard` and `skip` of `datasets` give does not have it from what they were called on."""
+    stream = loader(Streaming([range(20)] * parts))
     for epoch in (0, 3):
-        (batch, _), *_ = stream.step(epoch, 8, 16, 0, 0)
+        (batch, _), *_ = stream.step(epoch, start, start + 8, 0, parts - 1)
         assert batch["epoch"].tolist() == [epoch] * 4
 
 
@@ -218,3 +221,14 @@ def test_what_is_a_stream() -> None:
     assert all(map(is_stream, streams))
     others = [[1], "abc", {1}, {1: 2}, iter([1]), (n for n in range(3)), None, 3]
     assert not any(map(is_stream, others))
+
+
+def test_a_portion_that_is_no_multiple_of_the_batches_is_cut_into_even_ones() -> None:
+    stream = loader(Plain(17))
+    sizes = []
+    for number in range(3):
+        ((batch, _),) = stream.step(0, 0, 10, number, 0)
+        sizes.append(len(batch))
+    assert (sizes, stream.ended_after) == ([3, 3, 4], None)
+    sizes = [len(batch) for n in range(3) for batch, _ in stream.step(0, 10, 20, n, 0)]
+    assert (sizes, stream.ended_after) == ([3, 3, 1], 1)

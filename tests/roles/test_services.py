@@ -127,6 +127,12 @@ class Replica:
         self.training.computing.leasing.on_lease(lease, 0.0)
         self.advance()
 
+    def stream_lease(self, samples: int, shard: int) -> None:
+        (*_, asked) = self.of(m.LeaseRequest)
+        lease = m.Lease(asked.request, shard, 0, 0, samples, 0, shard)
+        self.training.computing.leasing.on_lease(lease, 0.0)
+        self.advance()
+
     def computed(
         self,
         loss: float = 1.0,
@@ -583,12 +589,36 @@ def test_a_batch_without_any_sample_is_left_out_and_no_fault() -> None:
     assert (done.steps, done.samples) == (2, 2)
 
 
-def test_an_announced_batch_without_any_sample_is_told() -> None:
-    at = at_work(NextData(), OWN, samples=5)
-    empty = Computed(np.nan, None, np.zeros(0), np.nan, False, is_skipped=True)
-    at.training.on_computed(replace(empty, failed=(failed(0, 4),)), 0.0)
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_announced_batch_that_was_nothing_lets_the_method_hear_of_the_end_where_it_asks(
+    leaves: bool,
+) -> None:
+    """It may push what it has only there; and hears of it although nothing came since."""
+    at = replica(NextData(), Gradient(), NextData(), Gradient(), NextData())
+    at.lease(1)
+    at.computed()
+    at.lease(1)
+    at.training.draining = leaves
+    nothing = Computed.of_nothing(np.zeros(0))
+    at.training.on_computed(nothing, 0.0)
     at.advance()
-    assert at.log[1:] == [None]
+    if not leaves:
+        at.lease(0)
+        at.lease(0)
+    assert at.log[1] is not None
+    assert at.log[3:] == [None, None], "the gradient, and then: no data"
+
+
+def test_a_shard_of_a_stream_that_ends_is_told_with_the_next_question_and_its_portion() -> None:
+    at = replica(Gradient(), Gradient(), Done())
+    at.stream_lease(4, shard=2)
+    at.computed()
+    at.training.on_computed(Computed.of_nothing(np.zeros(0)), 0.0)
+    at.advance()
+    assert [asked.ends for asked in at.of(m.LeaseRequest)] == [(), (0, 2, 1)]
+    at.lease(0)
+    (done,) = at.of(m.PortionDone)
+    assert (done.steps, done.samples, done.end) == (1, 1, 1)
 
 
 def test_while_a_save_waits_no_batch_is_begun() -> None:

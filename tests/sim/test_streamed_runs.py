@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 from simulated import ACCOUNT, job_file
 
-from dlctl import messages as m
-from dlctl.machine import Effect
 from dlctl.roles.protocol.context import COORDINATOR
-from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers import (
     AcksChecker,
     Book,
-    Checker,
     LedgerChecker,
     LivenessChecker,
     NothingLeft,
     SavedChecker,
+    StreamChecker,
     TermsChecker,
 )
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares, StreamedLedger, stream_rows
-from dlctl.sim.process import Process
+from dlctl.sim.problems import LeastSquares, StreamedLedger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 
@@ -32,41 +27,12 @@ LENGTHS = (50, 23, 32)
 BATCH, PORTION = 4, 8
 
 
-class Streamed(Checker):
-    """Counts the samples that are done, and those that were computed."""
-
-    def __init__(self) -> None:
-        self.computed: Counter[tuple[int, int]] = Counter()
-        """(data epoch, row)."""
-        self.done: Counter[tuple[int, int]] = Counter()
-        self._leases: dict[tuple[int, int], m.Lease] = {}
-        self._counted: set[tuple[int, int]] = set()
-
-    def on_effect(self, process: Process, effect: Effect) -> None:
-        if isinstance(effect, Compute):
-            for number in range(effect.number, effect.number + effect.count):
-                portion = (effect.start, effect.stop)
-                rows = stream_rows(LENGTHS, effect.shard, portion, (number, BATCH))
-                self.computed.update((effect.data_epoch, int(row)) for row in rows)
-
-    def on_message(self, process: Process, peer: Any, message: m.Message) -> None:
-        if isinstance(message, m.Lease) and message.start < message.stop:
-            self._leases[message.data_epoch, message.portion] = message
-        if isinstance(message, m.PortionDone):
-            key = (message.data_epoch, message.portion)
-            if key not in self._counted:
-                self._counted.add(key)
-                lease = self._leases[key]
-                stop = message.end if message.end >= 0 else lease.stop
-                assert message.samples == stop - lease.start
-                portion = (lease.start, lease.stop)
-                for number in range(PORTION // BATCH):
-                    rows = stream_rows(LENGTHS, lease.shard, portion, (number, BATCH))
-                    self.done.update((lease.data_epoch, int(row)) for row in rows)
+def seen_of(epochs: int) -> StreamChecker:
+    return StreamChecker(LENGTHS, BATCH, epochs)
 
 
 def simulate(
-    seen: Streamed, store: Store | None = None, cells: int = 400, **options: Any
+    seen: StreamChecker, store: Store | None = None, cells: int = 400, **options: Any
 ) -> Simulation:
     problem = StreamedLedger(shards=2, cells=cells, lengths=LENGTHS)
     options = {"samples": sum(LENGTHS), "checkpoint_s": 0.7} | options
@@ -83,10 +49,6 @@ def simulate(
     )
 
 
-def everything(epochs: int) -> Counter[tuple[int, int]]:
-    return Counter((epoch, row) for epoch in range(epochs) for row in range(sum(LENGTHS)))
-
-
 def finished(outcome: Outcome) -> Outcome:
     assert outcome.state == "finished", outcome.reason
     return outcome
@@ -96,19 +58,25 @@ def events(outcome: Outcome) -> list[str]:
     return [text for _, kind, _, text in outcome.store.events if kind == "stream"]
 
 
-@pytest.mark.parametrize("method", ["downpour", "sync", "diloco"])
+MANY: dict[str, dict[str, Any]] = {
+    "downpour": {"push_every_steps": 30},
+    "sync": {},
+    "diloco": {"local_steps": 30},
+}
+
+
+@pytest.mark.parametrize("method", MANY)
 def test_every_sample_is_computed_once(method: str) -> None:
     """Also by replicas that push once in thirty steps: where a shard ends is known before."""
-    seen = Streamed()
-    options: dict[str, Any] = {"local_steps": 30} if method == "diloco" else {}
+    seen = seen_of(2)
     job = job_file(
-        2, 1, algorithm=(method, options), batch_size=BATCH, portion_batches=PORTION // BATCH,
+        2, 1, algorithm=(method, MANY[method]), batch_size=BATCH, portion_batches=PORTION // BATCH,
         samples=2 * sum(LENGTHS),
     )  # fmt: skip
     problem = LeastSquares(samples=sum(LENGTHS))
     problem.lengths = LENGTHS  # type: ignore[attr-defined]
     outcome = finished(Simulation(job, problem, checkers=(seen,)).run())
-    assert seen.computed == seen.done == everything(2)
+    assert seen.computed == seen.done == seen.everything()
     assert outcome.reason == "210 samples are done"
     assert outcome.store.run["samples"] == 210
     assert events(outcome) == [
@@ -119,32 +87,32 @@ def test_every_sample_is_computed_once(method: str) -> None:
 @pytest.mark.parametrize("after_s", [0.3, 0.8, 1.1])
 @pytest.mark.parametrize("names", [("worker-1",), (COORDINATOR,), ("worker-0", COORDINATOR)])
 def test_who_dies_costs_no_sample(names: tuple[str, ...], after_s: float) -> None:
-    seen = Streamed()
+    seen = seen_of(2)
     sim = simulate(seen, samples=2 * sum(LENGTHS))
     for name in names:
         sim.at(after_s, lambda name=name: sim.world.kill(name))
     outcome = finished(sim.run(200.0))
-    assert seen.done == everything(2)
+    assert seen.done == seen.everything()
     assert len(events(outcome)) == 1
 
 
 @pytest.mark.parametrize("stop_s", [0.5, 0.9])
 def test_a_run_goes_on_where_its_checkpoint_was(stop_s: float) -> None:
-    first = Streamed()
+    first, second = seen_of(2), StreamChecker(LENGTHS, BATCH, 0)
     sim = simulate(first, samples=2 * sum(LENGTHS))
     sim.request(stop_s, "stop", {"checkpoint": True, "grace_s": 5.0})
     stopped = sim.run(200.0)
     assert stopped.state == "stopped", stopped.reason
-    second = Streamed()
+    second.everything = lambda: first.everything() - first.done  # type: ignore[method-assign]
     finished(simulate(second, stopped.store, samples=2 * sum(LENGTHS)).run(200.0))
-    assert first.done + second.done == everything(2)
+    assert first.done + second.done == first.everything()
     assert first.done
     assert second.computed == second.done
 
 
 def test_evaluations_go_by_steps_or_by_passes() -> None:
     for options, expected in (({"evaluate_steps": 10}, 5), ({"evaluate_epochs": 1.0}, 2)):
-        outcome = finished(simulate(Streamed(), samples=2 * sum(LENGTHS), **options).run(200.0))
+        outcome = finished(simulate(seen_of(2), samples=2 * sum(LENGTHS), **options).run(200.0))
         evaluated = [text for _, kind, _, text in outcome.store.events if kind == "evaluation"]
         assert len(evaluated) >= expected, options
 

@@ -214,8 +214,7 @@ class Persistence:
             yield f"answer/{slot}", None
         self._answered_slots = set(scheduler.answered)
         for slot, lease in scheduler.answered.items():
-            fields = (lease.request, lease.portion, lease.data_epoch, lease.start, lease.stop)
-            yield f"answer/{slot}", fields
+            yield f"answer/{slot}", astuple(replace(lease, samples=0))  # Else each one is news.
 
     def _changed_daemons(self) -> Iterator[Effect]:
         daemons = self.run.members.daemons

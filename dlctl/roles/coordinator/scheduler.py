@@ -227,8 +227,7 @@ class Scheduler:
             )
         if batches.smallest(self.job) != batches.largest(self.job):
             raise DlctlError(
-                "the dataset is a stream, whose portions are of whole batches, so all hosts have "
-                "batches of one size",
+                "the dataset is a stream, whose steps are counted by batches of one size",
                 hint="remove batch_size from [[hosts]]",
             )
 

@@ -39,16 +39,18 @@ class Portion:
 
     @property
     def batches(self) -> int:
-        if self._last is not None:
-            return self._last + 1
+        return self._last + 1 if self._last is not None else self._leased
+
+    @property
+    def _leased(self) -> int:
+        """Batches of the whole lease."""
         return -(-(self.lease.stop - self.lease.start) // self.batch_size)
 
     def batch_range(self, number: int) -> tuple[int, int]:
         """The samples [start, stop) of one batch, at most `batch_size` of them."""
-        if number == self._last:
-            return self.lease.start + number * self.batch_size, self.end
-        lo, hi = slice_bounds(self.lease.stop - self.lease.start, self.batches, number)
-        return self.lease.start + lo, self.lease.start + hi
+        lo, hi = slice_bounds(self.lease.stop - self.lease.start, self._leased, number)
+        stop = self.end if number == self._last else self.lease.start + hi
+        return self.lease.start + lo, stop
 
     def in_words(self, number: int) -> str:
         """A batch, for people."""
@@ -57,11 +59,9 @@ class Portion:
         return f"samples {start}..{stop - 1} of {of} epoch {self.lease.data_epoch}"
 
     def end_in(self, number: int, samples: int) -> None:
-        """The stream's shard has ended in a batch, after so many samples of it. All batches before
-        it were full: the portions of a stream have whole ones.
-        """
-        self._last = number
-        self.end = self.lease.start + number * self.batch_size + samples
+        """The stream's shard has ended in a batch, after so many samples of it."""
+        start, _ = self.batch_range(number)
+        self._last, self.end = number, start + samples
 
     def is_last(self, number: int) -> bool:
         return number == self.batches - 1

@@ -87,6 +87,8 @@ class Computing:
         self._step: Step | None = None
         self._announced = self._left_out = False
         """`NextData` has named the batch that is next; that batch was computed and refused."""
+        self._was_nothing = False
+        """It was none, or is skipped: the next one is computed instead, if there is one."""
 
     # ------------------------------------------------------------ the service
 
@@ -131,16 +133,18 @@ class Computing:
         if self._step is not None or self._left_out:
             step, self._step, self._left_out = self._step, None, False
             return True, step
-        if self._announced and self.ends_here():
+        if (self._announced or self._was_nothing) and self.ends_here():
             # The batch was named before the end was: the method hears of the end where it asks for
             # data, which is where it pushes what it has accrued.
-            self._announced = False
+            self._announced = self._was_nothing = False
             return True, None
         done, data = self._find_data(now)
         if data is not None:
             if not self.is_held():
                 self._compute(need, now)
             return False, None
+        if done and self._was_nothing:
+            self._was_nothing = self.leasing.told_no_data = False  # Here, too.
         return done, None
 
     def is_held(self) -> bool:
@@ -202,11 +206,12 @@ class Computing:
             norm = event.norm if event.is_usable else math.inf
             self._step = Step(event.gradient, samples, mean, norm, len(losses))
             self.averaged = event.averaged
+        is_named = (announced or self._was_nothing) and not losses
+        self._was_nothing = is_named and event.is_skipped
         if not event.is_usable:
             if not event.is_skipped:
                 self._refuse(event, portion, number)
-            if not event.is_skipped or lacking[number]:
-                self._left_out = announced and not losses
+                self._left_out = is_named
             number += 1
         portion.next_number = number
         if portion.is_last(number - 1):
