@@ -32,7 +32,7 @@ class Stop:
     __pydantic_config__ = STRICT
 
     epochs: Annotated[float, Gt(0), Le(1e6)] | None = None
-    """Passes over the dataset; 0.5 is half of it."""
+    """Passes over the dataset; 0.5 is half of it. Not with a stream, whose length nobody knows."""
     steps: Annotated[int, Ge(1)] | None = None
     """Steps of all workers together."""
     samples: Annotated[int, Ge(1)] | None = None
@@ -202,8 +202,13 @@ class Workers:
 
     count: Count = 1
     """Model replicas."""
-    batch_size: Annotated[int, Ge(1)] = 32
-    """Samples of one batch of one worker; a step is one, or several: `gradient.accumulate`."""
+    batch_size: Annotated[int, Ge(1)] | Literal["auto"] = 32
+    """Samples of one batch of one worker; a step is one, or several: `gradient.accumulate`. "auto":
+    worker-0 finds the largest power of two that there is memory for, before the first step, by
+    forward and backward passes of real samples; all workers have that, and the run keeps it when it
+    goes on. At most 65536 on a GPU, of which a tenth stays free, and 1024 on the CPU, where half of
+    the memory stays free and a batch need not take more than 5 s; and so small that an epoch has a
+    portion for each worker. `dlctl status` shows it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the replicas compute; "auto" takes a GPU if torch finds one, and spreads the workers
     over all.
@@ -215,7 +220,8 @@ class Workers:
     """Threads of torch per worker, all of its processes together; 0: this machine's cores divided
     by its workers."""
     loader_processes: Annotated[int, Ge(0), Le(256)] = 0
-    """Processes of torch's DataLoader per worker; 0: the data is loaded in the worker itself."""
+    """Processes of torch's DataLoader per worker; 0: the data is loaded in the worker itself. A
+    stream is read by one of them."""
     restarts_max: Annotated[int, Ge(0)] = 8
     """How often in a row a worker is replaced that has died before it was at work, or within 10 s
     of its start; when it does so once more, the run fails. One that was at work for up to 10 min
@@ -237,13 +243,21 @@ class Data:
     __pydantic_config__ = STRICT
 
     portion_batches: Annotated[int, Ge(1), Le(100000)] = 8
-    """Batches of one portion: the range of samples that a worker leases at a time."""
+    """Batches of one portion: the range of samples that a worker leases at a time. With batch sizes
+    of hosts these are the largest ones."""
     lease_ahead_s: Annotated[float, Ge(0), Le(3600)] = 2.0
     """Seconds of work that a worker leases in advance: so long it goes on while the coordinator is
     away. Towards the end of a run it is less, so that all finish together.
     """
     shuffle: bool = True
-    """A new seeded order of the samples in every epoch."""
+    """A new seeded order of the samples in every epoch; false: their own. A task with a `sampler`
+    or `sample_weights` says itself which come and in which order. A stream has its own order."""
+    bad_samples_max: Annotated[int, Ge(0), Le(100000)] = 0
+    """So many samples of the dataset may fail to load in an epoch, in all workers together: each is
+    named in "dlctl events", and its batch goes on without it; a batch of which none is left is left
+    out. One more ends the run. 0: the first one does, and of a stream always. The coordinator
+    counts; one that takes the place of another begins anew. What goes wrong in making a batch of
+    samples is no failure of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +298,10 @@ class Evaluation:
     __pydantic_config__ = STRICT
 
     every_epochs: Annotated[float, Ge(0)] = 1.0
-    """Epochs between evaluations by worker-0; 0: only at the end."""
+    """Epochs between evaluations by worker-0; 0: only at the end. Of a stream, passes over it."""
+    every_steps: Annotated[int, Ge(0)] = 0
+    """Steps of all workers together between evaluations, instead of epochs; 0: as every_epochs
+    says."""
     finish_s: Seconds = 60.0
     """The most that the task's `finish(model, metrics)` may take, if it has one, with all that it
     takes to fetch the model. It runs once, on
@@ -348,6 +365,10 @@ class Host:
     """Parameter servers here; without it an even share of those that no host has asked for."""
     workers: Annotated[int, Ge(0), Le(COUNT_MAX)] | None = None
     """Workers here; likewise. 0: none, and none are added as long as there is another host."""
+    batch_size: Annotated[int, Ge(1)] | None = None
+    """Samples of one batch of each worker here; without it `workers.batch_size`. What a batch is
+    worth follows from its samples. Where the job file says steps and samples are meant, as in
+    [schedule], they are those of the mean over all workers; `job.stop` counts the steps made."""
     python: str = ""
     """The Python there that has dlctl and torch; "": at the same path as here."""
     dir: str = ""
@@ -463,11 +484,6 @@ class JobFile:
     slurm: Slurm = Slurm()
     network: Network = Network()
     timeouts: Timeouts = Timeouts()
-
-    @property
-    def step_samples(self) -> int:
-        """The most samples of one step of one worker."""
-        return self.workers.batch_size * self.gradient.accumulate
 
     @property
     def places(self) -> tuple[Host, ...]:

@@ -26,6 +26,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from dlctl import batches
 from dlctl.config import JobFile, Schedule
 
 _LENGTH = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?) *(%|steps?|samples?)")
@@ -34,7 +35,7 @@ DECAY_AT = 0.9
 """Of a run, where the decay of "wsd" begins if nothing is said."""
 
 
-def length(text: str, step_samples: int, whole: float = math.nan) -> float:
+def length(text: str, step_samples: float, whole: float = math.nan) -> float:
     """The samples that "5%", "500 steps" or "10_000 samples" is. whole: those of the run, of which
     a percentage is taken. Raises ValueError for anything else.
     """
@@ -42,6 +43,8 @@ def length(text: str, step_samples: int, whole: float = math.nan) -> float:
     if found is None:
         raise ValueError(f'"{text}" is not a length, as in "5%", "500 steps" or "10_000 samples"')
     number, unit = float(found[1].replace("_", "")), found[2]
+    if not number:
+        return 0.0
     if unit == "%":
         return whole * number / 100
     return number * (step_samples if unit.startswith("step") else 1)
@@ -87,14 +90,14 @@ def faults(job: JobFile) -> Iterator[tuple[Key, str, str]]:
     for key, text in texts.items():
         try:
             if text:
-                length(text, job.step_samples)
+                length(text, batches.mean(job))
         except ValueError as error:
             yield ("schedule", key), str(error), ""
             return
     if schedule.over.strip().endswith("%"):
         yield ("schedule", "over"), "it is the whole, not a part", 'as in "50_000 steps"'
         return
-    if schedule.over and length(schedule.over, job.step_samples) < 1:
+    if schedule.over and length(schedule.over, batches.mean(job)) < 1:
         yield ("schedule", "over"), "it is no sample long", 'as in "50_000 steps"'
         return
     if schedule.lr_workers and not scales(schedule):
@@ -109,10 +112,11 @@ def faults(job: JobFile) -> Iterator[tuple[Key, str, str]]:
     if needs_whole(schedule) and math.isinf(whole):
         key = "kind" if schedule.kind != "constant" else "warmup"
         what = "it has to know how long the run is, and job.stop does not say"
-        yield ("schedule", key), what, 'add over = "50_000 steps"'
+        unit = "samples" if batches.is_open(job) else "steps"
+        yield ("schedule", key), what, f'add over = "50_000 {unit}"'
         return
     is_known = bool(schedule.over) or not job.job.stop.epochs
-    if is_known and length(schedule.warmup, job.step_samples, whole) > whole:
+    if is_known and length(schedule.warmup, batches.mean(job), whole) > whole:
         yield ("schedule", "warmup"), "the warm-up is longer than the run", ""
 
 
@@ -138,18 +142,20 @@ def whole_run(job: JobFile, dataset_samples: int) -> float:
     infinite if neither says.
     """
     if job.schedule.over:
-        return length(job.schedule.over, job.step_samples)
+        return length(job.schedule.over, batches.mean(job))
     stop = job.job.stop
+    if stop.steps and batches.is_open(job):
+        return math.inf
     limits = [
         stop.epochs * dataset_samples if stop.epochs else math.inf,
-        stop.steps * job.step_samples if stop.steps else math.inf,
+        stop.steps * batches.mean(job) if stop.steps else math.inf,
         stop.samples or math.inf,
     ]
     return min(limits)
 
 
 def warmup_samples(job: JobFile, dataset_samples: int) -> float:
-    return length(job.schedule.warmup, job.step_samples, whole_run(job, dataset_samples))
+    return length(job.schedule.warmup, batches.mean(job), whole_run(job, dataset_samples))
 
 
 def factor(

@@ -23,6 +23,12 @@ from dlctl.runs import checkpoint_damage, checkpoints, manifest
 from dlctl.runs.best import Best
 
 SIZE = 103
+STREAM = {
+    "stream_shards": 2,
+    "portion_samples": 8,
+    "stream": [[[0, 105, 14]], [[1, [[0, 0, -1, []], [0, 2, 50, [3]]]]]],
+}
+"""What a checkpoint says of a dataset that is a stream."""
 W = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
 SUM = np.abs(W) + 1
 
@@ -314,6 +320,26 @@ def test_a_manifest_with_a_wrong_field_is_refused(tmp_path, key, value):
     with pytest.raises(DlctlError, match="not the manifest") as caught:
         checkpoints.read_manifest(directory)
     assert caught.value.where == str(directory / manifest.MANIFEST)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stream": 3},
+        {"stream": [[[0, 5]], []]},
+        {"stream": [[], [[0, [[0, 0, -1, []]]]]]},
+        {"stream": [[], [[0, [[0, 0, -2, []], [0, 2, 5, [7]]]]]]},
+        {"stream": [[], [[0, [[0, 0, -1], [0, 2, 5, [7]]]]]]},
+        {"stream": [[], [0]]},
+        {"stream": [[], []]},
+        {"portion_samples": "8"},
+    ],
+)
+def test_what_is_done_of_a_stream_is_checked(tmp_path, wrong):
+    found = checkpoints.read_manifest(save(tmp_path))
+    manifest.check({**found, "data": STREAM})
+    with pytest.raises(ValueError, match=r"data\.stream"):
+        manifest.check({**found, "data": STREAM | wrong})
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from daemons.worker import inner, weights
+from daemons.worker import fitting, inner, weights
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
 from daemons.worker.loader_watch import LoaderLost
+from daemons.worker.orders import chosen_by
 from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import Task, TaskError, calling, load_task
+from daemons.worker.stream import StreamLoader
+from daemons.worker.task import Task, TaskError, calling, is_stream, load_task
 from dlctl import parameter_groups, registry
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile, ParameterGroup
@@ -32,7 +36,11 @@ class Built(NamedTuple):
     stepper: Stepper
     loader: PortionLoader
     samples: int
-    """Of the whole dataset."""
+    """Of a data epoch; 0: it is a stream."""
+    batch_size: int
+    """That there is memory for; 0: it was not looked for."""
+    shards: int
+    """Of a stream; 0: the dataset is none."""
 
 
 def build(
@@ -41,33 +49,47 @@ def build(
     processes: int,
     run: Path | None = None,
     lost: Callable[[LoaderLost], None] = lambda _: None,
+    *,
+    finds: bool = False,
 ) -> Built:
     """Load the task of a job; sets the number of torch's threads.
 
     slot: the worker's, which spreads workers over GPUs. processes: that load the data; 0: none.
     run: directory of the run whose code it is to be (`kept_code.py`); None: as it is. lost: told in
-    another thread when a process that loads the data has ended.
+    another thread when a process that loads the data has ended. finds: look for the batch size.
     Raises TaskError for what is wrong with the task, DlctlError if there is no such device.
     """
-    workers = job.workers
     replica = build_replica(job, slot, run=run)
     task = replica.task
     dataset = task.dataset()
-    loader = PortionLoader(
+    streams = is_stream(dataset)
+    make_loader = partial(
+        StreamLoader if streams else PortionLoader,
         dataset,
-        batch_size=workers.batch_size,
         seed=job.job.seed,
         shuffle=job.data.shuffle,
         processes=processes,
         collate=task.collate,
-        accumulate=job.gradient.accumulate,
         place=task.place("dataset"),
         lost=lost,
+        draw=chosen_by(task, dataset, job.job.seed),
+        tolerant=job.data.bad_samples_max > 0,
+    )
+    found = 0
+    if finds:
+        # Another one than that of the run, whose processes draw as they would without that.
+        with closing(make_loader(batch_size=1)) as tried:
+            found = fitting.batch_size(job, replica, tried)
+    size = job.workers.batch_size
+    loader = make_loader(
+        batch_size=size if isinstance(size, int) else found or fitting.FIRST,
+        accumulate=job.gradient.accumulate,
     )
     numbers = parameter_groups.of_trained(job.parameters, replica.layout)
     groups = [None if n == parameter_groups.NONE else job.parameters[n] for n in numbers]
     optimizer = inner.make(job.inner, replica.values, groups)
-    return Built(Stepper(replica, job.gradient, optimizer), loader, len(dataset))
+    stepper = Stepper(replica, job.gradient, optimizer)
+    return Built(stepper, loader, loader.order.length, found, loader.shards)
 
 
 def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = None) -> Replica:

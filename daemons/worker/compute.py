@@ -13,6 +13,7 @@ to it then.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ from dlctl.roles.protocol.effects import (
     ComputeStateTaken,
     EngineRan,
     EvaluationRun,
+    FailedSample,
     LoadBuffers,
     LoadFrozen,
     LocateTask,
@@ -182,8 +184,8 @@ class ComputeThread:
         if self._ranks is not None:
             self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
-        self._stepper, self._loader, samples = build(
-            self._job, effect.slot, processes, self._run, self._loop.fail
+        self._stepper, self._loader, samples, batch_size, shards = build(
+            self._job, effect.slot, processes, self._run, self._loop.fail, finds=effect.finds
         )
         replica = self._stepper.replica
         replica.reseed(effect.slot, effect.epoch)
@@ -202,6 +204,9 @@ class ComputeThread:
             replica.task.has_finish,
             self._frozen.digests(replica) if self._frozen is not None else b"",
             replica.lacks_weights,
+            self._loader.order.digest,
+            batch_size,
+            shards,
         )
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
@@ -215,14 +220,18 @@ class ComputeThread:
             return self._batch(effect)
         losses: list[float] = []
         metrics: list[Mapping[str, float]] = []
+        failed: tuple[FailedSample, ...] = ()
         for number in range(effect.number, effect.number + effect.count):
             computed = self._batch(replace(effect, number=number))
-            if not computed.is_usable:
+            failed += computed.failed
+            if computed.is_usable:
+                losses.append(computed.loss)
+                metrics += computed.metrics or ({},)
+            if not computed.is_usable or computed.ended_after is not None:
                 break
-            losses.append(computed.loss)
-            metrics += computed.metrics or ({},)
         before = tuple(losses[:-1] if computed.is_usable else losses)
-        return replace(computed, before=before, metrics=tuple(metrics) if any(metrics) else ())
+        told = tuple(metrics) if any(metrics) else ()
+        return replace(computed, before=before, metrics=told, failed=failed)
 
     def _make_engine(self) -> Operations:
         from daemons.worker.building import make_engine
@@ -272,8 +281,20 @@ class ComputeThread:
     def _batch(self, effect: Compute) -> Computed:
         from daemons.worker.out_of_memory import explained
 
-        with explained(self._job):
-            batches = self._loader.step(effect.data_epoch, effect.start, effect.stop, effect.number)
+        if effect.step_samples:
+            self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
+        with explained(self._job, self._loader.batch_size):
+            batches = self._loader.step(
+                effect.data_epoch, effect.start, effect.stop, effect.number, effect.shard
+            )
+            failed = tuple(FailedSample(effect.number, *bad) for bad in self._loader.bad)
+            if not batches and failed:
+                return Computed(
+                    math.nan, None, self._averaged, math.nan, is_usable=False, is_skipped=True,
+                    failed=failed,
+                )  # fmt: skip
+            if not batches:
+                return Computed.of_nothing(self._averaged)
             step = self._stepper.step(
                 batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
                 epoch=effect.data_epoch,
@@ -281,6 +302,8 @@ class ComputeThread:
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
             is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),
+            failed=failed,
+            ended_after=self._loader.ended_after,
         )  # fmt: skip
         if not self._averaged.size:
             return computed

@@ -1,7 +1,7 @@
-"""Batches of a leased portion: a range of samples in the shuffled order of a data epoch.
+"""Batches of a leased portion: a range of samples in the order of a data epoch (`orders.py`).
 
-Every worker knows the same order, because it follows from the seed and the data epoch; so a portion
-is two numbers on the wire, and a portion that another worker takes over has the same batches.
+Every worker knows the same order; so a portion is two numbers on the wire, and a portion that
+another worker takes over has the same batches.
 """
 
 from __future__ import annotations
@@ -10,28 +10,21 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default_collate
 
 from daemons.worker.loader_watch import LoaderLost, LoaderWatch
+from daemons.worker.orders import Draw, Order, Rows
 from daemons.worker.task import TaskError, blame, calling
 from dlctl.flat import slice_bounds
 
-Rows = npt.NDArray[np.int64]
-"""Of the dataset, by number."""
 _CPU = torch.device("cpu")
 LOADING_S_MAX = 600
 """For one batch: a sample that cannot leave its process would be waited for without an end."""
-SHUFFLED_IN_MEMORY_MAX = 2**26
-"""Samples of a dataset whose whole order is made at once: 8 bytes of each, in every worker."""
-_ROUNDS = 4
-ORDERS_KEPT = 2
-"""Around the end of a data epoch portions of two epochs are in work."""
 
 
 def no_errors_from_signals() -> None:
@@ -47,7 +40,8 @@ class PortionLoader:
 
     collate: makes a batch of a list of samples; None: torch's default_collate. place: of the
     dataset, for errors that no line of the user's has raised. lost: told in another thread when a
-    process has ended by itself. Call `close` to end the processes.
+    process has ended by itself. draw: the order of each data epoch, if the task has one of its own.
+    tolerant: a batch goes on without samples that fail to load. Call `close` to end the processes.
     """
 
     def __init__(
@@ -62,14 +56,17 @@ class PortionLoader:
         accumulate: int = 1,
         place: str | None = None,
         lost: Callable[[LoaderLost], None] = lambda _: None,
+        draw: Draw | None = None,
+        tolerant: bool = False,
     ) -> None:
-        self._size = len(dataset)
-        self._batch_size = batch_size
-        self._step_samples = batch_size * accumulate
+        self.order = Order(len(dataset), seed=seed, shuffle=shuffle, draw=draw)
+        self.batch_size = batch_size
+        self._accumulate = accumulate
         self._seed = seed
-        self._shuffle = shuffle
-        self._orders: dict[int, Rows] = {}
-        self._guarded = _Guarded(dataset, collate, place)
+        self._guarded = _Guarded(dataset, collate, place, tolerant)
+        self.bad: tuple[BadSample, ...] = ()
+        """What the batches of the newest step have gone on without; they may be none at all then.
+        """
         self._batches = _Batches()
         # One of its own, or every portion would shift the replica's dropout.
         self._dice = torch.Generator().manual_seed(seed)
@@ -80,6 +77,15 @@ class PortionLoader:
         self._stream: Iterator[Any] = iter(())
         self._next: tuple[int, int, int, int] | None = None
 
+    def resize(self, batch_size: int) -> None:
+        """From now on a batch has at most so many samples."""
+        if batch_size != self.batch_size:
+            self.batch_size, self._next = batch_size, None
+
+    @property
+    def _step_samples(self) -> int:
+        return self.batch_size * self._accumulate
+
     def reseed(self, slot: int, epoch: int) -> None:
         """Before the first batch: have the processes draw what belongs to this epoch of this slot.
 
@@ -88,15 +94,23 @@ class PortionLoader:
         sequence = np.random.SeedSequence([self._seed, slot, epoch])
         self._dice.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
-    def step(self, data_epoch: int, start: int, stop: int, number: int) -> list[tuple[Any, float]]:
+    shards = 0
+    """Of a stream, which this is not."""
+    ended_after: int | None = None
+    """The samples of the newest step, if it has fewer than were asked for: never of such a dataset.
+    """
+
+    def step(
+        self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1
+    ) -> list[tuple[Any, float]]:
         """The batches of step `number` (from 0) of samples [start, stop), cut by `slice_bounds`,
         and the part of its samples that each has.
 
         Asked for in order, the batches of a portion are loaded ahead; any other order costs a new
-        start. Raises TaskError for what the dataset raises, LoaderLost if a process has ended or
-        does not come back.
+        start. shard: of a stream, which this is not. Raises TaskError for what the dataset raises,
+        LoaderLost if a process has ended or does not come back.
         """
-        assert 0 <= start < stop <= self._size
+        assert 0 <= start < stop <= self.order.length
         steps = -((start - stop) // self._step_samples)
         assert 0 <= number < steps
         wanted = (data_epoch, start, stop, number)
@@ -105,7 +119,16 @@ class PortionLoader:
         self._next = (data_epoch, start, stop, number + 1)
         lo, hi = slice_bounds(stop - start, steps, number)
         sizes = [b - a for a, b in self._cut(hi - lo)]
-        return [(self._load(), size / (hi - lo)) for size in sizes]
+        loaded = [self._load() for _ in sizes]
+        self.bad = tuple(bad for each in loaded if type(each) is Sifted for bad in each.bad)
+        if not self.bad:
+            return [(batch, size / (hi - lo)) for batch, size in zip(loaded, sizes, strict=True)]
+        left = [
+            (each.batch, size - len(each.bad)) if type(each) is Sifted else (each, size)
+            for each, size in zip(loaded, sizes, strict=True)
+        ]
+        samples = sum(size for _, size in left)
+        return [(batch, size / samples) for batch, size in left if size]
 
     def batch(self, data_epoch: int, start: int, stop: int, number: int) -> Any:
         """The batch of a step that is one batch."""
@@ -114,7 +137,7 @@ class PortionLoader:
 
     def _cut(self, samples: int) -> list[tuple[int, int]]:
         """The bounds of the batches of a step."""
-        batches = -(-samples // self._batch_size)
+        batches = -(-samples // self.batch_size)
         return [slice_bounds(samples, batches, i) for i in range(batches)]
 
     def _load(self) -> Any:
@@ -161,12 +184,14 @@ class PortionLoader:
 
     def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:
         self._next = None
-        samples = self._rows_at(data_epoch, start, stop)
+        samples = self.order.rows(data_epoch, start, stop)
         steps = -(-len(samples) // self._step_samples)
         bounds = [slice_bounds(len(samples), steps, i) for i in range(number, steps)]
-        self._batches.rows = [
-            samples[lo + a : lo + b] for lo, hi in bounds for a, b in self._cut(hi - lo)
-        ]
+        self._begin([samples[lo + a : lo + b] for lo, hi in bounds for a, b in self._cut(hi - lo)])
+
+    def _begin(self, batches: list[Any]) -> None:
+        """Load these from now on."""
+        self._batches.rows = batches
         if self._loader is None:
             self._stream = map(self._guarded.batch, self._batches)
             return
@@ -189,55 +214,32 @@ class PortionLoader:
         ours = {*multiprocessing.active_children()} - others
         self._watch = LoaderWatch([*ours], self._lost)
 
-    def _rows_at(self, data_epoch: int, start: int, stop: int) -> Rows:
-        """Which samples stand at [start, stop) of the order of a data epoch."""
-        if not self._shuffle:
-            return np.arange(start, stop)
-        if self._size > SHUFFLED_IN_MEMORY_MAX:
-            return permuted(np.arange(start, stop), self._size, [self._seed, data_epoch])
-        if data_epoch not in self._orders:
-            while len(self._orders) >= ORDERS_KEPT:
-                del self._orders[next(iter(self._orders))]
-            rng = np.random.default_rng([self._seed, data_epoch])
-            self._orders[data_epoch] = rng.permutation(self._size)
-        return self._orders[data_epoch][start:stop]
-
-
-def permuted(places: Rows, size: int, seed: list[int]) -> Rows:
-    """What a random order of range(size) has at these places, without the rest of it.
-
-    A Feistel network of four rounds permutes the numbers of an even number of bits, at most four
-    times as many as there are samples; what falls behind the end is permuted on until it does not.
-    """
-    half = np.uint64(((size - 1).bit_length() + 1) // 2)
-    mask = (np.uint64(1) << half) - np.uint64(1)
-    keys = np.random.default_rng(seed).integers(0, 2**64, _ROUNDS, np.uint64)
-    found = places.astype(np.uint64)
-    outside = np.ones(len(found), bool)
-    while outside.any():
-        left, right = found[outside] >> half, found[outside] & mask
-        for key in keys:
-            left, right = right, left ^ (_mixed(right ^ key) & mask)
-        found[outside] = left << half | right
-        outside = found >= size
-    return found.astype(np.int64)
-
-
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finalizer of splitmix64: every bit depends on all of them."""
-    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return values ^ values >> np.uint64(31)
-
 
 class _Batches:
     """The batch sampler: what to load next, set before each pass."""
 
     def __init__(self) -> None:
-        self.rows: list[Rows] = []
+        self.rows: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:  # torch has it that these are lists
         return iter(self.rows)
+
+
+class BadSample(NamedTuple):
+    """A sample that failed to load."""
+
+    row: int
+    error: str
+    detail: str
+    """The traceback."""
+
+
+class Sifted(NamedTuple):
+    """A batch without the samples that failed to load."""
+
+    batch: Any
+    """None: none is left."""
+    bad: tuple[BadSample, ...]
 
 
 class _Guarded(Dataset[Any]):
@@ -245,9 +247,14 @@ class _Guarded(Dataset[Any]):
     out of a loader's process."""
 
     def __init__(
-        self, dataset: Any, collate: Callable[[list[Any]], Any] | None, place: str | None
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any] | None,
+        place: str | None,
+        tolerant: bool,
     ) -> None:
         self._dataset = dataset
+        self._tolerant = tolerant
         self._collate = collate or default_collate
         self._place = place
         self._tensors: tuple[Tensor, ...] = ()
@@ -262,33 +269,58 @@ class _Guarded(Dataset[Any]):
         return [self.batch(rows)]
 
     def batch(self, rows: Rows) -> Any:
-        """The samples at `rows`, collated; a TaskError is returned."""
+        """The samples at `rows`, collated, `Sifted` if some of them may fail and have; a TaskError
+        is returned."""
         try:
             if self._tensors:
                 # From a list of numbers it would take as long as all the rest.
                 where = torch.from_numpy(rows)
                 with calling("making a batch of samples", self._place):
                     return [t.index_select(0, where.to(t.device)) for t in self._tensors]
-            samples = self._samples(rows.tolist())
+            samples, bad = self._sifted(rows.tolist())
+            if not samples:
+                return Sifted(None, bad)
             with calling("making a batch of samples", self._place):
-                return self._collate(samples)
+                batch = self._collate(samples)
+            return Sifted(batch, bad) if bad else batch
         except TaskError as error:
             return error.with_traceback(None)
 
-    def _samples(self, indices: list[int]) -> list[Any]:
+    def _sifted(self, indices: list[int]) -> tuple[list[Any], tuple[BadSample, ...]]:
+        """The samples, and those that may fail and have."""
         at_once = getattr(self._dataset, "__getitems__", None)
-        if at_once is not None:
-            with calling("task.dataset().__getitems__", self._place):
-                return list(at_once(indices))
-        samples = []
+        try:
+            if at_once is not None:
+                with calling("task.dataset().__getitems__", self._place):
+                    return list(at_once(indices)), ()
+        except TaskError as error:
+            if not self._may_fail(error):
+                raise
+        samples, bad = [], []
         for index in indices:
             try:
-                samples.append(self._dataset[index])
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                raise blame(f"task.dataset()[{index}]", error, self._place) from error
-        return samples
+                samples.append(self._sample(index))
+            except TaskError as error:
+                if not self._may_fail(error):
+                    raise
+                where = f" ({error.where})" if error.where else ""
+                bad.append(BadSample(index, f"{error.message}{where}", error.detail))
+        return samples, tuple(bad)
+
+    def _may_fail(self, error: TaskError) -> bool:
+        """Whether it goes on without the sample; what may be the process's fault is none of it."""
+        cause = error.__cause__
+        return (
+            self._tolerant and isinstance(cause, Exception) and not isinstance(cause, MemoryError)
+        )
+
+    def _sample(self, index: int) -> Any:
+        try:
+            return self._dataset[index]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise blame(f"task.dataset()[{index}]", error, self._place) from error
 
 
 def _first(items: list[Any]) -> Any:

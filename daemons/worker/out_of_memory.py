@@ -16,30 +16,33 @@ CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 @contextmanager
-def explained(job: JobFile) -> Iterator[None]:
-    """Around a step: an error that is for want of memory says what to try. Raises TaskError for it,
-    and everything else as it is.
+def explained(job: JobFile, batch_size: int) -> Iterator[None]:
+    """Around a step: an error that is for want of memory says what to try. batch_size: of this
+    worker. Raises TaskError for it, and everything else as it is.
     """
     try:
         yield
     except Exception as error:
-        cause = error.__cause__ if isinstance(error, TaskError) else error
-        if not _is_for_want_of_memory(cause):
+        if not is_for_want_of_memory(error):
             raise
+        is_told = isinstance(error, TaskError)
         failed = error if isinstance(error, TaskError) else blame("a step", error)
-        failed.hint = advice(job)
-        raise failed from cause
+        failed.hint = advice(job, batch_size)
+        raise failed from (error.__cause__ if is_told else error)
 
 
-def _is_for_want_of_memory(error: BaseException | None) -> bool:
+def is_for_want_of_memory(error: BaseException | None) -> bool:
+    """Also of a TaskError, which has been caused by such an error."""
+    if isinstance(error, TaskError):
+        error = error.__cause__
     if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
         return True
     return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
-def advice(job: JobFile) -> str:
+def advice(job: JobFile, batch_size: int) -> str:
     """What needs less memory and leaves what comes of a step as it is, as far as there is such."""
-    size, accumulate = job.workers.batch_size, job.gradient.accumulate
+    size, accumulate = batch_size, job.gradient.accumulate
     tries = []
     if size > 1:
         parts = next((n for n in range(2, size) if size % n == 0), size)

@@ -158,6 +158,18 @@ class Replica:
         loss = self.backward(batch).loss
         return Step(loss, self.gathered(self.gradients()))
 
+    def try_batch(self, batch: Any) -> None:
+        """Take the memory that the gradient of one batch needs; nothing of it stays. Raises
+        TaskError."""
+        with self._restored():
+            self.forget_gradients()
+            with calling("moving the batch to the device", self.task.at("dataset")):
+                batch = to_device(batch, self.device)
+            self._set_mode(training=True)
+            self._cast()
+            self._backward(self.model, (batch, 0, 0), 1.0)
+            self.gradients()
+
     def forget_gradients(self) -> None:
         """A step begins."""
         self._changes.begin()
@@ -335,7 +347,7 @@ class Replica:
         self, parameters: npt.NDArray[np.float32], averaged: npt.NDArray[np.float64]
     ) -> Iterator[None]:
         """Within this, the model has these values and is in eval mode."""
-        with self._restored():
+        with self._restored(), torch.no_grad():
             self._vector.copy_(torch.tensor(parameters, device="cpu"))
             self.load_averaged(averaged)
             self._cast()
@@ -344,6 +356,7 @@ class Replica:
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
+        """Afterwards values, modes and random numbers are what they were."""
         vector = self._vector.clone()
         masters = [(p, p.detach().clone()) for p, _ in self._bound if p.dtype is not torch.float32]
         buffers = [
@@ -355,7 +368,7 @@ class Replica:
         devices = [self.device] if self.device.type == "cuda" else []
         dice, numpy_dice = random.getstate(), np.random.get_state()
         try:
-            with torch.random.fork_rng(devices=devices), torch.no_grad():
+            with torch.random.fork_rng(devices=devices):
                 yield
         finally:
             random.setstate(dice)

@@ -24,7 +24,7 @@ from daemons.worker import frozen
 from daemons.worker.building import build
 from daemons.worker.replica import Replica
 from daemons.worker.task import TaskError
-from dlctl import registry
+from dlctl import batches, placement, registry
 from dlctl.config import JobFile, from_dict
 from dlctl.errors import DlctlError
 from dlctl.messages import Array
@@ -58,21 +58,26 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
     DlctlError if the checkpoint is of another model.
     """
-    stepper, loader, in_all = build(job, slot=0, processes=0)
+    stepper, loader, in_all, _, _ = build(job, slot=0, processes=0)
+    if not batches.is_open(job):
+        loader.resize(batches.size(job, placement.place(job)["worker-0"]))
     replica = stepper.replica
     if checkpoint is not None:
         _load(replica, checkpoint)
     method = registry.load("algorithms", job.algorithm.name)
     options = method.Options(**job.algorithm.options)
     push = method.replica.one_push(options)
-    samples = min(in_all, push.batches * job.step_samples)
+    step_samples = loader.batch_size * job.gradient.accumulate
+    wanted = push.batches * step_samples
+    samples = min(in_all or wanted, wanted)
     own_lr = job.inner.options["lr"] if push.is_way else None
     total = np.zeros(replica.layout.size(), np.float32)
     before = to_host(replica.parameters).copy()
-    for number in range(-(-samples // job.step_samples)):
-        step = stepper.step(
-            loader.step(0, 0, samples, number), own_lr=own_lr, gather=own_lr is None
-        )
+    for number in range(-(-samples // step_samples)):
+        loaded = loader.step(0, 0, samples, number, shard=0)
+        if not loaded:
+            continue  # All samples are bad, or the stream has ended.
+        step = stepper.step(loaded, own_lr=own_lr, gather=own_lr is None)
         if step.gradient is not None:
             total += to_host(step.gradient)
         if not (step.is_usable and math.isfinite(euclidean_norm(total))):

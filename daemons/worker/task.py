@@ -3,12 +3,15 @@
 A task is any object, class or module with these; there is no base class to inherit:
 
     model() -> torch.nn.Module
-    dataset() -> map-style dataset: __len__ and __getitem__
+    dataset() -> map-style dataset: __len__ and __getitem__; or a stream: __iter__ (`stream.py`)
     loss(model, batch) -> 0-d tensor, the mean over the batch; or (that, dict of numbers), which
                           are means over the batch, too. It may also take step, epoch by name
     evaluate(model) -> dict of numbers       optional
     finish(model, metrics) -> text or None   optional; once, when the run has finished
     collate(samples) -> batch                optional; torch's default_collate if absent
+    sampler(dataset, epoch) -> rows          optional; the samples of an epoch in their order, by
+                                             number: as many in every epoch, the same in all workers
+    sample_weights(dataset) -> weights       optional, instead: one number >= 0 for each sample
 
 Whatever the user's code does wrong comes out as a TaskError: what was called, what it raised, and
 where in the user's files. This holds for SystemExit and the like: only KeyboardInterrupt passes
@@ -32,6 +35,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
@@ -75,9 +80,7 @@ class Loss(NamedTuple):
 
 
 class UserTask(Protocol):
-    """What a user writes; `evaluate(model)`, `finish(model, metrics)` and `collate(samples)` may
-    stand beside these.
-    """
+    """What a user writes; the other functions named above may stand beside these."""
 
     def model(self) -> nn.Module: ...
 
@@ -118,6 +121,14 @@ class Task:
     def has_finish(self) -> bool:
         return callable(_get(self._user, "finish"))
 
+    @property
+    def has_sampler(self) -> bool:
+        return callable(_get(self._user, "sampler"))
+
+    @property
+    def has_weights(self) -> bool:
+        return callable(_get(self._user, "sample_weights"))
+
     def place(self, part: str) -> str | None:
         """file:line of the user's `part`; None if Python does not know."""
         return _place(_get(self._user, part))
@@ -136,18 +147,62 @@ class Task:
     def dataset(self) -> Any:
         with calling("task.dataset", self.at("dataset")):
             dataset = self._user.dataset()
+        if is_stream(dataset):
+            return dataset
         if not _is_map_style(dataset):
             raise self._wrong(
                 "dataset",
                 dataset,
-                "a map-style dataset with __len__ and __getitem__",
-                hint="dlctl hands out ranges of samples, so it must know how many there are",
+                "a map-style dataset with __len__ and __getitem__, or a stream with __iter__",
+                hint="a generator is none: give what has the generator as its __iter__"
+                if hasattr(dataset, "__next__")
+                else None,
             )
         with calling("len(task.dataset())", self.at("dataset")):
             size = len(dataset)
         if size == 0:
             raise TaskError("task.dataset() has no samples", where=self.place("dataset"))
         return dataset
+
+    def sampler(self, dataset: Any, epoch: int) -> npt.NDArray[np.int64]:
+        """The samples of an epoch in their order, by number: at least one."""
+        with calling("task.sampler", self.at("sampler")):
+            returned = self._user.sampler(dataset, epoch)  # type: ignore[attr-defined]
+            rows = _vector(returned)
+        if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
+            raise self._wrong("sampler", returned, "the numbers of samples, at least one")
+        size = len(dataset)
+        if wrong := rows[(rows < 0) | (rows >= size)].tolist():
+            raise TaskError(
+                f"task.sampler returned the number {wrong[0]}; the dataset has {size} samples",
+                where=self.place("sampler"),
+                hint=f"numbers are 0 to {size - 1}",
+            )
+        return rows.astype(np.int64)
+
+    def sample_weights(self, dataset: Any) -> npt.NDArray[np.float64]:
+        """One for each sample, >= 0; their sum is positive and finite."""
+        with calling("task.sample_weights", self.at("sample_weights")):
+            returned = self._user.sample_weights(dataset)  # type: ignore[attr-defined]
+            weights = _vector(returned)
+        if weights.ndim != 1 or weights.dtype.kind not in "iuf":
+            raise self._wrong("sample_weights", returned, "one number for each sample")
+        weights, size = weights.astype(np.float64), len(dataset)
+        fault = ""
+        if len(weights) != size:
+            fault = f"{len(weights)} weights for {size} samples"
+        elif not (np.isfinite(weights).all() and (weights >= 0).all()):
+            row = int(np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))[0])
+            fault = f"the weight {weights[row]:g} for sample {row}"
+        elif not 0 < weights.sum() < np.inf:
+            fault = f"weights whose sum is {weights.sum():g}"
+        if fault:
+            raise TaskError(
+                f"task.sample_weights returned {fault}",
+                where=self.place("sample_weights"),
+                hint="one number for each sample, 0 or more, and not all of them 0",
+            )
+        return weights
 
     def loss(self, model: nn.Module, batch: Any, step: int = 0, epoch: int = 0) -> Loss:
         """step: that this worker has made before. epoch: of the data."""
@@ -413,12 +468,19 @@ def plain(text: str, chars_max: int) -> str:
 # ---------------------------------------------------------------- describing
 
 
-def _is_map_style(dataset: object) -> bool:
-    """A Dataset of torch that has no `__getitem__` of its own inherits one that only raises; and an
-    IterableDataset may have a length, but has no samples by number.
+def is_stream(dataset: object) -> bool:
+    """Whether it has no samples by number. An IterableDataset may have a length all the same. What
+    is its own iterator can be gone through only once, and a run may begin it anew.
     """
     if isinstance(dataset, IterableDataset):
-        return False
+        return True
+    opens = callable(getattr(dataset, "shards", None)) and callable(getattr(dataset, "open", None))
+    again = hasattr(dataset, "__iter__") and not hasattr(dataset, "__next__")
+    return (opens or again) and not hasattr(dataset, "__len__")
+
+
+def _is_map_style(dataset: object) -> bool:
+    """A Dataset of torch that has no `__getitem__` of its own inherits one that only raises."""
     inherited = getattr(type(dataset), "__getitem__", None) is Dataset.__getitem__
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not inherited
 
@@ -446,6 +508,13 @@ def _describe(value: object) -> str:
         shape = ", ".join(map(str, value.shape))
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape [{shape}]"
     return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _vector(returned: Any) -> npt.NDArray[Any]:
+    """Of a tensor, an array or anything that can be gone through."""
+    if isinstance(returned, Tensor):
+        return returned.detach().cpu().numpy()
+    return returned if isinstance(returned, np.ndarray) else np.array(list(returned))
 
 
 def _taken(loss: Callable[..., Any]) -> tuple[str, ...]:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 TAIL = 50
 KINDS = (
-    "state", "start", "exit", "stop", "lost", "error", "silent", "late", "checkpoint", "quarantine",
-    "recover", "resumed", "scale", "restart", "set", "evaluation", "target",
+    "state", "start", "exit", "stop", "lost", "error", "sample", "silent", "late", "checkpoint",
+    "quarantine", "batch", "recover", "resumed", "scale", "restart", "set", "evaluation", "target",
+    "stream",
 )  # fmt: skip
 """What the coordinator writes. Others, of another version, are shown as well."""
 
@@ -78,9 +79,9 @@ def command(
 
     Evaluations of the model are left out, unless they are asked for.
     KIND is one of: state (of the run), start, exit, stop, lost (what a death meant for the run),
-    error, silent, late, checkpoint (what one is without), quarantine, recover (a coordinator has
-    taken its place), resumed (from a checkpoint, and what that cost), scale, restart, set,
-    evaluation.
+    error, sample (that could not be loaded), silent, late, checkpoint (what one is without),
+    quarantine, batch (the size that was found), recover (a coordinator has taken its place),
+    resumed (from a checkpoint, and what that cost), scale, restart, set, evaluation.
     """
     snapshot = pick.pick(job)
     chosen = chosendaemons.match(names, snapshot.roles()) if names else []

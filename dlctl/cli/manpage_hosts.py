@@ -28,7 +28,8 @@ STEPS = [
         "4. the hosts in the job file",
         "One section [[hosts]] per machine, as in EXAMPLES. Servers and workers are spread evenly "
         "over them, unless a host says how many it takes. This machine takes part only if it is "
-        "listed, by a section without ssh; the coordinator runs here in any case.",
+        "listed, by a section without ssh; the coordinator runs here in any case. A host with "
+        "larger or smaller GPUs may have a `batch_size` of its own.",
     ),
     (
         "5. is anything in the way?",
@@ -85,6 +86,7 @@ workers = 1
 [[hosts]]
 ssh = "gpu1"                # as in ~/.ssh/config
 data = "10.0.0.11"          # its address in the fast network
+batch_size = 64             # of each worker there, in place of that in [workers]
 
 [[hosts]]
 ssh = "ann@gpu2.example.org"

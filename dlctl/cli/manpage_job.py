@@ -25,7 +25,16 @@ _ABOUT = {
     "added to the next one.",
     "servers": "The daemons that own the parameters.",
     "workers": "The daemons that compute.",
-    "data": "How the dataset is dealt out to the workers.",
+    "data": "How the dataset is dealt out to the workers. What task.dataset() gives is map-style, "
+    "with `__len__` and `__getitem__`; or a stream, with `__iter__` alone: an IterableDataset, or "
+    "what `datasets` gives with streaming=True. A stream may also have `shards()`, which gives the "
+    "names of its parts or their number, and `open(shard, offset)`, which gives the samples of one "
+    "from a place on. Workers lease ranges of shards, each goes on with the one that it reads, and "
+    "a run that is resumed skips what is done; without shards every worker reads everything and "
+    "skips what others compute. The order of a shard must always be the same, but may follow "
+    "`set_epoch(epoch)`: what shuffles does so by itself, from a seed. A stream needs a job.stop "
+    "in steps, samples, seconds or a target. If it ends before, that is told in the events, and it "
+    "is read again.",
     "checkpoints": "When the whole state of a run is saved.",
     "evaluation": "When the task's evaluate is called.",
     "network": "How the daemons reach each other.",

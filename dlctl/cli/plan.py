@@ -148,7 +148,7 @@ def _known(decision: Decision, model: Model | None) -> str:
 
 
 def _table(job: JobFile, rows: list[Placed]) -> str:
-    headers = ("NAME", "HOST", "ADDRESS", "PORT", "PARAMETERS", "SHARD")
+    headers = ("NAME", "HOST", "ADDRESS", "PORT", "PARAMETERS", "SHARD", "BATCH")
     cells = [
         [
             row.name,
@@ -157,10 +157,11 @@ def _table(job: JobFile, rows: list[Placed]) -> str:
             _port(job, row),
             values.count(row.parameters),
             values.size(row.size_bytes),
+            row.batch_size if isinstance(row.batch_size, str) else values.count(row.batch_size),
         ]
         for row in rows
     ]
-    return console.table(headers, cells, right=("PORT", "PARAMETERS", "SHARD"))
+    return console.table(headers, cells, right=("PORT", "PARAMETERS", "SHARD", "BATCH"))
 
 
 def _port(job: JobFile, row: Placed) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlctl import placement
+from dlctl import batches, placement
 from dlctl.cli import deciding, values
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
@@ -39,6 +39,8 @@ class Placed(NamedTuple):
     parameters: int | None
     size_bytes: int | None
     """Of a server's shard, its optimiser's state included; None: not known, or no server."""
+    batch_size: int | str | None = None
+    """Samples of a worker's batch; "auto": a worker finds it."""
 
 
 def _name(host: Host) -> str:
@@ -56,7 +58,8 @@ def placed(job: JobFile, model: Model | None) -> list[Placed]:
         if name.startswith("server-"):
             rows.append(_server(job, name, host, model, first.address))
         else:
-            rows.append(Placed(name, _name(host), "", None, None, None))
+            size = batches.AUTO if batches.is_open(job) else batches.size(job, agent)
+            rows.append(Placed(name, _name(host), "", None, None, None, size))
     return rows
 
 

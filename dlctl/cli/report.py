@@ -114,6 +114,8 @@ def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
         f"loss {values.decimal(run.get('loss'))}",
     ]
+    if values.number(run.get("batch_size")):  # Found by a worker: no file says it.
+        parts.append(f"batch size {values.count(run['batch_size'])}")
     if isinstance(run.get("metrics"), Mapping) and run["metrics"]:
         parts.append(console.escape(values.evaluation(run["metrics"])))
     if snapshot.is_live and isinstance(rates := run.get("rates"), Mapping):

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import inner, parameter_groups, registry, schedule
+from dlctl import batches, inner, parameter_groups, registry, schedule
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
@@ -86,6 +86,8 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
 def _own_checks(job: JobFile) -> list[Fault]:
     """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
     method = registry.load("algorithms", job.algorithm.name)
+    if open_faults := [Fault(*fault) for fault in batches.faults(job)]:
+        return open_faults
     found: list[tuple[KeyPath, str, str]] = [*schedule.faults(job), *_clip_faults(job, method)]
     found += [*_average_faults(job, method), *_scaling_faults(job, method)]
     steps = _gradient_steps(job, method)
@@ -332,6 +334,9 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     if method.lead.drive is not Lead.drive and get(document, ("job", "stop", "target")):
         what = f"{name} evaluates the model at its end only: nobody would look at the target"
         faults.append(Fault(("job", "stop", "target"), what, "remove it"))
+    if method.lead.drive is not Lead.drive and get(document, ("data", "bad_samples_max")):
+        what = f"{name} compares sums over the dataset: it can do without no sample"
+        faults.append(Fault(("data", "bad_samples_max"), what, "remove it"))
     faults += _check_processes(name, shape.ranks, get(document, ("workers", "processes")))
     workers = get(document, ("workers", "count"))
     if type(workers) is int and shape.workers_max < workers <= COUNT_MAX:

@@ -170,7 +170,8 @@ def _has_others(document: dict[str, Any]) -> bool:
 def _check_target_is_looked_at(document: dict[str, Any]) -> Iterator[Fault]:
     path = ("evaluation", "every_epochs")
     every = get(document, path)
-    if get(document, ("job", "stop", "target")) is not None and every == 0:
+    is_looked_at = bool(get(document, ("evaluation", "every_steps")))
+    if get(document, ("job", "stop", "target")) is not None and every == 0 and not is_looked_at:
         yield Fault(path, "must be > 0 to notice that job.stop.target is reached")
 
 

@@ -43,6 +43,8 @@ def _check_host(path: KeyPath, host: dict[str, Any]) -> Iterator[Fault]:
         text = host.get(key)
         if isinstance(text, str) and text and not FULL_PATH.fullmatch(text):
             yield Fault((*path, key), "must be a full path on that host")
+    if "batch_size" in host and host.get("workers") == 0:
+        yield Fault((*path, "batch_size"), "has a meaning only with workers here", at_key=True)
     for key in ("python", "dir"):
         if host.get(key) and not host.get("ssh"):
             yield Fault((*path, key), "has a meaning only with ssh", at_key=True)

@@ -34,6 +34,8 @@ class Welcome(Message):
     """To a worker: the proof of its epoch. To a server: the key by which it checks those."""
     settings: Json
     """To begin with."""
+    finds: bool = False
+    """To a worker: find the batch size that there is memory for."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -50,12 +52,19 @@ class ModelReady(Message):
     name: str
     layout: bytes
     samples: int
+    """Of a data epoch."""
     has_finish: bool = False
     """Whether the task has a `finish`."""
     frozen: bytes = b""
     """Digests of its frozen parameters (`dlctl/frozen.py`)."""
     lacks_weights: bool = False
     """The job's initial values are not on its host: what it has built is not what the run has."""
+    order: str = ""
+    """Digest of the order of the samples that the task has chosen; "": it has chosen none."""
+    batch_size: int = 0
+    """That there is memory for; 0: it was not told to find it."""
+    shards: int = 0
+    """Of a dataset that is a stream, which has no number of samples; 0: it is none."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -96,6 +105,8 @@ class Topology(Message):
     """All workers have been at work: whoever comes now joins a run that trains."""
     frozen: bytes = b""
     """Digests of the run's frozen parameters: a worker that has others loads those."""
+    batch_size: int = 0
+    """Samples of one batch of this worker; 0: as the job file says for all."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -173,12 +184,14 @@ class LeaseRequest(Message):
     request: int
     ahead: bool
     """There is still work: one more only if the others are not left without."""
+    ends: tuple[int, ...] = ()
+    """What this worker has found: data epoch, shard of the stream, and the samples that it has."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Lease(Message):
-    """Samples [start, stop) in the shuffled order of `data_epoch`. start == stop: none now, ask
-    later.
+    """Samples [start, stop) in the shuffled order of `data_epoch`, or of a shard of a stream, which
+    may end before. start == stop: none now, ask later.
     """
 
     request: int
@@ -188,6 +201,8 @@ class Lease(Message):
     stop: int
     samples: int = 0
     """Of all workers, that are done."""
+    shard: Signed = -1
+    """Of the stream; -1: the dataset is none."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -205,6 +220,8 @@ class PortionDone(Message):
     loss_sum: float
     metric_sums: Json = field(default_factory=dict)
     """What else the task's loss returns: name -> [sum over samples, samples that have it]."""
+    end: Signed = -1
+    """The samples of the stream's shard, if it has ended in this portion; else -1."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -526,3 +543,27 @@ class NormTotal(Message):
 
     clock: int
     squared: float
+
+
+# ------------------------------------------------------------ control plane: samples
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SampleFailed(Message):
+    """From a worker: a sample could not be loaded, and its batch went on without it. Repeated until
+    `SampleNoted`; each counts once in a data epoch."""
+
+    slot: int
+    epoch: int
+    data_epoch: int
+    sample: int
+    """Its number in the dataset."""
+    error: str
+    detail: str
+    """The traceback."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SampleNoted(Message):
+    data_epoch: int
+    sample: int

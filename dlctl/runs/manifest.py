@@ -182,9 +182,39 @@ def _check_whole(manifest: Manifest) -> None:
         raise ValueError(f"size is {manifest['size']}, the layout has {layout(manifest).size()}")
     if FROZEN in manifest and not frozen.fits(layout(manifest), _digests(manifest[FROZEN])):
         raise ValueError("frozen.digests are not those of the layout")
+    if "stream" in manifest["data"]:
+        _check_stream(manifest["data"])
+        return
     portions = manifest["data"].get("portions")
     if type(portions) is not list or not all(_is_naturals(p) and len(p) == 2 for p in portions):
         raise ValueError("data.portions is not a list of [data epoch, portion]")
+
+
+def _check_stream(data: Manifest) -> None:
+    """What is done of a stream (`StreamPool.to_json`)."""
+    stream, count = data["stream"], data.get("stream_shards")
+    is_pair = (
+        type(stream) is list and len(stream) == 2 and all(type(part) is list for part in stream)
+    )
+    if not is_pair or not all(_is_naturals(epoch) and len(epoch) == 3 for epoch in stream[0]):
+        raise ValueError("data.stream does not begin with [data epoch, samples, steps]")
+    for begun in stream[1]:
+        if type(begun) is not list or len(begun) != 2 or not _is_naturals(begun[:1]):
+            raise ValueError("data.stream does not go on with [data epoch, its shards]")
+        if type(begun[1]) is not list or len(begun[1]) != count:
+            raise ValueError(f"data.stream has other shards than {count!r:.60}")
+        if not all(map(_is_shard_of_stream, begun[1])):
+            raise ValueError("data.stream has a shard that is no [base, portions, end, done]")
+    if not (stream[0] or stream[1]) or type(data.get("portion_samples")) is not int:
+        raise ValueError("data.stream says nothing of any data epoch, or of its portions")
+
+
+def _is_shard_of_stream(shard: Any) -> bool:
+    if type(shard) is not list or len(shard) != 4:
+        return False
+    base, portions, end, done = shard
+    # An end that nobody has come to is -1.
+    return _is_naturals([base, portions]) and type(end) is int and end >= -1 and _is_naturals(done)
 
 
 def _check_tables(shards: list[Manifest]) -> None:

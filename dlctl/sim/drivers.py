@@ -14,7 +14,7 @@ from dlctl import inner, registry
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.config import Choice
-from dlctl.flat import AVERAGED
+from dlctl.flat import AVERAGED, slice_bounds
 from dlctl.machine import Exit, Send
 from dlctl.messages import Array
 from dlctl.roles.agent.agent import ProcessStarted
@@ -48,7 +48,7 @@ from dlctl.runs.best import Best
 from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.frozen import FrozenDriver
-from dlctl.sim.problems import Batch, Problem, batch_rows
+from dlctl.sim.problems import Batch, Problem, batch_rows, stream_rows
 from dlctl.sim.process import Process
 from dlctl.sim.store import Store
 from dlctl.util.names import HOME_AGENT
@@ -129,7 +129,6 @@ class ComputeDriver:
         self,
         process: Process,
         problem: Problem,
-        batch_size: int,
         seed: int,
         options: ComputeOptions,
         rng: np.random.Generator,
@@ -144,11 +143,12 @@ class ComputeDriver:
         """
         self.process = process
         self.problem = problem
-        self.batch_size = batch_size
         self.seed = seed
         self.options = options
         self.rng = rng
         self.computed = 0
+        self._lengths: tuple[int, ...] = getattr(problem, "lengths", ())
+        """Of the shards of a stream."""
         self.parameters = problem.initial()
         self._gradient = np.empty_like(self.parameters)
         # Not zeros: new files are full of these, and nobody would notice that they were not set.
@@ -182,8 +182,10 @@ class ComputeDriver:
         self._who = (effect.slot, effect.epoch)
         layout = self.problem.layout
         built = ModelBuilt(
-            layout.to_bytes(), self.problem.samples, self.parameters, self._averaged,
-            has_finish=bool(self.options.finish_s), frozen=self.frozen.build(effect.slot),
+            layout.to_bytes(), 0 if self._lengths else self.problem.samples, self.parameters,
+            self._averaged, has_finish=bool(self.options.finish_s),
+            frozen=self.frozen.build(effect.slot), batch_size=FOUND if effect.finds else 0,
+            shards=len(self._lengths),
         )  # fmt: skip
         self.process.post(built, self.options.build_s)
 
@@ -212,30 +214,42 @@ class ComputeDriver:
         losses: list[float] = []
         for number in range(effect.number, effect.number + effect.count):
             computed = self._batch(replace(effect, number=number))
-            if not computed.is_usable:
+            if computed.is_usable:
+                losses.append(computed.loss)
+            if not computed.is_usable or computed.ended_after is not None:
                 break
-            losses.append(computed.loss)
         before_it = losses[:-1] if computed.is_usable else losses
         self.process.post(replace(computed, before=tuple(before_it)))
 
     def _batch(self, effect: Compute) -> Computed:
-        assert 0 <= effect.start < effect.stop <= self.problem.samples
-        rows = batch_rows(
-            self.problem.samples, self.seed, effect.data_epoch,
-            (effect.start, effect.stop), (effect.number, self.batch_size),
-        )  # fmt: skip
-        assert len(rows) > 0, f"{effect} has no rows"
+        rows = self._rows(effect)
+        length = effect.stop - effect.start
+        lo, hi = slice_bounds(length, -(-length // effect.step_samples), effect.number)
+        ended_after = len(rows) if len(rows) < hi - lo else None
+        if not len(rows):
+            assert ended_after == 0, f"{effect} has no rows"
+            self.computed += 1
+            return Computed.of_nothing(self._averaged)
         batch = Batch(rows, *self._who, self.computed)
         self.computed += 1
         loss, self._gradient[:] = self.problem.gradient(self.parameters, batch)
         self._averaged = self.problem.averaged(self._averaged, batch)
         norm = euclidean_norm(self._gradient)
         is_usable = effect.is_usable(loss, norm)
-        computed = Computed(loss, self._gradient, self._averaged, norm, is_usable)
+        computed = Computed(
+            loss, self._gradient, self._averaged, norm, is_usable, ended_after=ended_after
+        )
         if effect.own_lr is not None and is_usable:
             assert self._inner is not None, "this replica has no optimiser of its own"
             self._inner.step(self._gradient, effect.own_lr)
         return computed if effect.gather else replace(computed, gradient=None)
+
+    def _rows(self, effect: Compute) -> Array:
+        portion, batch = (effect.start, effect.stop), (effect.number, effect.step_samples)
+        if effect.shard >= 0:
+            return stream_rows(self._lengths, effect.shard, portion, batch)
+        assert 0 <= effect.start < effect.stop <= self.problem.samples
+        return batch_rows(self.problem.samples, self.seed, effect.data_epoch, portion, batch)
 
     def _run_engine(self, effect: RunEngine) -> None:
         before = [array.copy() for array in effect.arrays]
@@ -278,6 +292,8 @@ class ComputeDriver:
         self._later(takes_s, lambda: self.process.post(ran))
 
 
+FOUND = 8
+"""Samples of a batch that there is memory for."""
 Spawner = Callable[[str, str, int, str, str], Process]
 """(role, name, incarnation, secret key, coordinator's public key) -> the process, not started yet.
 """

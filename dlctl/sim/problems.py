@@ -71,6 +71,19 @@ def batch_rows(
     return order[start + lo : start + hi]
 
 
+def stream_rows(
+    lengths: tuple[int, ...], shard: int, portion: tuple[int, int], batch: tuple[int, int]
+) -> Array:
+    """Rows of a batch of a shard of a stream, as `batch_rows` has it; the rows of all shards are
+    numbered one shard after the other. Fewer if the shard, of so many samples, ends.
+    """
+    (start, stop), (number, size) = portion, batch
+    lo, hi = slice_bounds(stop - start, -(-(stop - start) // size), number)
+    begin = start + lo
+    end = max(begin, min(start + hi, lengths[shard]))
+    return np.arange(begin, end) + sum(lengths[:shard])
+
+
 @lru_cache(maxsize=256)
 def _order(samples: int, seed: int, data_epoch: int) -> Array:
     order = np.random.default_rng([seed, data_epoch]).permutation(samples)
@@ -227,3 +240,11 @@ class Ledger:
         weights are unknown.
         """
         return self.by_shard(w).round().astype(np.int64)
+
+
+@dataclass
+class StreamedLedger(Ledger):
+    """The same of a dataset that is a stream."""
+
+    lengths: tuple[int, ...] = ()
+    """The samples of each shard of the stream; `samples` means nothing."""

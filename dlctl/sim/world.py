@@ -291,7 +291,7 @@ class World:
         files = FilesDriver(process, self.store, self.disk, self.host_disks)
         method = registry.load("algorithms", job.algorithm.name)
         ComputeDriver(
-            process, self.problem, job.step_samples, job.job.seed, self.compute,
+            process, self.problem, job.job.seed, self.compute,
             self._compute_rng, job.algorithm.name, method.shape.twin, self.inner(job.inner),
             files=files,
         )  # fmt: skip

@@ -551,6 +551,32 @@ def test_a_target_that_nobody_looks_at_is_refused(folder: Path) -> None:
     assert (problem.key, problem.suggestion) == ("job.stop.target", "remove it")
 
 
+@pytest.mark.parametrize(
+    ("more", "key", "instead"),
+    [
+        ("[[hosts]]\nbatch_size = 4", "workers.batch_size", "write a number"),
+        ('[schedule]\nwarmup = "5 steps"', "schedule.warmup", "10_000 samples"),
+        ('[schedule]\nkind = "cosine"\nover = "5 steps"', "schedule.over", "10_000 samples"),
+    ],
+)
+def test_steps_and_hosts_do_not_go_with_a_batch_size_that_is_to_be_found(
+    folder: Path, more: str, key: str, instead: str
+) -> None:
+    text = MINIMAL + '[workers]\nbatch_size = "auto"\n'
+    problem = only_problem(folder, text + more + "\n")
+    assert problem.key == key
+    assert instead in problem.suggestion
+    assert jobfile.load(written(folder, text)).workers.batch_size == "auto"
+    steps = text.replace("[workers]", "stop = { steps = 9 }\n[workers]")
+    problem = only_problem(folder, steps + '[schedule]\nkind = "cosine"\n')
+    assert problem.suggestion == 'add over = "50_000 samples"'
+
+
+def test_a_method_that_compares_sums_over_the_dataset_does_without_no_sample(folder):
+    text = MINIMAL + '[data]\nbad_samples_max = 3\n[algorithm]\nname = "sandblaster"\n'
+    assert only_problem(folder, text).key == "data.bad_samples_max"
+
+
 @pytest.mark.parametrize("values", ["float16", "bfloat16"])
 def test_what_is_to_be_right_on_average_is_not_rounded_to_16_bits(
     folder: Path, values: str

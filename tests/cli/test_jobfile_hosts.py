@@ -110,6 +110,11 @@ def test_addresses_have_no_port_and_no_tricks(problem, key, address):
         ('[[hosts]]\nssh = "a"\nworkers = -1\n', 11, "must be >= 0"),
         ('[[hosts]]\nssh = "a"\npython = "python3"\n', 11, "must be a full path on that host"),
         ('[[hosts]]\npython = "/usr/bin/python3"\n', 10, "has a meaning only with ssh"),
+        ("[[hosts]]\nworkers = 4\nbatch_size = 0\n", 11, "must be >= 1"),
+        (
+            '[[hosts]]\n[[hosts]]\nssh = "a"\nworkers = 0\nbatch_size = 4\n', 13,
+            "has a meaning only with workers here",
+        ),
         ('[[hosts]]\nssh = "a"\nprot = 1\n', 11, "unknown key"),
         ('[[hosts]]\nssh = "a"\n[network]\nencryption = "none"\n', 12,
          "without encryption only this machine can take part"),

@@ -31,7 +31,7 @@ def job(batch_size: int, **gradient: object) -> JobFile:
 )
 def test_it_names_the_batch_size_and_a_step_as_large(error: Exception, is_guarded: bool) -> None:
     guard = calling("task.loss") if is_guarded else nullcontext()
-    with pytest.raises(TaskError) as caught, explained(job(64, accumulate=3)), guard:
+    with pytest.raises(TaskError) as caught, explained(job(64, accumulate=3), 64), guard:
         raise error
     assert type(error).__name__ in caught.value.message
     assert caught.value.hint == (
@@ -42,17 +42,17 @@ def test_it_names_the_batch_size_and_a_step_as_large(error: Exception, is_guarde
 
 
 def test_what_was_tried_is_not_told() -> None:
-    with pytest.raises(TaskError) as caught, explained(job(1, precision="bf16")):
+    with pytest.raises(TaskError) as caught, explained(job(1, precision="bf16"), 1):
         raise MemoryError
     hint = caught.value.hint or ""
     assert hint == "a batch has 1 sample (workers.batch_size): try fewer workers on this device"
-    with pytest.raises(TaskError) as caught, explained(job(9)):
+    with pytest.raises(TaskError) as caught, explained(job(9), 9):
         raise MemoryError
     assert "batch_size = 3 with gradient.accumulate = 3" in (caught.value.hint or "")
 
 
 def test_other_errors_are_as_they_were() -> None:
     error = ValueError("no")
-    with pytest.raises(ValueError, match="no") as caught, explained(job(4)):
+    with pytest.raises(ValueError, match="no") as caught, explained(job(4), 4):
         raise error
     assert caught.value is error

@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from daemons.worker.data import PortionLoader, permuted
+from daemons.worker.data import PortionLoader
 from daemons.worker.loader_watch import LoaderLost
+from daemons.worker.orders import permuted
 from daemons.worker.task import TaskError
 
 # torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.
@@ -113,6 +114,16 @@ def test_the_task_may_have_made_another_device_the_default_one(loader):
     finally:
         torch.set_default_device(None)
     assert batch.tolist() == order_of(0)[4:8]
+
+
+def test_a_portion_may_be_cut_into_larger_or_smaller_batches(loader):
+    data = loader(accumulate=2)
+    assert data.batch_size == 4
+    for size in (2, 8, 4):
+        data.resize(size)
+        steps = [data.step(0, 0, 16, number) for number in range(8 // size)]
+        cut = [batch.tolist() for step in steps for batch, _ in step]
+        assert cut == [order_of(0)[i : i + size] for i in range(0, 16, size)]
 
 
 def test_leaving_a_portion_in_its_middle_does_no_harm(loader):
@@ -277,6 +288,55 @@ def test_a_batch_that_no_process_sends_is_named_and_not_waited_for_forever(monke
     assert data.waits_for() is None
     data.close()
     assert told == [], "what is closed is meant to end"
+
+
+class Torn:
+    """These samples are broken."""
+
+    def __init__(self, *broken: int) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.broken:
+            decode_error()
+        return index
+
+
+class TornAtOnce(Torn):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [Torn, TornAtOnce])
+def test_a_batch_goes_on_without_the_samples_that_fail_to_load(loader, kind):
+    dataset = kind(1, 5, 6, 8, 9, 10, 11)
+    data = loader(dataset, shuffle=False, accumulate=2, tolerant=True, place="train.py:7")
+    (one, part), (two, rest) = data.step(0, 0, 16, 0)
+    assert (one.tolist(), two.tolist()) == ([0, 2, 3], [4, 7])
+    assert (part, rest) == (3 / 5, 2 / 5)
+    assert [bad.row for bad in data.bad] == [1, 5, 6]
+    where = f"({__file__}:{decode_error.__code__.co_firstlineno + 1})"
+    what = "task.dataset()[1] raised ValueError: cannot decode image"
+    assert data.bad[0].error == f"{what} {where}"
+    assert "decode_error" in data.bad[0].detail
+    ((left, part),) = data.step(0, 0, 16, 1)
+    assert (left.tolist(), part) == ([12, 13, 14, 15], 1.0)
+    assert data.step(0, 8, 12, 0) == [], "nothing is left"
+    assert len(data.bad) == 4
+    assert data.batch(0, 12, 16, 0).tolist() == [12, 13, 14, 15]
+    assert data.bad == ()
+
+
+def test_a_collate_that_fails_is_no_failure_of_a_sample(loader):
+    def collate(samples: list[int]) -> list[int]:
+        raise ValueError(f"{len(samples)} samples")
+
+    data = loader(Torn(1), shuffle=False, tolerant=True, collate=collate)
+    with pytest.raises(TaskError, match="making a batch of samples raised ValueError: 3 samples"):
+        data.batch(0, 0, 4, 0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 65, 1000, 4099])

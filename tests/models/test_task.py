@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from daemons.worker.replica import Replica
 from daemons.worker.task import (
@@ -273,16 +273,6 @@ class Lengthless:
         return index
 
 
-class WithLength(IterableDataset):
-    """Whose length DataLoader would use, too; its samples have no numbers."""
-
-    def __len__(self) -> int:
-        return 100
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(100))
-
-
 class WithoutSamples(Dataset):
     def __len__(self) -> int:
         return 100
@@ -301,11 +291,6 @@ class Broken(Lengthless):
         ("dataset", None, r"task\.dataset returned None, not a map-style dataset"),
         ("dataset", iter([1]), r"task\.dataset returned a value of type list_iterator"),
         ("dataset", Lengthless(), r"task\.dataset returned a value of type Lengthless"),
-        (
-            "dataset",
-            WithLength(),
-            r"task\.dataset returned a value of type WithLength, not a map-st",
-        ),
         ("dataset", WithoutSamples(), r"task\.dataset returned a value of type WithoutSamples"),
         ("dataset", Broken(), r"len\(task\.dataset\(\)\) raised OSError: the index file is gone"),
         ("dataset", [], r"task\.dataset\(\) has no samples"),

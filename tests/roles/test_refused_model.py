@@ -55,9 +55,9 @@ class Led:
             if isinstance(effect, Remember):
                 self.memory[effect.key] = effect.value
 
-    def builds(self, size: int, samples: int = 64, name: str = "worker-0") -> str:
+    def builds(self, size: int, samples: int = 64, name: str = "worker-0", order: str = "") -> str:
         """The state of the run when that is told."""
-        ready = m.ModelReady(name, layout(size).to_bytes(), samples)
+        ready = m.ModelReady(name, layout(size).to_bytes(), samples, order=order)
         self._keep(self.machine.handle(Received(name.encode(), ready), 2.0))
         end = self.machine.run.shutdown
         self.reason = end.reason if end is not None else ""
@@ -86,16 +86,19 @@ def test_a_refused_model_or_dataset_is_forgotten_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("size", "samples", "why"),
+    ("size", "samples", "order", "why"),
     [
-        (4, 64, "worker-1 built another model than worker-0"),
-        (3, 65, "the dataset of worker-1 has 65 samples; in this run it has 64"),
+        (4, 64, "ab", "worker-1 built another model than worker-0"),
+        (3, 65, "ab", "the dataset of worker-1 has 65 samples; in this run it has 64"),
+        (3, 64, "cd", "the samples of worker-1 come in another order than those of the other"),
     ],
 )
-def test_all_workers_have_one_model_and_one_dataset(size: int, samples: int, why: str) -> None:
+def test_all_workers_have_one_model_one_dataset_and_one_order(
+    size: int, samples: int, order: str, why: str
+) -> None:
     led = Led()
-    assert led.builds(3) == "starting"
-    assert led.builds(size, samples, "worker-1") == "failed"
+    assert led.builds(3, order="ab") == "starting"
+    assert led.builds(size, samples, "worker-1", order) == "failed"
     assert why in led.reason
 
 

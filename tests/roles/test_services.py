@@ -6,6 +6,7 @@ A method here is a list of needs. Servers, and whoever computes, answer by hand.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from dlctl.algorithms.needs import (
 from dlctl.machine import Effect, Send
 from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, HELD, LATE, REFUSED, Ack
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.effects import Compute, Computed, EngineRan, RunEngine
+from dlctl.roles.protocol.effects import Compute, Computed, EngineRan, FailedSample, RunEngine
 from dlctl.roles.worker.shard_client import WINDOW
 
 SIZE, SERVERS = 6, 2
@@ -61,7 +62,11 @@ class Replica:
     """A worker of two servers, whose method is a list of needs; nothing takes any time."""
 
     def __init__(
-        self, needs: Sequence[Need], leave: Sequence[Need] = (), shape: Shape = TWO_TABLES
+        self,
+        needs: Sequence[Need],
+        leave: Sequence[Need] = (),
+        shape: Shape = TWO_TABLES,
+        batch_size: int = 1,
     ) -> None:
         """It has these needs, and then gradients; as it leaves, those of `leave`."""
         self.log: list[Any] = []
@@ -87,7 +92,7 @@ class Replica:
         self.side = Side(site({}, self.model))
         tables = joined_tables(method, self.context.retries, SIZE, SERVERS)
         self.context.clear()
-        self.training = training(self.context, tables, method, self.side)
+        self.training = training(self.context, tables, method, self.side, batch_size=batch_size)
         self.sent: list[m.Message] = []
         """All messages so far, and the effects for the driver."""
         self.effects: list[Effect] = []
@@ -115,22 +120,33 @@ class Replica:
     # ------------------------------------------------------------ what comes
 
     def lease(self, samples: int) -> None:
-        """The next portion; a batch is one sample."""
+        """The next portion."""
         (*_, asked) = self.of(m.LeaseRequest)
         lease = m.Lease(asked.request, self._portion, 0, 0, samples)
         self._portion += 1
         self.training.computing.leasing.on_lease(lease, 0.0)
         self.advance()
 
+    def stream_lease(self, samples: int, shard: int) -> None:
+        (*_, asked) = self.of(m.LeaseRequest)
+        lease = m.Lease(asked.request, shard, 0, 0, samples, 0, shard)
+        self.training.computing.leasing.on_lease(lease, 0.0)
+        self.advance()
+
     def computed(
-        self, loss: float = 1.0, *, before: tuple[float, ...] = (), own: bool = False
+        self,
+        loss: float = 1.0,
+        *,
+        before: tuple[float, ...] = (),
+        own: bool = False,
+        failed: tuple[FailedSample, ...] = (),
     ) -> None:
         is_usable = bool(np.isfinite(loss))
         gradient = None if own else ONES.copy()
         event = Computed(
             loss, gradient, np.zeros(0), 1.0 if is_usable else np.nan, is_usable, before
         )
-        self.training.on_computed(event, 0.0)
+        self.training.on_computed(replace(event, failed=failed), 0.0)
         self.advance()
 
     def ack(self, push: m.Push, shard: int, outcome: str = APPLIED) -> None:
@@ -513,7 +529,7 @@ def test_pushes_refused_in_a_row_are_counted_by_table() -> None:
 
 
 def at_work(*needs: Need, samples: int, **more: Any) -> Replica:
-    """With parameters, and a portion of so many batches of one sample."""
+    """With parameters, and a portion of so many samples; a batch has one, or `batch_size`."""
     at = replica(READ, *needs, **more)
     at.answer_all(at.of(m.Fetch), 1.0)
     at.log.clear()
@@ -543,6 +559,66 @@ def test_a_step_that_is_skipped_is_no_fault_and_the_next_batch_follows() -> None
     assert [compute.number for compute in at.of(Compute)] == [0, 1]
     at.computed(2.0)
     assert at.log[-1].loss == 2.0
+
+
+def failed(number: int, sample: int) -> FailedSample:
+    return FailedSample(number, sample, "it is torn", "the traceback")
+
+
+def test_samples_that_failed_to_load_do_not_count_and_are_told_once() -> None:
+    at = at_work(OWN, Done(), samples=9, batch_size=3)
+    lacking = failed(0, 7), failed(2, 7), failed(2, 5)
+    at.computed(3.0, before=(1.0, 2.0), own=True, failed=lacking)
+    assert at.log[:1] == [Step(None, 6, 2.0, 1.0, 3)]
+    (done,) = at.of(m.PortionDone)
+    assert (done.steps, done.samples, done.loss_sum) == (3, 6, 1.0 * 2 + 2.0 * 3 + 3.0)
+    told = [(said.data_epoch, said.sample) for said in at.of(m.SampleFailed)]
+    assert told == [(0, 7), (0, 5)]
+
+
+def test_a_batch_without_any_sample_is_left_out_and_no_fault() -> None:
+    at = at_work(Gradient(), Gradient(), Done(), samples=3)
+    empty = Computed(np.nan, None, np.zeros(0), np.nan, False, is_skipped=True)
+    at.computed()
+    at.training.on_computed(replace(empty, failed=(failed(1, 4),)), 0.0)
+    at.advance()
+    assert at.training.bad_gradients.steps == 0
+    assert [compute.number for compute in at.of(Compute)] == [0, 1, 2]
+    at.computed()
+    (done,) = at.of(m.PortionDone)
+    assert (done.steps, done.samples) == (2, 2)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_announced_batch_that_was_nothing_lets_the_method_hear_of_the_end_where_it_asks(
+    leaves: bool,
+) -> None:
+    """It may push what it has only there; and hears of it although nothing came since."""
+    at = replica(NextData(), Gradient(), NextData(), Gradient(), NextData())
+    at.lease(1)
+    at.computed()
+    at.lease(1)
+    at.training.draining = leaves
+    nothing = Computed.of_nothing(np.zeros(0))
+    at.training.on_computed(nothing, 0.0)
+    at.advance()
+    if not leaves:
+        at.lease(0)
+        at.lease(0)
+    assert at.log[1] is not None
+    assert at.log[3:] == [None, None], "the gradient, and then: no data"
+
+
+def test_a_shard_of_a_stream_that_ends_is_told_with_the_next_question_and_its_portion() -> None:
+    at = replica(Gradient(), Gradient(), Done())
+    at.stream_lease(4, shard=2)
+    at.computed()
+    at.training.on_computed(Computed.of_nothing(np.zeros(0)), 0.0)
+    at.advance()
+    assert [asked.ends for asked in at.of(m.LeaseRequest)] == [(), (0, 2, 1)]
+    at.lease(0)
+    (done,) = at.of(m.PortionDone)
+    assert (done.steps, done.samples, done.end) == (1, 1, 1)
 
 
 def test_while_a_save_waits_no_batch_is_begun() -> None:

@@ -37,6 +37,7 @@ from dlctl.roles.coordinator.registration import Registration
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.shutdown import RunShutdown
+from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.roles.server.quorum import AsksLead
@@ -443,6 +444,17 @@ def leased_twice(patch: Patch) -> None:
         return honest(self, slot)
 
     patch.setattr(PortionPool, "take", take)
+
+
+@mutant("what a dead worker had of a stream counts as done", "StreamChecker", scenario="streams")
+def dead_is_done(patch: Patch) -> None:
+    honest = StreamPool.release
+
+    def release(self, slot):
+        for key in honest(self, slot):
+            self.finish(*key)
+
+    patch.setattr(StreamPool, "release", release)
 
 
 @mutant(

@@ -29,7 +29,9 @@ from dlctl.config import Gradients
 from dlctl.messages import Array
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
+    AcksChecker,
     AnswersChecker,
+    Book,
     BufferedChecker,
     Checker,
     ClockChecker,
@@ -37,12 +39,15 @@ from dlctl.sim.checkers import (
     GroupChecker,
     LeadChecker,
     LeasesChecker,
+    LedgerChecker,
     LivenessChecker,
     NormChecker,
     NothingLeft,
     OwnStepsChecker,
     QuorumChecker,
     SamplesChecker,
+    SavedChecker,
+    StreamChecker,
     TablesChecker,
     TermsChecker,
 )
@@ -50,7 +55,7 @@ from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.problems import LeastSquares, Ledger, StreamedLedger
 from dlctl.sim.simulation import Simulation
 
 # Methods from outside are installed here, for whoever replays a seed, too.
@@ -443,6 +448,34 @@ def toys(seed: int) -> Simulation:
     return simulation
 
 
+def streams(seed: int) -> Simulation:
+    """A dataset of unknown length: what is done is on record by shards and their offsets; all are
+    read twice or three times, and every third run loses servers and its coordinator, too.
+    """
+    lengths, epochs = ((50, 23, 32), (100,), (8, 16, 0, 61, 7))[seed % 3], 2 + seed % 2
+    faults = recovery_faults(seed) if seed % 3 == 2 else mixed_faults(seed)
+    durability = ("process", "disk")[seed // 3 % 2]
+    faults = and_rare_faults(seed, faults, durability)
+    method = ({}, {"push_every_steps": 5, "fetch_every_steps": 2})[seed // 2 % 2]
+    job = job_file(
+        WORKERS, SERVERS, algorithm=("downpour", method), optimizer=ACCOUNT, batch_size=4,
+        portion_batches=2, seed=seed, samples=epochs * sum(lengths), restarts_max=20,
+        durability=durability, timeouts=TIMEOUTS, checkpoint_s=0.6,
+    )  # fmt: skip
+    problem = StreamedLedger(shards=SERVERS, cells=400, lengths=lengths)
+    book = Book(problem)
+    forgets = bool(faults.full_disks and (faults.recoveries or faults.long_freezes))
+    checkers = (
+        book, LedgerChecker(book), AcksChecker(book), TermsChecker(), FetchesChecker(),
+        StreamChecker(lengths, 4, epochs), LeasesChecker(0, forgets=forgets),
+        LivenessChecker(faults.heal_at_s), SavedChecker(book), NothingLeft(),
+    )  # fmt: skip
+    return Simulation(
+        job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
+        checkers=checkers,
+    )  # fmt: skip
+
+
 SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour": downpour,
     "downpour-topk": downpour_topk,
@@ -455,5 +488,6 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "full-disks": full_disks,
     "stops": stops,
     "toys": toys,
+    "streams": streams,
 }
 """Name -> seed -> a run that has not begun."""

@@ -72,6 +72,7 @@ def job_file(
     fetch: str = "off",
     checkpoint_s: float = 0.0,
     evaluate_epochs: float = 0.0,
+    evaluate_steps: int = 0,
     restarts_max: int = 8,
     nonfinite_steps_max: int = 20,
     durability: Literal["process", "none", "disk"] = "process",
@@ -115,7 +116,7 @@ def job_file(
         data=config.Data(portion_batches=portion_batches),
         limits=config.Limits(push=push, fetch=fetch),
         checkpoints=config.Checkpoints(every_s=checkpoint_s),
-        evaluation=config.Evaluation(every_epochs=evaluate_epochs),
+        evaluation=config.Evaluation(every_epochs=evaluate_epochs, every_steps=evaluate_steps),
         hosts=hosts,
         timeouts=config.Timeouts(**(timeouts or {})),
     )

@@ -37,6 +37,7 @@ from dlctl.machine import (
 )
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
+from dlctl.roles.coordinator.bad_samples import BadSamples
 from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals, manifest_of
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
@@ -95,10 +96,12 @@ class Coordinator:
         )  # fmt: skip
         self.registration.frozen = self.frozen.told
         options = algorithm.Options(**job.algorithm.options)
-        tables = algorithm.shape.tables_of(options)
-        self.scheduler = Scheduler(context, members, job, algorithm.lead(options), tables)
+        self.scheduler = Scheduler(
+            context, members, job, algorithm.lead(options), algorithm.shape.tables_of(options)
+        )
         content = asdict(job)
         live = settings.of_job(content, algorithm.live)
+        self.bad_samples = BadSamples(context, job.data.bad_samples_max)
         self.settings = SettingChanges(context, members, live, content)
         self.settings.go_on(past.settings)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
@@ -122,6 +125,11 @@ class Coordinator:
             run, self, self.clients.answer, self.scheduler, self.scaling, self.handover,
             self.checkpointing,
         )  # fmt: skip
+        self._watch_and_answer(past)
+
+    def _watch_and_answer(self, past: Past) -> None:
+        """What looks at all the others: for failures, for status and requests, for the record."""
+        run = self.run
         self.host_failures = HostFailures(
             run, self, self.scheduler, self.evaluations, self.checkpointing, self.files
         )
@@ -146,6 +154,7 @@ class Coordinator:
         )  # fmt: skip
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
+            self.registration.job = self.scheduler.job
             self.evaluations.newest = past.manifest.get("evaluation")
 
     # ------------------------------------------------------------ the machine
@@ -303,7 +312,11 @@ class Coordinator:
             # What is refused leaves nothing behind: the run goes on when it is put right.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
-            self.scheduler.take_dataset(worker.name, message.samples)
+            if self.scheduler.find_batch_size(message.batch_size):
+                text = f"batch size {message.batch_size}: the largest power of two that fits"
+                self.context.event("batch", worker.name, text)
+            self.registration.job = self.scheduler.job
+            self.scheduler.take_dataset(worker.name, message.samples, message.order, message.shards)
             self.frozen.on_model(worker, layout, message, now)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True
@@ -382,6 +395,16 @@ class Coordinator:
             return
         self.scheduler.on_portion_done(done, now)
         self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
+
+    def _on_sample_failed(self, peer: Peer, message: m.SampleFailed, now: float) -> None:
+        self.context.send(peer, m.SampleNoted(message.data_epoch, message.sample))
+        worker = self.members.worker(message.slot, message.epoch)
+        if worker is None:
+            return
+        if error := self.bad_samples.failed(worker.name, message):
+            worker.error = error
+            self.context.event("error", worker.name, error, detail=message.detail)
+            self.end("failed", f"{worker.name}: {error}", now)
 
     def _on_vector_result(self, peer: Peer, message: m.VectorResult, now: float) -> None:
         self.scheduler.on_vector_result(message, now)
@@ -486,6 +509,7 @@ class Coordinator:
         ),
         m.LeaseRequest: _on_lease_request,
         m.PortionDone: _on_portion_done,
+        m.SampleFailed: _on_sample_failed,
         m.VectorResult: _on_vector_result,
         m.Holding: lambda self, peer, message, now: self.quorums.on_holding(peer, message),
         m.NormPart: lambda self, peer, message, now: self.norms.on_part(peer, message),

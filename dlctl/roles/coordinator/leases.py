@@ -1,4 +1,5 @@
-"""The data of a run, cut into portions and leased to workers.
+"""The data of a run, cut into portions and leased to workers; `streams.py` does it for a dataset
+of unknown length.
 
 Every epoch of the dataset has the same portions, ranges of its shuffled order. A portion is leased,
 then done; when its worker is gone before that, it goes back and is leased first of all. So every
@@ -26,10 +27,55 @@ class Range(NamedTuple):
     portion: int
     start: int
     stop: int
+    shard: int = -1
+    """Of a stream, by number; then the samples are those of the shard in its own order."""
 
 
 @dataclass(slots=True)
-class PortionPool:
+class Leases:
+    """Who has which portion."""
+
+    _returned: list[tuple[int, int]] = field(init=False, default_factory=list)
+    _leased: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
+    """Portion -> the slot that has it."""
+    _doubtful: set[tuple[int, int]] = field(init=False, default_factory=set)
+    """Leased or taken back by another coordinator, whose notes may have been old, or taken back
+    from one that lives: they may be done, or somebody else's."""
+    _changed: dict[tuple[int, int], None] = field(init=False, default_factory=dict)
+    """Portions of which something has changed, in order."""
+
+    def release(self, slot: int) -> list[tuple[int, int]]:
+        """The worker of `slot` is gone: its portions that are not done go back."""
+        back = sorted(key for key, owner in self._leased.items() if owner == slot)
+        for key in back:
+            del self._leased[key]
+            self._changed[key] = None
+        self._returned = sorted(self._returned + back)
+        return back
+
+    def doubt(self, slot: int) -> list[tuple[int, int]]:
+        """The worker of `slot` lives and does not work on what it is said to have: that goes back,
+        but whoever says that it is done is believed.
+        """
+        back = self.release(slot)
+        self._doubtful.update(back)
+        return back
+
+    def may_finish(self, slot: int, data_epoch: int, portion: int) -> bool:
+        """Whether a portion can be done by `slot`: it has it, or nobody knows for sure who has."""
+        key = (data_epoch, portion)
+        return key in self._doubtful or self._leased.get(key) == slot
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        """Nobody has it any more, and nobody is to get it."""
+        self._leased.pop(key, None)
+        self._doubtful.discard(key)
+        if key in self._returned:
+            self._returned.remove(key)
+
+
+@dataclass(slots=True)
+class PortionPool(Leases):
     samples: int
     """Of the dataset."""
     portion_samples: int
@@ -38,19 +84,11 @@ class PortionPool:
     """Portions that are leased in all."""
     first_epoch: int = 0
     _next: tuple[int, int] = (0, 0)
-    _returned: list[tuple[int, int]] = field(default_factory=list)
-    _leased: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Portion -> the slot that has it."""
     _done: dict[int, set[int]] = field(default_factory=dict)
     """Data epoch -> its portions that are done."""
     _complete: set[int] = field(default_factory=set)
     """Data epochs of which all portions are done."""
-    _doubtful: set[tuple[int, int]] = field(default_factory=set)
-    """Leased or taken back by another coordinator, whose notes may have been old, or taken back
-    from one that lives: they may be done, or somebody else's."""
     done_count: int = 0
-    _changed: dict[tuple[int, int], None] = field(default_factory=dict)
-    """Portions of which something has changed, in order."""
 
     def __post_init__(self) -> None:
         self._next = (self.first_epoch, 0)
@@ -87,6 +125,11 @@ class PortionPool:
         """Samples of the first `portion` portions of an epoch."""
         return self.bounds(portion)[0]
 
+    def samples_leased(self) -> int:
+        """Of all portions that somebody has had."""
+        epoch, portion = self._next
+        return epoch * self.samples + self.samples_before(portion)
+
     def steps_before(self, portion: int, batch_size: int) -> int:
         """Their steps. A dataset may have more portions than anybody can go through: they come in
         two lengths, and it is enough to know how many there are of each.
@@ -96,37 +139,12 @@ class PortionPool:
         steps, long_steps = (-(-length // batch_size) for length in (short, short + 1))
         return (portion - long_ones) * steps + long_ones * long_steps
 
-    def release(self, slot: int) -> list[tuple[int, int]]:
-        """The worker of `slot` is gone: its portions that are not done go back."""
-        back = sorted(key for key, owner in self._leased.items() if owner == slot)
-        for key in back:
-            del self._leased[key]
-            self._changed[key] = None
-        self._returned = sorted(self._returned + back)
-        return back
-
-    def doubt(self, slot: int) -> list[tuple[int, int]]:
-        """The worker of `slot` lives and does not work on what it is said to have: that goes back,
-        but whoever says that it is done is believed.
-        """
-        back = self.release(slot)
-        self._doubtful.update(back)
-        return back
-
-    def may_finish(self, slot: int, data_epoch: int, portion: int) -> bool:
-        """Whether a portion can be done by `slot`: it has it, or nobody knows for sure who has."""
-        key = (data_epoch, portion)
-        return key in self._doubtful or self._leased.get(key) == slot
-
     def finish(self, data_epoch: int, portion: int) -> bool:
         """A portion is done. False if it was done before, or is none of ours."""
         key = (data_epoch, portion)
         if self._is_done(key) or not self._was_given(key):
             return False
-        self._leased.pop(key, None)
-        self._doubtful.discard(key)
-        if key in self._returned:
-            self._returned.remove(key)
+        self._forget(key)
         self._mark(key)
         return True
 
@@ -136,6 +154,10 @@ class PortionPool:
 
     def epochs_done(self) -> float:
         return self.done_count / self.per_epoch
+
+    def progress(self) -> float | None:
+        """How far the run is, 0..1, if it has a limit."""
+        return None if self.limit == math.inf else min(1.0, self.done_count / self.limit)
 
     def done(self) -> list[list[int]]:
         """[[data epoch, portion], ...] of the epochs that are not complete, for a checkpoint."""

@@ -7,6 +7,7 @@ The state that decides what the coordinator does next lies in small pieces under
     clock               how long they have been at work; the newest attempt at a checkpoint is ago
     checkpoints         its number
     work                steps, samples and loss; the size of the dataset; the newest evaluation
+    stream              the shards of a dataset that is a stream
     metrics             what else the task's loss returns
     lead                the clock and the state of the method's lead, and the journal of one that
                         drives
@@ -14,13 +15,15 @@ The state that decides what the coordinator does next lies in small pieces under
     norm                the newest one by which all shards clip an update: its clock, its square
     quorum              its newest decision for all shards: the clock, whose pushes count
     group               the members that are left out: slot and epoch
-    evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
+    evaluation          epochs or steps that were done when one was begun last; what is under way
+                        (`Asked`)
     finish              how often the task's `finish` was begun, and what has come of it
     layout              the model's tensors
     frozen              the file of its frozen parameters
     end                 how the run ends, once it does
     daemon/<name>       its incarnation, term, address, and how far it has come
-    portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e
+    portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e; of a
+                        stream also p < -1: what there is to know of a shard
     answer/<slot>       the newest lease of a slot, in case it has to be repeated
     numbers             of the newest evaluation, change, list of guests, list of peers
                         and group
@@ -188,8 +191,12 @@ class Persistence:
         newest, asked = self.evaluations.newest, self.evaluations.asked
         counts = (scheduler.steps, scheduler.samples, scheduler.loss)
         yield "work", (*counts, scheduler.dataset_samples, scheduler.next, newest)
+        if scheduler.stream_shards:
+            yield "stream", scheduler.stream_shards
         if scheduler.metrics:
             yield "metrics", dict(scheduler.metrics)
+        if scheduler.batch_size:
+            yield "batch_size", scheduler.batch_size
         yield "lead", scheduler.lead()
         if scheduler.scale is not None:
             yield "scale", scheduler.scale
@@ -197,7 +204,7 @@ class Persistence:
             yield "quorum", self.quorums.newest
         if self.norms.newest is not None:
             yield "norm", self.norms.newest
-        yield "evaluation", (scheduler.evaluated_epochs, None if asked is None else astuple(asked))
+        yield "evaluation", (scheduler.evaluated_at, None if asked is None else astuple(asked))
         if self.evaluations.has_finish:
             yield "finish", (self.evaluations.finishes, self.evaluations.finished)
         if self.run.shutdown is not None:
@@ -224,8 +231,7 @@ class Persistence:
             yield f"answer/{slot}", None
         self._answered_slots = set(scheduler.answered)
         for slot, lease in scheduler.answered.items():
-            fields = (lease.request, lease.portion, lease.data_epoch, lease.start, lease.stop)
-            yield f"answer/{slot}", fields
+            yield f"answer/{slot}", astuple(replace(lease, samples=0))  # Else each one is news.
 
     def _changed_daemons(self) -> Iterator[Effect]:
         daemons = self.run.members.daemons
@@ -303,11 +309,14 @@ class Persistence:
         if layout := values.get("layout"):
             self.registration.keep_layout(Layout.from_rows(layout), dataset_samples)
         self.frozen.go_on(values.get("frozen"), self.registration.layout)
-        evaluated_epochs = values.get("evaluation", [0.0, None])[0]
+        self.scheduler.find_batch_size(values.get("batch_size", 0))
+        self.registration.job = self.scheduler.job
+        evaluated_at = values.get("evaluation", [0.0, None])[0]
         portions = {key: v for key, v in values.items() if key.startswith("portion/")}
         self.scheduler.go_on(
-            steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions, evaluated_epochs
-        )
+            steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions, evaluated_at,
+            values.get("stream", 0),
+        )  # fmt: skip
         self.scheduler.metrics = dict(values.get("metrics", {}))
         if "lead" in values:
             self.scheduler.restore_lead(values["lead"])

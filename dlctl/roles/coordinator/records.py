@@ -130,7 +130,9 @@ class KeyRenewed(Event):
     """"": the new key is on the disk; else it is still the old one, and this is why."""
 
 
-WARNINGS = ("exit", "error", "lost", "silent", "late", "checkpoint", "target")
+WARNINGS = (
+    "exit", "error", "lost", "silent", "late", "checkpoint", "target", "sample", "stream",
+)  # fmt: skip
 """Kinds of events that somebody should look at."""
 
 

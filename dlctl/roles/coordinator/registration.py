@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
+from dlctl import batches, placement
 from dlctl import messages as m
-from dlctl import placement
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.flat import Layout, slice_bounds
@@ -30,6 +30,7 @@ from dlctl.util.text import plural
 
 RESTORES_MAX = 3
 """Processes of a worker, all dead before the run was at work, that were to restore its residual."""
+FINDS_BATCH_SIZE = "worker-0"
 FRESH = "start with --fresh to begin a new run"
 
 
@@ -74,6 +75,7 @@ class Registration:
         self.members = members
         self.run_id = run_id
         self.job = job
+        """With the batch size, once that is found."""
         self.keyring = keyring
         self.past = past
         self._hosts = {name: host.ssh for name, host in placement.agents(job.places).items()}
@@ -191,7 +193,8 @@ class Registration:
         elif daemon.role == "server":
             token = self.keyring.token_key
             self.tell_guests(daemon, now)
-        welcome = m.Welcome(daemon.name, daemon.index, daemon.term, token, settings)
+        finds = daemon.name == FINDS_BATCH_SIZE and batches.is_open(self.job)
+        welcome = m.Welcome(daemon.name, daemon.index, daemon.term, token, settings, finds)
         self.context.send(daemon.name, welcome)
 
     def tell_guests(self, server: Daemon, now: float) -> None:
@@ -278,7 +281,7 @@ class Registration:
         """Tell the workers that wait for it where the servers are, once all of these serve."""
         addresses = tuple(server.address for server in self.members.of_role("server"))
         frozen = self.frozen()
-        if frozen is None or not all(addresses):
+        if frozen is None or not all(addresses) or batches.is_open(self.job):
             return
         for worker in self.members.of_role("worker"):
             if worker.model_ready and not worker.asked_for_data:
@@ -294,7 +297,10 @@ class Registration:
         if restore and self._restores_in_vain(worker):
             self._give_up_residual(worker)
             restore = ""
-        return m.Topology(addresses, keys, initialise, restore, self.under_way, frozen)
+        return m.Topology(
+            addresses, keys, initialise, restore, self.under_way, frozen,
+            batches.size(self.job, worker.agent),
+        )  # fmt: skip
 
     def _restores_in_vain(self, worker: Daemon) -> bool:
         """Whether the last attempt that a worker has is better made without its residual."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from dlctl import batches, schedule
 from dlctl import messages as m
-from dlctl import schedule
 from dlctl.algorithms.base import Lead, Table
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
@@ -17,7 +17,8 @@ from dlctl.messages import Json
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.leases import PortionPool, Range
 from dlctl.roles.coordinator.membership import Membership
-from dlctl.roles.protocol.context import Context
+from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
 
@@ -31,7 +32,7 @@ LOSS_WEIGHT = 0.1
 class Scheduler:
     def __init__(
         self,
-        context: Context,
+        context: History,
         members: Membership,
         job: JobFile,
         side: Lead,
@@ -42,6 +43,9 @@ class Scheduler:
         self.tables = tables
         self.members = members
         self.job = job
+        """With the batch size, once that is found."""
+        self.batch_size = 0
+        """What was found; 0: the job file says it, or nobody has found it yet."""
         self.side = side
         self.steps = self.samples = 0
         self.loss: float | None = None
@@ -51,7 +55,16 @@ class Scheduler:
         """When the workers were let loose."""
         self.stopped = False
         self.driving: DrivenMethod | None = None
-        self._pool: PortionPool | None = None
+        self._pool: PortionPool | StreamPool | None = None
+        self._told_of_end = False
+        """That the stream has ended, and is read again."""
+        self._built = (0, 0)
+        """Samples of the dataset, or shards of a stream, by the first worker that was heard."""
+        self._step_samples_min = 1
+        self._counts_steps = any(host.batch_size for host in job.places)
+        """Nobody knows how many a portion has before it is done."""
+        self._order: str | None = None
+        """Digest of the order that the task has chosen, by the first worker that was heard."""
         self._restore: Json = {}
         self._journal: Json = {}
         """Of the method that the coordinator drives, as far as it has come before."""
@@ -60,8 +73,9 @@ class Scheduler:
         self._pending: dict[int, m.LeaseRequest] = {}
         self._in_vain_since: dict[int, float] = {}
         """Slot -> since when it has asked, because it has no data, and has not got any."""
-        self.evaluated_epochs = 0.0
-        """How far the run was when an evaluation was begun last."""
+        self.evaluated_at = 0.0
+        """How far the run was when an evaluation was begun last: epochs, or steps if the job counts
+        them."""
         self.scale = schedule.first_scale(job) if schedule.scales(job.schedule) else None
         """Of the rate, if it goes with the number of workers."""
         self._cuts_epochs = type(side).cut_epoch is not Lead.cut_epoch
@@ -74,7 +88,7 @@ class Scheduler:
     # ------------------------------------------------------------ the dataset
 
     @property
-    def pool(self) -> PortionPool:
+    def pool(self) -> PortionPool | StreamPool:
         """The portions of all epochs; a batch of a method that the coordinator drives is one."""
         assert self._pool is not None
         return self._pool
@@ -85,6 +99,7 @@ class Scheduler:
         self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
         self.loss, self.metrics = data.get("loss"), data.get("metrics", {})
         self.side.steps_done = self.steps
+        self.find_batch_size(data.get("batch_size", 0))
         if "lead" in data:
             self.restore_lead(data["lead"])
         if self.scale is not None and "scale" in data:
@@ -104,14 +119,19 @@ class Scheduler:
 
     @property
     def dataset_samples(self) -> int:
-        """0 while no worker has built the dataset."""
-        return self._pool.samples if self._pool is not None else 0
+        """0 while no worker has built the dataset, and of a stream."""
+        return self._pool.samples if isinstance(self._pool, PortionPool) else 0
+
+    @property
+    def stream_shards(self) -> int:
+        """0 if the dataset is no stream."""
+        return self._pool.shards if isinstance(self._pool, StreamPool) else 0
 
     @property
     def next(self) -> tuple[int, int]:
         return self._pool.next if self._pool is not None else (0, 0)
 
-    def changed_portions(self) -> Iterator[tuple[str, int | None]]:
+    def changed_portions(self) -> Iterator[tuple[str, Any]]:
         """Keys and values for `Persistence`."""
         for epoch, portion, standing in self._pool.take_changes() if self._pool else ():
             yield f"portion/{epoch}/{portion}", standing
@@ -123,60 +143,120 @@ class Scheduler:
         loss: float | None,
         dataset_samples: int,
         next_: tuple[int, int],
-        portions: dict[str, int],
-        evaluated_epochs: float,
+        portions: dict[str, Any],
+        evaluated_at: float,
+        stream_shards: int = 0,
     ) -> None:
         """Be where another coordinator has left off."""
         self.steps, self.samples, self.loss = steps, samples, loss
         self.side.steps_done = steps
-        if not dataset_samples:
+        if not (dataset_samples or stream_shards):
             return
         self._restore = {}
-        self.open_dataset(dataset_samples)
+        self.open_dataset(dataset_samples, stream_shards)
         assert self._pool is not None
         keys = (key.split("/")[1:] for key in portions)
         standing = {(int(epoch), int(p)): portions[f"portion/{epoch}/{p}"] for epoch, p in keys}
         self._pool.go_on(next_, standing)
-        self.evaluated_epochs = evaluated_epochs
+        self._told_of_end = stream_shards > 0 and next_[0] > 0
+        self.evaluated_at = evaluated_at
 
-    def take_dataset(self, worker: str, samples: int) -> None:
-        """A worker has built the dataset. Raises DlctlError if it is not the one of the others, or
-        of before.
+    def find_batch_size(self, found: int) -> bool:
+        """A worker, or the run before, has found it. True if that is news."""
+        before, self.job = self.job, batches.resolved(self.job, found)
+        is_news = self.job is not before
+        self.batch_size = found if is_news else self.batch_size
+        return is_news
+
+    def take_dataset(self, worker: str, samples: int, order: str = "", shards: int = 0) -> None:
+        """A worker has built the dataset; order: digest of the order that its task has chosen.
+        shards: of a stream. Raises DlctlError if it is not the one of the others, or of before.
         """
-        if self._pool is None:
-            self.open_dataset(samples)
-        elif samples != self._pool.samples:
+        known = (self.dataset_samples, self.stream_shards) if self._pool else self._built
+        if any(known) and known != (samples, shards):
             raise DlctlError(
-                f"the dataset of {worker} has {samples} samples; in this run it has "
-                f"{self._pool.samples}",
+                f"the dataset of {worker} has {_size(samples, shards)}; in this run it has "
+                f"{_size(*known)}",
                 hint="dataset() must give the same samples on every host and every time; after a "
                 "change start with --fresh to begin a new run",
             )
-
-    def open_dataset(self, samples: int) -> None:
-        """The first worker has built the dataset. Raises DlctlError if it was another before."""
-        before = self._restore.get("dataset_samples", samples)
-        if samples < 1:
-            raise DlctlError("the dataset has no samples", hint="look at the task's dataset()")
-        if before != samples:
+        if self._pool is None and not batches.is_open(self.job):
+            self.open_dataset(samples, shards)
+        self._built = (samples, shards)
+        if self._order is None:
+            self._order = order
+        elif order != self._order:
             raise DlctlError(
-                f"the dataset has {samples} samples; at the checkpoint it had {before}",
+                f"the samples of {worker} come in another order than those of the other workers",
+                hint="sampler(dataset, epoch) and sample_weights(dataset) must return the same in "
+                "every process; what torch, numpy and random draw there does",
+            )
+
+    def open_dataset(self, samples: int, shards: int = 0) -> None:
+        """The first worker has built the dataset; shards: of a stream. Raises DlctlError if it was
+        another before, or is none that this job can be trained with.
+        """
+        if samples < 1 and not shards:
+            raise DlctlError("the dataset has no samples", hint="look at the task's dataset()")
+        before = (self._restore.get("dataset_samples", 0), self._restore.get("stream_shards", 0))
+        if any(before) and before != (samples, shards):
+            raise DlctlError(
+                f"the dataset has {_size(samples, shards)}; at the checkpoint it had "
+                f"{_size(*before)}",
                 hint="start with --fresh to begin a new run",
             )
+        if shards:
+            self._check_stream()
         try:
             schedule.factor(self.job, samples)
         except ValueError as error:
             raise DlctlError(str(error), hint=SCHEDULE) from None
-        portion = self.job.data.portion_batches * self.job.step_samples
-        self._pool = PortionPool(samples, portion)
-        self._pool.limit = _portions(self.job, self._pool)
-        if self._restore.get("portion_samples") == portion:
-            self._pool.restore(self._restore["complete_epochs"], self._restore["portions"])
+        self._pool = self._stream(shards) if shards else self._portions(samples)
+        self._step_samples_min = batches.smallest(self.job)
+        self.evaluated_at = self._evaluation_clock()
+        self.rescale(self.job.workers.count)
+
+    def _check_stream(self) -> None:
+        """Raises DlctlError if the job asks for what only a dataset of known length has."""
+        epochs = self.job.job.stop.epochs
+        if self.is_driven or self._cuts_epochs:
+            raise DlctlError(
+                f'"{self.job.algorithm.name}" goes over the whole dataset again and again, and '
+                "this one is a stream, of unknown length",
+                hint="give a dataset with __len__ and __getitem__, or take another [algorithm]",
+            )
+        if epochs:
+            raise DlctlError(
+                "the dataset is a stream, of unknown length, so job.stop cannot count epochs "
+                f"(epochs = {epochs:g}, which is also what holds if the job file says nothing)",
+                hint="write stop = { samples = 1_000_000 } under [job], or steps, seconds, target",
+            )
+        if batches.smallest(self.job) != batches.largest(self.job):
+            raise DlctlError(
+                "the dataset is a stream, whose steps are counted by batches of one size",
+                hint="remove batch_size from [[hosts]]",
+            )
+
+    def _portions(self, samples: int) -> PortionPool:
+        pool = PortionPool(samples, self.job.data.portion_batches * batches.largest(self.job))
+        pool.limit = _portions(self.job, pool)
+        if self._restore.get("portion_samples") == pool.portion_samples:
+            pool.restore(self._restore["complete_epochs"], self._restore["portions"])
         elif self._restore:
             # Other portions than before: only whole epochs can be told apart.
-            self._pool.restore(self._restore["complete_epochs"], [])
-        self.evaluated_epochs = self._pool.epochs_done()
-        self.rescale(self.job.workers.count)
+            pool.restore(self._restore["complete_epochs"], [])
+        return pool
+
+    def _stream(self, shards: int) -> StreamPool:
+        stop, step_samples = self.job.job.stop, batches.largest(self.job)
+        pool = StreamPool(
+            shards, self.job.data.portion_batches * step_samples, step_samples,
+            stop.samples or math.inf, stop.steps or math.inf,
+        )  # fmt: skip
+        if self._restore:
+            pool.restore(self._restore["stream"], self._restore["portion_samples"])
+            self._told_of_end = pool.passes() > 1
+        return pool
 
     def rescale(self, workers: int) -> None:
         """The run is to have so many workers. The rate goes by that from the first sample on that
@@ -184,23 +264,30 @@ class Scheduler:
         """
         after = schedule.multiple(self.job, workers)
         if self.scale is not None and self.scale.after != after:
-            epoch, portion = self.pool.next
-            leased = epoch * self.pool.samples + self.pool.samples_before(portion)
-            warmup = schedule.warmup_samples(self.job, self.pool.samples)
-            self.scale = self.scale.to(after, max(leased, self.samples), warmup)
+            warmup = schedule.warmup_samples(self.job, self.dataset_samples)
+            since = max(self.pool.samples_leased(), self.samples)
+            self.scale = self.scale.to(after, since, warmup)
 
     def to_json(self) -> Json:
         """For a checkpoint's manifest."""
         pool = self.pool
+        if isinstance(pool, StreamPool):
+            done = {"stream_shards": pool.shards, "stream": pool.to_json()}
+        else:
+            epochs, portions = pool.complete_epochs(), pool.done()
+            done = {
+                "dataset_samples": pool.samples,
+                "complete_epochs": epochs,
+                "portions": portions,
+            }
         return {
             "steps": self.steps,
             "samples": self.samples,
             "loss": self.loss,
             **({"metrics": dict(self.metrics)} if self.metrics else {}),
-            "dataset_samples": pool.samples,
             "portion_samples": pool.portion_samples,
-            "complete_epochs": pool.complete_epochs(),
-            "portions": pool.done(),
+            **({"batch_size": self.batch_size} if self.batch_size else {}),
+            **done,
             "lead": self.lead(),
             **({"scale": self.scale} if self.scale is not None else {}),
         }
@@ -215,7 +302,7 @@ class Scheduler:
 
     def begin_driving(self, now: float) -> None:
         """Go on with a method that the coordinator drives."""
-        if self._pool is None or not self.is_driven:
+        if not isinstance(self._pool, PortionPool) or not self.is_driven:
             return
         self._pool.limit = 0
         servers = self.job.servers.count
@@ -244,6 +331,9 @@ class Scheduler:
                 self.context.send(daemon.name, answered)
             return
         daemon.asked_for_data = True
+        if isinstance(self._pool, StreamPool):
+            for at in range(0, len(request.ends) - 2, 3):
+                self._pool.ended(*request.ends[at : at + 3])
         self._pending[request.slot] = request
         self.grant(now)
 
@@ -271,14 +361,24 @@ class Scheduler:
                 del self._pending[slot]
                 self._answer(slot, request, taken)
                 self._tell_of_epoch()
+        if isinstance(self._pool, StreamPool) and not self._told_of_end:
+            self._tell_of_end(self._pool)
+
+    def _tell_of_end(self, pool: StreamPool) -> None:
+        """A stream has ended before the run has. That may be meant, and is said once."""
+        samples = pool.samples_in_all()
+        if pool.passes() > 1 and samples is not None:
+            text = f"the stream has ended after {samples:,} samples, and is read again"
+            self.context.event("stream", "", f"{text} until job.stop is reached")
+            self._told_of_end = True
 
     def _end_epochs(self, slots: frozenset[int]) -> None:
         """Drop what is left of data epochs that are over, by the method's word; what was leased of
         them and has come back is dropped, too.
         """
-        if not self._cuts_epochs or self._pool is None:
+        if not self._cuts_epochs or not isinstance(self._pool, PortionPool):
             return
-        side, pool = self.side, self.pool
+        side, pool = self.side, self._pool
         side.members = slots
         self._tell_of_epoch()
         while side.epoch.portions and side.cut_epoch():
@@ -287,8 +387,8 @@ class Scheduler:
         pool.drop(before=side.data_epoch)
 
     def _tell_of_epoch(self) -> None:
-        if self._cuts_epochs:
-            self.side.epoch = self.pool.standing(self.side.data_epoch)
+        if self._cuts_epochs and isinstance(self._pool, PortionPool):
+            self.side.epoch = self._pool.standing(self.side.data_epoch)
 
     def _doubtful(self, slot: int, now: float) -> Range | None:
         """What is only said to be leased to a worker that has nothing to do, by its own word: since
@@ -308,8 +408,12 @@ class Scheduler:
         return self.pool.take(slot)
 
     def _answer(self, slot: int, request: m.LeaseRequest, taken: Range | None) -> None:
-        portion = (0, 0, 0, 0) if taken is None else _wire(taken)
-        lease = m.Lease(request.request, *portion, self.samples)
+        lease = m.Lease(request.request, 0, 0, 0, 0, self.samples)
+        if taken is not None:
+            lease = m.Lease(
+                request.request, taken.portion, taken.data_epoch, taken.start, taken.stop,
+                self.samples, taken.shard,
+            )  # fmt: skip
         self.answered[slot] = lease
         self.context.send(f"worker-{slot}", lease)
 
@@ -343,7 +447,7 @@ class Scheduler:
         if self._pool is None or not self.pool.may_finish(done.slot, *key):
             return False
         self._check(done)
-        self.pool.finish(*key)
+        self._finish(done)
         self.steps += done.steps
         self.samples += done.samples
         self.side.steps_done = self.steps
@@ -356,12 +460,18 @@ class Scheduler:
         self.grant(now)
         return True
 
+    def _finish(self, done: m.PortionDone) -> None:
+        if isinstance(self._pool, StreamPool):
+            self._pool.finish(done.data_epoch, done.portion, done.end)
+        else:
+            self.pool.finish(done.data_epoch, done.portion)
+
     def _check(self, done: m.PortionDone) -> None:
         start, stop = self.pool.bounds(done.portion)
-        batches = -(-(stop - start) // self.job.step_samples)
-        if done.steps > batches or done.samples > stop - start:
+        steps = -(-(stop - start) // self._step_samples_min)
+        if done.steps > steps or done.samples > stop - start:
             said = f"{done.steps} steps and {done.samples} samples"
-            raise RemoteProtocolError(f"{said} of a portion of {batches} and {stop - start}")
+            raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
 
     def _take_loss(self, loss: float) -> None:
         """Into the running mean, unless that would be no number any more: it is written down."""
@@ -376,13 +486,21 @@ class Scheduler:
         if self.driving is not None and self.driving.over:
             return self.driving.over
         if not self.is_driven and self._pool.is_finished():
+            if isinstance(self._pool, StreamPool):
+                return f"{self._pool.samples_done:,} samples are done"
             return f"{self._pool.epochs_done():.3g} epochs are done"
+        if self._counts_steps and stop.steps and self.steps >= stop.steps:
+            return f"{self.steps:,} steps are done"
         if stop.seconds is not None and now - self.released_at >= stop.seconds:
             return f"{stop.seconds:g} seconds are over"
         return ""
 
     def failed(self) -> str:
-        """Why the method that the coordinator drives cannot go on; "" if it can."""
+        """Why the method that the coordinator drives cannot go on, or a stream gives no more; "" if
+        all is well.
+        """
+        if isinstance(self._pool, StreamPool):
+            return self._pool.failed
         return self.driving.failed if self.driving is not None else ""
 
     def deadline(self) -> float | None:
@@ -392,23 +510,36 @@ class Scheduler:
     # ------------------------------------------------------------ evaluations
 
     def evaluation_due(self) -> bool:
-        """Whether enough epochs have passed since the last evaluation was begun; says so once."""
-        every = self.job.evaluation.every_epochs
+        """Whether enough steps or epochs have passed since the last evaluation was begun; says so
+        once.
+        """
+        every = self.job.evaluation.every_steps or self.job.evaluation.every_epochs
         if self._pool is None or self.is_driven or not every:
             return False
-        if self._pool.epochs_done() < self.evaluated_epochs + every:
+        if self._evaluation_clock() < self.evaluated_at + every:
             return False
-        self.evaluated_epochs = self._pool.epochs_done()
+        self.evaluated_at = self._evaluation_clock()
         return True
+
+    def _evaluation_clock(self) -> float:
+        """What evaluations go by: all workers' steps, or epochs."""
+        return self.steps if self.job.evaluation.every_steps else self.epochs_done()
 
     def epochs_done(self) -> float:
         return self._pool.epochs_done() if self._pool is not None else 0.0
 
     def progress(self) -> float | None:
         """How far the run is, 0..1, if that is known."""
-        if self._pool is None or self._pool.limit == math.inf or self.is_driven:
+        if self._pool is None or self.is_driven:
             return None
-        return min(1.0, self._pool.done_count / self._pool.limit)
+        steps = self.job.job.stop.steps if self._counts_steps else None
+        by_data = self._pool.progress()
+        return by_data if not steps else min(1.0, max(by_data or 0.0, self.steps / steps))
+
+
+def _size(samples: int, shards: int) -> str:
+    """Of a dataset, in words."""
+    return f"{shards} shards of a stream" if shards else f"{samples} samples"
 
 
 def _means(done: m.PortionDone) -> dict[str, float]:
@@ -421,15 +552,11 @@ def _means(done: m.PortionDone) -> dict[str, float]:
     return found
 
 
-def _wire(taken: Any) -> tuple[int, int, int, int]:
-    """A range in the order of `Lease`'s fields."""
-    return taken.portion, taken.data_epoch, taken.start, taken.stop
-
-
 def _portions(job: JobFile, pool: PortionPool) -> float:
-    """Portions until the first of the job's limits; steps and samples round up to portions."""
+    """Portions until the first of the job's limits; steps and samples round up to portions. With
+    batch sizes of hosts the steps may be there before that."""
     stop = job.job.stop
-    steps_before = partial(pool.steps_before, batch_size=job.step_samples)
+    steps_before = partial(pool.steps_before, batch_size=batches.largest(job))
     limits = [
         math.ceil(stop.epochs * pool.per_epoch) if stop.epochs else math.inf,
         _until(stop.steps, pool.per_epoch, steps_before),

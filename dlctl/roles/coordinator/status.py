@@ -86,6 +86,8 @@ class StatusReport:
         }
         if figures := scheduler.side.figures():
             run["method"] = figures
+        if scheduler.batch_size:
+            run["batch_size"] = scheduler.batch_size
         if rates := self._scheduled():
             run["rates"] = rates
         if (noise := self._noise_scale()) is not None:

@@ -72,6 +72,7 @@ _RULES: dict[type[m.Message], _Rule] = {
     m.Drained: (_WORKERS, _named),
     m.LeaseRequest: (_WORKERS, _slot),
     m.PortionDone: (_WORKERS, _slot),
+    m.SampleFailed: (_WORKERS, _slot),
     m.Join: (_WORKERS, _slot),
     m.Initialise: (_WORKERS, _slot),
     m.Push: (_WORKERS, _slot),

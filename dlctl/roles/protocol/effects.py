@@ -117,6 +117,8 @@ class BuildModel(Effect):
 
     slot: int
     epoch: int
+    finds: bool = False
+    """Find the batch size that there is memory for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,12 @@ class ModelBuilt(Event):
     """Digests of the frozen parameters (`dlctl/frozen.py`)."""
     lacks_weights: bool = False
     """The job's initial values are not on this host: the model has others."""
+    order: str = ""
+    """Digest of the order of the samples that the task has chosen; "": it has chosen none."""
+    batch_size: int = 0
+    """That there is memory for; 0: it was not looked for."""
+    shards: int = 0
+    """Of a stream; 0: the dataset is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +202,25 @@ class Compute(Effect):
     count: int = 1
     """Go on with the batches behind it, up to so many, each with an own step; the first one of no
     use ends it."""
+    step_samples: int = 0
+    """The most samples of a batch, by which the portion is cut; 0: as the job file says."""
+    shard: int = -1
+    """Of the stream; -1: the dataset is none."""
 
     def is_usable(self, loss: float, norm: float) -> bool:
         """Whether what was computed is finite and not too large: what is not gets no further."""
         return math.isfinite(loss) and norm <= self.norm_max
+
+
+class FailedSample(NamedTuple):
+    """A sample that could not be loaded."""
+
+    number: int
+    """Of the batch that went on without it."""
+    sample: int
+    """In the dataset."""
+    error: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +237,22 @@ class Computed(Event):
     before: tuple[float, ...] = ()
     """The losses of the batches before it, all of use."""
     is_skipped: bool = False
-    """It is of no use because the scale of the loss was too large (float16): no fault of anybody's.
-    """
+    """It is of no use because the scale of the loss was too large (float16), or because none of its
+    samples could be loaded: no fault of the replica's."""
     metrics: tuple[Mapping[str, float], ...] = ()
     """What else the task's loss returns, of each batch of use; (): nothing of any of them."""
+    failed: tuple[FailedSample, ...] = ()
+    """Samples that these batches lack; one that lacks all of them is skipped."""
+    ended_after: int | None = None
+    """The stream's shard has ended in the last batch, after so many samples of it; 0: there was
+    nothing to compute. None: it had all."""
+
+    @classmethod
+    def of_nothing(cls, averaged: Array) -> Computed:
+        """The shard of the stream had ended before."""
+        return cls(
+            math.nan, None, averaged, math.nan, is_usable=False, is_skipped=True, ended_after=0
+        )
 
     @property
     def odd(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dlctl import messages as m
 from dlctl.algorithms.base import Shape
+from dlctl.config import JobFile
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import Layout, slice_bounds
 from dlctl.machine import Connect
@@ -72,7 +73,7 @@ class Joining:
             return False
         self.identity = Identity(self.birth.run_id, message.index, message.term, message.token)
         self._phase = "building the model"
-        self.context.do(BuildModel(message.index, message.term))
+        self.context.do(BuildModel(message.index, message.term, message.finds))
         return True
 
     def on_model(self, event: ModelBuilt, now: float) -> None:
@@ -80,7 +81,7 @@ class Joining:
         self._phase = "waiting for the servers"
         ready = m.ModelReady(
             self.birth.name, event.layout, event.samples, event.has_finish, event.frozen,
-            event.lacks_weights,
+            event.lacks_weights, event.order, event.batch_size, event.shards,
         )  # fmt: skip
         self.context.ask("model", COORDINATOR, ready, now)
 
@@ -231,6 +232,13 @@ class Joining:
 
     def load(self, message: m.Buffers) -> None:
         self.context.do(LoadBuffers(message.averaged))
+
+    def batch_size(self, job: JobFile) -> int:
+        """Samples of one batch of this worker."""
+        told = self.topology.batch_size if self.topology is not None else 0
+        size = told or job.workers.batch_size
+        assert isinstance(size, int), "the coordinator has told it"
+        return size
 
     def restores(self) -> str:
         """The checkpoint that has this worker's residual; "" if there is none."""

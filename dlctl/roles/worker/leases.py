@@ -42,20 +42,36 @@ class Portion:
     loss_sum: float = 0.0
     metric_sums: dict[str, list[float]] = field(default_factory=dict)
     """What else the task's loss returns: name -> [sum over samples, samples that have it]."""
+    _last: int | None = None
+    """The batch in which the stream's shard has ended."""
+    end: int = -1
+    """The samples of the shard, if it has ended here."""
 
     @property
     def batches(self) -> int:
+        return self._last + 1 if self._last is not None else self._leased
+
+    @property
+    def _leased(self) -> int:
+        """Batches of the whole lease."""
         return -(-(self.lease.stop - self.lease.start) // self.batch_size)
 
     def batch_range(self, number: int) -> tuple[int, int]:
         """The samples [start, stop) of one batch, at most `batch_size` of them."""
-        lo, hi = slice_bounds(self.lease.stop - self.lease.start, self.batches, number)
-        return self.lease.start + lo, self.lease.start + hi
+        lo, hi = slice_bounds(self.lease.stop - self.lease.start, self._leased, number)
+        stop = self.end if number == self._last else self.lease.start + hi
+        return self.lease.start + lo, stop
 
     def in_words(self, number: int) -> str:
         """A batch, for people."""
         start, stop = self.batch_range(number)
-        return f"samples {start}..{stop - 1} of the order of epoch {self.lease.data_epoch}"
+        of = f"shard {self.lease.shard} in" if self.lease.shard >= 0 else "the order of"
+        return f"samples {start}..{stop - 1} of {of} epoch {self.lease.data_epoch}"
+
+    def end_in(self, number: int, samples: int) -> None:
+        """The stream's shard has ended in a batch, after so many samples of it."""
+        start, _ = self.batch_range(number)
+        self._last, self.end = number, start + samples
 
     def is_last(self, number: int) -> bool:
         return number == self.batches - 1
@@ -219,6 +235,14 @@ class Leasing:
         """The newest question was for work in advance."""
         self._ahead_at = 0.0
         self._none_now = False
+        self._ends: list[int] = []
+        """What `LeaseRequest.ends` says next."""
+
+    def ended(self, portion: Portion) -> None:
+        """The coordinator hears of it with the next question: nothing else behind the end of that
+        shard is leased then, whenever the portion itself will be done.
+        """
+        self._ends += (portion.lease.data_epoch, portion.lease.shard, portion.end)
 
     def look_ahead(self, batch_s: float, now: float) -> None:
         """A batch is under way: see to it that there is something after it."""
@@ -245,7 +269,8 @@ class Leasing:
             self._number += 1
             self._is_ahead = ahead
             me = self.identity
-            request = m.LeaseRequest(me.slot, me.epoch, self._number, ahead)
+            ends, self._ends = self._ends, []
+            request = m.LeaseRequest(me.slot, me.epoch, self._number, ahead, tuple(ends))
             self.context.ask("lease", COORDINATOR, request, now)
 
     def on_lease(self, lease: m.Lease, now: float) -> None:

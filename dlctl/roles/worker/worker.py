@@ -369,7 +369,7 @@ class Worker:
             method=self.algorithm,
             side=side,
             compressor=self.compressor,
-            batch_size=self.job.step_samples,
+            batch_size=self.joining.batch_size(self.job) * self.job.gradient.accumulate,
             lease_ahead_s=self.job.data.lease_ahead_s,
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,
@@ -587,6 +587,9 @@ class Worker:
     def _on_portion_noted(self, message: m.PortionNoted, now: float) -> None:
         self.context.retries.done(("portion", message.data_epoch, message.portion), now)
 
+    def _on_sample_noted(self, message: m.SampleNoted, now: float) -> None:
+        self.context.retries.done(("sample", message.data_epoch, message.sample), now)
+
     def _on_work(
         self, message: m.Parameters | m.SparseParameters | m.Ack | m.Lease, now: float
     ) -> None:
@@ -612,6 +615,7 @@ class Worker:
         m.Heard: lambda self, message, now: None,
         m.Lease: _on_work,
         m.PortionNoted: _on_portion_noted,
+        m.SampleNoted: _on_sample_noted,
         m.Change: _on_change,
         m.Drain: _on_drain,
         m.Save: _on_save,

@@ -5,7 +5,8 @@ its push would survive), `terms` (epochs and generations), `samples` (every samp
 holder), `staleness` (as it is reported), `clock` (its bound behind a barrier), `fetches` (a model
 is what the shard was), `liveness` (the run goes on once all is well again), `own_steps` (local SGD
 loses none of them on the way), `tables` (those beside the parameters), `quorum` (all shards make a
-step with the same pushes), `norms` (they clip by the same norm), `leftovers`.
+step with the same pushes), `norms` (they clip by the same norm), `streams` (every sample of one
+once), `leftovers`.
 `book` is what several of them know of the workers' pushes.
 """
 
@@ -23,6 +24,7 @@ from dlctl.sim.checkers.quorum import QuorumChecker
 from dlctl.sim.checkers.samples import LeasesChecker, SamplesChecker
 from dlctl.sim.checkers.saved import SavedChecker
 from dlctl.sim.checkers.staleness import StalenessChecker
+from dlctl.sim.checkers.streams import StreamChecker
 from dlctl.sim.checkers.tables import (
     AnswersChecker,
     BufferedChecker,
@@ -53,6 +55,7 @@ __all__ = [
     "SamplesChecker",
     "SavedChecker",
     "StalenessChecker",
+    "StreamChecker",
     "TablesChecker",
     "TermsChecker",
 ]

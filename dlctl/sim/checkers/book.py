@@ -59,17 +59,18 @@ class Book(Checker):
         self.done: list[Done] = []
         self.is_dense = True
         """Whether a push takes everything that its worker has."""
-        self._numbers: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
-        """(slot, epoch, data epoch, start) -> numbers of the gradients of this portion."""
+        self._numbers: defaultdict[tuple[int, int, int, int, int], list[int]] = defaultdict(list)
+        """(slot, epoch, data epoch, shard of a stream, start) -> numbers of the gradients of this
+        portion."""
         self._computed: defaultdict[Process, int] = defaultdict(int)
-        self._portions: dict[tuple[int, int, int, int], Done] = {}
+        self._portions: dict[tuple[int, int, int, int, int], Done] = {}
         """The same -> the newest portion of it that was called done."""
-        self._starts: dict[tuple[int, int], int] = {}
-        """(data epoch, portion) -> where it starts."""
+        self._starts: dict[tuple[int, int], tuple[int, int]] = {}
+        """(data epoch, portion) -> shard of a stream, and where it starts."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, Compute):
-            key = (*self.who[process], effect.data_epoch, effect.start)
+            key = (*self.who[process], effect.data_epoch, effect.shard, effect.start)
             self._numbers[key].append(self._computed[process])
             self._computed[process] += 1
         if not isinstance(effect, Send):
@@ -85,7 +86,7 @@ class Book(Checker):
                 self._on_ack(process, effect.peer, effect.message)
             case m.Lease():
                 lease = effect.message
-                self._starts[lease.data_epoch, lease.portion] = lease.start
+                self._starts[lease.data_epoch, lease.portion] = (lease.shard, lease.start)
             case m.PortionDone():
                 self.done.append(self._portion(process, effect.message))
 
@@ -151,11 +152,13 @@ class Book(Checker):
         """A message that is sent again speaks of the same gradients, although the portion may have
         been leased again to the same worker meanwhile.
         """
-        start = self._starts[done.data_epoch, done.portion]
-        key = (done.slot, done.epoch, done.data_epoch, start)
+        where = self._starts[done.data_epoch, done.portion]
+        key = (done.slot, done.epoch, done.data_epoch, *where)
         known = self._portions.get(key)
         if known is None or known.message is not done:
             numbers = self._numbers[key]
+            # Behind the end of a shard of a stream there is nothing to compute.
+            numbers[:] = [n for n in numbers if (*key[:2], n) in self.problem.authors]
             mine, numbers[:] = numbers[: done.steps], numbers[done.steps :]
             cells = tuple(self.problem.authors[*key[:2], number] for number in mine)
             known = self._portions[key] = Done(process, done, cells)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from itertools import repeat
 from typing import Any
 
 from dlctl import messages as m
 from dlctl.algorithms.needs import Data, Done, Engine, Gradient, NextData, Step
 from dlctl.roles.protocol.context import COORDINATOR, Context
-from dlctl.roles.protocol.effects import Compute, Computed, EngineRan, RunEngine
+from dlctl.roles.protocol.effects import (
+    Compute,
+    Computed,
+    EngineRan,
+    FailedSample,
+    RunEngine,
+)
 from dlctl.roles.protocol.meters import Rates, follow
 from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.intervals import Pacing
@@ -81,6 +88,8 @@ class Computing:
         self._step: Step | None = None
         self._announced = self._left_out = False
         """`NextData` has named the batch that is next; that batch was computed and refused."""
+        self._was_nothing = False
+        """It was none, or is skipped: the next one is computed instead, if there is one."""
 
     # ------------------------------------------------------------ the service
 
@@ -125,16 +134,18 @@ class Computing:
         if self._step is not None or self._left_out:
             step, self._step, self._left_out = self._step, None, False
             return True, step
-        if self._announced and self.ends_here():
+        if (self._announced or self._was_nothing) and self.ends_here():
             # The batch was named before the end was: the method hears of the end where it asks for
             # data, which is where it pushes what it has accrued.
-            self._announced = False
+            self._announced = self._was_nothing = False
             return True, None
         done, data = self._find_data(now)
         if data is not None:
             if not self.is_held():
                 self._compute(need, now)
             return False, None
+        if done and self._was_nothing:
+            self._was_nothing = self.leasing.told_no_data = False  # Here, too.
         return done, None
 
     def is_held(self) -> bool:
@@ -167,7 +178,8 @@ class Computing:
         own_lr = self.own_rate.at(self.progress.samples) if need.step else None
         limit = self.bad_gradients.norm_max(None if need.gather else own_lr)
         place = (lease.data_epoch, lease.start, lease.stop, number)
-        self.context.do(Compute(*place, own_lr, need.gather, limit, count))
+        cut = (portion.batch_size, lease.shard)
+        self.context.do(Compute(*place, own_lr, need.gather, limit, count, *cut))
         if not self.draining:
             self.leasing.look_ahead(self.batch_s, now)
 
@@ -182,9 +194,14 @@ class Computing:
         took_s = (now - self._busy_since) / max(len(losses), 1)
         self.batch_s += (BATCH_WEIGHT if self.batch_s else 1.0) * (took_s - self.batch_s)
         announced, self._announced = self._announced, False
+        self._report_failed(event.failed, portion, now)
+        lacking = Counter(failed.number for failed in event.failed)
+        if event.ended_after is not None:
+            portion.end_in(number + len(event.before), event.ended_after)
+            self.leasing.ended(portion)
         samples = 0
         for loss, metrics in zip(losses, event.metrics or repeat({}), strict=False):
-            samples += self._accept(loss, metrics, portion, number)
+            samples += self._accept(loss, metrics, portion, number, lacking[number])
             self.pacing.computed(took_s)
             number += 1
         if losses:
@@ -192,10 +209,12 @@ class Computing:
             norm = event.norm if event.is_usable else math.inf
             self._step = Step(event.gradient, samples, mean, norm, len(losses))
             self.averaged = event.averaged
+        is_named = (announced or self._was_nothing) and not losses
+        self._was_nothing = is_named and event.is_skipped
         if not event.is_usable:
             if not event.is_skipped:
                 self._refuse(event, portion, number)
-                self._left_out = announced and not losses
+                self._left_out = is_named
             number += 1
         portion.next_number = number
         if portion.is_last(number - 1):
@@ -211,11 +230,17 @@ class Computing:
             self.report_done(self.portions.settled(last), now)
 
     def _accept(
-        self, loss: float, metrics: Mapping[str, float], portion: Portion, number: int
+        self,
+        loss: float,
+        metrics: Mapping[str, float],
+        portion: Portion,
+        number: int,
+        lacking: int = 0,
     ) -> int:
-        """Count a batch that is of use. Returns its samples."""
+        """Count a batch that is of use. lacking: samples that it has gone on without. Returns its
+        samples."""
         start, stop = portion.batch_range(number)
-        samples = stop - start
+        samples = stop - start - lacking
         self.bad_gradients.computed(self.writing.steps, portion.in_words(number))
         self.writing.steps += 1
         self.portions.count(portion, samples, loss, metrics)
@@ -232,6 +257,15 @@ class Computing:
         self.bad_gradients.of_no_use(f"{event.odd}, {portion.in_words(number)}")
         self.context.note("warning", f"of no use, not pushed: {self.bad_gradients.last}")
 
+    def _report_failed(self, failed: Iterable[FailedSample], portion: Portion, now: float) -> None:
+        """Samples that could not be loaded: the coordinator counts those of all workers."""
+        data_epoch, me = portion.lease.data_epoch, self.identity
+        for each in failed:
+            key = ("sample", data_epoch, each.sample)
+            if key not in self.context.retries:
+                said = (data_epoch, each.sample, each.error, each.detail)
+                self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.epoch, *said), now)
+
     # ------------------------------------------------------------ what is done
 
     def _done_without_push(self, now: float) -> None:
@@ -245,7 +279,7 @@ class Computing:
             lease, me = p.lease, self.identity
             message = m.PortionDone(
                 me.slot, me.epoch, lease.data_epoch, lease.portion, p.steps, p.samples, p.loss_sum,
-                p.metric_sums,
+                p.metric_sums, p.end,
             )  # fmt: skip
             key = ("portion", lease.data_epoch, lease.portion)
             self.context.ask(key, COORDINATOR, message, now)

@@ -1,0 +1,160 @@
+"""Which samples a data epoch has, and in which order: the same in every worker.
+
+Without a word of the task it is a random order of all samples, which follows from the seed and the
+data epoch; or their own one. A task may have a `sampler(dataset, epoch)` that returns the order, or
+`sample_weights(dataset)`, by which an epoch draws as many samples as there are, with replacement.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from daemons.worker.task import Task, TaskError, is_stream
+
+Rows = npt.NDArray[np.int64]
+"""Of the dataset, by number."""
+Draw = Callable[[int], Rows]
+"""Data epoch -> its whole order."""
+SHUFFLED_IN_MEMORY_MAX = 2**26
+"""Samples of a dataset whose whole order is made at once: 8 bytes of each, in every worker."""
+_ROUNDS = 4
+ORDERS_KEPT = 2
+"""Around the end of a data epoch portions of two epochs are in work."""
+
+
+class Order:
+    """length: samples of an epoch, the same for all epochs. digest: of what the task has chosen,
+    for a comparison of workers; "": it has chosen nothing.
+    """
+
+    def __init__(self, size: int, *, seed: int, shuffle: bool, draw: Draw | None = None) -> None:
+        """size: samples of the dataset. draw: the task's own order. Raises TaskError."""
+        self._size, self._seed, self._shuffle = size, seed, shuffle
+        self._draw = draw
+        self._kept: dict[int, Rows] = {}
+        self.length, self.digest = size, ""
+        if draw is not None:
+            first = self._whole(0)
+            self.length, self.digest = len(first), sha256(first.tobytes()).hexdigest()
+
+    def rows(self, data_epoch: int, start: int, stop: int) -> Rows:
+        """Which samples stand at [start, stop) of the order of a data epoch. Raises TaskError."""
+        if self._draw is None and not self._shuffle:
+            return np.arange(start, stop)
+        if self._draw is None and self._size > SHUFFLED_IN_MEMORY_MAX:
+            return permuted(np.arange(start, stop), self._size, [self._seed, data_epoch])
+        return self._whole(data_epoch)[start:stop]
+
+    def _whole(self, data_epoch: int) -> Rows:
+        if data_epoch not in self._kept:
+            while len(self._kept) >= ORDERS_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[data_epoch] = self._made(data_epoch)
+        return self._kept[data_epoch]
+
+    def _made(self, data_epoch: int) -> Rows:
+        if self._draw is not None:
+            return self._draw(data_epoch)
+        return np.random.default_rng([self._seed, data_epoch]).permutation(self._size)
+
+
+def chosen_by(task: Task, dataset: Any, seed: int) -> Draw | None:
+    """The order that the task has chosen; None: none. Raises TaskError."""
+    if is_stream(dataset) and (task.has_sampler or task.has_weights):
+        part = "sampler" if task.has_sampler else "sample_weights"
+        raise TaskError(
+            f"the task has {part}(), and its dataset is a stream, which has an order of its own",
+            where=task.place(part),
+            hint="remove it, or give a dataset with __len__ and __getitem__",
+        )
+    if task.has_sampler and task.has_weights:
+        raise TaskError(
+            "the task has both sampler() and sample_weights()",
+            where=task.place("sample_weights"),
+            hint="keep one: a sampler may draw by weights itself",
+        )
+    if task.has_sampler:
+        return _Sampler(task, dataset, seed)
+    return _Weighted(task.sample_weights(dataset), seed) if task.has_weights else None
+
+
+class _Sampler:
+    def __init__(self, task: Task, dataset: Any, seed: int) -> None:
+        self._task, self._dataset, self._seed = task, dataset, seed
+        self._length: int | None = None
+
+    def __call__(self, data_epoch: int) -> Rows:
+        with _drawing([self._seed, data_epoch]):
+            rows = self._task.sampler(self._dataset, data_epoch)
+        self._length = len(rows) if self._length is None else self._length
+        if len(rows) != self._length:
+            raise TaskError(
+                f"task.sampler returned {len(rows)} samples for epoch {data_epoch}, and "
+                f"{self._length} for epoch 0",
+                where=self._task.place("sampler"),
+                hint="every epoch must have as many: dlctl hands out ranges of them",
+            )
+        return rows
+
+
+class _Weighted:
+    def __init__(self, weights: npt.NDArray[np.float64], seed: int) -> None:
+        ends = np.cumsum(weights)
+        self._ends, self._seed = ends / ends[-1], seed
+
+    def __call__(self, data_epoch: int) -> Rows:
+        drawn = np.random.default_rng([self._seed, data_epoch]).random(len(self._ends))
+        return np.searchsorted(self._ends, drawn, side="right")
+
+
+@contextmanager
+def _drawing(seed: list[int]) -> Iterator[None]:
+    """Whatever is drawn inside is the same in every worker, and nothing is drawn of what the
+    replica draws from: torch on the CPU, numpy, random.
+    """
+    state = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    random.seed(int(state))
+    np.random.seed(int(state) % 2**32)
+    torch.default_generator.manual_seed(int(state))
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.default_generator.set_state(before[2])
+
+
+def permuted(places: Rows, size: int, seed: list[int]) -> Rows:
+    """What a random order of range(size) has at these places, without the rest of it.
+
+    A Feistel network of four rounds permutes the numbers of an even number of bits, at most four
+    times as many as there are samples; what falls behind the end is permuted on until it does not.
+    """
+    half = np.uint64(((size - 1).bit_length() + 1) // 2)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.default_rng(seed).integers(0, 2**64, _ROUNDS, np.uint64)
+    found = places.astype(np.uint64)
+    outside = np.ones(len(found), bool)
+    while outside.any():
+        left, right = found[outside] >> half, found[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (_mixed(right ^ key) & mask)
+        found[outside] = left << half | right
+        outside = found >= size
+    return found.astype(np.int64)
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finalizer of splitmix64: every bit depends on all of them."""
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return values ^ values >> np.uint64(31)

@@ -1,0 +1,250 @@
+"""Batches of a stream: a dataset that has no length and no samples by number, read in order.
+
+A task's dataset() is one if it is an IterableDataset of torch, or if it has no `__len__` and either
+`__iter__` or `shards` and `open`. Of these there are three kinds:
+
+    shards() -> names, or how many       what knows its parts, and gets to a sample fast: opened at
+    open(shard, offset) -> samples       sample `offset` of a shard: its name, or number from 0
+    num_shards, shard(...), skip(n)      what `datasets` gives with streaming=True
+    __iter__ alone                       one shard; every worker reads all of it, and skips what
+                                         the others compute
+
+It has to give the same samples in the same order whenever a shard is opened; after
+`set_epoch(epoch)`, if it has that, in the order of this epoch. What shuffles must draw from a seed.
+A worker opens a shard once and reads on; it skips if others compute what lies between, and opens it
+anew if a portion has come back that lies before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from daemons.worker.data import PortionLoader
+from daemons.worker.loader_watch import LoaderLost
+from daemons.worker.orders import Draw
+from daemons.worker.task import TaskError, calling
+from dlctl.flat import slice_bounds
+
+OPEN_MAX = 4
+"""Shards that a worker keeps open: its own, and those of which portions have come back."""
+
+
+class Wanted(NamedTuple):
+    """A batch: up to `samples` of a shard, from `start` on."""
+
+    data_epoch: int
+    shard: int
+    start: int
+    samples: int
+
+
+class StreamLoader(PortionLoader):
+    """The same for a stream; in a process of its own if there are any `processes`. `shuffle` means
+    nothing here. Raises TaskError if it does not say what its shards are.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        processes: int,
+        collate: Callable[[list[Any]], Any] | None = None,
+        accumulate: int = 1,
+        place: str | None = None,
+        lost: Callable[[LoaderLost], None] = lambda _: None,
+        draw: Draw | None = None,
+        tolerant: bool = False,
+    ) -> None:
+        """draw is None, and tolerant means nothing here."""
+        super().__init__(
+            TensorDataset(torch.zeros(0)), batch_size=batch_size, seed=seed, shuffle=False,
+            processes=0, accumulate=accumulate, place=place, lost=lost,
+        )  # fmt: skip
+        stream = _Stream(dataset, place)
+        self.shards = stream.shards
+        self._guarded = _Guarded(stream, collate, place)  # type: ignore[assignment]
+        self._loader = self._with(1) if processes else None
+
+    def step(
+        self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1
+    ) -> list[tuple[Any, float]]:
+        """The batches of step `number` of samples [start, stop) of a shard. If that ends before,
+        `ended_after` says after how many samples of this step; there may be none.
+        """
+        wanted = (data_epoch, start, stop, number)
+        if wanted != self._next or shard != self._shard:
+            self._restart_at(Wanted(data_epoch, shard, start, stop - start), number)
+        self._next, self._shard = (data_epoch, start, stop, number + 1), shard
+        self.ended_after = None
+        found: list[tuple[Any, int]] = []
+        for lo, hi in self._batches_of(stop - start, number):
+            batch, samples = self._load()
+            if samples:
+                found.append((batch, samples))
+            if samples < hi - lo:
+                self.ended_after = sum(n for _, n in found)
+                self._next = None
+                break
+        total = sum(n for _, n in found)
+        return [(batch, samples / total) for batch, samples in found]
+
+    _shard = -1
+
+    def _restart_at(self, portion: Wanted, number: int) -> None:
+        self._next = None
+        steps = range(number, -(-portion.samples // self._step_samples))
+        bounds = [bound for step in steps for bound in self._batches_of(portion.samples, step)]
+        at = portion.start
+        self._begin([portion._replace(start=at + lo, samples=hi - lo) for lo, hi in bounds])
+
+    def _batches_of(self, samples: int, number: int) -> list[tuple[int, int]]:
+        """The bounds of the batches of a step of a portion of so many samples."""
+        lo, hi = slice_bounds(samples, -(-samples // self._step_samples), number)
+        return [(lo + a, lo + b) for a, b in self._cut(hi - lo)]
+
+
+class _Guarded(Dataset[Any]):
+    """The stream with its errors as values. It lives in the loader's process if there is one, and
+    the shards that are open there stay open from one portion to the next.
+    """
+
+    def __init__(
+        self, stream: _Stream, collate: Callable[[list[Any]], Any] | None, place: str | None
+    ) -> None:
+        self._stream = stream
+        self._collate = collate or default_collate
+        self._place = place
+
+    def __getitems__(self, wanted: Wanted) -> list[Any]:
+        """What torch's DataLoader asks for: a list of one."""
+        return [self.batch(wanted)]
+
+    def batch(self, wanted: Wanted) -> Any:
+        """(the samples, collated, or None; how many); a TaskError is returned."""
+        try:
+            samples = self._stream.read(wanted)
+            if not samples:
+                return None, 0
+            with calling("making a batch of samples", self._place):
+                return self._collate(samples), len(samples)
+        except TaskError as error:
+            return error.with_traceback(None)
+
+
+class _Open:
+    """A shard that is being read."""
+
+    def __init__(self, samples: Iterator[Any], at: int) -> None:
+        self.samples = samples
+        self.at = at
+        """Samples of the shard that have been read or skipped."""
+        self.has_ended = False
+
+    def read(self, count: int) -> list[Any]:
+        """Fewer if it ends."""
+        found = [] if self.has_ended else list(islice(self.samples, count))
+        self.at += len(found)
+        self.has_ended |= len(found) < count
+        return found
+
+    def skip(self, count: int) -> None:
+        skipped = 0 if self.has_ended else sum(1 for _ in islice(self.samples, count))
+        self.at += skipped
+        self.has_ended |= skipped < count
+
+
+class _Stream:
+    """The task's dataset, whatever kind of stream it is."""
+
+    def __init__(self, dataset: Any, place: str | None) -> None:
+        self._dataset = dataset
+        self._place = place
+        self._epoch: int | None = None
+        self._open: dict[tuple[int, int], _Open] = {}
+        self._names: list[Any] | None = None
+        """Of its shards, if it opens them itself."""
+        self.shards = self._count()
+
+    def read(self, wanted: Wanted) -> list[Any]:
+        """The samples of a batch, fewer if the shard ends. Raises TaskError."""
+        key = (wanted.data_epoch, wanted.shard)
+        what = "reading task.dataset()"
+        if self.shards > 1:
+            what += f", shard {self._names[wanted.shard] if self._names else wanted.shard}"
+        try:
+            with calling(f"{what}, from sample {wanted.start}", self._place):
+                shard = self._at(key, wanted.start)
+                return shard.read(wanted.samples)
+        except BaseException:
+            self._open.pop(key, None)  # A generator that has raised an error has ended.
+            raise
+
+    def _at(self, key: tuple[int, int], start: int) -> _Open:
+        """The shard, open at a sample, if it has so many."""
+        shard = self._open.pop(key, None)
+        is_here = shard is not None and (
+            shard.at == start or (shard.has_ended and shard.at < start)
+        )
+        if shard is None or (not is_here and (shard.at > start or self._names is not None)):
+            shard = self._opened(*key, start)
+        elif not is_here:
+            shard.skip(start - shard.at)
+        self._open[key] = shard
+        while len(self._open) > OPEN_MAX:
+            del self._open[next(iter(self._open))]
+        return shard
+
+    def _opened(self, epoch: int, number: int, start: int) -> _Open:
+        if epoch != self._epoch:
+            self._epoch = epoch
+            _tell(self._dataset, epoch)
+        if self._names is not None:
+            return _Open(iter(self._dataset.open(self._names[number], start)), start)
+        part = self._dataset
+        if self.shards > 1:
+            part = part.shard(num_shards=self.shards, index=number)
+        skips = start > 0 and callable(getattr(part, "skip", None))
+        part = part.skip(start) if skips else part
+        if part is not self._dataset:
+            _tell(part, epoch)  # `datasets` does not hand it on.
+        if skips:
+            return _Open(iter(part), start)
+        found = _Open(iter(part), 0)
+        found.skip(start)
+        return found
+
+    def _count(self) -> int:
+        if callable(getattr(self._dataset, "shards", None)):
+            with calling("task.dataset().shards", self._place):
+                given = self._dataset.shards()
+                is_number = isinstance(given, int)
+                self._names = list(range(given) if is_number else _listed(given))
+            if not callable(getattr(self._dataset, "open", None)):
+                raise self._wrong("has shards() and no open(shard, offset)")
+            if not self._names:
+                raise self._wrong("has no shards: shards() gives none")
+            return len(self._names)
+        if callable(getattr(self._dataset, "shard", None)):
+            return max(int(getattr(self._dataset, "num_shards", 1)), 1)
+        return 1
+
+    def _wrong(self, text: str) -> TaskError:
+        hint = "shards() gives their names or number, open(shard, offset) the samples of one"
+        return TaskError(f"task.dataset() {text}", where=self._place, hint=hint)
+
+
+def _tell(dataset: Any, epoch: int) -> None:
+    if callable(getattr(dataset, "set_epoch", None)):
+        dataset.set_epoch(epoch)
+
+
+def _listed(names: Iterable[Any]) -> list[Any]:
+    return [names] if isinstance(names, str) else list(names)

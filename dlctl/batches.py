@@ -1,0 +1,78 @@
+"""How many samples a batch of a worker has, and a step, which is `gradient.accumulate` batches.
+
+It depends on the host, so everybody who has to know asks here: `[[hosts]]` may have a batch size of
+their own, for larger or smaller GPUs. With "auto" it is open until a worker has found it; then the
+coordinator goes by the job that is `resolved`, and tells the workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dlctl import placement
+from dlctl.config import JobFile
+
+AUTO = "auto"
+FOUND_MAX = 2**20
+"""No worker finds more."""
+Fault = tuple[tuple[str, ...], str, str]
+
+
+def is_open(job: JobFile) -> bool:
+    """Whether it is still to be found."""
+    return job.workers.batch_size == AUTO
+
+
+def resolved(job: JobFile, found: int) -> JobFile:
+    """The job with what a worker has found, if that was open."""
+    if not is_open(job) or not 0 < found <= FOUND_MAX:
+        return job
+    return replace(job, workers=replace(job.workers, batch_size=found))
+
+
+def size(job: JobFile, agent: str) -> int:
+    """Samples of a batch of a worker that this agent starts. It may not be open."""
+    found = placement.agents(job.places)[agent].batch_size or job.workers.batch_size
+    assert isinstance(found, int), "nobody has found it yet"
+    return found
+
+
+def step_samples(job: JobFile, agent: str) -> int:
+    """The most samples of one of its steps."""
+    return size(job, agent) * job.gradient.accumulate
+
+
+def largest(job: JobFile) -> int:
+    """The most samples of one step, on any host; a worker may be moved to another one."""
+    return max(step_samples(job, agent) for agent in placement.takes_workers(job))
+
+
+def smallest(job: JobFile) -> int:
+    """The same, where it is least."""
+    return min(step_samples(job, agent) for agent in placement.takes_workers(job))
+
+
+def mean(job: JobFile) -> float:
+    """The mean over the workers as they are placed: where steps are said and samples are meant. NaN
+    while it is open.
+    """
+    if is_open(job):
+        return math.nan
+    placed = placement.place(job)
+    of = [step_samples(job, placed[f"worker-{slot}"]) for slot in range(job.workers.count)]
+    return sum(of) / len(of)
+
+
+def faults(job: JobFile) -> Iterator[Fault]:
+    """What does not go with a size that is open: key, message, what to write instead."""
+    if not is_open(job):
+        return
+    if any(host.batch_size for host in job.places):
+        what = "it is for all hosts, and some have a batch_size of their own"
+        yield ("workers", "batch_size"), what, "write a number"
+    for key in ("warmup", "over"):
+        if "step" in getattr(job.schedule, key) and not getattr(job.schedule, key).startswith("0 "):
+            what = 'with batch_size = "auto" nobody knows how many samples these steps are'
+            yield ("schedule", key), what, 'as in "10_000 samples"'

@@ -1,0 +1,449 @@
+"""The data of a run whose dataset is a stream: shards of unknown length, each in its own order.
+
+A portion is a range of one shard, and its number says which: portion p has samples [i n, (i + 1) n)
+of shard p mod S, with i = p div S, S shards and n samples in a portion. A worker goes on with the
+shard that it reads, so that it need not skip; one that has none, or whose shard has ended, takes
+the shard that the fewest others read. Where a shard ends, a worker says who has come there: nothing
+behind it is leased any more, and what was leased behind it is empty.
+
+When all shards have ended before the run has, they are read again: that is the next data epoch. So
+every sample is offered at least once per data epoch, and exactly once when nothing fails; if the
+stream gives the same samples in the same order whenever it is opened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlctl.roles.coordinator.leases import DONE, RETURNED, Leases, Range
+
+UNKNOWN = -1
+"""The end of a shard that nobody has come to."""
+_COMPLETE, _FIRST_SHARD = -1, -2
+"""In place of a portion's number: all of the data epoch, and what there is to know of shard 0; of
+shard 1 it is one less, and so on."""
+
+
+@dataclass(slots=True)
+class _Shard:
+    base: int = 0
+    """Samples before its first portion: they were done in portions of another size."""
+    next: int = 0
+    """Portions that have been leased, but for those that come back."""
+    done_to: int = 0
+    """So many of its first portions are done."""
+    end: int = UNKNOWN
+    """Samples that it has, or more: who has found nothing at some place has not seen the end."""
+    done: set[int] = field(default_factory=set)
+    """Portions behind `done_to` that are done, too."""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A data epoch that is not complete."""
+
+    shards: list[_Shard]
+    finished: set[int] = field(default_factory=set)
+    """Shards that are done altogether."""
+
+
+@dataclass(slots=True)
+class StreamPool(Leases):
+    shards: int
+    portion_samples: int
+    step_samples: int
+    samples_max: float = math.inf
+    """Samples after which it is enough, rounded up to portions; and steps."""
+    steps_max: float = math.inf
+    samples_done: int = 0
+    steps_done: int = 0
+    failed: str = ""
+    """Why there is no more data, although it is not enough."""
+    _epoch: int = 0
+    """The newest data epoch."""
+    _passes: dict[int, _Pass] = field(default_factory=dict)
+    _complete: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Data epoch -> its samples and steps."""
+    _reading: dict[int, int] = field(default_factory=dict)
+    """Slot -> the shard that it reads."""
+
+    def __post_init__(self) -> None:
+        self._begin_pass(0)
+
+    # ------------------------------------------------------------ leases
+
+    def take(self, slot: int) -> Range | None:
+        """Lease the next portion; None if there is none now (others may still come back)."""
+        key = self._taken_back(slot) or self._advance(slot)
+        if key is None:
+            return None
+        self._leased[key] = slot
+        self._doubtful.discard(key)
+        self._changed[key] = None
+        epoch, portion = key
+        start, stop = self._bounds(*key)
+        return Range(epoch, portion, start, stop, portion % self.shards)
+
+    def may_hoard(self, slot: int, slots: int) -> bool:
+        """Whether `slot` may have one more portion although it has some: its part of what is left,
+        as far as that is known. slots: workers that share it.
+        """
+        held = sum(owner == slot for owner in self._leased.values())
+        samples, steps = self._with_outstanding()
+        left = min(
+            (self.samples_max - samples) / self.portion_samples,
+            (self.steps_max - steps) / self._portion_steps,
+        )
+        return held * slots <= left
+
+    def bounds(self, portion: int) -> tuple[int, int]:
+        """Samples [start, stop) of the shard, if nothing was done before in other portions."""
+        index = portion // self.shards
+        return index * self.portion_samples, (index + 1) * self.portion_samples
+
+    def release(self, slot: int) -> list[tuple[int, int]]:
+        """The worker of `slot` is gone: its portions that are not done go back."""
+        self._reading.pop(slot, None)
+        back = Leases.release(self, slot)
+        self._drop_what_is_behind()
+        return back
+
+    def finish(self, data_epoch: int, portion: int, end: int = UNKNOWN) -> bool:
+        """A portion is done; end: of its shard, if it has ended in it. False if it was done before,
+        or is none of ours.
+        """
+        key = (data_epoch, portion)
+        number, index = portion % self.shards, portion // self.shards
+        if end != UNKNOWN:
+            self.ended(data_epoch, number, end)
+        self._changed[key] = None
+        self._forget(key)
+        found = self._passes.get(data_epoch)
+        if found is None:
+            return False
+        shard = found.shards[number]
+        if not shard.done_to <= index < shard.next or index in shard.done:
+            return False
+        if not self._is_behind(*key):
+            read = self._length(shard, index)
+            self.samples_done += read
+            self.steps_done += self._steps(read)
+            self._mark(data_epoch, number, index)
+        return True
+
+    def ended(self, data_epoch: int, number: int, end: int) -> None:
+        """A shard has no more than `end` samples. A newer word counts if it says less."""
+        found = self._passes.get(data_epoch)
+        if found is None or not 0 <= number < self.shards or end < 0:
+            return
+        shard = found.shards[number]
+        if shard.end != UNKNOWN and end >= shard.end:
+            return
+        shard.end = end
+        self._changed[data_epoch, _FIRST_SHARD - number] = None
+        self._drop_what_is_behind()
+        self._look_at(data_epoch, number)
+        if not end and not any(s.end for s in found.shards):
+            self._fail(data_epoch)
+
+    # ------------------------------------------------------------ figures
+
+    def is_finished(self) -> bool:
+        """Whether it is enough."""
+        return self.samples_done >= self.samples_max or self.steps_done >= self.steps_max
+
+    def passes(self) -> int:
+        """How often the stream was begun."""
+        return self._epoch + 1
+
+    def samples_in_all(self) -> int | None:
+        """What the stream has; None while the first data epoch is not complete."""
+        return self._complete[0][0] if 0 in self._complete else None
+
+    def samples_leased(self) -> int:
+        """Of all portions that somebody has or has done; at least so many."""
+        return self._with_outstanding()[0]
+
+    def epochs_done(self) -> float:
+        """Data epochs; of the newest one a part if its length is known by an earlier one."""
+        if not self._complete:
+            return 0.0
+        whole = sum(samples for samples, _ in self._complete.values())
+        per_epoch = whole / len(self._complete)
+        return len(self._complete) + min((self.samples_done - whole) / per_epoch, 1.0)
+
+    def progress(self) -> float | None:
+        """How far the run is, 0..1, if it has a limit."""
+        parts = [
+            done / most
+            for done, most in (
+                (self.samples_done, self.samples_max),
+                (self.steps_done, self.steps_max),
+            )
+            if most < math.inf
+        ]
+        return min(1.0, max(parts)) if parts else None
+
+    # ------------------------------------------------------------ what is kept
+
+    def to_json(self) -> list[Any]:
+        """What is done, for a checkpoint."""
+        return [
+            [[epoch, *counted] for epoch, counted in sorted(self._complete.items())],
+            [
+                [epoch, [[s.base, s.done_to, s.end, sorted(s.done)] for s in found.shards]]
+                for epoch, found in sorted(self._passes.items())
+            ],
+        ]
+
+    def restore(self, data: list[Any], portion_samples: int) -> None:
+        """Go on where a checkpoint was: this is done, everything else is leased (again).
+
+        portion_samples: at that time. If it was another number, what was done behind a place that
+        was not is done again.
+        """
+        complete, passes = data
+        self._complete = {epoch: (samples, steps) for epoch, samples, steps in complete}
+        self._passes = {
+            epoch: _Pass([_Shard(base, to, to, end, set(done)) for base, to, end, done in shards])
+            for epoch, shards in passes
+        }
+        if portion_samples != self.portion_samples:
+            for found in self._passes.values():
+                found.shards = [_shifted(shard, portion_samples) for shard in found.shards]
+        self._epoch = max((*self._complete, *self._passes), default=-1)
+        if self._epoch not in self._passes:
+            self._begin_pass(self._epoch + 1)
+        self._returned = [
+            key
+            for epoch in sorted(self._passes.keys() - {self._epoch})
+            for key in self._undone(epoch)
+        ]
+        self._count()
+        self._changed = dict.fromkeys((epoch, _COMPLETE) for epoch in self._complete)
+        for epoch, found in self._passes.items():
+            self._changed |= dict.fromkeys((epoch, _FIRST_SHARD - n) for n in range(self.shards))
+            for n, shard in enumerate(found.shards):
+                self._changed |= dict.fromkeys((epoch, i * self.shards + n) for i in shard.done)
+
+    def take_changes(self) -> list[tuple[int, int, Any]]:
+        """[(data epoch, portion, its slot or RETURNED or DONE)] since the last call, and (data
+        epoch, a negative number, what else there is to know); None: nothing any more.
+        """
+        changed, self._changed = list(self._changed), {}
+        return [(*key, self._standing(*key)) for key in changed]
+
+    @property
+    def next(self) -> tuple[int, int]:
+        """(the newest data epoch, 0)."""
+        return self._epoch, 0
+
+    def go_on(self, next_: tuple[int, int], standing: dict[tuple[int, int], Any]) -> None:
+        """Be what `take_changes` has told in all; `standing` holds what was not None."""
+        self._epoch = next_[0]
+        self._passes = {self._epoch: self._new_pass()}
+        for (epoch, portion), known in standing.items():
+            if portion == _COMPLETE:
+                self._complete[epoch] = (known[0], known[1])
+            elif portion < 0:
+                found = self._passes.setdefault(epoch, self._new_pass())
+                found.shards[_FIRST_SHARD - portion] = _Shard(*known)
+        for epoch in self._complete:
+            self._passes.pop(epoch, None)
+        for (epoch, portion), slot in standing.items():
+            if portion < 0 or epoch not in self._passes:
+                continue
+            number, index = portion % self.shards, portion // self.shards
+            if slot == DONE:
+                self._passes[epoch].shards[number].done.add(index)
+            elif slot == RETURNED:
+                self._returned.append((epoch, portion))
+            else:
+                self._leased[epoch, portion] = slot
+                self._reading[slot] = number
+        self._doubtful = {*self._leased, *self._returned}
+        self._returned.sort()
+        self._count()
+        self._changed = dict.fromkeys(
+            key for key in standing if key[1] >= 0 and key[0] not in self._passes
+        )
+
+    def _standing(self, epoch: int, portion: int) -> Any:
+        if portion == _COMPLETE:
+            return list(self._complete[epoch])
+        found = self._passes.get(epoch)
+        if found is None:
+            return None
+        if portion < 0:
+            shard = found.shards[_FIRST_SHARD - portion]
+            return [shard.base, shard.next, shard.done_to, shard.end]
+        if portion // self.shards in found.shards[portion % self.shards].done:
+            return DONE
+        owner = self._leased.get((epoch, portion))
+        return RETURNED if owner is None and (epoch, portion) in self._returned else owner
+
+    # ------------------------------------------------------------ passes and shards
+
+    @property
+    def _portion_steps(self) -> int:
+        return self._steps(self.portion_samples)
+
+    def _steps(self, samples: int) -> int:
+        return -(-samples // self.step_samples)
+
+    def _new_pass(self) -> _Pass:
+        return _Pass([_Shard() for _ in range(self.shards)])
+
+    def _begin_pass(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._passes[epoch] = self._new_pass()
+        self._reading = {}
+
+    def _count(self) -> None:
+        """What is done, after it was read."""
+        self.samples_done = sum(samples for samples, _ in self._complete.values())
+        self.steps_done = sum(steps for _, steps in self._complete.values())
+        for epoch, found in list(self._passes.items()):
+            for shard in found.shards:
+                samples, steps = self._counted(shard)
+                self.samples_done += samples
+                self.steps_done += steps
+            for number in range(self.shards):
+                self._look_at(epoch, number)
+
+    def _undone(self, epoch: int) -> list[tuple[int, int]]:
+        """The portions of a data epoch whose ends are known that are not done, in order."""
+        found = []
+        for number, shard in enumerate(self._passes[epoch].shards):
+            portions = -(-(shard.end - shard.base) // self.portion_samples)
+            shard.next = max(portions, shard.done_to)
+            indices = (i for i in range(shard.done_to, portions) if i not in shard.done)
+            found += [(epoch, index * self.shards + number) for index in indices]
+        return sorted(found)
+
+    def _bounds(self, epoch: int, portion: int) -> tuple[int, int]:
+        start, stop = self.bounds(portion)
+        base = self._passes[epoch].shards[portion % self.shards].base
+        return base + start, base + stop
+
+    def _is_behind(self, epoch: int, portion: int) -> bool:
+        """Whether it begins behind the end of its shard, or its data epoch is complete."""
+        if epoch not in self._passes:
+            return True
+        end = self._passes[epoch].shards[portion % self.shards].end
+        return end != UNKNOWN and self._bounds(epoch, portion)[0] >= end
+
+    def _drop_what_is_behind(self) -> None:
+        for key in [key for key in self._returned if self._is_behind(*key)]:
+            self._forget(key)
+            self._changed[key] = None
+
+    def _taken_back(self, slot: int) -> tuple[int, int] | None:
+        """What has come back, of the shard that the slot reads if there is any."""
+        if not self._returned:
+            return None
+        own = self._reading.get(slot)
+        key = next((k for k in self._returned if k[1] % self.shards == own), self._returned[0])
+        self._returned.remove(key)
+        self._reading.setdefault(slot, key[1] % self.shards)
+        return key
+
+    def _advance(self, slot: int) -> tuple[int, int] | None:
+        samples, steps = self._with_outstanding()
+        while not self.failed and samples < self.samples_max and steps < self.steps_max:
+            number = self._choose(slot)
+            if number is None:
+                # All ends are known. Portions of this data epoch may still be under way.
+                self._begin_pass(self._epoch + 1)
+                continue
+            shard = self._passes[self._epoch].shards[number]
+            index, shard.next = shard.next, shard.next + 1
+            self._changed[self._epoch, _FIRST_SHARD - number] = None
+            if index >= shard.done_to and index not in shard.done:
+                return self._epoch, index * self.shards + number
+        return None
+
+    def _choose(self, slot: int) -> int | None:
+        """The shard to read on; None: all have ended."""
+        shards = self._passes[self._epoch].shards if self._epoch in self._passes else []
+        own = self._reading.get(slot)
+        if own is not None and own < len(shards) and self._has_more(shards[own]):
+            return own
+        readers = Counter(number for other, number in self._reading.items() if other != slot)
+        having = [number for number, shard in enumerate(shards) if self._has_more(shard)]
+        if not having:
+            return None
+        self._reading[slot] = min(having, key=lambda n: (readers[n], shards[n].next, n))
+        return self._reading[slot]
+
+    def _has_more(self, shard: _Shard) -> bool:
+        return shard.end == UNKNOWN or shard.base + shard.next * self.portion_samples < shard.end
+
+    def _with_outstanding(self) -> tuple[int, int]:
+        """Samples and steps that are done, or will be if no shard ends before."""
+        keys = (*self._leased, *self._returned)
+        count = sum(not self._is_behind(*key) for key in keys)
+        samples = self.samples_done + count * self.portion_samples
+        return samples, self.steps_done + count * self._portion_steps
+
+    def _mark(self, epoch: int, number: int, index: int) -> None:
+        shard = self._passes[epoch].shards[number]
+        shard.done.add(index)
+        while shard.done_to in shard.done:
+            shard.done.remove(shard.done_to)
+            self._changed[epoch, shard.done_to * self.shards + number] = None
+            shard.done_to += 1
+        self._changed[epoch, _FIRST_SHARD - number] = None
+        self._look_at(epoch, number)
+
+    def _look_at(self, epoch: int, number: int) -> None:
+        """Whether a shard, and with it the data epoch, is done altogether."""
+        found = self._passes.get(epoch)
+        if found is None:
+            return
+        shard = found.shards[number]
+        if shard.end == UNKNOWN or shard.base + shard.done_to * self.portion_samples < shard.end:
+            return
+        found.finished.add(number)
+        if len(found.finished) < self.shards:
+            return
+        counted = [self._counted(each) for each in found.shards]
+        if not any(samples for samples, _ in counted):
+            return  # The run fails.
+        del self._passes[epoch]
+        self._complete[epoch] = (sum(n for n, _ in counted), sum(n for _, n in counted))
+        self._changed |= dict.fromkeys((epoch, _FIRST_SHARD - n) for n in range(-1, self.shards))
+
+    def _counted(self, shard: _Shard) -> tuple[int, int]:
+        """Samples and steps of it that are done."""
+        most = self.portion_samples * shard.done_to
+        if shard.end != UNKNOWN:
+            most = max(min(most, shard.end - shard.base), 0)
+        full, rest = divmod(most, self.portion_samples)
+        lengths = [shard.base, rest, *(self._length(shard, index) for index in shard.done)]
+        samples = full * self.portion_samples + sum(lengths)
+        return samples, full * self._portion_steps + sum(map(self._steps, lengths))
+
+    def _length(self, shard: _Shard, index: int) -> int:
+        """Samples of a portion, as far as it is known."""
+        if shard.end == UNKNOWN:
+            return self.portion_samples
+        rest = shard.end - shard.base - index * self.portion_samples
+        return max(0, min(rest, self.portion_samples))
+
+    def _fail(self, epoch: int) -> None:
+        self.failed = (
+            f"the stream has ended after {self.samples_done:,} samples, before job.stop, and gives "
+            "nothing when it is read again; have it begin anew each time, or lower job.stop"
+            if epoch
+            else "the dataset is a stream, and has no samples; look at the task's dataset()"
+        )
+
+
+def _shifted(shard: _Shard, portion_samples: int) -> _Shard:
+    """The same with other portions, which begin behind what is done."""
+    done = shard.base + shard.done_to * portion_samples
+    return _Shard(base=done if shard.end == UNKNOWN else min(done, shard.end), end=shard.end)

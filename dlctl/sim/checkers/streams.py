@@ -1,0 +1,65 @@
+"""A stream: every sample is in just one of the portions that are done."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dlctl import messages as m
+from dlctl.machine import Effect, Peer
+from dlctl.roles.protocol.effects import Compute
+from dlctl.sim.checkers.base import Checker
+from dlctl.sim.problems import stream_rows
+from dlctl.sim.process import Process
+from dlctl.sim.world import World
+
+Rows = Counter[tuple[int, int]]
+"""(data epoch, row) -> how often."""
+
+
+class StreamChecker(Checker):
+    """The portions done of a finished run have every row of its first `epochs` data epochs, once;
+    of a run that was stopped, none twice.
+    """
+
+    def __init__(self, lengths: tuple[int, ...], batch_size: int, epochs: int) -> None:
+        """lengths: samples of each shard."""
+        self.lengths = lengths
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.computed: Rows = Counter()
+        self.done: Rows = Counter()
+        self._leases: dict[tuple[int, int], m.Lease] = {}
+        self._told: set[tuple[int, int]] = set()
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, Compute):
+            for number in range(effect.number, effect.number + effect.count):
+                self.computed += self._rows(effect, number)
+
+    def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
+        if isinstance(message, m.Lease) and message.start < message.stop:
+            self._leases[message.data_epoch, message.portion] = message
+        if not isinstance(message, m.PortionDone):
+            return
+        key = (message.data_epoch, message.portion)
+        if key not in self._told:
+            self._told.add(key)
+            lease = self._leases[key]
+            for number in range((lease.stop - lease.start) // self.batch_size):
+                self.done += self._rows(lease, number)
+
+    def _rows(self, of: Compute | m.Lease, number: int) -> Rows:
+        portion, batch = (of.start, of.stop), (number, self.batch_size)
+        rows = stream_rows(self.lengths, of.shard, portion, batch)
+        return Counter((of.data_epoch, int(row)) for row in rows)
+
+    def everything(self) -> Rows:
+        rows = range(sum(self.lengths))
+        return Counter((epoch, row) for epoch in range(self.epochs) for row in rows)
+
+    def at_end(self, world: World) -> None:
+        if twice := [row for row, count in self.done.items() if count > 1]:
+            raise self.broken(f"{len(twice)} samples are in two portions: {twice[:5]}")
+        if world.store.run.get("state") == "finished" and self.done != self.everything():
+            missing, more = self.everything() - self.done, self.done - self.everything()
+            raise self.broken(f"{len(missing)} samples were left out, {len(more)} not asked for")
