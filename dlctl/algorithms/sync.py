@@ -71,8 +71,11 @@ class Replica(ReplicaSide):
         clock = yield from self._join()
         while True:
             samples = yield from self._accrue()
-            yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
+            yield from self._write(samples, clock)
             clock = yield from self._next_step(clock)
+
+    def _write(self, samples: int, clock: int) -> Generator[Write, Any, None]:
+        yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
 
     def _accrue(self) -> Accrues:
         """Add to the residual what is pushed next. Returns the samples it is of, 0 without data."""
