@@ -205,7 +205,7 @@ ALIASES: dict[str, str] = {
     "localsgd": "local-sgd", "post-local-sgd": "local-sgd", "synchronous": "sync",
     # compressors
     "1-bit": "onebit", "1bit": "onebit", "bfloat16": "bf16", "dense": "none",
-    "float16": "fp16", "gaussiank": "gaussian", "qsgd": "int8",
+    "dgc": "topk-sampled", "float16": "fp16", "gaussiank": "gaussian", "qsgd": "int8",
     "quantize": "int8", "signsgd": "onebit",
     # optimisers
     "nesterov": "momentum",

@@ -34,11 +34,11 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
 from dlctl.algorithms import sync
-from dlctl.algorithms.base import Fault, Method, Shape, Start
+from dlctl.algorithms.base import Method, Shape, Start
 from dlctl.algorithms.needs import Gradient, NextData, Step, Write
 from dlctl.algorithms.sparseloco import mean_of
 from dlctl.compress.base import Delta
-from dlctl.config import Choice, JobFile
+from dlctl.config import Choice
 from dlctl.messages import Array
 from dlctl.vector import Vector, copy_into, copy_of, euclidean_norm, to_host, zeros_like
 
@@ -132,19 +132,14 @@ class Shard(sync.Barrier):
         """What comes is no gradient of a batch."""
 
 
-def check(job: JobFile) -> list[Fault]:
-    name = job.optimizer.name
-    if name == "sgd":
-        return []
-    what = f'the replicas of dgc have the momentum: with "{name}" in the servers it counts twice'
-    return [(("optimizer", "name"), what, 'use "sgd"; [algorithm] has momentum and nesterov')]
-
-
 DGC = Method(
     Options=Options,
-    shape=Shape(compressors=("topk-sampled", "topk", "gaussian")),
+    shape=Shape(
+        optimizers=("sgd",),
+        optimizers_why="its replicas have the momentum, which would count twice",
+        compressors=("topk-sampled", "topk", "gaussian"),
+    ),
     replica=Replica,
     shard=Shard,
     compression=Choice(name="topk-sampled", options={"density": 0.001}),
-    check=check,
 )

@@ -345,9 +345,12 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
         faults.append(
             Fault(("algorithm", "name"), f"{name} has {shape.workers_max} workers at most")
         )
-    for section, known in (("optimizer", shape.optimizers), ("compression", shape.compressors)):
+    for section, known, why in (
+        ("optimizer", shape.optimizers, shape.optimizers_why),
+        ("compression", shape.compressors, ""),
+    ):
         if section in resolved and known is not None and resolved[section].name not in known:
-            what = f"{name} does not work with {resolved[section].name}"
+            what = f"{name} does not work with {resolved[section].name}{why and ': '}{why}"
             faults.append(Fault((section, "name"), what, f"use {' or '.join(known)}"))
     return faults
 
