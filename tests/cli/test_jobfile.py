@@ -412,9 +412,8 @@ def test_a_value_that_cannot_be_is_named_with_what_it_must_be(
 
 
 def test_momentum_in_the_servers_of_dgc_is_refused_with_the_reason(folder: Path) -> None:
-    problem = only_problem(
-        folder, MINIMAL + 'algorithm.name = "dgc"\n[optimizer]\nname = "momentum"\n'
-    )
+    chosen = '[algorithm]\nname = "dgc"\n[optimizer]\nname = "momentum"\n'
+    problem = only_problem(folder, MINIMAL + chosen)
     assert "which would count twice" in problem.message
     assert problem.suggestion == "use sgd"
 

@@ -78,12 +78,13 @@ def test_it_learns_with_what_its_shape_allows(name: str, compressor: str, optimi
     if not push.is_all:
         options["inner_lr"] = 0.03
     rates = (FOR_WAYS if push.is_way else FOR_GRADIENTS).get(optimizer, {})
-    has_density = has(registry.load("compressors", compressor), "density")
+    kind = registry.load("compressors", compressor)
+    half = {"density": 0.4, "side": 4, "keep": 8}
     problem = LeastSquares(samples=64, size=12)
     outcome = Simulation(
         job_file(
             2, 2 if method.shape.needs_servers else 0, algorithm=(name, options), epochs=16.0,
-            compression=(compressor, {"density": 0.4} if has_density else {}),
+            compression=(compressor, {key: half[key] for key in half if has(kind, key)}),
             optimizer=(optimizer, rates),
         ),
         problem,
