@@ -242,8 +242,11 @@ class HoldingSide(ShardSide):
             if self.measures_noise and self.shard.version % NOISE_EVERY == 0:
                 self._measure_noise(held, mean)
             norm = math.sqrt(self._norm[1]) if self._norm and self.shard.shares_norm else None
-            self.shard.apply(mean, samples, norm)
+            self._apply(mean, samples, norm)
         return [h.outcome(REFUSED if h.kept is None else APPLIED) for h in held]
+
+    def _apply(self, mean: Delta, samples: int, norm: float | None) -> None:
+        self.shard.apply(mean, samples, norm)
 
     def _mean_of_step(self, held: Sequence[Held]) -> tuple[Delta | None, int]:
         """(what these pushes come to, or None if nobody brings anything; all samples)"""
