@@ -22,8 +22,9 @@ from dlctl.sim.simulation import Outcome, Simulation
 
 _PR_SET_PDEATHSIG = 1
 PER_COMMIT = {
-    "downpour": 26, "downpour-topk": 12, "sync": 12, "local-sgd": 26, "sandblaster": 31,
-    "recovery": 26, "sync-recovery": 15, "full-disks": 16, "stops": 20, "toys": 16,
+    "downpour": 20, "downpour-topk": 12, "sync": 12, "backups": 6, "local-sgd": 26,
+    "sandblaster": 31, "recovery": 26, "sync-recovery": 15, "full-disks": 16, "stops": 20,
+    "toys": 16,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 BLOCK = 25
