@@ -88,7 +88,9 @@ def _own_checks(job: JobFile) -> list[Fault]:
     method = registry.load("algorithms", job.algorithm.name)
     if open_faults := [Fault(*fault) for fault in batches.faults(job)]:
         return open_faults
-    found: list[tuple[KeyPath, str, str]] = [*schedule.faults(job), *_clip_faults(job, method)]
+    if unclear := [Fault(*fault) for fault in schedule.faults(job)]:
+        return unclear
+    found: list[tuple[KeyPath, str, str]] = [*_clip_faults(job, method)]
     found += [*_average_faults(job, method), *_scaling_faults(job, method)]
     steps = _gradient_steps(job, method)
     if schedule.is_needed(job.schedule) and not steps and not schedule.scales(job.schedule):
