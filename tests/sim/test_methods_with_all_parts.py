@@ -18,12 +18,13 @@ from dlctl.sim.simulation import Outcome, Simulation
 
 METHODS = registry.names("algorithms")
 COMPRESSORS, OPTIMIZERS = registry.names("compressors"), registry.names("optimizers")
-FOR_GRADIENTS = {
+FOR_GRADIENTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.04},
     "momentum": {"lr": 0.02, "momentum": 0.5},
     "adagrad": {"lr": 0.2},
     "adam": {"lr": 0.05},
     "adamw": {"lr": 0.05},
+    "delayed-nesterov": {"lr": 0.02, "momentum": 0.5, "every": 1},
     "lion": {"lr": 0.06},
     "rmsprop": {"lr": 0.02},
     "yogi": {"lr": 0.05},
@@ -34,6 +35,7 @@ FOR_WAYS: dict[str, dict[str, Any]] = {
     "adagrad": {"lr": 0.3},
     "adam": {"lr": 0.1},
     "adamw": {"lr": 0.1},
+    "delayed-nesterov": {"lr": 0.5, "momentum": 0.5, "every": 1},
     "lion": {"lr": 0.1},
     "rmsprop": {"lr": 0.03},
     "yogi": {"lr": 0.05},
@@ -83,7 +85,8 @@ def test_it_learns_with_what_its_shape_allows(name: str, compressor: str, optimi
     problem = LeastSquares(samples=64, size=12)
     outcome = Simulation(
         job_file(
-            2, 2 if method.shape.needs_servers else 0, algorithm=(name, options), epochs=16.0,
+            2, 2 if method.shape.needs_servers else 0, algorithm=(name, options),
+            epochs=16.0 if push.is_all else 32.0,
             compression=(compressor, {key: half[key] for key in half if has(kind, key)}),
             optimizer=(optimizer, rates),
         ),
