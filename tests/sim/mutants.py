@@ -329,7 +329,7 @@ def the_next_step_is_not_waited_for(patch: Patch) -> None:
 
 @mutant(
     "a gradient is computed although its shards are at different steps", "ClockChecker",
-    scenario="sync-recovery", seeds=10, first=103,
+    scenario="sync-recovery", seeds=10, first=232,
 )  # fmt: skip
 def shards_may_be_steps_apart(patch: Patch) -> None:
     def next_step(self, clock):
