@@ -85,7 +85,7 @@ class FirstOnes(Lead):
         """Slot -> steps in which its gradient was."""
 
     def quorum(
-        self, clock: int, came: Mapping[int, int], members: frozenset[int]
+        self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
     ) -> frozenset[int] | None:
         idle = frozenset(slot for slot, samples in came.items() if not samples)
         gradients = came.keys() - idle
