@@ -41,7 +41,7 @@ from annotated_types import Ge, Le
 from dlctl import messages
 from dlctl.algorithms import sync
 from dlctl.algorithms.base import Method, Needs, PushKind, Start
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Range, Read, View, Write
+from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Range, Read, Step, View, Write
 from dlctl.algorithms.sparseloco import mean_of
 from dlctl.compress.base import Delta
 from dlctl.config import Choice, JobFile
@@ -126,10 +126,13 @@ class Replica(sync.Replica):
                     break
                 continue
             left_out = 0
-            self._owed = self._parts
+            self._made_step(computed)
             steps -= computed.steps
             samples += computed.samples
         return samples, True
+
+    def _made_step(self, step: Step) -> None:
+        self._owed = self._parts
 
     # ------------------------------------------------------------ fragments
 
@@ -202,8 +205,8 @@ class Replica(sync.Replica):
         self._has_model = self._has_model or hi == len(self.parameters)
 
 
-class Shard(sync.Barrier):
-    """A barrier of fragments; a whole push only says that its replica brings nothing."""
+class OfFragments(sync.HoldingSide):
+    """A step is of a fragment; a whole push only says that its replica brings nothing."""
 
     takes_parts = True
 
@@ -218,6 +221,10 @@ class Shard(sync.Barrier):
 
     def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
         return mean_of(kept, shares, self.shard.size)
+
+
+class Shard(OfFragments, sync.Barrier):
+    """A barrier of fragments."""
 
 
 def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:

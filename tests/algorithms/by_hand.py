@@ -113,6 +113,8 @@ class Shards:
         self.lead = algorithm.lead(options)
         self.slots: frozenset[int] = frozenset()
         """Who takes part."""
+        self.takes_time = False
+        """A lead that wants to wait is left waiting. Else its time is over at once."""
 
     @property
     def shards(self) -> list[Shard]:
@@ -197,7 +199,9 @@ class Shards:
         here = [(slot, epoch, n) for at, slot, epoch, n in sorted(everywhere) if at == clock]
         came = {slot: samples for slot, _, samples in here}
         chosen = self.lead.quorum(clock, came, self.slots, waited_s) if came else None
-        if isinstance(chosen, frozenset):
+        if isinstance(chosen, int | float) and not self.takes_time:
+            self.ask_lead(clock, chosen)
+        elif isinstance(chosen, frozenset):
             used = frozenset((slot, epoch) for slot, epoch, _ in here if slot in chosen)
             for index, side in enumerate(self.sides):
                 self._hear(index, 0, side.decided(Decision(clock, used, frozenset())))
