@@ -30,8 +30,9 @@ implement it describe them, the outer rate and momentum are DiLoCo's. What diffe
 - The fragment of a replica that did not count stays as it is, on top of what has come of it, and
   is pushed in its next turn: nothing is lost. What a replica has missed it reads together.
 - A replica that the others have left behind reads just before it pushes, for the fragment whose
-  turn it is then: so it counts as often as it comes. The others read tau steps after their push,
-  and wait then for what has not come: nobody gets further ahead than that.
+  turn it is then: so it counts as often as it comes, and its steps since a push are not mixed but
+  stay on top of what has come of it. The others read tau steps after their push, and wait then for
+  what has not come: nobody gets further ahead than that.
 - t_step is what the lead sees between two exchanges; the time of the exchange itself, which the
   paper also takes off the grace, is not known to it. t_1: the first one has come.
 - A step counts as done when it is in all fragments. Where data ends, and before a checkpoint, the
@@ -44,7 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -59,7 +60,7 @@ from dlctl.algorithms.streaming_diloco import OfFragments
 from dlctl.compress.base import Delta
 from dlctl.config import JobFile
 from dlctl.messages import LATE, Array
-from dlctl.vector import copy_into, copy_of
+from dlctl.vector import Vector, copy_into, copy_of
 
 GAMMA = 0.5
 """The part of the time that a replica has anyway for which "auto" lets the others come."""
@@ -67,11 +68,24 @@ CANCELLED = 1e-6
 """Directions whose mean is shorter than that have none in common."""
 
 
+class Sent(NamedTuple):
+    """What a fragment was when it was pushed."""
+
+    made: Array
+    """int64[2], (steps, samples) of the replica."""
+    position: Vector
+    residual: Vector
+    """Of before the push."""
+
+
 Exchange = Generator[Read | Write | Settle | Done, Any, int]
 
 
 @dataclass(slots=True, kw_only=True)
 class Options(streaming_diloco.Options):
+    delay_steps: Annotated[int, Ge(0)] = 8
+    """Steps from the push of a fragment until what has come of it takes its place, tau; less than
+    local_steps / fragments. For half of that time others may come."""
     quorum: Annotated[int, Ge(1)] = 1
     """Replicas that an exchange waits for, K."""
     grace_s: Annotated[float, Ge(0), Le(3600)] | Literal["auto"] = "auto"
@@ -93,9 +107,8 @@ class Replica(streaming_diloco.Replica):
         """Those that are in each fragment on the servers."""
         self._told = self._done = 0
         """Samples that pushes which counted have told; steps that are done."""
-        self._sent: tuple[Array, Any] | None = None
-        """What was made when the newest push was, and the residual before it; None: it has nothing.
-        """
+        self._sent: Sent | None = None
+        """The newest push; None: it has nothing."""
         self._is_slow = self._was_late = False
 
     def run(self) -> Needs:
@@ -147,7 +160,7 @@ class Replica(streaming_diloco.Replica):
                 self._told = int(self._made[1])
             yield Write(vector=None, clock=clock, holds_steps=self._is_astray)
             return False
-        self._sent = self._made.copy(), before
+        self._sent = Sent(self._made.copy(), copy_of(self.parameters[lo:hi]), before)
         weight = float(tokens) * float(tokens) / max(float(steps), 1.0)
         yield Write(
             vector=self.residual[lo:hi], ranges=((lo, hi),), to_all=True, clock=clock,
@@ -183,15 +196,19 @@ class Replica(streaming_diloco.Replica):
         part = self._fragment(clock)
         sent, self._sent = self._sent, None
         if sent is not None and is_late:
-            copy_into(self.residual[slice(*part)], sent[1])
+            copy_into(self.residual[slice(*part)], sent.residual)
         if sent is None or is_late:
             self._place_missed((part,), view)
             return
-        self._counted[clock % self._parts] = sent[0]
-        self._told = int(sent[0][1])
+        self._counted[clock % self._parts] = sent.made
+        self._told = int(sent.made[1])
         assert view.values is not None
         ref, own = self._ref[slice(*part)], self.parameters[slice(*part)]
         copy_into(ref, view.values)
+        if self._is_slow:
+            own -= sent.position
+            own += ref
+            return
         own *= self.options.mix
         own += (1 - self.options.mix) * ref if self.options.mix else ref
 
