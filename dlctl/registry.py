@@ -74,6 +74,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         "eamsgd": Entry(
             "dlctl.algorithms.easgd:EAMSGD", "the same with Nesterov's momentum in the replicas"
         ),
+        "easgd-atomic": Entry(
+            "dlctl.algorithms.easgd_atomic:EASGD_ATOMIC",
+            "easgd in one round trip: the servers compute the pull",
+        ),
         "fedbuff": Entry(
             "dlctl.algorithms.fedbuff:FEDBUFF",
             "local-sgd without a barrier, its ways buffered in the servers (Nguyen 2022)",
