@@ -350,6 +350,10 @@ class Scheduler:
         self._end_epochs(frozenset(slots))
         for slot, request in list(self._pending.items()):
             if not self.stopped and self.side.may_lease(slot, first):
+                if self._cuts_epochs:
+                    # It has its share, and hears that it has to push what it has accrued.
+                    del self._pending[slot]
+                    self._answer(slot, request, None)
                 continue
             too_much = request.ahead and not self.pool.may_hoard(slot, len(slots))
             taken = None if self.stopped or too_much else self.pool.take(slot)
