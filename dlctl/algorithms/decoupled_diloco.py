@@ -69,13 +69,12 @@ CANCELLED = 1e-6
 
 
 class Sent(NamedTuple):
-    """What a fragment was when it was pushed."""
+    """A fragment before it was pushed."""
 
     made: Array
     """int64[2], (steps, samples) of the replica."""
-    position: Vector
+    ref: Vector
     residual: Vector
-    """Of before the push."""
 
 
 Exchange = Generator[Read | Write | Settle | Done, Any, int]
@@ -153,14 +152,15 @@ class Replica(streaming_diloco.Replica):
         """
         lo, hi = self._fragment(clock)
         steps, tokens = self._made - self._counted[clock % self._parts]
-        before, self._sent = copy_of(self.residual[lo:hi]), None
+        before = Sent(self._made.copy(), copy_of(self._ref[lo:hi]), copy_of(self.residual[lo:hi]))
+        self._sent = None
         if not self._owes() or not self._take_way(lo, hi):
             if self._is_astray:
                 self._counted[:], self._done = self._made, int(self._made[0])
                 self._told = int(self._made[1])
             yield Write(vector=None, clock=clock, holds_steps=self._is_astray)
             return False
-        self._sent = Sent(self._made.copy(), copy_of(self.parameters[lo:hi]), before)
+        self._sent = before
         weight = float(tokens) * float(tokens) / max(float(steps), 1.0)
         yield Write(
             vector=self.residual[lo:hi], ranges=((lo, hi),), to_all=True, clock=clock,
@@ -196,24 +196,22 @@ class Replica(streaming_diloco.Replica):
         part = self._fragment(clock)
         sent, self._sent = self._sent, None
         if sent is not None and is_late:
+            copy_into(self._ref[slice(*part)], sent.ref)
             copy_into(self.residual[slice(*part)], sent.residual)
-        if sent is None or is_late:
+        elif sent is not None:
+            self._counted[clock % self._parts] = sent.made
+            self._told = int(sent.made[1])
+        if sent is None or is_late or self._is_slow:
             self._place_missed((part,), view)
             return
-        self._counted[clock % self._parts] = sent.made
-        self._told = int(sent.made[1])
         assert view.values is not None
         ref, own = self._ref[slice(*part)], self.parameters[slice(*part)]
         copy_into(ref, view.values)
-        if self._is_slow:
-            own -= sent.position
-            own += ref
-            return
         own *= self.options.mix
         own += (1 - self.options.mix) * ref if self.options.mix else ref
 
     def _place_missed(self, parts: Sequence[Range], view: View) -> None:
-        """What has come of fragments without this replica: what it has made stays on top of it."""
+        """What has come of fragments: what this replica has made, and not pushed, stays on top."""
         assert view.values is not None
         at = 0
         for lo, hi in parts or ((0, len(self.parameters)),):
