@@ -63,6 +63,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.streaming_diloco:STREAMING_DILOCO",
             "DiLoCo by fragments, each while the others are trained (Douillard 2025)",
         ),
+        "decoupled-diloco": Entry(
+            "dlctl.algorithms.decoupled_diloco:DECOUPLED_DILOCO",
+            "the same, and a quorum is enough: the slow are not waited for (Douillard 2026)",
+        ),
         "loscar": Entry(
             "dlctl.algorithms.loscar:LOSCAR",
             "local SGD that averages a random part each round (2026)",
@@ -77,6 +81,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
         "eamsgd": Entry(
             "dlctl.algorithms.easgd:EAMSGD", "the same with Nesterov's momentum in the replicas"
+        ),
+        "easgd-atomic": Entry(
+            "dlctl.algorithms.easgd_atomic:EASGD_ATOMIC",
+            "easgd in one round trip: the servers compute the pull",
         ),
         "fedbuff": Entry(
             "dlctl.algorithms.fedbuff:FEDBUFF",

@@ -21,19 +21,17 @@ to decide: it is the barrier of `sync.py`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
 
 from dlctl.algorithms import sync
-from dlctl.algorithms.base import Fault, Lead, Method, Needs, ShardSide
-from dlctl.algorithms.needs import NextData, Read, View, Write
-from dlctl.algorithms.quorum import Chosen
+from dlctl.algorithms.base import Fault, Method, Needs, ShardSide
+from dlctl.algorithms.needs import NextData, Write
+from dlctl.algorithms.quorum import Chosen, Counting, meet_all
 from dlctl.config import JobFile
-from dlctl.messages import Json
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,19 +51,11 @@ class Replica(sync.Replica):
             yield from super().run()
             return
         yield NextData()  # Who has asked for data is a member.
-        clock = yield from self._meet_all(0)
+        clock = yield from meet_all(0)
         while True:
             samples = yield from self._accrue()
             yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
-            clock = yield from self._meet_all(clock + 1)
-
-    def _meet_all(self, at_least: int) -> Generator[Read, View, int]:
-        """Read until all shards are at the same step; returns it."""
-        while True:
-            view = yield Read(wait=True, at_least=at_least)
-            if view.clock_min == view.clock_max:
-                return view.clock_max
-            at_least = view.clock_max
+            clock = yield from meet_all(clock + 1)
 
 
 class Server(sync.Barrier):
@@ -74,42 +64,22 @@ class Server(sync.Barrier):
         return Chosen if options.backup_workers else cls
 
 
-class FirstOnes(Lead):
+class FirstOnes(Counting):
     """Which gradients count."""
 
     options: Options
 
-    def __post_init__(self) -> None:
-        self._steps = 0
-        self._counted: Counter[int] = Counter()
-        """Slot -> steps in which its gradient was."""
-
     def quorum(
-        self, clock: int, came: Mapping[int, int], members: frozenset[int]
+        self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
     ) -> frozenset[int] | None:
         idle = frozenset(slot for slot, samples in came.items() if not samples)
         gradients = came.keys() - idle
         most = max(1, len(members) - self.options.backup_workers)
         if len(gradients) < min(most, len(members - idle)):
             return None
-        chosen = sorted(gradients, key=lambda slot: (self._counted[slot], slot))[:most]
-        self._steps += bool(chosen)
-        self._counted.update(chosen)
+        chosen = sorted(gradients, key=lambda slot: (self.counted[slot], slot))[:most]
+        self.count(chosen)
         return idle.union(chosen)
-
-    def state(self) -> Json:
-        return {"steps": self._steps, "counted": sorted(map(list, self._counted.items()))}
-
-    def resume(self, state: Json) -> None:
-        self._steps, self._counted = state["steps"], Counter(dict(state["counted"]))
-
-    def figures(self) -> Json:
-        if not self._steps:
-            return {}
-        return {
-            f"worker-{slot} counted": round(n / self._steps, 3)
-            for slot, n in sorted(self._counted.items())
-        }
 
 
 def check(job: JobFile) -> list[Fault]:

@@ -538,14 +538,16 @@ class Lead:
         return ""
 
     def quorum(
-        self, clock: int, came: Mapping[int, int], members: frozenset[int]
-    ) -> frozenset[int] | None:
+        self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
+    ) -> frozenset[int] | float | None:
         """Which pushes of a clock count, the same on every shard; None: not yet. For methods whose
         shard side asks (`ShardSide.asks_lead`); called again when somebody comes, joins or leaves.
+        A number: not yet, and called again at the latest when `waited_s` is that.
 
         came: slot -> samples, of those that live and whose pushes for this clock all shards hold,
-        at least one; the answer is a part of them. members: who takes part. What it answers is
-        carried out, so the lead may count it.
+        at least one; the answer is a part of them. members: who takes part. waited_s: seconds since
+        all shards are at this clock, from 0 again in a new coordinator. What it answers is carried
+        out, so the lead may count it.
         """
         raise NotImplementedError(f"{type(self).__name__} decides nothing")
 

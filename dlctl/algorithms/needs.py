@@ -5,6 +5,7 @@ retries, windows, limits, epochs and deadlines, so that a method does not:
 
     NextData      wait until there is a batch         Read        fetch a table, or ranges of it
     Gradient      compute one batch, or several       Write       push to a table
+                                                      Settle      learn what became of a push
     Engine        an operation of the method's own    Ask         another replica, and wait
                   torch part                          Collective  a sum over all replicas
     Done          count samples without a push
@@ -114,12 +115,16 @@ class Engine(Need):
 
 @dataclass(frozen=True, slots=True)
 class Done(Need):
-    """All steps so far count as done now, although no push holds them. For methods that write
-    nothing, or not all, to servers. Resumed at once, with None.
+    """All steps so far, but the newest ones, count as done now, although no push holds them. For
+    methods that write nothing, or not all, to servers, or parts in an order of their own. Resumed
+    at once, with None.
 
     Only for steps that are in the state of somebody who survives this replica: what is done is
     never computed again.
     """
+
+    but: int = 0
+    """So many of the newest steps are not done."""
 
 
 # ---------------------------------------------------------------- tables on the servers
@@ -184,13 +189,22 @@ class Write(Need):
     """Shards that have nothing of `ranges` get an empty part, so that the clocks of all go on."""
     of: int = 1
     """With `ranges`: how many writes, one after the other, hold all of a step between them. Steps
-    are done when so many that came after them are settled."""
+    are done when so many that came after them are settled. 1: when `Done` says so."""
+    weight: float = 0.0
+    """What it weighs, for shard sides that go by that."""
     holds_steps: bool = True
     """False: it holds nothing of any step, and what is in a part of such writes counts as in none.
     """
     density_min: float = 0.0
     """A compressor that has a `density` sends at least this part of the entries."""
     wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settle(Need):
+    """Wait until all shards have settled the newest `Write`. Resumed with its `Receipt`; before any
+    write, with an empty one.
+    """
 
 
 class Receipt(NamedTuple):

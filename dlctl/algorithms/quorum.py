@@ -23,13 +23,53 @@ the same one. What it has pushed settles as APPLIED on all shards or as LATE on 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Generator
 from typing import Any, ClassVar
 
 from dlctl import messages
-from dlctl.algorithms.base import Decision, Outcome
+from dlctl.algorithms.base import Decision, Lead, Outcome
+from dlctl.algorithms.needs import Read, View
 from dlctl.algorithms.sync import Held, HoldingSide
 from dlctl.messages import HELD, LATE, REFUSED
 from dlctl.shards.base import Shard
+
+
+def meet_all(at_least: int) -> Generator[Read, View, int]:
+    """Read into the model until all shards are at the same step; returns it."""
+    while True:
+        view = yield Read(wait=True, at_least=at_least)
+        if view.clock_min == view.clock_max:
+            return view.clock_max
+        at_least = view.clock_max
+
+
+class Counting(Lead):
+    """A lead that knows in how many steps whose pushes have counted."""
+
+    def __post_init__(self) -> None:
+        self._steps = 0
+        self.counted: Counter[int] = Counter()
+        """Slot -> steps in which its push was."""
+
+    def count(self, slots: Collection[int]) -> None:
+        """A step is made with the pushes of these."""
+        self._steps += bool(slots)
+        self.counted.update(slots)
+
+    def state(self) -> messages.Json:
+        return {"steps": self._steps, "counted": sorted(map(list, self.counted.items()))}
+
+    def resume(self, state: messages.Json) -> None:
+        self._steps, self.counted = state["steps"], Counter(dict(state["counted"]))
+
+    def figures(self) -> messages.Json:
+        if not self._steps:
+            return {}
+        return {
+            f"worker-{slot} counted": round(n / self._steps, 3)
+            for slot, n in sorted(self.counted.items())
+        }
 
 
 class Chosen(HoldingSide):

@@ -23,7 +23,7 @@ takes away is in the next push of that fragment; the paper drops it.
 - Replicas weigh the same, as in the paper.
 - Where data ends, and before a checkpoint, the fragments are exchanged one after the other without
   steps between: each step is in all of them then. A step counts as done when that is so.
-- With tau = 0 and alpha = 0 a replica stands still for each fragment, and P = 1 is DiLoCo.
+- With tau = 0 and alpha = 0 a replica stands still for each fragment.
 
 Who takes part in an exchange, and who is waited for, is as in `sync`. A replica whose steps become
 infinite drops them, and goes on from what the servers have.
@@ -41,7 +41,7 @@ from annotated_types import Ge, Le
 from dlctl import messages
 from dlctl.algorithms import sync
 from dlctl.algorithms.base import Method, Needs, PushKind, Start
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Range, Read, View, Write
+from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Range, Read, Step, View, Write
 from dlctl.algorithms.sparseloco import mean_of
 from dlctl.compress.base import Delta
 from dlctl.config import Choice, JobFile
@@ -56,8 +56,8 @@ class Options:
     local_steps: Annotated[int, Ge(1)] = 100
     """Steps from one exchange of a fragment to the next one of the same, H; at least one for each
     fragment. Changes live."""
-    fragments: Annotated[int, Ge(1), Le(64)] = 4
-    """Parts in which the parameters are exchanged, P."""
+    fragments: Annotated[int, Ge(2), Le(64)] = 4
+    """Parts in which the parameters are exchanged, P; in one part it would be "diloco"."""
     delay_steps: Annotated[int, Ge(0)] = 1
     """Steps from the push of a fragment until what has come of it takes its place, tau; less than
     local_steps / fragments."""
@@ -126,10 +126,13 @@ class Replica(sync.Replica):
                     break
                 continue
             left_out = 0
-            self._owed = self._parts
+            self._made_step(computed)
             steps -= computed.steps
             samples += computed.samples
         return samples, True
+
+    def _made_step(self, step: Step) -> None:
+        self._owed = self._parts
 
     # ------------------------------------------------------------ fragments
 
@@ -203,8 +206,8 @@ class Replica(sync.Replica):
         self._has_model = self._has_model or hi == len(self.parameters)
 
 
-class Shard(sync.Barrier):
-    """A barrier of fragments; a whole push only says that its replica brings nothing."""
+class OfFragments(sync.HoldingSide):
+    """A step is of a fragment; a whole push only says that its replica brings nothing."""
 
     takes_parts = True
 
@@ -219,6 +222,10 @@ class Shard(sync.Barrier):
 
     def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
         return mean_of(kept, shares, self.shard.size)
+
+
+class Shard(OfFragments, sync.Barrier):
+    """A barrier of fragments."""
 
 
 def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:

@@ -74,6 +74,8 @@ class Push(Message):
     is_part: bool = False
     """`delta` is of the elements [at, at + its length) of the shard's slice, not of all of it."""
     at: int = 0
+    weight: float = 0.0
+    """What it weighs, for methods that go by that."""
 
 
 APPLIED = "applied"

@@ -113,6 +113,8 @@ class Shards:
         self.lead = algorithm.lead(options)
         self.slots: frozenset[int] = frozenset()
         """Who takes part."""
+        self.takes_time = False
+        """A lead that wants to wait is left waiting. Else its time is over at once."""
 
     @property
     def shards(self) -> list[Shard]:
@@ -189,15 +191,17 @@ class Shards:
         delta = Delta(values, push.at + np.arange(values.size) if push.is_part else None)
         self._hear(index, push.table, table.sides[index].push(push, delta))
         if table.sides[index].asks_lead:
-            self._ask_lead(push.clock)
+            self.ask_lead(push.clock)
 
-    def _ask_lead(self, clock: int) -> None:
+    def ask_lead(self, clock: int, waited_s: float = 0.0) -> None:
         """What the coordinator does with what all shards hold."""
         everywhere = frozenset.intersection(*(frozenset(side.held()) for side in self.sides))
         here = [(slot, epoch, n) for at, slot, epoch, n in sorted(everywhere) if at == clock]
         came = {slot: samples for slot, _, samples in here}
-        chosen = self.lead.quorum(clock, came, self.slots) if came else None
-        if chosen is not None:
+        chosen = self.lead.quorum(clock, came, self.slots, waited_s) if came else None
+        if isinstance(chosen, int | float) and not self.takes_time:
+            self.ask_lead(clock, chosen)
+        elif isinstance(chosen, frozenset):
             used = frozenset((slot, epoch) for slot, epoch, _ in here if slot in chosen)
             for index, side in enumerate(self.sides):
                 self._hear(index, 0, side.decided(Decision(clock, used, frozenset())))

@@ -105,7 +105,7 @@ def test_steps_without_any_gradient_are_passed_over():
 def test_who_counts(came, members, chosen):
     lead = FirstOnes(OPTIONS)
     lead.resume({"steps": 5, "counted": [[0, 1], [1, 3], [2, 2]]})
-    assert lead.quorum(7, came, frozenset(members)) == chosen
+    assert lead.quorum(7, came, frozenset(members), 0.0) == chosen
     again = FirstOnes(OPTIONS)
     again.resume(lead.state())
     assert again.figures() == lead.figures()

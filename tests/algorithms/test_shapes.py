@@ -18,7 +18,7 @@ from dlctl.sim.problems import layout_of
 
 class Deciding(Lead):
     def quorum(
-        self, clock: int, came: Mapping[int, int], members: frozenset[int]
+        self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
     ) -> frozenset[int] | None:
         return frozenset(came)
 

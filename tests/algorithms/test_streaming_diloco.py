@@ -80,7 +80,7 @@ class Paper:
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize(
     ("steps", "fragments", "delay", "mix"),
-    [(4, 1, 0, 0.0), (6, 2, 0, 0.5), (6, 2, 1, 0.5), (9, 3, 2, 0.25), (8, 2, 3, 0.0)],
+    [(4, 2, 0, 0.0), (6, 2, 0, 0.5), (6, 2, 1, 0.5), (9, 3, 2, 0.25), (8, 2, 3, 0.0)],
 )
 def test_replicas_in_step_are_the_loop_of_the_paper(servers, steps, fragments, delay, mix):
     shards, everybody = replicas(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from test_server_restart import Keeping, Life
 
 from dlctl import messages as m
 from dlctl import registry
+from dlctl.algorithms.base import Lead
 from dlctl.config import Choice, Job, JobFile, Servers, Workers
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import DeadlineReached, Note, Reconnected, Send
@@ -323,9 +324,9 @@ class Office:
         message = m.Holding(shard, *of, clock, packed(rows))
         self.quorums.on_holding(more.pop("peer", server.peer), message)
 
-    def told(self) -> dict[str, tuple[int, Triples, Triples]]:
+    def told(self, now: float = 0.0) -> dict[str, tuple[int, Triples, Triples]]:
         """Server -> (clock, used, gone) that it is sent now."""
-        self.quorums.advance()
+        self.quorums.advance(now)
         return {
             str(effect.peer): (
                 effect.message.clock,
@@ -364,6 +365,38 @@ def test_the_next_step_is_decided_when_all_have_made_this_one() -> None:
     assert office.told() == {"server-1": (0, [[0, 1], [1, 1]], [])}
     office.says(1, 1, 0, 1)
     assert office.told() == both(1, [[0, 1], [1, 1]])
+
+
+class Patient(Lead):
+    """All that have come count when so many seconds are over."""
+
+    wait_s = 0.1 + 0.2
+
+    def quorum(
+        self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
+    ) -> frozenset[int] | float:
+        return frozenset(came) if waited_s >= self.wait_s else self.wait_s
+
+
+def test_a_lead_that_wants_to_wait_is_asked_again_in_time() -> None:
+    office = Office()
+    office.quorums.side = Patient(None)
+    for shard in range(2):
+        office.says(shard, 0, 0)
+    assert office.told(7.1) == {}
+    due_at = office.quorums.deadline()
+    assert due_at is not None
+    assert due_at == pytest.approx(7.4)
+    for shard in range(2):
+        office.says(shard, 0, 0, 1)
+    assert office.told(7.2) == {}
+    assert office.quorums.deadline() == due_at, "since all shards are at this clock"
+    assert office.told(due_at) == both(0, [[0, 1], [1, 1]])
+    assert office.quorums.deadline() is None
+    for shard in range(2):
+        office.says(shard, 1, 0)
+    assert office.told(8.0) == {}
+    assert office.quorums.deadline() == pytest.approx(8.3), "every clock has its own time"
 
 
 def test_when_members_leave_fewer_are_enough() -> None:

@@ -34,6 +34,7 @@ from dlctl.algorithms.needs import (
     NextData,
     Read,
     Receipt,
+    Settle,
     Step,
     View,
     Write,
@@ -300,6 +301,21 @@ def test_after_own_is_not_answered_by_a_read_from_before_a_push_that_is_settled_
     assert len(at.log) == 3
     at.answer_all(at.of(m.Fetch)[2 * SERVERS :], 2.0, clock=1)
     assert at.log[3:] == [View(1, 1)]
+
+
+def test_what_became_of_the_newest_write_is_told_when_the_method_asks() -> None:
+    push = Write(vector=ONES.copy(), weight=2.5)
+    at = replica(Settle(), push, Settle(), push, Settle())
+    assert at.log[:2] == [Receipt({}), None]
+    first, second = at.of(m.Push)
+    assert [first.weight, second.weight] == [2.5, 2.5]
+    at.ack(first, 0)
+    assert len(at.log) == 2
+    at.ack(second, 1, LATE)
+    assert at.log[2] == Receipt({0: APPLIED, 1: LATE})
+    for shard, each in enumerate(at.of(m.Push)[2:]):
+        at.ack(each, shard, LATE)
+    assert at.log[3:] == [None, Receipt({0: LATE, 1: LATE})]
 
 
 @pytest.mark.parametrize(
@@ -743,6 +759,32 @@ def test_steps_that_no_push_holds_are_done_when_the_method_says_so() -> None:
     (done,) = at.of(m.PortionDone)
     assert (done.portion, done.steps, done.samples, done.loss_sum) == (0, 2, 2, 2.0)
     assert not at.training.has_unpushed_steps()
+
+
+def test_all_but_the_newest_steps_are_done_when_the_method_says_so() -> None:
+    part = Write(vector=ONES[:3].copy(), ranges=((0, 3),))
+    at = at_work(Gradient(), Gradient(), part, Gradient(), Done(but=1), Done(), samples=2)
+    at.computed()
+    at.computed()
+    for shard, push in enumerate(at.of(m.Push)):
+        at.ack(push, shard)
+    assert at.of(m.PortionDone) == [], "no single write of parts holds steps"
+    assert at.training.writing.is_in_parts()
+    at.lease(1)
+    at.computed()
+    assert [done.portion for done in at.of(m.PortionDone)] == [0, 1]
+    assert not at.training.has_unpushed_steps()
+
+
+def test_steps_that_are_not_done_stay_unpushed() -> None:
+    part = Write(vector=ONES[:3].copy(), ranges=((0, 3),))
+    at = at_work(Gradient(), part, Gradient(), Done(but=1), samples=1)
+    at.computed()
+    at.lease(1)
+    at.computed()
+    assert [done.portion for done in at.of(m.PortionDone)] == [0]
+    assert at.training.has_unpushed_steps()
+    assert at.training.writing.is_in_parts()
 
 
 def test_no_portion_is_done_before_all_of_its_batches_are_computed() -> None:

@@ -848,8 +848,8 @@ def an_older_read_answers(patch: Patch) -> None:
 def done_before_the_step(patch: Patch) -> None:
     honest = Portions.done_now
 
-    def done_now(self):
-        done = honest(self)
+    def done_now(self, steps, but):
+        done = honest(self, steps, but)
         if self.current is not None and self.current.next_number:
             done.append(self.current)
         return done

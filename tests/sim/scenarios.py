@@ -281,6 +281,19 @@ WAYS: tuple[tuple[str, dict[str, Any], dict[str, bool]], ...] = (
         {"local_steps": 4, "fragments": 2, "delay_steps": 0, "mix": 0.0},
         {"averages": True, "in_step": False},
     ),
+    (
+        "decoupled-diloco",
+        {
+            "local_steps": 4,
+            "fragments": 2,
+            "delay_steps": 0,
+            "mix": 0.0,
+            "merge": "mean",
+            "quorum": 2,
+            "grace_s": 0.05,
+        },
+        {"averages": True, "in_step": False},
+    ),
 )
 """(method, options, what its ledger is like) of those whose replicas go ways of their own."""
 

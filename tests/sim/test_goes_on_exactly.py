@@ -51,7 +51,7 @@ def run(name: str, workers: int, epochs: int, store: Store | None = None) -> Out
     return outcome
 
 
-EMPTIED = {"streaming-diloco", "loscar"}
+EMPTIED = {"streaming-diloco", "decoupled-diloco", "loscar", "easgd-atomic"}
 """Before they stop, replicas exchange what they have without making steps."""
 CASES = [
     (name, workers)

@@ -205,7 +205,7 @@ class Coordinator:
             self.failure_detector.deadline(),
             *self.files.deadlines(),
         ]
-        times += [self.rotation.deadline(), self.groups.deadline()]
+        times += [self.rotation.deadline(), self.groups.deadline(), self.quorums.deadline()]
         if self.run.shutdown is None:
             times += [
                 self.checkpointing.deadline(),
@@ -276,7 +276,7 @@ class Coordinator:
             self._advance_ending(self.run.shutdown, now)
         self.peers.advance(now)
         self.groups.advance(now)
-        self.quorums.advance()
+        self.quorums.advance(now)
         self.norms.advance()
         self.requests.tell(now)
         self.status.report_if_due(now)

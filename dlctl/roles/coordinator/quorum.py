@@ -9,6 +9,7 @@ next report is the acknowledgement. It is on the disk before anybody hears of it
 
 - The coordinator repeats nothing by a clock of its own: servers repeat what they hold, and who is
   behind is told again then. A lost message, a new server and a new coordinator are one case.
+- A lead that lets a clock wait for a while says until when, and is asked again then.
 - A new coordinator knows the newest decision, and waits for a word of every shard.
 - Only living processes' pushes are chosen. Who dies then is told with the decision: a shard whose
   server was replaced does not wait for what nobody will send again.
@@ -53,6 +54,10 @@ class Quorums:
         self._is_news = False
         """Whether a shard has said anything since it was last decided."""
         self._members: tuple[int, ...] = ()
+        self._since = (-1, 0.0)
+        """(clock, the time at which all shards were seen to be at it)"""
+        self._ask_after_s: float | None = None
+        """So long after that the lead wants to be asked again."""
         self._gone: frozenset[Process] = frozenset()
         self._to_tell: set[int] = set()
 
@@ -72,17 +77,26 @@ class Quorums:
         self._reports[message.shard] = report
         self._to_tell.add(message.shard)
 
-    def advance(self) -> None:
+    def deadline(self) -> float | None:
+        """When the lead wants to be asked again."""
+        return None if self._ask_after_s is None else self._since[1] + self._ask_after_s
+
+    def advance(self, now: float) -> None:
         """Decide, if that can be done now, and tell those who wait."""
         if not self.is_asked or self.run.state in ("pending", "starting"):
             return
         members = self.run.members.live_slots()
-        if self._is_news or members != self._members:
+        due_at = self.deadline()
+        is_due = due_at is not None and now >= due_at
+        if self._is_news or is_due or members != self._members:
             self._is_news, self._members = False, members
-            self._decide()
+            least_s = (self._ask_after_s or 0.0) if is_due else 0.0
+            self._ask_after_s = None
+            self._decide(now, least_s)
         self._tell()
 
-    def _decide(self) -> None:
+    def _decide(self, now: float, least_s: float) -> None:
+        """least_s: that time has passed at this clock, whatever rounding makes of it."""
         servers = self.run.members.of_role("server")
         reports = [self._reports.get(server.index) for server in servers]
         known = [
@@ -96,6 +110,8 @@ class Quorums:
         if any(report.clock < clock for report in known):
             self._take(clock - 1, ())
             return
+        if self._since[0] != clock:
+            self._since = clock, now
         everywhere = frozenset.intersection(*(report.pushes for report in known))
         living = [
             (slot, epoch, samples)
@@ -105,7 +121,12 @@ class Quorums:
         if not living:
             return
         came = {slot: samples for slot, _, samples in living}
-        chosen = self.side.quorum(clock, came, frozenset(self._members))
+        waited_s = max(now - self._since[1], least_s)
+        chosen = self.side.quorum(clock, came, frozenset(self._members), waited_s)
+        if isinstance(chosen, int | float):
+            assert chosen > waited_s, f"asked again after {chosen} s, and {waited_s} s are over"
+            self._ask_after_s = chosen
+            return
         if chosen is None:
             return
         assert chosen <= came.keys(), f"{sorted(chosen)} of {sorted(came)}"

@@ -46,6 +46,8 @@ class Portion:
     """The batch in which the stream's shard has ended."""
     end: int = -1
     """The samples of the shard, if it has ended here."""
+    computed_at: int = 0
+    """The replica's steps when its last batch was computed."""
 
     @property
     def batches(self) -> int:
@@ -201,10 +203,14 @@ class Portions:
         for portion, samples, loss, metrics in self._under_way.pop(number, ()):
             portion.count(samples, loss, metrics, -1)
 
-    def done_now(self) -> list[Portion]:
-        """All computed portions that no push holds: they are done without one."""
-        self._counted = []
-        return self._take_unpushed()
+    def done_now(self, steps: int, but: int) -> list[Portion]:
+        """The computed portions that no push holds, and that are in the first `steps` of the
+        replica: they are done without one. but: newer steps than these.
+        """
+        self._counted = self._counted[-but:] if but else []
+        computed = self._take_unpushed()
+        self._computed = [portion for portion in computed if portion.computed_at > steps]
+        return [portion for portion in computed if portion.computed_at <= steps]
 
     def settled(self, number: int) -> list[Portion]:
         """Push `number` is settled on every shard: the portions that are done now."""

@@ -178,6 +178,7 @@ class ShardClient:
         delta: Packed,
         portion: int = 0,
         at: int | None = None,
+        weight: float = 0.0,
     ) -> Push:
         """The next push, which has to be sent through the worker's send_queue under `push_key`."""
         me = self.identity
@@ -187,6 +188,7 @@ class ShardClient:
         return Push(
             me.slot, me.epoch, self.generation, seq, self.base_version, first_step, last_step,
             samples, clock, delta, portion, self.table, at is not None, at or 0,
+            weight,
         )  # fmt: skip
 
     def push_key(self, seq: int) -> tuple[str, int, int, int]:

@@ -23,6 +23,7 @@ from dlctl.algorithms.needs import (
     Need,
     NextData,
     Read,
+    Settle,
     Write,
 )
 from dlctl.compress.base import Compressor
@@ -118,7 +119,7 @@ class Training:
             Engine: self.engines,
         }
         if self.tables:
-            services |= {Read: self.reading, Write: self.writing}
+            services |= {Read: self.reading, Write: self.writing, Settle: self.writing}
         if self.asking is not None:
             services[Ask] = self.asking
         if self.collecting is not None:

@@ -68,7 +68,7 @@ class Shard(Chosen):
 
 class Counting(Lead):
     def quorum(
-        self, clock: int, came: Mapping[int, int], members: frozenset[int]
+        self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
     ) -> frozenset[int] | None:
         """Called whenever another one comes: the first of them, or if several come at once the
         lowest slots.

@@ -102,8 +102,9 @@ class Computing:
                 return self._gradient(self._need, now)
             case NextData():
                 return self._next_data(now)
-            case _:
-                self._done_without_push(now)
+            case need:
+                assert need is not None
+                self._done_without_push(need.but, now)
                 return True, None
 
     def phase(self) -> Phase:
@@ -218,6 +219,7 @@ class Computing:
             number += 1
         portion.next_number = number
         if portion.is_last(number - 1):
+            portion.computed_at = self.writing.steps
             self.portions.finish(portion)
             if not self.writing.has_unpushed_steps():
                 self._finish_without_push(now)
@@ -268,11 +270,11 @@ class Computing:
 
     # ------------------------------------------------------------ what is done
 
-    def _done_without_push(self, now: float) -> None:
-        self.writing.steps_pushed = self.writing.steps
+    def _done_without_push(self, but: int, now: float) -> None:
+        self.writing.done(but)
         self.progress.pushed()
         self.leasing.told_no_data = False
-        self.report_done(self.portions.done_now(), now)
+        self.report_done(self.portions.done_now(self.writing.steps_pushed, but), now)
 
     def report_done(self, done: list[Portion], now: float) -> None:
         for p in done:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dlctl import messages as m
 from dlctl.algorithms.base import Shape
-from dlctl.algorithms.needs import Range, Receipt, Write
+from dlctl.algorithms.needs import Range, Receipt, Settle, Write
 from dlctl.compress.base import Compressor
 from dlctl.errors import RemoteProtocolError
 from dlctl.roles.protocol.context import Context
@@ -94,34 +94,40 @@ class Writing:
         self._under_way: dict[int, _Pushed] = {}
         self._numbers: dict[tuple[int, int, int], int] = {}
         """(table, shard, its number there) -> number of the write."""
-        self._need: Write | None = None
-        self._waits_for = -1
-        """The write whose receipt is waited for."""
-        self._receipts: dict[int, Receipt] = {}
+        self._is_part = False
+        """A part of steps was pushed that is in no count."""
+        self._need: Write | Settle | None = None
+        self._is_sent = False
+        self._receipt = Receipt({})
+        """Of the newest write, when it is settled."""
 
     # ------------------------------------------------------------ the service
 
-    def begin(self, need: Write, now: float) -> None:
+    def begin(self, need: Write | Settle, now: float) -> None:
         """Raises ValueError for ranges that the table does not have, or too many."""
+        self._need, self._is_sent = need, isinstance(need, Settle)
+        if isinstance(need, Settle):
+            return
         check_ranges(need.ranges, self.tables[self.shape.table(need.table)][-1].hi)
         if len(need.ranges) > REACH:
             raise ValueError(f"a write of {len(need.ranges)} ranges; {REACH} are possible")
-        self._need, self._waits_for = need, -1
 
     def poll(self, now: float) -> tuple[bool, Receipt | None]:
         need = self._need
         assert need is not None
-        if self._waits_for < 0:
+        if isinstance(need, Write) and not self._is_sent:
             if not self._may_push(need):
                 self.pacing.waits(PUSH, now)
                 return False, None
-            self._waits_for = self._push(need, now)
-        if need.wait and self._waits_for in self._under_way:
+            self._push(need, now)
+            self._is_sent = True
+        is_for_receipt = isinstance(need, Settle) or need.wait
+        if is_for_receipt and self.number in self._under_way:
             self.pacing.waits(PUSH, now)
             return False, None
         self.pacing.waits("", now)
         self._need = None
-        return True, self._receipts.pop(self._waits_for) if need.wait else None
+        return True, self._receipt if is_for_receipt else None
 
     def phase(self) -> Phase:
         clients = [client for table in self.tables for client in table]
@@ -156,8 +162,8 @@ class Writing:
         pushes = max(len(need.ranges), 1)  # At most so many to one shard.
         return all(c.link.joined and c.has_room(pushes) for c in clients)
 
-    def _push(self, need: Write, now: float) -> int:
-        """Send it to all shards that have something of it. Returns its number."""
+    def _push(self, need: Write, now: float) -> None:
+        """Send it to all shards that have something of it."""
         table = self.shape.table(need.table)
         pieces = self._pieces(need, table)
         self.number += 1
@@ -170,14 +176,15 @@ class Writing:
         if table == self._progress:
             self._count(need, number)
             self.pushed()
-        return number
 
     def _count(self, need: Write, number: int) -> None:
         """The steps that are pushed in full now."""
         if not need.holds_steps:
             self._in_parts.clear()
             self.portions.begin_parts_anew()
-        if not need.holds_steps or (need.ranges and need.of == 1):
+            return
+        if need.ranges and need.of == 1:
+            self._is_part = True
             return
         self.newest = number
         self.portions.pushed(number, need.of)
@@ -189,7 +196,13 @@ class Writing:
 
     def is_in_parts(self) -> bool:
         """Whether some steps are pushed in part, and take several more writes."""
-        return bool(self._in_parts) and self.has_unpushed_steps()
+        return (self._is_part or bool(self._in_parts)) and self.has_unpushed_steps()
+
+    def done(self, but: int) -> None:
+        """All steps but so many of the newest count as pushed."""
+        self._in_parts.clear()
+        self.steps_pushed = self.steps - but
+        self._is_part &= but > 0
 
     def _pieces(self, need: Write, table: int) -> list[tuple[ShardClient, int, Vector]]:
         """(shard, first element of the table, its values); every shard takes part in a whole one,
@@ -228,7 +241,7 @@ class Writing:
         else:
             delta = m.Packed("none", len(values), (np.array(to_host(values), np.float32),))
         at = lo - client.lo if need.ranges else None
-        push = client.push(*steps, need.samples, need.clock, delta, need.part, at)
+        push = client.push(*steps, need.samples, need.clock, delta, need.part, at, need.weight)
         self._numbers[client.table, client.shard, push.seq] = number
         self.rates.add("push_bytes", delta.nbytes)
         self.send_queue.queue("push", client.push_key(push.seq), client.peer, push, delta.nbytes)
@@ -264,8 +277,8 @@ class Writing:
     def _settled(self, number: int, now: float) -> int | None:
         """All shards have settled it."""
         pushed = self._under_way.pop(number)
-        if number == self._waits_for and self._need is not None and self._need.wait:
-            self._receipts[number] = Receipt(pushed.outcomes)
+        if number == self.number:
+            self._receipt = Receipt(pushed.outcomes)
         self.bad_gradients.settled(number, pushed.table)
         if pushed.table != self._progress:
             return None

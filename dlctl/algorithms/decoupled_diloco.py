@@ -1,0 +1,341 @@
+"""Decoupled DiLoCo. Douillard et al., "Decoupled DiLoCo for Resilient Distributed Pre-training",
+2026 (arXiv 2604.21428).
+
+Streaming DiLoCo in which nobody waits for the slow and the dead. The exchange of a fragment is made
+as soon as K replicas have come and a grace period is over; who comes later is in a later exchange.
+In the paper's words, a replica is a learner, and the servers with the coordinator are the syncer:
+
+    replica m, every H / P steps:   push Delta_m = ref_p - theta_m,p, for the fragment p whose turn
+                                    it is, with its tokens c and steps s since p of it counted last
+    lead, for fragment p:           K have come at t_K:  wait until t_K + grace, or all have come
+                                    who has come by then counts
+    shard:                          Delta = merge(Delta_m, weights c * c / s)
+                                    Theta_p = outer(Theta_p, Delta)     # Nesterov, of p alone
+    replica, tau steps later:       ref_p = Theta_p
+                                    theta_m,p = alpha theta_m,p + (1 - alpha) Theta_p
+
+    merge, "radial":   (sum w |Delta_m| / sum w) * unit(sum w unit(Delta_m) / sum w)
+           "mean":     sum w Delta_m / sum w
+    grace, "auto":     gamma (tau t_step - (t_K - t_1)),  gamma = 0.5
+
+K = `quorum`, H = `local_steps`, P = `fragments`, tau = `delay_steps`, alpha = `mix`. Tokens are
+samples. The lengths of ways and their directions are averaged apart ("radial"), because ways of
+replicas are nearly orthogonal: the length of their mean would shrink with their number.
+
+The paper itself could not be read for this; quorum, weights, merge and grace are as others who
+implement it describe them, the outer rate and momentum are DiLoCo's. What differs, or was not said:
+
+- "radial" is taken over what a shard has of a fragment; the paper takes it tensor by tensor, and
+  the plain mean for embeddings.
+- The fragment of a replica that did not count stays as it is, on top of what has come of it, and
+  is pushed in its next turn: nothing is lost. What a replica has missed it reads together.
+- A replica that the others have left behind reads just before it pushes, for the fragment whose
+  turn it is then: so it counts as often as it comes, and its steps since a push are not mixed but
+  stay on top of what has come of it. The others read tau steps after their push, and wait then for
+  what has not come: nobody gets further ahead than that.
+- t_step is what the lead sees between two exchanges; the time of the exchange itself, which the
+  paper also takes off the grace, is not known to it. t_1: the first one has come.
+- A step counts as done when it is in all fragments. Where data ends, and before a checkpoint, the
+  fragments are exchanged one after the other without steps between.
+- Who has no data is not waited for. While fewer than K live and have data, all of these are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from dlctl import messages
+from dlctl.algorithms import streaming_diloco
+from dlctl.algorithms.base import Fault, Method, Needs, Start
+from dlctl.algorithms.needs import Done, NextData, Range, Read, Receipt, Settle, Step, View, Write
+from dlctl.algorithms.quorum import Chosen, Counting, meet_all
+from dlctl.algorithms.sparseloco import mean_of
+from dlctl.algorithms.streaming_diloco import OfFragments
+from dlctl.compress.base import Delta
+from dlctl.config import JobFile
+from dlctl.messages import LATE, Array
+from dlctl.vector import Vector, copy_into, copy_of
+
+GAMMA = 0.5
+"""The part of the time that a replica has anyway for which "auto" lets the others come."""
+CANCELLED = 1e-6
+"""Directions whose mean is shorter than that have none in common."""
+
+
+class Sent(NamedTuple):
+    """A fragment before it was pushed."""
+
+    made: Array
+    """int64[2], (steps, samples) of the replica."""
+    ref: Vector
+    residual: Vector
+
+
+Exchange = Generator[Read | Write | Settle | Done, Any, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Options(streaming_diloco.Options):
+    delay_steps: Annotated[int, Ge(0)] = 8
+    """Steps from the push of a fragment until what has come of it takes its place, tau; less than
+    local_steps / fragments. For half of that time others may come."""
+    quorum: Annotated[int, Ge(1)] = 1
+    """Replicas that an exchange waits for, K."""
+    grace_s: Annotated[float, Ge(0), Le(3600)] | Literal["auto"] = "auto"
+    """Seconds for which an exchange waits for more replicas when the quorum is there. "auto": half
+    of the time that delay_steps take, less what the quorum has taken, so that nobody stands still.
+    """
+    merge: Literal["radial", "mean"] = "radial"
+    """radial: the mean length of the replicas' ways, in their mean direction. mean: their mean."""
+
+
+class Replica(streaming_diloco.Replica):
+    options: Options
+
+    def begin(self, start: Start) -> None:
+        super().begin(start)
+        self._made = np.zeros(2, np.int64)
+        """(steps, samples) of this replica."""
+        self._counted = np.zeros((self._parts, 2), np.int64)
+        """Those that are in each fragment on the servers."""
+        self._told = self._done = 0
+        """Samples that pushes which counted have told; steps that are done."""
+        self._sent: Sent | None = None
+        """The newest push; None: it has nothing."""
+        self._is_slow = self._was_late = False
+
+    def run(self) -> Needs:
+        yield NextData()  # Who has asked for data is a member.
+        clock = yield from meet_all(0)
+        ahead = 0
+        """Steps since the newest push."""
+        while True:
+            each = max(1, self.options.local_steps // self._parts)
+            _, has_data = yield from self._walk(each - ahead)
+            has_pushed = yield from self._push_turn(clock)
+            ahead = 0
+            if has_data and has_pushed:
+                ahead = each if self._is_slow else min(self.options.delay_steps, each - 1)
+                if ahead and not self._is_slow:
+                    yield self._read_of(clock, wait=False)
+                _, has_data = yield from self._walk(ahead)
+            was_slow = self._is_slow
+            clock = yield from self._end_turn(clock)
+            while not has_data and self._owes():
+                yield from self._push_turn(clock)
+                clock = yield from self._end_turn(clock)
+            if self._is_slow:
+                ahead = each
+            elif was_slow:
+                ahead = 0
+
+    # ------------------------------------------------------------ steps
+
+    def _made_step(self, step: Step) -> None:
+        self._made += (step.steps, step.samples)
+
+    def _owes(self) -> bool:
+        """Whether some fragment on the servers lacks steps of this replica."""
+        return bool((self._counted[:, 0] < self._made[0]).any())
+
+    # ------------------------------------------------------------ fragments
+
+    def _push_turn(self, clock: int) -> Generator[Write, Any, bool]:
+        """What this replica has of the fragment whose turn it is. Returns whether it takes part: if
+        that is nothing, but other fragments lack something, it must not wait for others to come.
+        """
+        lo, hi = self._fragment(clock)
+        steps, tokens = self._made - self._counted[clock % self._parts]
+        before = Sent(self._made.copy(), copy_of(self._ref[lo:hi]), copy_of(self.residual[lo:hi]))
+        self._sent = None
+        if not self._owes() or not self._take_way(lo, hi):
+            if self._is_astray:
+                self._counted[:], self._done = self._made, int(self._made[0])
+                self._told = int(self._made[1])
+            yield Write(vector=None, clock=clock, holds_steps=self._is_astray)
+            return False
+        self._sent = before
+        weight = float(tokens) * float(tokens) / max(float(steps), 1.0)
+        yield Write(
+            vector=self.residual[lo:hi], ranges=((lo, hi),), to_all=True, clock=clock,
+            samples=int(self._made[1]) - self._told, weight=weight,
+        )  # fmt: skip
+        return True
+
+    def _end_turn(self, clock: int) -> Exchange:
+        """Wait until the exchange is over, put what has come of it into its place, and of all that
+        was missed. Returns the clock."""
+        receipt: Receipt = yield Settle()
+        is_late = set(receipt.outcomes.values()) == {LATE}
+        view: View = yield self._read_of(clock, wait=True)
+        if self._is_astray:
+            # Steps behind a push are told of with the next one, which follows at once.
+            self._is_astray = self._is_slow = self._sent is not None
+            self._has_model, self._sent = False, None
+            return (yield from meet_all(view.clock_max))
+        self._place(clock, view, is_late)
+        yield from self._report()
+        at, newest = clock + 1, view.clock_max
+        self._is_slow = newest > at or (is_late and self._was_late)
+        self._was_late = is_late
+        while at < newest:
+            missed = self._missed(at, newest)
+            view = yield Read(wait=True, at_least=newest, ranges=missed, into="beside")
+            self._place_missed(missed, view)
+            at, newest = newest, view.clock_max
+        return newest
+
+    def _place(self, clock: int, view: View, is_late: bool) -> None:
+        """What has come of the fragment of `clock`."""
+        part = self._fragment(clock)
+        sent, self._sent = self._sent, None
+        if sent is not None and is_late:
+            copy_into(self._ref[slice(*part)], sent.ref)
+            copy_into(self.residual[slice(*part)], sent.residual)
+        elif sent is not None:
+            self._counted[clock % self._parts] = sent.made
+            self._told = int(sent.made[1])
+        if sent is None or is_late or self._is_slow:
+            self._place_missed((part,), view)
+            return
+        assert view.values is not None
+        ref, own = self._ref[slice(*part)], self.parameters[slice(*part)]
+        copy_into(ref, view.values)
+        own *= self.options.mix
+        own += (1 - self.options.mix) * ref if self.options.mix else ref
+
+    def _place_missed(self, parts: Sequence[Range], view: View) -> None:
+        """What has come of fragments: what this replica has made, and not pushed, stays on top."""
+        assert view.values is not None
+        at = 0
+        for lo, hi in parts or ((0, len(self.parameters)),):
+            ref, own = self._ref[lo:hi], self.parameters[lo:hi]
+            own -= ref
+            copy_into(ref, view.values[at : at + hi - lo])
+            own += ref
+            at += hi - lo
+
+    def _missed(self, first: int, stop: int) -> tuple[Range, ...]:
+        """The elements whose turns were from `first` to before `stop`; (): all."""
+        if stop - first >= self._parts:
+            return ()
+        turns = sorted(clock % self._parts for clock in range(first, stop))
+        parts: list[Range] = []
+        for turn in turns:
+            lo, hi = self._fragment(turn)
+            if parts and parts[-1][1] == lo:
+                lo = parts.pop()[0]
+            parts.append((lo, hi))
+        return tuple(parts)
+
+    def _report(self) -> Generator[Done, Any, None]:
+        """Say which steps are in all fragments now."""
+        done = int(self._counted[:, 0].min())
+        if done > self._done:
+            self._done = done
+            yield Done(but=int(self._made[0]) - done)
+
+
+class Shard(OfFragments, Chosen):
+    """Makes an exchange with the chosen fragments."""
+
+    options: Options
+
+    def held(self) -> list[tuple[int, int, int, int]]:
+        """A fragment without samples brings something: steps that another one has told of."""
+        rows = ((key, held.push) for key, held in sorted(self._held.items()))
+        return [(*key, max(push.samples, int(push.is_part))) for key, push in rows]
+
+    def _shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
+        weights = [push.weight if 0 < push.weight < math.inf else 0.0 for push in pushes]
+        total = sum(weights)
+        if not 0 < total < math.inf:
+            return super()._shares(pushes)
+        return [np.float32(weight / total) for weight in weights]
+
+    def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
+        mean = super()._mean_of(kept, shares)
+        return mean if self.options.merge == "mean" else radial(kept, shares, mean, self.shard.size)
+
+
+def radial(deltas: Sequence[Delta], shares: Sequence[np.float32], mean: Delta, size: int) -> Delta:
+    """Their mean direction, as long as they are in the mean; `mean` where they cancel out."""
+    norms = [float(np.linalg.norm(delta.values.astype(np.float64))) for delta in deltas]
+    units = [
+        Delta(d.values / np.float32(n or 1.0), d.indices)
+        for d, n in zip(deltas, norms, strict=True)
+    ]
+    direction = mean_of(units, shares, size)
+    length = float(np.linalg.norm(direction.values.astype(np.float64)))
+    if length < CANCELLED:
+        return mean
+    radius = sum(float(share) * norm for share, norm in zip(shares, norms, strict=True))
+    return Delta(direction.values * np.float32(radius / length), direction.indices)
+
+
+class Syncer(Counting):
+    """Which fragments count: those of a quorum, and of all that come within the grace period."""
+
+    options: Options
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._of = -1
+        """The clock that the next two are of."""
+        self._first_s = self._quorum_s = math.inf
+        """When the first one came, and the quorum was there."""
+
+    def quorum(
+        self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
+    ) -> frozenset[int] | float | None:
+        if clock != self._of:
+            self._of, self._first_s, self._quorum_s = clock, math.inf, math.inf
+        idle = frozenset(slot for slot, samples in came.items() if not samples)
+        at_work = came.keys() - idle
+        if at_work:
+            self._first_s = min(self._first_s, waited_s)
+        if len(at_work) < min(self.options.quorum, len(members - idle)):
+            return None
+        if at_work and not members <= came.keys():
+            self._quorum_s = min(self._quorum_s, waited_s)
+            until_s = self._quorum_s + self._grace_s()
+            if waited_s < until_s:
+                return until_s
+        self.count(at_work)
+        return frozenset(came)
+
+    def _grace_s(self) -> float:
+        options = self.options
+        if not isinstance(options.grace_s, str):
+            return options.grace_s
+        each = max(1, options.local_steps // options.fragments)
+        ahead = min(options.delay_steps, each - 1)
+        step_s = self._quorum_s / (each - ahead)
+        return max(0.0, GAMMA * (ahead * step_s - (self._quorum_s - self._first_s)))
+
+
+def check(job: JobFile) -> list[Fault]:
+    quorum = job.algorithm.options["quorum"]
+    found = streaming_diloco.check(job)
+    if quorum > job.workers.count:
+        what = f"of {job.workers.count} workers {quorum} are waited for"
+        found.append((("algorithm", "quorum"), what, f"use {job.workers.count} or less"))
+    return found
+
+
+DECOUPLED_DILOCO = Method(
+    Options=Options,
+    replica=Replica,
+    shard=Shard,
+    lead=Syncer,
+    live=streaming_diloco.STREAMING_DILOCO.live,
+    optimizer=streaming_diloco.STREAMING_DILOCO.optimizer,
+    inner=streaming_diloco.STREAMING_DILOCO.inner,
+    check=check,
+)

@@ -1,0 +1,209 @@
+"""EASGD in which the servers compute the pull: one round trip, and exactly symmetric.
+
+In Elastic averaging SGD (`easgd.py`) a replica reads the centre x~ and pushes back a part e of its
+distance from it. Others have moved the centre by then: e is of where it was. Here the replica sends
+its position, and the servers answer with e:
+
+    every tau steps:  push x
+                      shard:  e = alpha (x - x~);  x~ = x~ + e;  the reply is e
+                      read e
+    g = gradient at x                       # before the pull, as in EASGD
+    x = x - eta g
+    every tau steps:  x = x - e
+
+This is no method of a paper; rules, names and defaults are those of `easgd.py`. It costs one round
+trip for an exchange in place of one and a half, and a vector on the servers for each worker.
+
+- e is computed once, from what was pushed and the centre of that moment, and is in the commit that
+  acknowledges the push: whoever dies, a replica subtracts just what the centre was given.
+- A replica that begins, or has gone astray, takes the centre for its position: its push changes
+  nothing then, and the reply is the centre.
+- There are as many of these vectors as the job has workers. The positions of others, whom
+  `dlctl scale` has added, are refused.
+- Positions travel as they are: nothing is compressed, or rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dlctl import messages
+from dlctl.algorithms import easgd
+from dlctl.algorithms.base import Method, Needs, Outcome, Shape, ShardSide
+from dlctl.algorithms.needs import (
+    LEFT_OUT_MAX,
+    Gradient,
+    NextData,
+    Read,
+    Receipt,
+    Settle,
+    Write,
+)
+from dlctl.compress.base import Delta
+from dlctl.config import Choice
+from dlctl.messages import APPLIED, Json
+from dlctl.optim.base import Optimizer
+from dlctl.optim.blocks import Block, Rule
+from dlctl.settings import Setting
+from dlctl.shards.base import Shard
+from dlctl.vector import copy_into, copy_of, is_finite
+
+WORKER, ALPHA = "worker", "alpha"
+"""Counters: whose push it is, by its slot; alpha in parts of `UNIT`, 0: it takes the centre."""
+UNIT = 2**24
+Trip = Generator[Read | Write | Settle, Any, bool]
+
+
+class Replica(easgd.Replica):
+    def run(self) -> Needs:
+        samples = left_out = 0
+        while True:
+            data = yield NextData()
+            if data is not None and (not self._has_position or left_out >= LEFT_OUT_MAX):
+                yield from self._take_centre()
+                samples = left_out = 0
+            is_due = bool(samples) if data is None else self._is_due()
+            if is_due:
+                if not (yield from self._pulled(samples)):
+                    samples = 0
+                    continue
+                samples = self._steps = 0
+            if data is not None:
+                computed = yield Gradient(step=True, gather=False)
+                left_out = left_out + 1 if computed is None else 0
+                if computed is not None:
+                    samples += computed.samples
+                    self._steps += 1
+            if is_due:
+                self.parameters -= self._pull
+
+    def _pulled(self, samples: int) -> Trip:
+        """Send the position and wait for e. Returns whether the centre has it, too: else this
+        replica begins anew."""
+        if is_finite(self.parameters):
+            position = copy_of(self.parameters)
+            yield Write(vector=position, samples=samples, weight=self._share())
+            yield Read(wait=True, after_own=True)
+            receipt: Receipt = yield Settle()
+            if receipt.is_applied():
+                return True
+        self._has_position = False
+        return False
+
+    def _take_centre(self) -> Trip:
+        """Give up its position, and the steps that no push holds."""
+        self._has_position, self._steps = False, 0
+        yield Write(vector=None)
+        yield Read(wait=True, after_own=True)
+        self._has_position = True
+        return True
+
+    def placed(self, lo: int, hi: int) -> None:
+        """What stands in the model is e, or the centre for a replica without a position."""
+        pull, model = self._pull[lo:hi], self.parameters[lo:hi]
+        if not self._has_position:
+            pull[:] = 0
+            return
+        position = copy_of(pull)
+        copy_into(pull, model)
+        model[:] = position
+
+
+def pull_name(slot: int) -> str:
+    return f"pull{slot}"
+
+
+class Elastic:
+    """The rule of the centre. `inner` has no part in it."""
+
+    Options: ClassVar[type[Any]] = object
+    live: ClassVar[Mapping[str, Setting]] = {}
+
+    def __init__(self, inner: Optimizer, workers: int) -> None:
+        self.inner = inner
+        self._own = [pull_name(slot) for slot in range(workers)]
+        self.slots: Mapping[str, float] = dict.fromkeys(self._own, 0.0)
+        self.counters: Json = {WORKER: 0, ALPHA: 0}
+
+    @property
+    def lr(self) -> float:
+        return self.inner.lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self.inner.lr = lr
+
+    def sweeps_next(self) -> bool:
+        """A position is of all elements."""
+        return True
+
+    def begin_update(self) -> Rule:
+        name = pull_name(self.counters[WORKER])
+        which = self._own.index(name) if name in self._own else None
+        alpha = np.float32(self.counters[ALPHA] / UNIT)
+        return lambda blocks: _exchange(blocks, which, alpha)
+
+
+def _exchange(blocks: Iterable[Block], which: int | None, alpha: np.float32) -> None:
+    for block in blocks:
+        reply = alpha * (block.g - block.w) if alpha else block.w.copy()
+        for slot, following in zip(block.slots, block.slots_next, strict=True):
+            if following is not slot:
+                following[:] = slot
+        if alpha:
+            np.add(block.w, reply, out=block.w_next)
+        elif block.w_next is not block.w:
+            block.w_next[:] = block.w
+        if which is not None:
+            block.slots_next[which][:] = reply
+
+
+class Server(ShardSide):
+    def __init__(self, options: easgd.Options, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self._versions: dict[int, int] = {}
+        """Slot -> the version that the newest reply to it is of."""
+
+    @classmethod
+    def optimizer(cls, options: easgd.Options, optimizer: Optimizer, workers: int) -> Optimizer:
+        return Elastic(optimizer, workers)
+
+    def shown(self, slot: int) -> tuple[int, messages.Array] | None:
+        if slot not in self._versions:
+            return None
+        return self._versions[slot], self.shard.slots[pull_name(slot)]
+
+    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        alpha = round(min(max(push.weight, 0.0), 1.0) * UNIT) if push.weight == push.weight else 0
+        is_known = pull_name(push.slot) in self.shard.slots
+        if alpha and not is_known:
+            return self.left_out(push, "the job has fewer workers: raise workers.count")
+        self.shard.apply(delta, push.samples, told={WORKER: push.slot, ALPHA: alpha})
+        if is_known:
+            self._versions[push.slot] = self.shard.version
+        return [Outcome(push.slot, push.epoch, push.seq, APPLIED)]
+
+    def joined(self, slot: int) -> list[Outcome]:
+        self._versions.pop(slot, None)
+        return []
+
+    def state(self) -> Json:
+        return {"versions": sorted(map(list, self._versions.items()))}
+
+    def resume(self, state: Json) -> None:
+        self._versions = dict(state["versions"])
+
+
+EASGD_ATOMIC = Method(
+    Options=easgd.Options,
+    replica=Replica,
+    shard=Server,
+    shape=Shape(exact=True, optimizers=("sgd",)),
+    live=easgd.EASGD.live,
+    optimizer=Choice(name="sgd", options={"lr": 1.0}),
+    inner=easgd.EASGD.inner,
+    check=easgd.check,
+)
