@@ -62,8 +62,9 @@ class StreamLoader(PortionLoader):
         lost: Callable[[LoaderLost], None] = lambda _: None,
         draw: Draw | None = None,
         tolerant: bool = False,
+        clients: None = None,
     ) -> None:
-        """draw is None, and tolerant means nothing here."""
+        """draw and clients are None, and tolerant means nothing here."""
         super().__init__(
             TensorDataset(torch.zeros(0)), batch_size=batch_size, seed=seed, shuffle=False,
             processes=0, accumulate=accumulate, place=place, lost=lost,

@@ -204,6 +204,27 @@ class Task:
             )
         return weights
 
+    def clients(self, dataset: Any, count: int) -> npt.NDArray[np.int64]:
+        """int64[samples], whose each sample is: 0 <= n < count."""
+        if not callable(_get(self._user, "clients")):
+            raise TaskError(
+                'the task has no clients(dataset), and the job file says partition = "task"',
+                where=self.place("dataset"),
+                hint="write one that returns a number for each sample, or another partition",
+            )
+        with calling("task.clients", self.at("clients")):
+            returned = self._user.clients(dataset)  # type: ignore[attr-defined]
+            owners = _vector(returned)
+        if owners.shape != (len(dataset),) or owners.dtype.kind not in "iu":
+            raise self._wrong("clients", returned, "one whole number for each sample")
+        if wrong := owners[(owners < 0) | (owners >= count)].tolist():
+            raise TaskError(
+                f"task.clients returned the number {wrong[0]}; data.clients is {count}",
+                where=self.place("clients"),
+                hint=f"numbers are 0 to {count - 1}",
+            )
+        return owners.astype(np.int64)
+
     def loss(self, model: nn.Module, batch: Any, step: int = 0, epoch: int = 0) -> Loss:
         """step: that this worker has made before. epoch: of the data."""
         told = {"step": step, "epoch": epoch} if self._told else {}

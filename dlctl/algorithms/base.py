@@ -16,6 +16,7 @@ of state lies in attributes, so that it can be saved, restored and changed live 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ import numpy as np
 
 from dlctl import messages
 from dlctl.algorithms.needs import PARAMETERS, Need, View
+from dlctl.clients import Cohort
 from dlctl.compress.base import Delta
 from dlctl.config import COUNT_MAX, Choice, JobFile
 from dlctl.errors import DlctlError
@@ -339,6 +341,8 @@ class ShardSide(ABC):
     def __init__(self, options: Any, shard: Shard) -> None:
         self.options = options
         self.shard = shard
+        self.lo = 0
+        """Where the shard begins in its table; the server role sees to it."""
         self.measures_noise = False
         """Whether it is to find out how much the gradients of a step differ."""
 
@@ -524,6 +528,13 @@ class Lead:
     data_epoch: int = 0
     epoch: DataEpoch = NO_EPOCH
 
+    waited_s: float = 0.0
+    """Seconds since the newest decision, or since the run began; the coordinator keeps it up."""
+
+    leaves_waiting: ClassVar[bool] = True
+    """Whether a worker that may not lease waits for an answer. Else it is told that there is no
+    data for now, so that its replica pushes what it has."""
+
     clock: int = 0
     """What the method counts beside the coordinator. With `state` it is on record before anybody
     hears of what follows from it, and in checkpoints."""
@@ -534,6 +545,10 @@ class Lead:
     def may_lease(self, slot: int, first_slot: int) -> str:
         """Why `slot` has to wait; "" if it may work now. `first_slot`: the lowest that lives."""
         return ""
+
+    def cohort(self, clients: int) -> Cohort:
+        """What a data epoch is made of, where the dataset is cut into so many clients."""
+        return Cohort(clients)
 
     def quorum(
         self, clock: int, came: Mapping[int, int], members: frozenset[int]
@@ -546,6 +561,12 @@ class Lead:
         carried out, so the lead may count it.
         """
         raise NotImplementedError(f"{type(self).__name__} decides nothing")
+
+    def decides_by_s(self) -> float:
+        """So many seconds after the newest decision `quorum` is called although nobody else has
+        come; infinite: never.
+        """
+        return math.inf
 
     def cut_epoch(self) -> bool:
         """Whether `data_epoch` is over: of its portions, those that nobody has are dropped then.

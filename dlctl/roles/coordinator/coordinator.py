@@ -211,6 +211,7 @@ class Coordinator:
                 self.checkpointing.deadline(),
                 self.scheduler.deadline(),
                 self.scaling.deadline(),
+                self.quorums.deadline(),
             ]
         else:
             times += [self.run.shutdown.until]
@@ -276,7 +277,7 @@ class Coordinator:
             self._advance_ending(self.run.shutdown, now)
         self.peers.advance(now)
         self.groups.advance(now)
-        self.quorums.advance()
+        self.quorums.advance(now)
         self.norms.advance()
         self.requests.tell(now)
         self.status.report_if_due(now)
@@ -316,7 +317,9 @@ class Coordinator:
                 text = f"batch size {message.batch_size}: the largest power of two that fits"
                 self.context.event("batch", worker.name, text)
             self.registration.job = self.scheduler.job
-            self.scheduler.take_dataset(worker.name, message.samples, message.order, message.shards)
+            self.scheduler.take_dataset(
+                worker.name, message.samples, message.order, message.shards, message.clients
+            )
             self.frozen.on_model(worker, layout, message, now)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True

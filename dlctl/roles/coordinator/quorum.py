@@ -18,6 +18,7 @@ next report is the acknowledgement. It is on the disk before anybody hears of it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -55,6 +56,17 @@ class Quorums:
         self._members: tuple[int, ...] = ()
         self._gone: frozenset[Process] = frozenset()
         self._to_tell: set[int] = set()
+        self._since: float | None = None
+        """When the newest decision was made, or this coordinator began."""
+        self._is_overdue = False
+        """`Lead.decides_by_s` was waited for, and the lead was asked again."""
+
+    def deadline(self) -> float | None:
+        """When to ask the lead although nobody has come."""
+        if self._since is None or self._is_overdue or not self.is_asked:
+            return None
+        at = self._since + self.side.decides_by_s()
+        return at if at < math.inf else None
 
     def on_holding(self, peer: Peer, message: m.Holding) -> None:
         """Raises RemoteProtocolError for a server that is not, or no longer, of this run."""
@@ -72,14 +84,23 @@ class Quorums:
         self._reports[message.shard] = report
         self._to_tell.add(message.shard)
 
-    def advance(self) -> None:
+    def advance(self, now: float) -> None:
         """Decide, if that can be done now, and tell those who wait."""
         if not self.is_asked or self.run.state in ("pending", "starting"):
             return
+        if self._since is None:
+            self._since = now
         members = self.run.members.live_slots()
+        self.side.waited_s = now - self._since
+        due = self.deadline()
+        if due is not None and now >= due:
+            self._is_news = self._is_overdue = True
         if self._is_news or members != self._members:
             self._is_news, self._members = False, members
+            before = self.newest
             self._decide()
+            if self.newest is not before:
+                self._since, self._is_overdue = now, False
         self._tell()
 
     def _decide(self) -> None:
