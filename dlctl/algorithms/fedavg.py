@@ -215,17 +215,19 @@ class Rounds(Lead):
     def quorum(
         self, clock: int, came: Mapping[int, int], members: frozenset[int]
     ) -> frozenset[int] | None:
-        under_way = {slot: n for slot, n in self.epoch.under_way.items() if slot in members}
+        epoch = self.epoch
+        under_way = {slot: n for slot, n in epoch.under_way.items() if slot in members}
         clients = sum(n for slot, n in under_way.items() if slot in came)
-        is_complete = (
-            self.epoch.portions and not self.epoch.left and under_way.keys() <= came.keys()
-        )
+        is_all_leased = epoch.portions > 0 and not epoch.left
+        is_complete = is_all_leased and under_way.keys() <= came.keys()
         is_late = self.waited_s >= self.decides_by_s() and clients >= self.options.clients_min
         if not (is_complete or is_late or members <= came.keys()):
             return None
-        if any(came.values()):
+        brings = any(came.values())
+        if brings:
             self._rounds, self._came = self._rounds + 1, clients
-        self._is_over = any(came.values()) or not self.epoch.left
+        # Without a word of any client it is over only if nobody will bring one.
+        self._is_over = brings or is_all_leased
         return frozenset(came)
 
     def decides_by_s(self) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scenarios import COMPUTE, HEAL_AT_S, TIMEOUTS, poor_network, recovery_faults
 from simulated import Watcher, job_file
 
 from dlctl import registry
@@ -14,7 +15,6 @@ from dlctl.clients import Clients, cohort, cut
 from dlctl.compress.base import Delta
 from dlctl.flat import slice_bounds
 from dlctl.messages import Array, Lease, PortionDone
-from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import LivenessChecker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
@@ -118,3 +118,66 @@ def test_every_client_that_was_drawn_is_trained_once_and_workers_share_them() ->
     assert len(done.sent) >= 60
     shares = Counter(d.slot for d in {(d.data_epoch, d.portion): d for *_, d in done.sent}.values())
     assert min(shares[slot] for slot in range(4)) >= 10
+
+
+# ---------------------------------------------------------------- who is missing
+
+
+def figures(outcome: Outcome) -> dict[str, Any]:
+    return outcome.store.memory["lead"][1]
+
+
+def test_a_deadline_ends_a_round_once_enough_clients_have_come() -> None:
+    """worker-2 takes ten seconds for a client of half a second: its ways come too late."""
+    slow = {"compute": ComputeOptions(step_s=0.1, spread=0.0, slow={2: 20.0})}
+    took, updates = {}, {}
+    for round_s in (0.0, 2.0):
+        options = {"fraction": 1.0, "round_s": round_s, "clients_min": 3}
+        done = Watcher(PortionDone)
+        outcome = run(job_of(options=options, epochs=6.0), problem_of("iid"), done, **slow)
+        took[round_s] = outcome.seconds
+        updates[round_s] = figures(outcome)
+        late = {d.slot for *_, d in done.sent if not d.samples}
+        assert late == ({2} if round_s else set())
+    assert took[2.0] < took[0.0] / 2
+    assert updates[0.0]["rounds"] == 6
+    assert updates[2.0]["rounds"] >= 5
+
+
+def test_a_deadline_waits_for_clients_min() -> None:
+    slow = ComputeOptions(step_s=0.1, spread=0.0, slow={2: 20.0})
+    options = {"fraction": 1.0, "round_s": 2.0, "clients_min": CLIENTS}
+    done = Watcher(PortionDone)
+    run(job_of(options=options, epochs=2.0), problem_of("iid"), done, compute=slow)
+    assert all(d.samples for *_, d in done.sent)
+
+
+SEEDS = [range(2), *(pytest.param(range(n, n + 10), marks=pytest.mark.long) for n in (2, 12, 22))]
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_a_run_ends_with_a_good_model_whoever_dies(seeds: range) -> None:
+    for seed in seeds:
+        problem, options = problem_of(), {"fraction": 0.75, "local_passes": 2}
+        if seed % 3 == 1:
+            options |= {"round_s": 1.0, "clients_min": 2}
+        job = job_of(
+            4, options=options, epochs=12.0, restarts_max=20, timeouts=TIMEOUTS, checkpoint_s=0.6,
+            durability=("process", "disk")[seed % 2],
+        )  # fmt: skip
+        promises = (TermsChecker(), LivenessChecker(HEAL_AT_S), NothingLeft())
+        outcome = Simulation(
+            job, problem, seed, network=poor_network(seed), compute=COMPUTE,
+            faults=recovery_faults(seed), checkers=promises,
+        ).run(300.0)  # fmt: skip
+        assert outcome.state == "finished", (seed, outcome.reason)
+        loss = problem.evaluate(outcome.weights)["loss"]
+        assert loss <= 0.3 * problem.evaluate(problem.initial())["loss"], (seed, loss)
+
+
+def test_a_resumed_run_is_the_one_that_was_not_stopped() -> None:
+    problem, store = problem_of(), Store()
+    run(job_of(epochs=2.0), problem, store=store)
+    resumed = run(job_of(epochs=5.0), problem, store=store)
+    whole = run(job_of(epochs=5.0), problem)
+    np.testing.assert_allclose(resumed.weights, whole.weights, rtol=0, atol=2e-5)
