@@ -28,6 +28,7 @@ from daemons.worker.data import PortionLoader
 from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.orders import Draw
 from daemons.worker.task import TaskError, calling
+from dlctl.clients import Clients
 from dlctl.flat import slice_bounds
 
 OPEN_MAX = 4
@@ -62,7 +63,7 @@ class StreamLoader(PortionLoader):
         lost: Callable[[LoaderLost], None] = lambda _: None,
         draw: Draw | None = None,
         tolerant: bool = False,
-        clients: None = None,
+        clients: Clients | None = None,
     ) -> None:
         """draw and clients are None, and tolerant means nothing here."""
         super().__init__(

@@ -248,10 +248,13 @@ class Rounds(Lead):
     def figures(self) -> Json:
         found: Json = {"rounds": self._rounds, "clients": self._came}
         options = self.options
-        if options.noise_multiplier and self._clients:
+        if not options.noise_multiplier:
+            return found
+        privacy.accounting()  # For the first time before anything trains: nobody waits for it then.
+        if self._clients:
             epsilon = privacy.epsilon(
-                self._clients, options.clients_per_round, options.noise_multiplier, self._rounds,
-                options.delta,
+                self._clients, drawn(options, self._clients), options.noise_multiplier,
+                self._rounds, options.delta,
             )  # fmt: skip
             found |= {"epsilon": round(epsilon, 4), "delta": options.delta}
         return found
