@@ -88,7 +88,8 @@ def _run(directory: Path, job: str, seed: int, samples: int) -> Ended:
     file.write_text(text)
     _done([*DLCTL, "run", "--fresh", "-q", file.name], directory)
     status = json.loads(_done([*DLCTL, "status", "--json", "-j", file.name], directory))
-    pushed = sum((row.get("metrics") or {}).get("push_bytes", 0) for row in status["daemons"])
+    workers = [row["metrics"] or {} for row in status["daemons"] if row["role"] == "worker"]
+    pushed = sum(metrics.get("push_bytes", 0) for metrics in workers)
     return Ended(status["evaluation"]["val_loss"], pushed)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlctl import jobfile
+from dlctl import jobfile, registry
 from dlctl.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
@@ -85,3 +85,13 @@ def test_the_job_file_in_the_readme_is_valid(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(block)
     job = jobfile.load(tmp_path / "job.toml")
     assert (job.inner.name, job.schedule.kind, job.gradient.clip_norm) == ("adamw", "cosine", 1.0)
+
+
+def test_the_readme_has_a_row_for_every_method() -> None:
+    rows = [
+        line.split("|")[1]
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if line[:1] == "|"
+    ]
+    named = {name for row in rows for name in re.findall("`([^`]+)`", row)}
+    assert set(registry.BUILT_IN["algorithms"]) <= named

@@ -181,6 +181,16 @@ def check(job: JobFile) -> list[Fault]:
     return found
 
 
+def check_momentum(job: JobFile) -> list[Fault]:
+    """Whoever asks for EAMSGD, and says something else of the replicas' optimiser."""
+    found = check(job)
+    if job.inner.name == "sgd" and not job.inner.options["momentum"]:
+        what = f"{job.algorithm.name} without momentum is easgd"
+        instead = "add momentum = 0.99 and nesterov = true, or remove [inner]"
+        found.append((("inner", "name"), what, instead))
+    return found
+
+
 _method = partial(
     Method,
     Options=Options,
@@ -195,9 +205,9 @@ _method = partial(
         ),
     },
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
-    check=check,
 )
-EASGD = _method(inner=Choice(name="sgd", options={"lr": 0.01}))
+EASGD = _method(inner=Choice(name="sgd", options={"lr": 0.01}), check=check)
 EAMSGD = _method(
-    inner=Choice(name="sgd", options={"lr": 0.001, "momentum": 0.99, "nesterov": True})
+    inner=Choice(name="sgd", options={"lr": 0.001, "momentum": 0.99, "nesterov": True}),
+    check=check_momentum,
 )

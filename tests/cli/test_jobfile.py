@@ -444,9 +444,9 @@ def test_what_is_called_otherwise_elsewhere_is_known(folder: Path, line: str, me
             "topk, topk-sampled, gaussian, gaussian-ref, randomk have it",
         ),
         (
-            '[algorithm]\nname = "sync"\nlocal_steps = 4',
-            "sync has no local_steps",
-            "local-sgd, diloco have it",
+            '[algorithm]\nname = "sync"\niterations = 4',
+            "sync has no iterations",
+            "sandblaster has it",
         ),
         (
             '[compression]\nname = "topk"\ndensty = 0.01',

@@ -400,8 +400,22 @@ def test_ranges_that_the_table_does_not_have_are_the_methods_fault(ranges: Any) 
 def test_what_cannot_be_read_like_that_is_the_methods_fault() -> None:
     with pytest.raises(ValueError, match='table "seen" is read beside the model'):
         replica(Read(table="seen", wait=True))
-    with pytest.raises(ValueError, match="beside the model is waited for"):
-        replica(Read(wait=False, into="beside"))
+
+
+def test_what_is_read_beside_the_model_can_be_asked_for_ahead() -> None:
+    """The same read with `wait` gets what has come of it meanwhile; another one asks anew."""
+    part = Read(wait=False, into="beside", ranges=((2, 5),), at_least=4)
+    at = replica(READ, part, NextData(), replace(part, wait=True), replace(part, wait=True))
+    at.answer_all(at.of(m.Fetch), 1.0)
+    assert at.log[1:] == [None]
+    ahead = at.of(m.Fetch)[SERVERS:]
+    at.answer(0, ahead[0], 3.0, clock=4)
+    at.answer(1, ahead[1], 4.0, clock=4)
+    assert len(at.log) == 2
+    at.lease(1)
+    assert at.log[3].values.tolist() == [3, 4, 4]
+    assert at.model.tolist() == [1] * SIZE
+    assert len(at.of(m.Fetch)) == 3 * SERVERS
 
 
 # ---------------------------------------------------------------- writes
@@ -417,6 +431,51 @@ def test_a_write_is_on_its_way_at_once_while_the_window_has_room() -> None:
     for shard in range(SERVERS):
         at.ack(pushes[shard], shard)
     assert at.log == [None] * (WINDOW + 1)
+
+
+def test_ranges_may_go_to_all_shards_so_that_the_clocks_of_all_go_on() -> None:
+    at = replica(Write(vector=ONES[:2].copy(), ranges=((0, 2),), to_all=True, clock=5))
+    assert [(push.clock, push.delta.length, push.is_part) for push in at.of(m.Push)] == [
+        (5, 2, True),
+        (5, 0, True),
+    ]
+
+
+def parts(*, anew: bool) -> Replica:
+    """A step in two parts, of which the first is pushed twice if the method begins anew."""
+    first, second = (
+        Write(vector=ONES[:3].copy(), ranges=(part,), of=2, samples=n)
+        for part, n in (((0, 3), 1), ((3, 6), 0))
+    )
+    again = (Write(vector=None, holds_steps=False), first) if anew else ()
+    return replica(READ, Gradient(), first, *again, second)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_step_in_parts_is_done_when_all_of_them_are_settled(anew: bool) -> None:
+    at = parts(anew=anew)
+    at.answer_all(at.of(m.Fetch), 0.0)
+    at.lease(1)
+    at.computed()
+    assert not at.training.has_unpushed_steps()
+    shards = [0, *([0, 1, 0] if anew else []), 1]
+    *before, last = zip(at.of(m.Push), shards, strict=True)
+    for push, shard in before:
+        at.ack(push, shard)
+    assert at.of(m.PortionDone) == []
+    at.ack(*last)
+    assert [done.samples for done in at.of(m.PortionDone)] == [1]
+
+
+def test_a_step_of_which_a_part_is_missing_is_not_pushed() -> None:
+    first = Write(vector=ONES[:3].copy(), ranges=((0, 3),), of=2, samples=1)
+    at = replica(READ, Gradient(), first, NextData())
+    at.answer_all(at.of(m.Fetch), 0.0)
+    at.lease(1)
+    at.computed()
+    assert at.training.has_unpushed_steps()
+    at.ack(at.of(m.Push)[0], 0)
+    assert at.of(m.PortionDone) == []
 
 
 def test_a_receipt_comes_when_all_shards_have_settled_the_push() -> None:

@@ -250,6 +250,15 @@ def sync(seed: int) -> Simulation:
     )  # fmt: skip
 
 
+def backups(seed: int) -> Simulation:
+    """A barrier that waits for all gradients but one, of which every second run loses servers."""
+    faults = recovery_faults(seed) if seed % 2 else mixed_faults(seed)
+    return _ledger(
+        seed, faults, averages=True, shares=True, durabilities=("process", "process", "disk"),
+        algorithm=("sync", {"backup_workers": 1}),
+    )  # fmt: skip
+
+
 def local_sgd(seed: int) -> Simulation:
     """Replicas that go some steps alone between two barriers, with dense and with sparse pushes;
     every third also loses servers.
@@ -480,6 +489,7 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour": downpour,
     "downpour-topk": downpour_topk,
     "sync": sync,
+    "backups": backups,
     "local-sgd": local_sgd,
     "ways": ways,
     "sandblaster": sandblaster,

@@ -22,9 +22,9 @@ from dlctl.sim.simulation import Outcome, Simulation
 
 _PR_SET_PDEATHSIG = 1
 PER_COMMIT = {
-    "downpour": 20, "downpour-topk": 12, "sync": 12, "local-sgd": 26, "ways": 18, "sandblaster": 31,
-    "recovery": 22, "sync-recovery": 15, "full-disks": 16, "stops": 20, "toys": 16,
-    "streams": 10,
+    "downpour": 20, "downpour-topk": 12, "sync": 12, "backups": 6, "local-sgd": 20, "ways": 12,
+    "sandblaster": 25, "recovery": 20, "sync-recovery": 15, "full-disks": 16, "stops": 16,
+    "streams": 10, "toys": 16,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 BLOCK = 25

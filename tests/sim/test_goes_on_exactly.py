@@ -111,7 +111,9 @@ def with_adamw(name: str, workers: int, epochs: int, store: Store | None = None)
     return outcome
 
 
-@pytest.mark.parametrize(("name", "workers"), [("downpour", 1), ("local-sgd", 1), ("diloco", 1)])
+@pytest.mark.parametrize(
+    ("name", "workers"), [("downpour", 1), ("local-sgd", 1), ("diloco", 1), ("easgd", 1)]
+)
 def test_own_optimisers_and_schedules_go_on_as_if_a_run_had_never_stopped(
     name: str, workers: int
 ) -> None:

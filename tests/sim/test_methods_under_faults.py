@@ -24,7 +24,6 @@ from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 METHODS: dict[str, tuple[dict[str, Any], tuple[type[Checker], ...]]] = {
-    "sync": ({"backup_workers": 1}, ()),
     "easgd": ({"exchange_every_steps": 3, "inner_lr": 0.1}, ()),
     "fedbuff": ({"local_steps": 2, "buffer_pushes": 3, "inner_lr": 0.1}, (BufferedChecker,)),
 }

@@ -40,6 +40,8 @@ class _Pushed:
     """The first and last step that are in it."""
     missing: int
     """Shards that have not settled it."""
+    is_part: bool = False
+    """Whether others hold the same steps, too."""
     outcomes: dict[int, str] = field(default_factory=dict)
 
 
@@ -159,7 +161,7 @@ class Writing:
         pieces = self._pieces(need, table)
         self.number += 1
         number, steps = self.number, (self.steps_pushed, max(self.steps - 1, 0))
-        self._under_way[number] = _Pushed(table, steps, len(pieces))
+        self._under_way[number] = _Pushed(table, steps, len(pieces), need.of > 1)
         for client, lo, values in pieces:
             self._send(client, lo, values, need, number, steps)
         if table == self._progress:
@@ -265,7 +267,7 @@ class Writing:
         self.bad_gradients.settled(number, pushed.table)
         if pushed.table != self._progress:
             return None
-        if self._drops_late and set(pushed.outcomes.values()) == {m.LATE}:
+        if self._drops_late and not pushed.is_part and set(pushed.outcomes.values()) == {m.LATE}:
             self.portions.late(number)
         self.pacing.settled(number, now)
         return number
