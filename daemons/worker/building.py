@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from daemons.worker import fitting, inner, weights
-from daemons.worker.clients import clients_of, round_samples
+from daemons.worker.clients import clients_of, dataset_of, round_samples
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
 from daemons.worker.loader_watch import LoaderLost
@@ -64,7 +64,7 @@ def build(
     """
     replica = build_replica(job, slot, run=run)
     task = replica.task
-    dataset = task.dataset()
+    dataset = dataset_of(job, task)
     streams = is_stream(dataset)
     clients = clients_of(job, task, dataset)
     make_loader = partial(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from daemons.worker.task import Task, TaskError, calling, is_stream
 from dlctl import registry
@@ -16,6 +16,35 @@ from dlctl.clients import Clients, cut, epoch_samples
 from dlctl.config import JobFile
 
 _LABELS = ("targets", "labels")
+
+
+def dataset_of(job: JobFile, task: Task) -> Any:
+    """The whole one, or one that has each client's when it is asked for. Raises TaskError."""
+    is_apart = job.data.clients and job.data.partition == "workers"
+    return OfClients(task, job.data.clients) if is_apart else task.dataset()
+
+
+class OfClients(Dataset[Any]):
+    """The datasets of all clients, one behind the other; only those are made that are used."""
+
+    def __init__(self, task: Task, clients: int) -> None:
+        self.sizes = task.client_sizes(clients)
+        self._task = task
+        self._ends = np.cumsum(self.sizes)
+        self._made: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, row: int) -> Any:
+        client = int(np.searchsorted(self._ends, row, side="right"))
+        if client not in self._made:
+            self._made[client] = self._task.client_dataset(client, int(self.sizes[client]))
+        return self._made[client][row - int(self._ends[client] - self.sizes[client])]
+
+    def parts(self) -> list[npt.NDArray[np.int64]]:
+        """The rows of each client."""
+        return np.split(np.arange(len(self)), self._ends[:-1])
 
 
 def clients_of(job: JobFile, task: Task, dataset: Any) -> Clients | None:
@@ -29,7 +58,9 @@ def clients_of(job: JobFile, task: Task, dataset: Any) -> Clients | None:
             where=place,
             hint="give a dataset with __len__ and __getitem__, and no sampler or sample_weights",
         )
-    if data.partition == "task":
+    if isinstance(dataset, OfClients):
+        parts = dataset.parts()
+    elif data.partition == "task":
         parts = _said(task.clients(dataset, data.clients), data.clients)
     else:
         labels = partial(_labels, dataset, place)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from daemons.worker import inner
-from daemons.worker.clients import clients_of
+from daemons.worker.clients import clients_of, dataset_of
 from daemons.worker.data import PortionLoader
 from daemons.worker.replica import Replica
 from daemons.worker.stepper import Stepper
@@ -133,3 +133,29 @@ def test_a_client_is_pulled_back_and_its_optimiser_begins_anew() -> None:
             )
             expected = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
             np.testing.assert_allclose(replica.parameters, expected, rtol=0, atol=1e-6)
+
+
+def test_of_clients_that_stay_where_they_are_only_those_are_made_that_are_used() -> None:
+    sizes, made = [4, 6, 5], []
+
+    def dataset(client: int) -> range:
+        made.append(client)
+        return range(100 * client, 100 * client + sizes[client] + (client == 2))
+
+    parts = {"dataset": dataset, "client_sizes": lambda: sizes}
+    task = Task(SimpleNamespace(model=nn.Module, loss=lambda *_: None, **parts))
+    job = JobFile(
+        job=Job(name="a", task="train.py:task"), data=Data(clients=3, partition="workers")
+    )
+    whole = dataset_of(job, task)
+    found = clients_of(job, task, whole)
+    assert (found.sizes, len(whole)) == ((4, 6, 5), 15)
+    data = PortionLoader(whole, batch_size=9, seed=0, shuffle=True, processes=0, clients=found)
+    ((batch, _),) = data.step(0, 0, 6, 0, 1)
+    assert sorted(batch.tolist()) == [100, 101, 102, 103, 104, 105]
+    assert made == [1]
+    with pytest.raises(TaskError, match=r"dataset\(2\) has 6 samples, and client_sizes\(\) says 5"):
+        data.step(0, 0, 5, 0, 2)
+    sizes[0] = 0
+    with pytest.raises(TaskError, match=r"client_sizes returned .*3 whole numbers, 1 or more"):
+        dataset_of(job, task)

@@ -100,13 +100,16 @@ class PortionPool(Leases):
 
     def take(self, slot: int) -> Range | None:
         """Lease the next portion; None if there is none now (others may still come back)."""
-        key = self._returned.pop(0) if self._returned else self._advance()
+        key = self._pick(slot)
         if key is None:
             return None
         self._leased[key] = slot
         self._doubtful.discard(key)
         self._changed[key] = None
         return self._range(*key)
+
+    def _pick(self, slot: int) -> tuple[int, int] | None:
+        return self._returned.pop(0) if self._returned else self._advance()
 
     def _range(self, epoch: int, index: int) -> Range:
         return Range(epoch, index, *self.bounds(index))

@@ -264,7 +264,8 @@ class Scheduler:
         pool = PortionPool(samples, self.job.data.portion_batches * batches.largest(self.job))
         if clients:
             drawn = self.side.cohort(len(clients))
-            pool = client_pool(clients, drawn, self.job.job.seed)
+            owners = self.job.workers.count if self.job.data.partition == "workers" else 0
+            pool = client_pool(clients, drawn, self.job.job.seed, owners)
             self._counts_steps = True
         pool.limit = _portions(self.job, pool)
         if self._restore.get("portion_samples") == pool.portion_samples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dlctl.clients import Clients, cohort, cut
 from dlctl.compress.base import Delta
 from dlctl.flat import slice_bounds
 from dlctl.messages import Array, Lease, PortionDone
+from dlctl.optim.sgd import SGD
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import LivenessChecker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
@@ -181,3 +183,28 @@ def test_a_resumed_run_is_the_one_that_was_not_stopped() -> None:
     resumed = run(job_of(epochs=5.0), problem, store=store)
     whole = run(job_of(epochs=5.0), problem)
     np.testing.assert_allclose(resumed.weights, whole.weights, rtol=0, atol=2e-5)
+
+
+# ---------------------------------------------------------------- clients that stay where they are
+
+
+def test_a_client_stays_with_its_worker() -> None:
+    """Also when the worker dies: nobody else has the data, and its process begins anew."""
+    problem, leases = problem_of(), Watcher(Lease)
+    job = job_of(3, epochs=6.0, timeouts=TIMEOUTS, options={"fraction": 0.75})
+    job = replace(job, data=replace(job.data, clients=CLIENTS, partition="workers"))
+    expected = looped(problem, SGD(SGD.Options(lr=1.0)), 6, epochs=6)
+    np.testing.assert_allclose(run(job, problem, leases).weights, expected, rtol=0, atol=2e-5)
+    given = [(peer, lease) for *_, peer, lease in leases.sent if lease.stop]
+    assert {lease.shard for _, lease in given} == set(range(CLIENTS))
+    owners = {lease.shard: set() for _, lease in given}
+    for peer, lease in given:
+        owners[lease.shard].add(peer)
+    assert all(len(peers) == 1 for peers in owners.values())
+    assert len(set.union(*owners.values())) == 3
+    for seed in range(4):
+        outcome = Simulation(
+            job, problem, seed, network=poor_network(seed), compute=COMPUTE,
+            faults=recovery_faults(seed), checkers=(LivenessChecker(HEAL_AT_S), NothingLeft()),
+        ).run(300.0)  # fmt: skip
+        assert outcome.state == "finished", (seed, outcome.reason)
