@@ -112,16 +112,17 @@ class PortionLoader:
         and the part of its samples that each has.
 
         Asked for in order, the batches of a portion are loaded ahead; any other order costs a new
-        start. shard: a client; -1: the dataset is not cut into clients. Raises TaskError for what
+        start. shard: the client, if the dataset is cut into clients. Raises TaskError for what
         the dataset raises, LoaderLost if a process has ended or does not come back.
         """
         assert 0 <= start < stop
-        assert shard >= 0 or stop <= self.order.length
+        client = shard if self.clients is not None else -1
+        assert client >= 0 or stop <= self.order.length
         steps = -((start - stop) // self._step_samples)
         assert 0 <= number < steps
         wanted = (data_epoch, start, stop, number)
-        if wanted != self._next or shard != self._client:
-            self._client = shard
+        if wanted != self._next or client != self._client:
+            self._client = client
             self._restart(*wanted)
         self._next = (data_epoch, start, stop, number + 1)
         lo, hi = slice_bounds(stop - start, steps, number)
@@ -191,10 +192,9 @@ class PortionLoader:
 
     def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:
         self._next = None
-        if self._client < 0:
+        if self.clients is None or self._client < 0:
             samples = self.order.rows(data_epoch, start, stop)
         else:
-            assert self.clients is not None
             samples = self.clients.rows(data_epoch, self._client, start, stop)
         steps = -(-len(samples) // self._step_samples)
         bounds = [slice_bounds(len(samples), steps, i) for i in range(number, steps)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from test_server_restart import Keeping, Life
 
 from dlctl import messages as m
 from dlctl import registry
+from dlctl.algorithms.base import Lead
 from dlctl.config import Choice, Job, JobFile, Servers, Workers
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import DeadlineReached, Note, Reconnected, Send
@@ -323,9 +324,9 @@ class Office:
         message = m.Holding(shard, *of, clock, packed(rows))
         self.quorums.on_holding(more.pop("peer", server.peer), message)
 
-    def told(self) -> dict[str, tuple[int, Triples, Triples]]:
+    def told(self, now: float = 0.0) -> dict[str, tuple[int, Triples, Triples]]:
         """Server -> (clock, used, gone) that it is sent now."""
-        self.quorums.advance()
+        self.quorums.advance(now)
         return {
             str(effect.peer): (
                 effect.message.clock,
@@ -364,6 +365,37 @@ def test_the_next_step_is_decided_when_all_have_made_this_one() -> None:
     assert office.told() == {"server-1": (0, [[0, 1], [1, 1]], [])}
     office.says(1, 1, 0, 1)
     assert office.told() == both(1, [[0, 1], [1, 1]])
+
+
+def test_a_lead_is_asked_again_after_its_time_though_nobody_else_has_come() -> None:
+    office = Office()
+    office.side = Patient(None)
+    office.quorums = Quorums(office.run, office.side)
+    assert office.quorums.deadline() is None
+    assert office.told(10.0) == {}
+    assert office.quorums.deadline() == 12.0
+    assert office.told(12.0) == {}, "it decides about somebody"
+    assert office.quorums.deadline() is None
+    for shard in range(2):
+        office.says(shard, 0, 0)
+    assert office.told(12.5) == both(0, [[0, 1]])
+    assert office.quorums.deadline() == 14.5
+    for shard in range(2):
+        office.says(shard, 1, 1)
+    assert office.told(14.0) == {}
+    assert office.told(14.5) == both(1, [[1, 1]])
+
+
+class Patient(Lead):
+    """Waits two seconds, for whoever comes."""
+
+    def decides_by_s(self) -> float:
+        return 2.0
+
+    def quorum(
+        self, clock: int, came: Mapping[int, int], members: frozenset[int]
+    ) -> frozenset[int] | None:
+        return frozenset(came) if self.waited_s >= 2.0 else None
 
 
 def test_when_members_leave_fewer_are_enough() -> None:
