@@ -25,6 +25,9 @@ name; FedProx is mu > 0. A client's inner optimiser begins anew: clients keep no
 - The batches of a client go on over the end of a pass: E passes over 10 samples are 10 E samples.
 - A way that is not finite counts as if its client had not been drawn.
 - Without `data.clients` every portion of the dataset is a client, with whatever is in it.
+- A run that is stopped ends its round with those that have come, and goes on with the next one.
+- Where each worker has clients of its own (`partition = "workers"`) nobody else trains them: those
+  of a worker that is away are missing from the round.
 - Who joins while a round ends may train a client of the next one from the w of this one; its push
   is late then.
 
@@ -35,7 +38,8 @@ Differential privacy, of a client as a whole (`clip_norm` S, `noise_multiplier` 
 
 All clients weigh the same, and m stays, whoever is missing. Ways are clipped by the worker that
 trains them, and each shard adds noise to its part: workers, servers and whoever can read
-`noise_seed` have to be trusted. Buffers of the model, losses and metrics have no noise on them.
+`noise_seed` have to be trusted. A round that is made again from a checkpoint has the same noise
+again: whoever sees both knows what they differ in. Buffers of the model, losses and metrics have no noise on them.
 Epsilon is in `dlctl status` (`privacy.py`).
 """
 
