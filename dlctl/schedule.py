@@ -61,9 +61,11 @@ class Scale(NamedTuple):
     def at(self, samples: float, warmup: float) -> float:
         """warmup: samples until it is there."""
         passed = samples - self.since
+        if passed < 0:
+            return self.before
         if passed >= warmup:
             return self.after
-        return self.before + (self.after - self.before) * max(0.0, passed) / warmup
+        return self.before + (self.after - self.before) * passed / warmup
 
     def to(self, after: float, samples: float, warmup: float) -> Scale:
         """The one that follows it from there on."""

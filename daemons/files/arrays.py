@@ -24,7 +24,9 @@ from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
 from dlctl.roles.protocol.files import FilesMissing, Wanted, checkpoint_file
 from dlctl.runs import checkpoints
+from dlctl.runs.checkpoints import SLOT
 from dlctl.runs.manifest import MANIFEST, state_of
+from dlctl.shards.base import W
 
 
 class Files:
@@ -62,9 +64,11 @@ class Files:
         manifest = checkpoints.read_manifest(directory)
         if self._name.startswith("worker"):
             return ArraysLoaded(checkpoints.read_worker(directory, manifest, self._name), {})
+        saved = {W, *(f"{SLOT}{slot}" for slot in checkpoints.slots(directory, manifest))}
         arrays = {
             name: checkpoints.read_slice(directory, manifest, name, effect.lo, effect.hi)
             for name in effect.vectors
+            if name in saved
         }
         for table in effect.tables:
             name = f"table.{table.name}"

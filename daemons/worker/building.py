@@ -131,8 +131,8 @@ def _does_without_weights(job: JobFile, slot: int) -> bool:
     shape = registry.load("algorithms", job.algorithm.name).shape
     if not job.job.weights or Path(job.job.weights).exists() or slot == 0:
         return False
-    if shape.model != "tables":
-        return False
+    if shape.model != "tables" or job.workers.processes > 1:
+        return False  # What is told of the run's values is told to the first process alone.
     log.warning("the weights are not on this host: it takes the run's (%s)", job.job.weights)
     return True
 

@@ -10,7 +10,7 @@ the way, and goes on from what the servers have with it in:
     shard:      theta = outer(theta, push)                    # at once
 
 The outer optimiser is `delayed-nesterov`, which is made for pushes that come one by one. Its
-`every` is the number of workers.
+`every` is the job's number of workers, if the job file does not say another one.
 
 With `dynamic_steps` (DyLU in the paper) a replica makes steps by its speed v_i, so that slow ones
 bring nothing that is very stale, and all push about as often:
@@ -41,6 +41,8 @@ from dlctl.algorithms.needs import NextData, Read, View, Write
 from dlctl.compress.base import Delta
 from dlctl.config import COUNT_MAX, Choice
 from dlctl.messages import APPLIED
+from dlctl.optim.base import Optimizer
+from dlctl.optim.delayed_nesterov import DelayedNesterov
 from dlctl.settings import Setting, count
 
 SPEEDS = "speeds"
@@ -92,6 +94,13 @@ class Replica(local_sgd.Replica):
 
 class Server(downpour.Server):
     """Applies every way at once. A push without samples is of steps that lead nowhere, and none."""
+
+    @classmethod
+    def optimizer(cls, options: Any, optimizer: Optimizer, workers: int) -> Optimizer:
+        rule = getattr(optimizer, "inner", optimizer)  # behind an average
+        if isinstance(rule, DelayedNesterov) and rule.follows_workers:
+            rule.set_every(workers)
+        return optimizer
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         if push.samples:

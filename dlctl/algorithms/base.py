@@ -531,10 +531,6 @@ class Lead:
     waited_s: float = 0.0
     """Seconds since the newest decision, or since the run began; the coordinator keeps it up."""
 
-    leaves_waiting: ClassVar[bool] = True
-    """Whether a worker that may not lease waits for an answer. Else it is told that there is no
-    data for now, so that its replica pushes what it has."""
-
     clock: int = 0
     """What the method counts beside the coordinator. With `state` it is on record before anybody
     hears of what follows from it, and in checkpoints."""

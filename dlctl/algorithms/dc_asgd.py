@@ -42,9 +42,10 @@ from annotated_types import Ge, Lt
 
 from dlctl import messages
 from dlctl.algorithms import stepwise
-from dlctl.algorithms.base import Method, Needs, Outcome, ShardSide
+from dlctl.algorithms.base import Fault, Method, Needs, Outcome, ShardSide
 from dlctl.algorithms.needs import Gradient, NextData, Read, Write
 from dlctl.compress.base import Delta
+from dlctl.config import JobFile
 from dlctl.messages import APPLIED, Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Rule
@@ -204,4 +205,12 @@ class Server(ShardSide):
         self._versions = dict(state["versions"])
 
 
-DC_ASGD = Method(Options=Options, replica=Replica, shard=Server)
+def _rounded_fetches(job: JobFile) -> list[Fault]:
+    """A worker reads its own copy of w, and a correction is of just that."""
+    if job.servers.fetch_values == "float32":
+        return []
+    what = "each worker reads a copy of its own, as it is on the servers"
+    return [(("servers", "fetch_values"), what, 'use "float32"')]
+
+
+DC_ASGD = Method(Options=Options, replica=Replica, shard=Server, check=_rounded_fetches)

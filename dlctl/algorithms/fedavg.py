@@ -39,8 +39,8 @@ Differential privacy, of a client as a whole (`clip_norm` S, `noise_multiplier` 
 All clients weigh the same, and m stays, whoever is missing. Ways are clipped by the worker that
 trains them, and each shard adds noise to its part: workers, servers and whoever can read
 `noise_seed` have to be trusted. A round that is made again from a checkpoint has the same noise
-again: whoever sees both knows what they differ in. Buffers of the model, losses and metrics have no noise on them.
-Epsilon is in `dlctl status` (`privacy.py`).
+again: whoever sees both knows what they differ in. Buffers of the model, losses and metrics have
+no noise on them. Epsilon is in `dlctl status` (`privacy.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
@@ -191,7 +191,6 @@ class Rounds(Lead):
     """Who is drawn, and when a round is over."""
 
     options: Options
-    leaves_waiting: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._clients = 0

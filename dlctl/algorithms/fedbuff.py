@@ -86,7 +86,8 @@ class Collecting(ShardSide):
             if self.options.staleness_weight == "root":
                 weight = np.float32((1 + staleness) ** -0.5)
                 delta = delta._replace(values=delta.values * weight)
-            self.shard.apply(delta, push.samples)
+            capacity = {buffered.CAPACITY: self.options.buffer_pushes}
+            self.shard.apply(delta, push.samples, told=capacity)
             kind = BUFFERED if self.shard.optimizer.counters[buffered.BUFFERED] else APPLIED
         return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]
 

@@ -92,11 +92,12 @@ class Replica(sync.Replica):
                 yield Read(wait=True, at_least=clock + 1)
             is_apart = self._is_ahead and self.view.clock_max != clock + 1
             self._is_ahead, clock = False, self.view.clock_max
-            if samples and not self._take_way():
-                samples = 0
+            brings = bool(samples) or self.owes()
+            if brings and not self._take_way():
+                brings, samples = False, 0
             self._is_on_way = False
-            yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
-            self._is_ahead = bool(samples) and self.options.overlap and not is_apart
+            yield Write(vector=self.residual if brings else None, samples=samples, clock=clock)
+            self._is_ahead = brings and self.options.overlap and not is_apart
             if self._is_ahead:
                 yield Read(wait=False, at_least=clock + 1)
             else:
@@ -113,6 +114,10 @@ class Replica(sync.Replica):
     def placed(self, lo: int, hi: int) -> None:
         self.parameters[lo:hi] -= self._base[lo:hi]
         self._base[lo:hi] += self.parameters[lo:hi]
+
+    def owes(self) -> bool:
+        """Whether there is something to push although this round has come to nothing."""
+        return False
 
     def round_steps(self) -> int:
         return self.options.local_steps

@@ -77,14 +77,25 @@ class Replica(local_sgd.Replica):
         self._is_astray = not self._is_on_way
         return samples
 
+    def owes(self) -> bool:
+        """At the end of the data all that it has goes, also if that was at the end of a round."""
+        self._take_rest_back(0, len(self._base))
+        is_apart = self._has_model and bool((self._base != self.parameters).any())
+        return is_apart and not self._has_data and not self._is_astray
+
+    def _take_rest_back(self, lo: int, hi: int) -> None:
+        """What the compressor has left is a part of the way that is still to be pushed."""
+        self._base[lo:hi] += self.residual[lo:hi]
+        self.residual[lo:hi] = 0
+
     def _take_way(self) -> bool:
+        self._take_rest_back(0, len(self._base))
         way = self._base - self.parameters
         if not is_finite(way):
             self._is_astray = True
             return False
         if self._has_data:
             where = indices_like(way, mask(self.view.clock_max, len(way), self.options.density))
-            self.residual[:] = 0
             self.residual[where] = way[where]
             self._base[where] = self.parameters[where]
         else:
@@ -94,6 +105,7 @@ class Replica(local_sgd.Replica):
 
     def placing(self, lo: int, hi: int) -> None:
         """What this replica has not pushed goes on top of what was read."""
+        self._take_rest_back(lo, hi)
         if self._has_model and not self._is_astray:
             self._base[lo:hi] -= self.parameters[lo:hi]
         else:

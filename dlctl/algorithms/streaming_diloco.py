@@ -160,6 +160,7 @@ class Replica(sync.Replica):
                 self.residual[lo:hi] = 0
             return False
         self.residual[lo:hi] = way
+        self._ref[lo:hi] = self.parameters[lo:hi]
         return True
 
     def _read_of(self, clock: int, *, wait: bool) -> Read:

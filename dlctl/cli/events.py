@@ -25,7 +25,7 @@ TAIL = 50
 KINDS = (
     "state", "start", "exit", "stop", "lost", "error", "sample", "silent", "late", "checkpoint",
     "quarantine", "batch", "recover", "resumed", "scale", "restart", "set", "evaluation", "target",
-    "stream",
+    "stream", "frozen",
 )  # fmt: skip
 """What the coordinator writes. Others, of another version, are shown as well."""
 

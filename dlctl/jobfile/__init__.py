@@ -141,11 +141,30 @@ def _averages_gradients(job: JobFile, method: Any) -> bool:
     return bool(method.pushes_gradients(options) and method.shard.averages)
 
 
+def _has_momentum(job: JobFile) -> bool:
+    """Whether the servers' optimiser keeps something of an element's past."""
+    kind = registry.load("optimizers", job.optimizer.name)
+    return bool(kind(kind.Options(**job.optimizer.options)).slots)
+
+
+def _pushes_some(job: JobFile, method: Any) -> bool:
+    """Whether a push may be of some elements only."""
+    options = registry.load("compressors", job.compression.name).Options
+    known = {field.name for field in dataclasses.fields(options)}
+    return getattr(method.shard, "takes_parts", False) or bool(known & {"density", "keep"})
+
+
 def _average_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
     """An average of what no server's optimiser updates, or that is looked at and not kept."""
     if job.average.ema and (method.shard is None or method.shape.model != "tables"):
         what = f"{job.algorithm.name} has no parameters that the servers' optimiser updates"
         yield ("average", "ema"), what, "remove [average]"
+    elif job.average.ema and _has_momentum(job) and _pushes_some(job, method):
+        what = (
+            f"every update goes over all elements then, and {job.optimizer.name} would step along "
+            "those that nobody has pushed"
+        )
+        yield ("average", "ema"), what, 'use [optimizer] name = "sgd", or pushes of all elements'
     elif job.average.evaluate and not job.average.ema:
         yield ("average", "evaluate"), "there is no average to evaluate", "add ema = 0.999"
 

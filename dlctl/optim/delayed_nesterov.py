@@ -42,8 +42,9 @@ class DelayedNesterovOptions:
     """Learning rate, of `every` pushes together. Changes live."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """How much of the previous sum stays at every `every`-th push."""
-    every: Annotated[int, Ge(1), Le(COUNT_MAX)] = 4
-    """Pushes from one step of the momentum to the next, N: the number of workers."""
+    every: Annotated[int, Ge(0), Le(COUNT_MAX)] = 0
+    """Pushes from one step of the momentum to the next, N; 0: as many as the job has workers with
+    "async-diloco", and 1 with any other method."""
     spread: Annotated[float, Ge(0), Le(1)] = 0.0
     """The part of the momentum that every other push makes, c: at most 1 / every."""
 
@@ -57,16 +58,23 @@ class DelayedNesterov:
     def __init__(self, options: DelayedNesterovOptions) -> None:
         self.lr = options.lr
         self.momentum = options.momentum
-        self.every = options.every
-        self.spread = min(options.spread, 1 / options.every)
+        self.follows_workers = options.every == 0
+        self._spread = options.spread
+        self.set_every(max(1, options.every))
         self.slots: Mapping[str, float] = {"momentum": 0.0, "arrived": 0.0}
         self.counters: Json = {PUSHES: 0}
+
+    def set_every(self, pushes: int) -> None:
+        """From now on so many pushes make a step of the momentum."""
+        self.every = pushes
+        self.spread = min(self._spread, 1 / pushes)
 
     def sweeps_next(self) -> bool:
         return self.spread > 0 or self.counters[PUSHES] + 1 >= self.every
 
     def begin_update(self) -> Rule:
-        self.counters[PUSHES] = (self.counters[PUSHES] + 1) % self.every
+        pushes = self.counters[PUSHES] + 1
+        self.counters[PUSHES] = 0 if pushes >= self.every else pushes
         return self._step if self.counters[PUSHES] == 0 else self._arrive
 
     def _arrive(self, blocks: Iterable[Block]) -> None:

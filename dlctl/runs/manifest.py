@@ -128,12 +128,17 @@ def tables(shard: Manifest) -> dict[str, Any]:
     return found
 
 
+UPDATES = ("updates", "steps")
+"""What optimisers call the number of their updates."""
+
+
 def state_of(manifest: Manifest, lo: int, hi: int) -> dict[str, Any]:
     """What was kept besides the vectors of elements [lo, hi): of the same slice, or of the first
-    one if it was cut otherwise; the optimiser's counters are the same in all.
+    one if it was cut otherwise.
 
     Raises ValueError if nothing can be said of another cut: some shards were saved before an
-    operation of the method's lead, and some behind it.
+    operation of the method's lead, and some behind it; or what their optimisers count differs, as
+    where each of them has a buffer or a step of its own.
     """
     shards = manifest["shards"]
     same = [shard for shard in shards if (shard["lo"], shard["hi"]) == (lo, hi)]
@@ -141,8 +146,20 @@ def state_of(manifest: Manifest, lo: int, hi: int) -> dict[str, Any]:
         raise ValueError(
             f"it was saved in the middle of a step: only {len(shards)} servers can go on from it"
         )
+    if not same and len({json.dumps(_counters(shard), sort_keys=True) for shard in shards}) > 1:
+        raise ValueError(
+            f"its servers stood at different steps: only {len(shards)} servers can go on from it"
+        )
     state: dict[str, Any] = (same or shards)[0]["state"]
     return state
+
+
+def _counters(shard: Manifest) -> list[Any]:
+    """Of the parameters' optimiser, and of all tables' rules; but for plain numbers of updates,
+    which may be some apart, as a checkpoint is not of one moment."""
+    states = (shard["state"], *tables(shard).values())
+    each = [state.get("counters", {}) for state in states]
+    return [{k: n for k, n in counters.items() if k not in UPDATES} for counters in each]
 
 
 def _newest_op(shard: Manifest) -> int:

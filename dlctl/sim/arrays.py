@@ -77,9 +77,11 @@ class FilesDriver:
             arrays = dict(files[part["file"]]) if part else {}
             self.process.post(ArraysLoaded(arrays, {}), LOAD_S)
             return
+        saved = files[manifest["shards"][0]["file"]].keys()
         arrays = {
             name: store.read_slice(effect.directory, name, effect.lo, effect.hi)
             for name in effect.vectors
+            if name in saved
         }
         for table in effect.tables:
             arrays[f"table.{table.name}"] = store.read_table(effect.directory, *table)

@@ -82,6 +82,36 @@ def test_steps_made_meanwhile_stay_on_top_of_the_mean():
         np.testing.assert_allclose(player.parameters, theta, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("batches", [2, 3, 4])
+def test_at_the_end_of_the_data_all_of_it_is_pushed_wherever_in_a_round(batches):
+    shards, everybody = replicas(density=0.1, overlap=False)
+    for player in everybody:
+        give(player, 0, batches)
+    go_on(everybody)
+    for _ in range(2):
+        for player in everybody:
+            player.tell_none()
+        go_on(everybody)
+    for player in everybody:
+        assert np.count_nonzero(player.pushed) == SIZE
+        np.testing.assert_allclose(player.parameters, shards.whole(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_compressor_leaves_is_part_of_a_later_push():
+    _, everybody = replicas(density=1.0, overlap=False)
+    for player in everybody:
+        give(player, 0, 2)
+    go_on(everybody)
+    side = everybody[0].side
+    place, left = side.parameters.copy(), np.full(SIZE, 0.25, np.float32)
+    side.residual[:] = left
+    side.placing(0, SIZE)
+    side.parameters[:] = everybody[0].shards.whole()
+    side.placed(0, SIZE)
+    np.testing.assert_allclose(side.parameters, place - left, rtol=1e-5, atol=1e-6)
+    assert not side.residual.any()
+
+
 def test_a_push_is_of_the_mask_alone_and_at_the_end_of_all():
     _, everybody = replicas(density=0.1, overlap=False)
     for player in everybody:

@@ -826,6 +826,18 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
             "remove [average]",
         ),
         (
+            '[average]\nema = 0.9\n[optimizer]\nname = "adam"\n[compression]\nname = "topk"',
+            "average.ema", 'use [optimizer] name = "sgd"',
+        ),
+        (
+            '[algorithm]\nname = "streaming-diloco"\n[average]\nema = 0.9', "average.ema",
+            "momentum would step along those that nobody has pushed",
+        ),
+        (
+            '[algorithm]\nname = "dc-asgd"\n[servers]\nfetch_values = "float16"',
+            "servers.fetch_values", 'use "float32"',
+        ),
+        (
             '[schedule]\nlr_scaling = "linear"', "schedule.lr_scaling",
             "more workers of downpour do not make the batch",
         ),

@@ -72,7 +72,7 @@ def matrix() -> list[Any]:
 @pytest.mark.parametrize(("name", "compressor", "optimizer"), matrix())
 def test_it_learns_with_what_its_shape_allows(name: str, compressor: str, optimizer: str) -> None:
     method = registry.load("algorithms", name)
-    wanted = {"local_steps": 4, "exchange_every_steps": 2, "buffer_pushes": 2}
+    wanted = {"local_steps": 4, "exchange_every_steps": 2, "buffer_pushes": 2, "density": 0.5}
     options: dict[str, Any] = {key: wanted[key] for key in wanted if has(method, key)}
     push = method.replica.one_push(method.Options(**options))
     if not push.is_all:

@@ -261,6 +261,16 @@ def test_an_epoch_that_is_cut_does_not_wait_for_the_slowest():
 
 
 @pytest.mark.per_commit(2)
+def test_a_worker_that_has_its_share_pushes_what_it_has_accrued():
+    """Else its share is never done, and no epoch ends."""
+    problem = LeastSquares(samples=256)
+    job = job_file(
+        4, 2, algorithm=("epoch-cut", {"push_every_steps": 3}), portion_batches=4, batch_size=4,
+        epochs=4.0,
+    )  # fmt: skip
+    assert Simulation(job, problem).run(until_s=60.0).state == "finished"
+
+
 @pytest.mark.parametrize("victim", ["worker-3", "worker-0", "server-1", "coordinator"])
 def test_epochs_are_cut_whoever_dies(victim):
     _, done = cut_run(0.75, victims=(victim,))

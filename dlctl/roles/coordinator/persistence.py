@@ -60,7 +60,7 @@ from typing import Any
 from dlctl import messages as m
 from dlctl.flat import Layout
 from dlctl.machine import Effect
-from dlctl.messages import Decided, Json, Lease, Message, Topology, VectorOp, Welcome
+from dlctl.messages import Decided, Json, Lease, Message, NormTotal, Topology, VectorOp, Welcome
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
@@ -420,7 +420,7 @@ class Lasting:
         if isinstance(value, dict) and value.get("has_served") and key not in self._served:
             self._served.add(key)
             self.is_on_disk = False
-        if key in ("quorum", "frozen"):
+        if key in ("quorum", "norm", "frozen"):
             self.is_on_disk = False
         if key == "lead":
             self._journal_waits = True
@@ -443,7 +443,7 @@ class Lasting:
             return not self._release_waits
         if isinstance(message, VectorOp):
             return not self._journal_waits
-        waits = isinstance(message, Topology | Decided) or (
+        waits = isinstance(message, Topology | Decided | NormTotal) or (
             isinstance(message, Welcome) and message.term
         )
         return self.is_on_disk or not waits

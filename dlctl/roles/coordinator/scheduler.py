@@ -377,11 +377,14 @@ class Scheduler:
         first = min(slots, default=0)
         self._end_epochs(frozenset(slots))
         for slot, request in list(self._pending.items()):
-            has_none = not self.stopped and bool(self.side.may_lease(slot, first))
-            if has_none and self.side.leaves_waiting:
+            if not self.stopped and self.side.may_lease(slot, first):
+                if self._cuts_epochs:
+                    # It has its share, and hears that it has to push what it has accrued.
+                    del self._pending[slot]
+                    self._answer(slot, request, None)
                 continue
             too_much = request.ahead and not self.pool.may_hoard(slot, len(slots))
-            taken = None if self.stopped or too_much or has_none else self.pool.take(slot)
+            taken = None if self.stopped or too_much else self.pool.take(slot)
             if taken is None and not self.stopped and (self.is_driven or not request.ahead):
                 taken = self._doubtful(slot, now)
             else:

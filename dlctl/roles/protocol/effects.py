@@ -96,6 +96,7 @@ class LoadArrays(Effect):
 
     directory: str
     vectors: tuple[str, ...] = ()
+    """Slots among them that the checkpoint does not have are left out."""
     extras: tuple[str, ...] = ()
     lo: int = 0
     hi: int = 0

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dlctl import messages as m
 from dlctl import parameter_groups, schedule
 from dlctl.algorithms.base import Method, Table
@@ -334,8 +336,12 @@ class Server:
         for table, declared in self._more_tables(serving):
             table.shard.storage.fill({W: arrays[f"table.{declared.name}"]}, None)
             table.restore(state["tables"][declared.name])
-        slots = serving.shard.slots
-        vectors = {W: arrays[W]} | {name: arrays[f"slot.{name}"] for name in slots}
+        shard = serving.shard
+        vectors = {W: arrays[W]}
+        for name, first in shard.optimizer.slots.items():
+            # One that the run did not have before, as for a worker more, begins as in a new run.
+            saved = arrays.get(f"slot.{name}")
+            vectors[name] = np.full(shard.size, first, np.float32) if saved is None else saved
         extras = Extras(arrays["averaged"]) if serving.index == 0 else None
         serving.parameters.restore(state)
         serving.begin_with(vectors, extras)
