@@ -11,7 +11,7 @@ import pytest
 from simulated import job_file
 
 from dlctl import registry
-from dlctl.algorithms.base import Method, Shape
+from dlctl.algorithms.base import Lead, Method, Shape
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
@@ -21,6 +21,7 @@ COMPRESSORS, OPTIMIZERS = registry.names("compressors"), registry.names("optimiz
 FOR_GRADIENTS = {
     "sgd": {"lr": 0.04},
     "momentum": {"lr": 0.02, "momentum": 0.5},
+    "delayed-nesterov": {"lr": 0.02, "momentum": 0.5},
     "adagrad": {"lr": 0.2},
     "adam": {"lr": 0.05},
     "adamw": {"lr": 0.05},
@@ -80,9 +81,11 @@ def test_it_learns_with_what_its_shape_allows(name: str, compressor: str, optimi
     rates = (FOR_WAYS if push.is_way else FOR_GRADIENTS).get(optimizer, {})
     has_density = has(registry.load("compressors", compressor), "density")
     problem = LeastSquares(samples=64, size=12)
+    is_in_rounds = method.lead.cut_epoch is not Lead.cut_epoch
     outcome = Simulation(
         job_file(
-            2, 2 if method.shape.needs_servers else 0, algorithm=(name, options), epochs=16.0,
+            2, 2 if method.shape.needs_servers else 0, algorithm=(name, options),
+            epochs=32.0 if is_in_rounds else 16.0,
             compression=(compressor, {"density": 0.4} if has_density else {}),
             optimizer=(optimizer, rates),
         ),
