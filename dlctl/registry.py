@@ -39,6 +39,14 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.backups:SYNC",
             "a barrier in the servers, averaged by samples; backup workers (Chen 2016)",
         ),
+        "dgc": Entry(
+            "dlctl.algorithms.dgc:DGC",
+            "sync with momentum in the replicas and 0.1 % of it sent (Lin 2018)",
+        ),
+        "demo": Entry(
+            "dlctl.algorithms.demo:DEMO",
+            "sync along the sign of the largest frequencies of the replicas' momenta (Peng 2024)",
+        ),
         "local-sgd": Entry(
             "dlctl.algorithms.local_sgd:LOCAL_SGD",
             "replicas step alone, and go on from their mean (Stich 2019)",
@@ -130,6 +138,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         "topk-chunked": Entry(
             "dlctl.compress.chunked:ChunkedTopK",
             "the k largest of every chunk, in 2 bits each (SparseLoCo, Sarfi 2025)",
+        ),
+        "dct": Entry(
+            "dlctl.compress.dct:DCT",
+            "the largest cosine coefficients of blocks of 64 x 64 (DeMo, Peng 2024)",
         ),
         "randomk": Entry(
             "dlctl.compress.randomk:RandomK", "k random entries; their places need no bytes"

@@ -118,8 +118,10 @@ def faults(job: JobFile) -> Iterator[tuple[Key, str, str]]:
         yield ("schedule", key), what, f'add over = "50_000 {unit}"'
         return
     is_known = bool(schedule.over) or not job.job.stop.epochs
-    if is_known and length(schedule.warmup, batches.mean(job), whole) > whole:
-        yield ("schedule", "warmup"), "the warm-up is longer than the run", ""
+    warmup = length(schedule.warmup, batches.mean(job), whole)
+    if is_known and warmup > whole:
+        what = "the warm-up is longer than the run"
+        yield ("schedule", "warmup"), f"{what}: {warmup:,.0f} of {whole:,.0f} samples", ""
 
 
 def is_needed(schedule: Schedule) -> bool:

@@ -23,10 +23,11 @@ from daemons.worker.orders import chosen_by
 from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
 from daemons.worker.stream import StreamLoader
-from daemons.worker.task import Task, TaskError, calling, is_stream, load_task
+from daemons.worker.task import Task, calling, is_stream, load_task
 from dlctl import parameter_groups, registry
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile, ParameterGroup
+from dlctl.errors import DlctlError
 from dlctl.parameter_groups import SHOWN_MAX
 from dlctl.util import cores
 
@@ -142,13 +143,12 @@ def _prepare(job: JobFile, task: Task, model: nn.Module, *, reads: bool, warns: 
     if job.job.weights and reads:
         weights.load(model, Path(job.job.weights), strict=job.job.strict, warns=warns)
     if job.parameters:
-        freeze(model, job.parameters, task.place("model"))
+        freeze(model, job.parameters)
 
 
-def freeze(model: nn.Module, groups: Sequence[ParameterGroup], where: str | None = None) -> None:
-    """Have nobody train the parameters of groups that say so.
-
-    Raises TaskError if a pattern is for none; where: the place of the model.
+def freeze(model: nn.Module, groups: Sequence[ParameterGroup]) -> None:
+    """Have nobody train the parameters of groups that say so. Raises DlctlError if a pattern is for
+    none.
     """
     names: dict[int, list[str]] = {}
     parameters: dict[int, nn.Parameter] = {}
@@ -159,9 +159,9 @@ def freeze(model: nn.Module, groups: Sequence[ParameterGroup], where: str | None
     if unmatched := parameter_groups.unmatched(groups, known):
         close = ", ".join(parameter_groups.close_to(unmatched, known))
         patterns = ", ".join(f'"{pattern:.100}"' for pattern in unmatched[:SHOWN_MAX])
-        raise TaskError(
-            f"[[parameters]] match: no parameter of the model has a name like {patterns}",
-            where=where,
+        raise DlctlError(
+            f"no parameter of the model has a name like {patterns}",
+            where="match in [[parameters]] of the job file",
             hint=f"there are {len(known)} names, for example {close}",
         )
     for key, parameter in parameters.items():

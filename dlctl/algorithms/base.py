@@ -99,6 +99,8 @@ class Shape:
     ranks read and write their own ranges is to come."""
     optimizers: tuple[str, ...] | None = None
     """Of the servers, those that it works with; None: all."""
+    optimizers_why: str = ""
+    """Why it does not work with others, as the end of a sentence."""
     compressors: tuple[str, ...] | None = None
     exact: bool = False
     """Every entry of every push must arrive as it was computed, in float32, and replicas must see

@@ -31,7 +31,7 @@ from annotated_types import Gt, Le
 
 from dlctl import messages
 from dlctl.algorithms import local_sgd, sync
-from dlctl.algorithms.base import Method, PushKind, Start
+from dlctl.algorithms.base import Method, PushKind, Shape, Start
 from dlctl.algorithms.sparseloco import mean_of
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
@@ -139,8 +139,14 @@ class Shard(sync.Barrier):
         return mean_of(kept, shares, self.shard.size)
 
 
+ENTRIES = (
+    "none", "fp16", "bf16", "topk", "topk-sampled", "topk-chunked", "gaussian", "gaussian-ref",
+    "randomk", "int8", "e3m0",
+)  # fmt: skip
+"""The compressors that leave zero what is zero: others would push beyond the mask."""
 LOSCAR = Method(
     Options=Options,
+    shape=Shape(compressors=ENTRIES),
     replica=Replica,
     shard=Shard,
     live=local_sgd.LIVE,

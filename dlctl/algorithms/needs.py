@@ -200,6 +200,8 @@ class Write(Need):
     holds_steps: bool = True
     """False: it holds nothing of any step, and what is in a part of such writes counts as in none.
     """
+    density_min: float = 0.0
+    """A compressor that has a `density` sends at least this part of the entries."""
     wait: bool = False
 
 

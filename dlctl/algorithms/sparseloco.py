@@ -21,6 +21,14 @@ either case no replica outweighs the others: of each block of 4,096 elements its
 down to the median of all replicas' norms there (of an even number the lower one of the two in the
 middle). In the authors' code a block is a matrix, here it is a range of a server's slice.
 
+Of many replicas the mean has far more entries than each of them has sent. With `density_down` the
+servers do on the way down what replicas do on the way up:
+
+              shard:      E = E + mean_i(...);  theta = theta - eta Top-k(E);  E = E - Top-k(E)
+
+which is not in the paper. What waits there at the end of a run is in its last checkpoint, and in no
+update.
+
 Rounds, members and deaths are those of `local-sgd`. What a dead replica has not sent, e_i, is lost
 with it, as its round is.
 """
@@ -35,10 +43,13 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dlctl.algorithms import local_sgd, sync
-from dlctl.algorithms.base import Method
+from dlctl.algorithms.base import Method, dense
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import Array
+from dlctl.optim.base import Optimizer
+from dlctl.optim.pending import PENDING, THRESHOLD, Pending, bits_of, is_released
+from dlctl.shards.history import PART
 
 BLOCK = 4096
 """Elements whose norm is compared between replicas."""
@@ -54,6 +65,11 @@ class Options(local_sgd.Options):
     """Whom an entry is divided by: all replicas of the round, or those that have sent it."""
     clip: bool = True
     """Scale down what is longer than the median of the replicas, block by block."""
+    density_down: Annotated[float, Ge(0), Le(1 / PART)] = 0.0
+    """The part of the parameters that a round changes at most: of its mean the largest elements, in
+    the servers; the others wait there for later rounds, in a vector more. A fetch brings no more
+    than that; 0.1 is for ten replicas and more. 0: all of each mean, and a fetch brings everything
+    if that is more than an eighth."""
 
 
 class Replica(local_sgd.Replica):
@@ -77,6 +93,18 @@ class Shard(sync.Barrier):
         deltas = clipped(kept, size) if self.options.clip else kept
         return mean_of(deltas, shares, size, of_senders=self.options.mean == "senders")
 
+    @classmethod
+    def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
+        return Pending(optimizer) if options.density_down else optimizer
+
+    def _apply(self, mean: Delta, samples: int, norm: float | None) -> None:
+        if not self.options.density_down:
+            super()._apply(mean, samples, norm)
+            return
+        most = max(1, int(self.options.density_down * self.shard.size))
+        delta, threshold, changes = released(mean, self.shard.slots[PENDING], most)
+        self.shard.apply(delta, samples, norm, {THRESHOLD: bits_of(threshold)}, changes)
+
 
 def mean_of(
     deltas: Sequence[Delta], shares: Sequence[np.float32], size: int, *, of_senders: bool = False
@@ -96,6 +124,25 @@ def mean_of(
         return Delta(values)
     found = _union([delta.indices for delta in deltas], size)
     return Delta(values[found], found)
+
+
+def released(mean: Delta, pending: Array, most: int) -> tuple[Delta, np.float32, Array | None]:
+    """(the update, the threshold of what it releases of itself and of what is pending, and where
+    that is, int64[n <= most]; None: all of it).
+    """
+    fresh = dense(mean, pending.size)
+    total = pending + fresh
+    size = np.abs(total)
+    threshold = np.float32(0)
+    if np.count_nonzero(size) > most:
+        threshold = np.partition(size, size.size - most)[size.size - most]
+        if np.count_nonzero(is_released(total, threshold)) > most:  # Several are of that size.
+            threshold = np.nextafter(threshold, np.float32(np.inf))
+        if not is_released(total, threshold).any():
+            threshold = np.float32(0)
+    goes = is_released(total, threshold) if threshold else total != 0
+    where = np.flatnonzero(goes | (fresh != 0))
+    return Delta(fresh[where], where), threshold, np.flatnonzero(goes) if threshold else None
 
 
 def clipped(deltas: Sequence[Delta], size: int) -> list[Delta]:

@@ -71,8 +71,11 @@ class Replica(ReplicaSide):
         clock = yield from self._join()
         while True:
             samples = yield from self._accrue()
-            yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
+            yield from self._write(samples, clock)
             clock = yield from self._next_step(clock)
+
+    def _write(self, samples: int, clock: int) -> Generator[Write, Any, None]:
+        yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
 
     def _accrue(self) -> Accrues:
         """Add to the residual what is pushed next. Returns the samples it is of, 0 without data."""
@@ -239,8 +242,11 @@ class HoldingSide(ShardSide):
             if self.measures_noise and self.shard.version % NOISE_EVERY == 0:
                 self._measure_noise(held, mean)
             norm = math.sqrt(self._norm[1]) if self._norm and self.shard.shares_norm else None
-            self.shard.apply(mean, samples, norm)
+            self._apply(mean, samples, norm)
         return [h.outcome(REFUSED if h.kept is None else APPLIED) for h in held]
+
+    def _apply(self, mean: Delta, samples: int, norm: float | None) -> None:
+        self.shard.apply(mean, samples, norm)
 
     def _mean_of_step(self, held: Sequence[Held]) -> tuple[Delta | None, int]:
         """(what these pushes come to, or None if nobody brings anything; all samples)"""

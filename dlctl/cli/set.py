@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dlctl import settings
+from dlctl import inner, settings
 from dlctl.cli import changes, console, nextstep, onrecord, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
@@ -56,6 +56,8 @@ def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: st
     rows = [_row(change) for change in result.get("changes", [])]
     if rows:
         console.out("\n".join(_aligned(rows)))
+    if "lr" in wanted and read_job(snapshot.directory)["inner"]["name"] != inner.NONE:
+        console.note("lr is the servers' rate; that of the workers' own steps is inner_lr")
     onrecord.warn(result)
     missing = sorted(str(name) for name in result.get("missing", []))
     if missing:

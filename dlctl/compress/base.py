@@ -6,9 +6,10 @@ residual. Error feedback is then nothing but adding the next gradients to the sa
     sum of everything taken + residual == sum of everything added
 
 because what was rounded off on the way out stays in the residual, too, to the last bit. There are
-two exceptions. What `onebit`, `powersgd` and stochastic `int8` send has so many bits that what they
-leave is rounded to the precision of `u`, once per push. And `randomk` with `unbiased` is without
-error feedback: it throws away what it does not send, and its pushes are right on average only.
+two exceptions. What `onebit`, `powersgd`, `dct` and stochastic `int8` send has so many bits that
+what they leave is rounded to the precision of `u`, once per push. And `randomk` with `unbiased` is
+without error feedback: it throws away what it does not send, and its pushes are right on average
+only.
 
 Vectors are numpy arrays or torch tensors alike (`dlctl/vector.py`), so that a gradient on a GPU is
 compressed there and only what is sent comes to the host.

@@ -102,7 +102,7 @@ class ChunkedTopK:
         """Ascending indices (int64, where `u` is)."""
         whole = len(u) // self.chunk * self.chunk
         rows = u[:whole].reshape(-1, self.chunk)
-        found = _largest_of_rows(rows, self.keep)
+        found = largest_of_rows(rows, self.keep)
         if whole == len(u):
             return found
         rest = u[whole:]
@@ -129,7 +129,7 @@ class ChunkedTopK:
         return Delta(_looked_up(_unpack(codes, count), lookup, found // chunk), found)
 
 
-def _largest_of_rows(rows: Vector, keep: int) -> Vector:
+def largest_of_rows(rows: Vector, keep: int) -> Vector:
     """The places of the `keep` largest of each row, ascending, in the rows one after the other."""
     width = rows.shape[1]
     if isinstance(rows, np.ndarray):

@@ -88,7 +88,9 @@ def _own_checks(job: JobFile) -> list[Fault]:
     method = registry.load("algorithms", job.algorithm.name)
     if open_faults := [Fault(*fault) for fault in batches.faults(job)]:
         return open_faults
-    found: list[tuple[KeyPath, str, str]] = [*schedule.faults(job), *_clip_faults(job, method)]
+    if unclear := [Fault(*fault) for fault in schedule.faults(job)]:
+        return unclear
+    found: list[tuple[KeyPath, str, str]] = [*_clip_faults(job, method)]
     found += [*_average_faults(job, method), *_scaling_faults(job, method)]
     steps = _gradient_steps(job, method)
     if schedule.is_needed(job.schedule) and not steps and not schedule.scales(job.schedule):
@@ -364,9 +366,12 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
         faults.append(
             Fault(("algorithm", "name"), f"{name} has {shape.workers_max} workers at most")
         )
-    for section, known in (("optimizer", shape.optimizers), ("compression", shape.compressors)):
+    for section, known, why in (
+        ("optimizer", shape.optimizers, shape.optimizers_why),
+        ("compression", shape.compressors, ""),
+    ):
         if section in resolved and known is not None and resolved[section].name not in known:
-            what = f"{name} does not work with {resolved[section].name}"
+            what = f"{name} does not work with {resolved[section].name}{why and ': '}{why}"
             faults.append(Fault((section, "name"), what, f"use {' or '.join(known)}"))
     return faults
 

@@ -42,7 +42,7 @@ def _of_groups(groups: Iterable[Mapping[str, Any]], own: float) -> Iterator[tupl
 
 
 LEARNING_RATE = Setting(
-    help="learning rate of the servers' optimiser",
+    help="learning rate of the servers' optimiser; that of the workers' own is inner_lr",
     parse=number_within(numeric_limits.LearningRate),
     roles=("server",),
     check=_goes_with_decay,

@@ -63,9 +63,9 @@ class Buffered:
 def _accumulate(blocks: Iterable[Block]) -> None:
     """buffer += g; all else stays as it is."""
     for block in blocks:
-        _keep(block.w, block.w_next)
+        keep(block.w, block.w_next)
         for slot, following in zip(block.slots[:-1], block.slots_next[:-1], strict=True):
-            _keep(slot, following)
+            keep(slot, following)
         np.add(block.slots[-1], block.g, out=block.slots_next[-1])
 
 
@@ -77,6 +77,6 @@ def _emptied(blocks: Iterable[Block], share: np.float32) -> Iterator[Block]:
         block.slots_next[-1][:] = 0
 
 
-def _keep(array: np.ndarray[Any, Any], following: np.ndarray[Any, Any]) -> None:
+def keep(array: np.ndarray[Any, Any], following: np.ndarray[Any, Any]) -> None:
     if following is not array:
         following[:] = array

@@ -352,13 +352,15 @@ class Shard:
         samples: int = 0,
         norm: float | None = None,
         told: Mapping[str, int] = NOTHING,
+        changes: Array | None = None,
     ) -> None:
         """One update by the optimiser's rule, of so many samples. A sparse one costs O(its length),
         unless the rule is one for all elements then. Raises Diverged.
 
         norm: to be clipped by; None: the delta's own. told: counters of the optimiser that are set
         for this update, whole numbers from 0 on: what a method's shard side has to tell a rule that
-        it has put before the optimiser.
+        it has put before the optimiser. changes: where alone the parameters change by it, int64[n],
+        strictly increasing; None: all that the delta has, or that the rule goes over.
         """
         check_length(delta, self.size)
         self.optimizer.counters.update(told)
@@ -370,8 +372,11 @@ class Shard:
         if delta.indices is not None and self._sweeps_next():
             delta = Delta(_with_zeros(delta, self.size))
         rule = self._alarm.over(self.optimizer.begin_update())
-        watched = self.history.watch(self.version + 1, delta, rule)
-        self.storage.update(delta, watched, self.optimizer.lr, told)
+        if changes is not None and delta.indices is not None and not self.clip_norm:
+            self.history.note(self.version + 1, changes)
+        else:
+            rule = self.history.watch(self.version + 1, delta, rule)
+        self.storage.update(delta, rule, self.optimizer.lr, told)
         if self._alarm.has_rung:
             self._look_for_what_is_not_finite()
         self.version += 1

@@ -72,8 +72,8 @@ class History:
         """Those that made the newest versions, oldest first."""
         self._total = 0
         """Positions in all of them."""
-        self._values = np.empty(0, np.float32)
-        """What the newest of them has left."""
+        self._values: Array | None = None
+        """What the newest of them has left; None: nobody has looked."""
         self.forgotten = 0
         """How often `forget` was called: the values may have changed while the version has not."""
 
@@ -85,29 +85,35 @@ class History:
     def _clear(self) -> None:
         self._version = None
         self._updates.clear()
-        self._total, self._values = 0, np.empty(0, np.float32)
+        self._total, self._values = 0, None
 
     def watch(self, version: int, delta: Delta, rule: Rule) -> Rule:
         """The rule of the update by `delta` that makes `version`, with an eye on what it leaves.
 
         Costs O(n) for n indices, however large the shard is; nothing if the delta is dense.
         """
-        where = delta.indices
+        if not self.note(version, delta.indices, delta.positions):
+            return rule
+        values = self._values = np.empty(delta.values.size, np.float32)
+        return lambda blocks: rule(_noting(blocks, values))
+
+    def note(self, version: int, where: Array | None, positions: Array | None = None) -> bool:
+        """The update that makes `version` changes these elements (strictly increasing), and no
+        others; None: any. positions: the same, packed. Returns whether that is remembered.
+        """
         is_known = where is not None and where.size <= self._size // PART
         if not is_known or self._version != version - 1:
             self._clear()
         if where is None or not is_known:
-            return rule
-        self._version = version
-        self._values = np.empty(where.size, np.float32)
-        # A copy: what has come lies in memory that is wanted back soon.
-        positions = None if delta.positions is None else delta.positions.copy()
+            return False
+        self._version, self._values = version, None
+        # Copies: what has come lies in memory that is wanted back soon.
+        positions = None if positions is None else positions.copy()
         self._updates.append(_Update(where.astype(self._dtype), positions))
         self._total += where.size
         while self._total > self._size // PART or len(self._updates) > VERSIONS_MAX:
             self._total -= self._updates.popleft().where.size
-        values = self._values
-        return lambda blocks: rule(_noting(blocks, values))
+        return True
 
     def reaches(self, version: int) -> bool:
         """Whether what comes after `version` will be known."""
@@ -136,9 +142,9 @@ class History:
         updates = self._after(base, version)
         if updates is None:
             return None
-        is_noted = seen.dtype == np.float32 and bool(updates)
-        values = [chosen(seen, u.where) for u in (updates[:-1] if is_noted else updates)]
-        values += [self._values] if is_noted else []
+        noted = self._values if seen.dtype == np.float32 and updates else None
+        values = [chosen(seen, u.where) for u in (updates if noted is None else updates[:-1])]
+        values += [] if noted is None else [noted]
         positions = [update.packed(self._size) for update in updates]
         counts = tuple(update.where.size for update in updates)
         lengths = tuple(part.size for part in positions)

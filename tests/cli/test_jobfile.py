@@ -411,6 +411,13 @@ def test_a_value_that_cannot_be_is_named_with_what_it_must_be(
     assert problem.source in line.split("\n")
 
 
+def test_momentum_in_the_servers_of_dgc_is_refused_with_the_reason(folder: Path) -> None:
+    chosen = '[algorithm]\nname = "dgc"\n[optimizer]\nname = "momentum"\n'
+    problem = only_problem(folder, MINIMAL + chosen)
+    assert "which would count twice" in problem.message
+    assert problem.suggestion == "use sgd"
+
+
 @pytest.mark.parametrize("kind", ["algorithm", "optimizer", "compression"])
 def test_an_unknown_name_is_answered_with_the_ones_there_are(folder: Path, kind: str) -> None:
     problem = only_problem(folder, MINIMAL + f'[{kind}]\nname = "zzzzzz"\n')

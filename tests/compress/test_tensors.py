@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dlctl import registry
-from dlctl.compress import blocks, gaussian, magnitudes, plain, powersgd, values
+from dlctl.compress import blocks, dct, gaussian, magnitudes, plain, powersgd, values
 from dlctl.roles.worker.basis import Basis, Slice
 
 SIZES = (2, 1000, 1024, 5000, 70_001)
@@ -30,6 +30,7 @@ OPTIONS = [
     ("int8", {}),
     ("int8", {"rounding": "stochastic"}),
     ("powersgd", {}),
+    ("dct", {}),
 ]
 SAME_BYTES = (
     "none", "fp16", "bf16", "topk", "topk-sampled", "gaussian-ref", "gaussian", "randomk", "int8",
@@ -41,7 +42,7 @@ cases = pytest.mark.parametrize(("name", "options"), OPTIONS)
 @pytest.fixture
 def elsewhere(monkeypatch):
     """Every tensor is taken for one that is not in host memory."""
-    for module in (blocks, gaussian, magnitudes, plain, powersgd, values):
+    for module in (blocks, dct, gaussian, magnitudes, plain, powersgd, values):
         monkeypatch.setattr(module, "host_view", lambda u: u)
 
 

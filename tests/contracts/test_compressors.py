@@ -61,7 +61,7 @@ every_name = pytest.mark.parametrize("kind", [registry.load("compressors", n) fo
 dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
-ROUNDING = ("onebit", "powersgd")
+ROUNDING = ("onebit", "powersgd", "dct")
 """What these send has many bits: the residual is rounded once per push, to the last bit of `u`."""
 ROLLING = ("randomk", "powersgd")
 """The dice of `topk-sampled` choose its sample, which is all of a vector so small."""

@@ -18,13 +18,13 @@ from dlctl.sim.simulation import Outcome, Simulation
 
 METHODS = registry.names("algorithms")
 COMPRESSORS, OPTIMIZERS = registry.names("compressors"), registry.names("optimizers")
-FOR_GRADIENTS = {
+FOR_GRADIENTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.04},
     "momentum": {"lr": 0.02, "momentum": 0.5},
-    "delayed-nesterov": {"lr": 0.02, "momentum": 0.5},
     "adagrad": {"lr": 0.2},
     "adam": {"lr": 0.05},
     "adamw": {"lr": 0.05},
+    "delayed-nesterov": {"lr": 0.02, "momentum": 0.5, "every": 1},
     "lion": {"lr": 0.06},
     "rmsprop": {"lr": 0.02},
     "yogi": {"lr": 0.05},
@@ -35,6 +35,7 @@ FOR_WAYS: dict[str, dict[str, Any]] = {
     "adagrad": {"lr": 0.3},
     "adam": {"lr": 0.1},
     "adamw": {"lr": 0.1},
+    "delayed-nesterov": {"lr": 0.5, "momentum": 0.5, "every": 1},
     "lion": {"lr": 0.1},
     "rmsprop": {"lr": 0.03},
     "yogi": {"lr": 0.05},
@@ -79,14 +80,15 @@ def test_it_learns_with_what_its_shape_allows(name: str, compressor: str, optimi
     if not push.is_all:
         options["inner_lr"] = 0.03
     rates = (FOR_WAYS if push.is_way else FOR_GRADIENTS).get(optimizer, {})
-    has_density = has(registry.load("compressors", compressor), "density")
+    kind = registry.load("compressors", compressor)
+    half = {"density": 0.4, "side": 4, "keep": 8}
     problem = LeastSquares(samples=64, size=12)
     is_in_rounds = method.lead.cut_epoch is not Lead.cut_epoch
     outcome = Simulation(
         job_file(
             2, 2 if method.shape.needs_servers else 0, algorithm=(name, options),
-            epochs=32.0 if is_in_rounds else 16.0,
-            compression=(compressor, {"density": 0.4} if has_density else {}),
+            epochs=16.0 if push.is_all and not is_in_rounds else 32.0,
+            compression=(compressor, {key: half[key] for key in half if has(kind, key)}),
             optimizer=(optimizer, rates),
         ),
         problem,

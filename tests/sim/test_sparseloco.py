@@ -3,15 +3,23 @@
 import numpy as np
 import pytest
 import torch
-from simulated import job_file, rows_in_order
+from simulated import Watcher, job_file, rows_in_order
 
-from dlctl.algorithms.sparseloco import BLOCK, Options, Shard
+from dlctl.algorithms.sparseloco import BLOCK, Options, Shard, released
 from dlctl.compress.base import Delta
 from dlctl.compress.chunked import ChunkedTopK
+from dlctl.messages import Parameters, SparseParameters
+from dlctl.optim.momentum import Momentum
+from dlctl.optim.pending import PENDING, THRESHOLD, Pending, bits_of
 from dlctl.optim.sgd import SGD
+from dlctl.shards import base
+from dlctl.shards.image import Form
+from dlctl.shards.journaled import Journaled
+from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import in_memory
 from dlctl.sim.problems import Batch, LeastSquares
 from dlctl.sim.simulation import Simulation
+from dlctl.sim.states import MemoryLog
 
 STEPS, RATE, DECAY, OUTER = 3, 0.05, 0.95, 0.9
 CHUNK, KEEP = 40, 6
@@ -118,6 +126,86 @@ def test_the_mean_of_a_round_is_that_of_the_authors_code(replicas, mean):
     full = np.zeros(size, np.float32)
     full[found.indices] = found.values
     np.testing.assert_allclose(full, by_torch(pushes, size, mean), rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------- what waits in the servers
+
+WHOLE, MOST, ROUNDS = 400, 12, 9
+
+
+def means() -> list[Delta]:
+    """Sparse, then a dense one, one of equal entries, and one of none."""
+    rng = np.random.default_rng(5)
+    found = []
+    for _ in range(ROUNDS - 3):
+        where = np.sort(rng.choice(WHOLE, 60, replace=False))
+        found.append(Delta(rng.standard_normal(60).astype("f4"), where))
+    equal = Delta(np.full(50, 3, np.float32), np.arange(50))
+    none = Delta(np.zeros(0, np.float32), np.zeros(0, np.int64))
+    return [*found, Delta(rng.standard_normal(WHOLE).astype("f4")), none, equal]
+
+
+def spec(optimizer: Pending) -> base.Spec:
+    return base.Spec("run", 0, 0, WHOLE, optimizer.slots)
+
+
+@pytest.mark.parametrize("kind", ["mapped", "journaled"])
+@pytest.mark.parametrize("outer", [SGD, Momentum])
+def test_largest_of_what_waits_are_applied_and_a_fetch_brings_just_these(kind, outer):
+    def optimizer() -> Pending:
+        return Pending(outer(outer.Options(lr=0.5)))
+
+    of = spec(optimizer())
+    log, buffer = MemoryLog(), bytearray(Form.of(of, "boot").total_bytes)
+    is_mapped = kind == "mapped"
+    storage = Mapped.create(buffer, of, "boot") if is_mapped else Journaled.create(log, of)
+    shard = base.Shard(optimizer(), storage)
+    plain = in_memory(outer(outer.Options(lr=0.5)), np.zeros(WHOLE, np.float32))
+    seen, e = np.zeros(WHOLE, np.float32), np.zeros(WHOLE, np.float32)
+    shard.apply(Delta(np.zeros(1, np.float32), np.array([0])))
+    shard.commit({})
+    for mean in means():
+        delta, threshold, changes = released(mean, shard.slots[PENDING], MOST)
+        told = {THRESHOLD: bits_of(threshold)}
+        shard.apply(delta, 1, told=told, changes=changes)
+        e[mean.indices if mean.indices is not None else slice(None)] += mean.values
+        where = np.sort(np.argsort(-np.abs(e), kind="stable")[:MOST])
+        if changes is not None:
+            found = shard.changes_since(shard.version - 1)
+            assert found.values.size == len(changes) <= MOST
+            seen[changes] = found.values
+            assert np.array_equal(seen, shard.w)
+            where = changes if len(changes) < MOST else where
+            assert np.abs(e[changes]).min() >= np.delete(np.abs(e), changes).max()
+        plain.apply(Delta(e[where].copy(), where))
+        e[where] = 0
+        np.testing.assert_allclose(shard.w, plain.w, rtol=1e-6)
+        np.testing.assert_array_equal(shard.slots[PENDING], e)
+        shard.commit({})
+    reopened = Mapped.reopen(buffer, of, "boot") if is_mapped else Journaled(log, of)
+    again = base.Shard(optimizer(), reopened)
+    again.resume()
+    assert np.array_equal(again.w, shard.w)
+    assert np.array_equal(again.slots[PENDING], shard.slots[PENDING])
+
+
+def test_sixteen_replicas_fetch_no_more_than_is_asked_for():
+    """What all of them send is more than an eighth: without a limit on the way down all comes."""
+    problem, losses = LeastSquares(samples=256, size=800), {}
+    for density in (0.0, 0.05):
+        job = job_file(
+            workers=16, batch_size=8, epochs=6,
+            algorithm=("sparseloco", {"local_steps": 2, "inner_lr": RATE, "density_down": density}),
+            optimizer=("sgd", {"lr": 1.0}),
+            compression=("topk-chunked", {"chunk": 400, "keep": 16}),
+        )  # fmt: skip
+        watcher = Watcher(Parameters, SparseParameters)
+        outcome = Simulation(job, problem, checkers=(watcher,)).run()
+        sparse = [m for m in watcher.messages() if isinstance(m, SparseParameters)]
+        assert len(sparse) >= (0, 2 * 16)[density > 0]
+        assert all(m.values.size == density * 800 for m in sparse)
+        losses[density] = problem.evaluate(outcome.weights)["loss"]
+    assert losses[0.0] < losses[0.05] < 0.6 * problem.evaluate(problem.initial())["loss"]
 
 
 def test_two_bits_of_a_chunk_are_those_of_the_paper():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,7 +223,8 @@ class Writing:
         steps: tuple[int, int],
     ) -> None:
         if client.table == 0:
-            delta = self.compressor.take(values, client.shard)
+            with at_least(self.compressor, need.density_min):
+                delta = self.compressor.take(values, client.shard)
         else:
             delta = m.Packed("none", len(values), (np.array(to_host(values), np.float32),))
         at = lo - client.lo if need.ranges else None
@@ -286,6 +288,20 @@ class Writing:
         if self.staleness_number:
             found["staleness_mean"] = round(self.staleness_sum / self.staleness_number, 2)
         return {**found, "refused": self.bad_gradients.pushes}
+
+
+@contextmanager
+def at_least(compressor: Compressor, density: float) -> Iterator[None]:
+    """A compressor that has a density has no smaller one meanwhile."""
+    usual = getattr(compressor, "density", density)
+    if density <= usual:
+        yield
+        return
+    compressor.density = density  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        compressor.density = usual  # type: ignore[attr-defined]
 
 
 def _cut(

@@ -1,0 +1,67 @@
+"""DeMo. Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024 (arXiv
+2411.19870), Alg. 1, with the signs of the authors' code.
+
+Synchronous SGD whose replicas keep their momenta to themselves. Of its momentum a replica sends
+only what is largest once it is cut into frequencies, and keeps the rest:
+
+    replica i:  d = beta d + grad(w_t, next mini-batch)       # beta = momentum_decay
+                push q_i = the largest coefficients of d;  d = d - q_i
+    shard:      w_{t+1} = w_t - eta sign(mean_i(q_i))
+
+The momentum is the residual of `[compression]`, which is `dct` unless the job file says otherwise;
+the step is that of the servers' optimiser: `lion` with both betas 0 goes along the sign of what is
+pushed, and its weight decay is the paper's. A rate of 1e-4 to 1e-3 is usual.
+
+- In the authors' code d gathers eta grad. That is the same d, but for its unit, as long as eta is;
+  with a schedule the gradients here weigh the same, however small eta is.
+- The mean of each coefficient is over all replicas, by their samples, as in the paper; in the
+  authors' code it is over those that have sent it.
+
+Steps, members and deaths are those of `sync`. d is in checkpoints; with a dead replica it is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Lt
+
+from dlctl.algorithms import sync
+from dlctl.algorithms.base import Method
+from dlctl.algorithms.needs import Gradient, Step
+from dlctl.compress.base import Delta
+from dlctl.config import Choice
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    momentum_decay: Annotated[float, Ge(0), Lt(1)] = 0.999
+    """What stays of a replica's momentum from step to step, beta."""
+
+
+class Replica(sync.Replica):
+    options: Options
+
+    def _accrue(self) -> sync.Accrues:
+        computed: Step | None = yield Gradient()
+        if computed is None:
+            return 0
+        self.residual *= self.options.momentum_decay
+        self.residual += computed.gradient
+        return computed.samples
+
+
+class Shard(sync.Barrier):
+    def _measure_noise(self, held: Sequence[sync.Held], mean: Delta) -> None:
+        """What comes is no gradient of a batch."""
+
+
+DEMO = Method(
+    Options=Options,
+    replica=Replica,
+    shard=Shard,
+    optimizer=Choice(name="lion", options={"lr": 1e-3, "beta1": 0.0, "beta2": 0.0}),
+    compression=Choice(name="dct"),
+)

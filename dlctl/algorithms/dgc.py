@@ -1,0 +1,145 @@
+"""Deep Gradient Compression. Lin et al., "Deep Gradient Compression: Reducing the Communication
+Bandwidth for Distributed Training", ICLR 2018, Alg. 4 and section 3.
+
+Synchronous SGD whose replicas send a thousandth of what they have accrued. Momentum is theirs, and
+what waits for its turn is the sum of steps with momentum, not of gradients (momentum correction):
+
+    replica i:  g = clip(grad(w_t, next mini-batch), threshold / sqrt(N))
+                u = m u + g;  v = v + u                   # Nesterov: u = m (u + g); v = v + u + g
+                push what is sent of v:  v = 0 and u = 0 there
+    shard:      w_{t+1} = w_t - eta mean_i(pushes)        # no momentum: it would count twice
+
+That u is set to zero where v was sent (momentum factor masking) keeps stale momentum from carrying
+on. In the first data epochs more is sent (`warmup_density`), by the data epoch of the batch, which
+is the same for all replicas but for a few steps where one ends. What is sent is the compressor's
+matter: `topk-sampled`, whose threshold is the paper's, with density 0.001 unless the job file says
+otherwise.
+
+- In the authors' code vectors such as biases travel whole; here they are parts of a slice as all
+  else. A slice that travels whole (`dense_below`) has no momentum.
+- The servers' `weight_decay` is not part of the momentum, and is of the elements that a push has.
+
+Steps, members and deaths are those of `sync`. u and v are in checkpoints; with a dead replica what
+it has not sent is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+
+from dlctl.algorithms import sync
+from dlctl.algorithms.base import Method, Shape, Start
+from dlctl.algorithms.needs import Gradient, NextData, Step, Write
+from dlctl.algorithms.sparseloco import mean_of
+from dlctl.compress.base import Delta
+from dlctl.config import Choice
+from dlctl.messages import Array
+from dlctl.vector import Vector, copy_into, copy_of, euclidean_norm, to_host, zeros_like
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """How much of a replica's step goes into its next one, m."""
+    nesterov: bool = False
+    """Nesterov's momentum; false: the heavy ball."""
+    local_clip_norm: Annotated[float, Ge(0)] = 0.0
+    """A replica's gradient is scaled down to a norm of this over the root of the number of
+    replicas, before it is accrued; 0: no limit."""
+    warmup_density: tuple[Annotated[float, Gt(0), Le(1)], ...] = (0.25, 0.0625, 0.015625, 0.004)
+    """The part of the elements that a push carries at least in the first data epoch, in the second,
+    and so on; from then on the density of `[compression]` alone counts. []: from the beginning, as
+    a stream needs it that is read once."""
+
+
+class Replica(sync.Replica):
+    options: Options
+
+    def begin(self, start: Start) -> None:
+        self._velocity = zeros_like(self.parameters)
+        """u; the residual is v."""
+        self._density_min = 0.0
+        """Of the next push."""
+
+    def state(self) -> dict[str, Vector]:
+        return {"residual": self.residual, "velocity": self._velocity}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        super().restore(state)
+        if "velocity" in state and state["velocity"].size == len(self._velocity):
+            copy_into(self._velocity, state["velocity"] + to_host(self._velocity))
+
+    def _accrue(self) -> sync.Accrues:
+        data = yield NextData()
+        computed: Step | None = None if data is None else (yield Gradient())
+        if data is None or computed is None:
+            return 0
+        warmup = self.options.warmup_density
+        self._density_min = warmup[data.data_epoch] if data.data_epoch < len(warmup) else 0.0
+        self._add(self._clipped(computed))
+        return computed.samples
+
+    def _clipped(self, computed: Step) -> Vector:
+        gradient: Vector = computed.gradient
+        limit = self.options.local_clip_norm
+        if limit:
+            limit /= math.sqrt(len(self.members | {self.slot}))
+            is_known = math.isfinite(computed.norm)
+            norm = computed.norm if is_known else euclidean_norm(gradient)
+            if norm > limit:
+                gradient *= limit / norm
+        return gradient
+
+    def _add(self, gradient: Vector) -> None:
+        """Momentum correction."""
+        if self.options.nesterov:
+            self._velocity += gradient
+            self._velocity *= self.options.momentum
+            self.residual += gradient
+        else:
+            self._velocity *= self.options.momentum
+            self._velocity += gradient
+        self.residual += self._velocity
+
+    def _write(self, samples: int, clock: int) -> Generator[Write, Any, None]:
+        """Momentum factor masking: what was sent begins anew."""
+        if not samples:
+            yield from super()._write(samples, clock)
+            return
+        before = copy_of(self.residual)
+        yield Write(
+            vector=self.residual, samples=samples, clock=clock, density_min=self._density_min
+        )
+        self._velocity[before != self.residual] = 0
+
+
+class Shard(sync.Barrier):
+    """Keeps pushes as sparse as they come."""
+
+    def _kept(self, delta: Delta) -> Delta:
+        return delta
+
+    def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
+        return mean_of(kept, shares, self.shard.size)
+
+    def _measure_noise(self, held: Sequence[sync.Held], mean: Delta) -> None:
+        """What comes is no gradient of a batch."""
+
+
+DGC = Method(
+    Options=Options,
+    shape=Shape(
+        optimizers=("sgd",),
+        optimizers_why="its replicas have the momentum, which would count twice",
+        compressors=("topk-sampled", "topk", "gaussian"),
+    ),
+    replica=Replica,
+    shard=Shard,
+    compression=Choice(name="topk-sampled", options={"density": 0.001}),
+)

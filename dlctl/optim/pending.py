@@ -1,0 +1,86 @@
+"""Error feedback before an optimiser: of each update it gets the largest elements, the rest waits.
+
+    pending += g;  where |pending| >= threshold:  step(pending); pending = 0
+
+What waits is a slot like the optimiser's own. The threshold comes with each update as a counter,
+the bits of a float32 (`bits_of`): so what is released depends on the update, the slot and the
+counters alone, and a journal repeats it to the same. An element that is not released is, to the
+optimiser, one that a sparse push does not touch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dlctl.messages import Array, Json
+from dlctl.optim.base import Optimizer, Sweeping
+from dlctl.optim.blocks import Block, Place, Rule
+from dlctl.optim.buffered import keep
+from dlctl.settings import Setting
+
+PENDING, THRESHOLD = "pending", "threshold"
+
+
+class Pending:
+    Options: ClassVar[type[Any]] = object
+    live: ClassVar[Mapping[str, Setting]] = {}
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner = inner
+        self.slots: Mapping[str, float] = {**inner.slots, PENDING: 0.0}
+        self.counters: Json = inner.counters
+        self.counters |= {THRESHOLD: 0}
+
+    @property
+    def lr(self) -> float:
+        return self.inner.lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self.inner.lr = lr
+
+    def sweeps_next(self) -> bool:
+        return isinstance(self.inner, Sweeping) and self.inner.sweeps_next()
+
+    def begin_update(self) -> Rule:
+        threshold = np.uint32(self.counters[THRESHOLD]).view(np.float32)
+        of_all = self.sweeps_next()
+        step = self.inner.begin_update()
+        return lambda blocks: step(_released(blocks, threshold, of_all=of_all))
+
+
+def bits_of(threshold: np.float32) -> int:
+    return int(threshold.view(np.uint32))
+
+
+def is_released(total: Array, threshold: np.float32) -> Array:
+    """bool[n]. What is NaN does not wait."""
+    return ~(np.abs(total) < threshold)
+
+
+def _released(blocks: Iterable[Block], threshold: np.float32, *, of_all: bool) -> Iterator[Block]:
+    """What of each block is for the optimiser; of_all: all of it, with zeros for what waits."""
+    for block in blocks:
+        total = block.slots[-1] + block.g
+        released = is_released(total, threshold)
+        block.slots_next[-1][:] = np.where(released, 0, total)
+        inner = block._replace(slots=block.slots[:-1], slots_next=block.slots_next[:-1])
+        if of_all or released.all():
+            yield inner._replace(g=np.where(released, total, np.float32(0)))
+            continue
+        nexts = (inner.w_next, *inner.slots_next)
+        for now, following in zip((inner.w, *inner.slots), nexts, strict=True):
+            keep(now, following)
+        where = np.flatnonzero(released)
+        if not where.size:
+            continue
+        at, indices = block.place
+        place = Place(at, at + where if indices is None else indices[where])
+        slots = tuple(slot[where] for slot in inner.slots_next)
+        part = Block.in_place(place, inner.w_next[where], total[where], slots)
+        yield part
+        for following, values in zip(nexts, (part.w, *part.slots), strict=True):
+            following[where] = values
