@@ -252,6 +252,19 @@ class Data:
     shuffle: bool = True
     """A new seeded order of the samples in every epoch; false: their own. A task with a `sampler`
     or `sample_weights` says itself which come and in which order. A stream has its own order."""
+    clients: Annotated[int, Ge(0), Le(100000)] = 0
+    """Clients of federated training that the dataset is cut into. Then a portion is one client, and
+    a data epoch is a round: the clients that the method draws for it. 0: there are none."""
+    partition: Literal["iid", "shards", "dirichlet", "task", "workers"] = "iid"
+    """Whose samples are whose, with `clients`. "iid": anybody's, as many for each. "shards": two
+    pieces of the samples sorted by label (McMahan 2017). "dirichlet": of each label, the parts that
+    clients have are drawn with `alpha`. "task": as `task.clients(dataset)` says, a number for each
+    sample. Labels are the dataset's `targets` or `labels`, else what comes last in a sample.
+    "workers": data stays where it is; client c is trained by worker c mod `workers.count` and no
+    other, which alone calls `task.dataset(c)`; `task.client_sizes()` says to all how many samples
+    each client has."""
+    alpha: Annotated[float, Gt(0)] = 0.5
+    """Of "dirichlet": the smaller, the more the clients differ."""
     bad_samples_max: Annotated[int, Ge(0), Le(100000)] = 0
     """So many samples of the dataset may fail to load in an epoch, in all workers together: each is
     named in "dlctl events", and its batch goes on without it; a batch of which none is left is left

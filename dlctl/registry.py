@@ -86,6 +86,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.easgd_atomic:EASGD_ATOMIC",
             "easgd in one round trip: the servers compute the pull",
         ),
+        "fedavg": Entry(
+            "dlctl.algorithms.fedavg:FEDAVG",
+            "clients with data of their own, some a round (McMahan 2017); FedProx, privacy",
+        ),
         "fedbuff": Entry(
             "dlctl.algorithms.fedbuff:FEDBUFF",
             "local-sgd without a barrier, its ways buffered in the servers (Nguyen 2022)",
@@ -209,7 +213,7 @@ ALIASES: dict[str, str] = {
     # algorithms
     "allreduce": "sync", "asgd": "downpour", "async": "downpour", "async-sgd": "downpour",
     "asynchronous": "downpour", "bsp": "sync", "ddp": "sync",
-    "fedavg": "local-sgd", "hogwild": "downpour",
+    "fedadam": "fedavg", "fedprox": "fedavg", "fedyogi": "fedavg", "hogwild": "downpour",
     "localsgd": "local-sgd", "post-local-sgd": "local-sgd", "synchronous": "sync",
     # compressors
     "1-bit": "onebit", "1bit": "onebit", "bfloat16": "bf16", "dense": "none",

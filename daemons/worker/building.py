@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from daemons.worker import fitting, inner, weights
+from daemons.worker.clients import clients_of, dataset_of, round_samples
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
 from daemons.worker.loader_watch import LoaderLost
@@ -42,6 +43,8 @@ class Built(NamedTuple):
     """That there is memory for; 0: it was not looked for."""
     shards: int
     """Of a stream; 0: the dataset is none."""
+    clients: tuple[int, ...] = ()
+    """The samples of each, if the dataset is cut into clients."""
 
 
 def build(
@@ -62,8 +65,9 @@ def build(
     """
     replica = build_replica(job, slot, run=run)
     task = replica.task
-    dataset = task.dataset()
+    dataset = dataset_of(job, task)
     streams = is_stream(dataset)
+    clients = clients_of(job, task, dataset)
     make_loader = partial(
         StreamLoader if streams else PortionLoader,
         dataset,
@@ -75,6 +79,7 @@ def build(
         lost=lost,
         draw=chosen_by(task, dataset, job.job.seed),
         tolerant=job.data.bad_samples_max > 0,
+        clients=clients,
     )
     found = 0
     if finds:
@@ -90,7 +95,9 @@ def build(
     groups = [None if n == parameter_groups.NONE else job.parameters[n] for n in numbers]
     optimizer = inner.make(job.inner, replica.values, groups)
     stepper = Stepper(replica, job.gradient, optimizer)
-    return Built(stepper, loader, loader.order.length, found, loader.shards)
+    if clients is None:
+        return Built(stepper, loader, loader.order.length, found, loader.shards)
+    return Built(stepper, loader, round_samples(job, clients), found, 0, clients.sizes)
 
 
 def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = None) -> Replica:

@@ -184,7 +184,7 @@ class ComputeThread:
         if self._ranks is not None:
             self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
-        self._stepper, self._loader, samples, batch_size, shards = build(
+        self._stepper, self._loader, samples, batch_size, shards, clients = build(
             self._job, effect.slot, processes, self._run, self._loop.fail, finds=effect.finds
         )
         replica = self._stepper.replica
@@ -204,9 +204,10 @@ class ComputeThread:
             replica.task.has_finish,
             self._frozen.digests(replica) if self._frozen is not None else b"",
             replica.lacks_weights,
-            self._loader.order.digest,
+            self._loader.clients.digest if clients else self._loader.order.digest,
             batch_size,
             shards,
+            clients,
         )
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
@@ -222,7 +223,8 @@ class ComputeThread:
         metrics: list[Mapping[str, float]] = []
         failed: tuple[FailedSample, ...] = ()
         for number in range(effect.number, effect.number + effect.count):
-            computed = self._batch(replace(effect, number=number))
+            is_fresh = effect.fresh and number == effect.number
+            computed = self._batch(replace(effect, number=number, fresh=is_fresh))
             failed += computed.failed
             if computed.is_usable:
                 losses.append(computed.loss)
@@ -297,7 +299,7 @@ class ComputeThread:
                 return Computed.of_nothing(self._averaged)
             step = self._stepper.step(
                 batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
-                epoch=effect.data_epoch,
+                epoch=effect.data_epoch, pull=effect.pull, fresh=effect.fresh,
             )  # fmt: skip
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default
 from daemons.worker.loader_watch import LoaderLost, LoaderWatch
 from daemons.worker.orders import Draw, Order, Rows
 from daemons.worker.task import TaskError, blame, calling
+from dlctl.clients import Clients
 from dlctl.flat import slice_bounds
 
 _CPU = torch.device("cpu")
@@ -41,7 +42,8 @@ class PortionLoader:
     collate: makes a batch of a list of samples; None: torch's default_collate. place: of the
     dataset, for errors that no line of the user's has raised. lost: told in another thread when a
     process has ended by itself. draw: the order of each data epoch, if the task has one of its own.
-    tolerant: a batch goes on without samples that fail to load. Call `close` to end the processes.
+    tolerant: a batch goes on without samples that fail to load. clients: whose rows are whose.
+    Call `close` to end the processes.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class PortionLoader:
         lost: Callable[[LoaderLost], None] = lambda _: None,
         draw: Draw | None = None,
         tolerant: bool = False,
+        clients: Clients | None = None,
     ) -> None:
+        self.clients = clients
         self.order = Order(len(dataset), seed=seed, shuffle=shuffle, draw=draw)
         self.batch_size = batch_size
         self._accumulate = accumulate
@@ -76,6 +80,7 @@ class PortionLoader:
         self._waits = False
         self._stream: Iterator[Any] = iter(())
         self._next: tuple[int, int, int, int] | None = None
+        self._client = -1
 
     def resize(self, batch_size: int) -> None:
         """From now on a batch has at most so many samples."""
@@ -107,14 +112,17 @@ class PortionLoader:
         and the part of its samples that each has.
 
         Asked for in order, the batches of a portion are loaded ahead; any other order costs a new
-        start. shard: of a stream, which this is not. Raises TaskError for what the dataset raises,
-        LoaderLost if a process has ended or does not come back.
+        start. shard: the client, if the dataset is cut into clients. Raises TaskError for what
+        the dataset raises, LoaderLost if a process has ended or does not come back.
         """
-        assert 0 <= start < stop <= self.order.length
+        assert 0 <= start < stop
+        client = shard if self.clients is not None else -1
+        assert client >= 0 or stop <= self.order.length
         steps = -((start - stop) // self._step_samples)
         assert 0 <= number < steps
         wanted = (data_epoch, start, stop, number)
-        if wanted != self._next:
+        if wanted != self._next or client != self._client:
+            self._client = client
             self._restart(*wanted)
         self._next = (data_epoch, start, stop, number + 1)
         lo, hi = slice_bounds(stop - start, steps, number)
@@ -184,7 +192,10 @@ class PortionLoader:
 
     def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:
         self._next = None
-        samples = self.order.rows(data_epoch, start, stop)
+        if self.clients is None or self._client < 0:
+            samples = self.order.rows(data_epoch, start, stop)
+        else:
+            samples = self.clients.rows(data_epoch, self._client, start, stop)
         steps = -(-len(samples) // self._step_samples)
         bounds = [slice_bounds(len(samples), steps, i) for i in range(number, steps)]
         self._begin([samples[lo + a : lo + b] for lo, hi in bounds for a, b in self._cut(hi - lo)])

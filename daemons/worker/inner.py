@@ -72,6 +72,11 @@ class InnerOptimizer:
         for tensor in self.tensors:
             tensor.grad = None
 
+    def forget(self) -> None:
+        """Be as a new one is."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
     def state(self) -> dict[str, Array]:
         """All that it keeps, under its names in a checkpoint: copies."""
         found: dict[str, Array] = {OF: np.frombuffer(self._identity, np.uint8)}

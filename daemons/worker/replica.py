@@ -234,6 +234,11 @@ class Replica:
             torch._foreach_copy_(slots, dense)
         return _own(self._gradient)
 
+    def views_of(self, vector: Vector) -> list[Tensor]:
+        """float32[d] as tensors of the shapes of `values`; of the same memory."""
+        whole = torch.from_numpy(vector) if isinstance(vector, np.ndarray) else vector
+        return _views(whole, self.layout)
+
     def _set_mode(self, training: bool) -> None:
         with calling("model.train()" if training else "model.eval()", self.task.at("model")):
             self.model.train(training)

@@ -58,7 +58,7 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
     DlctlError if the checkpoint is of another model.
     """
-    stepper, loader, in_all, _, _ = build(job, slot=0, processes=0)
+    stepper, loader, *_ = build(job, slot=0, processes=0)
     if not batches.is_open(job):
         loader.resize(batches.size(job, placement.place(job)["worker-0"]))
     replica = stepper.replica
@@ -69,7 +69,7 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     push = method.replica.one_push(options)
     step_samples = loader.batch_size * job.gradient.accumulate
     wanted = push.batches * step_samples
-    samples = min(in_all or wanted, wanted)
+    samples = min(loader.order.length or wanted, wanted)
     own_lr = job.inner.options["lr"] if push.is_way else None
     total = np.zeros(replica.layout.size(), np.float32)
     before = to_host(replica.parameters).copy()

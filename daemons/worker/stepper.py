@@ -21,6 +21,7 @@ from torch import Tensor
 
 from daemons.worker.inner import InnerOptimizer
 from daemons.worker.replica import Measured, Replica
+from dlctl.algorithms.needs import Pull
 from dlctl.config import Gradients
 from dlctl.inner import SAVED_AS
 from dlctl.messages import Array
@@ -79,10 +80,13 @@ class Stepper:
         gather: bool = True,
         norm_max: float = sys.float_info.max,
         epoch: int = 0,
+        pull: Pull | None = None,
+        fresh: bool = False,
     ) -> Stepped:
         """batches: with the part of the step's samples that each has. own_lr: the replica's own
         optimiser makes a step with this rate. gather: hand the gradient out. norm_max: of what is
-        used. epoch: of the data. Raises TaskError.
+        used. epoch: of the data. pull: added to the gradient of the own step. fresh: the optimiser
+        begins anew with it. Raises TaskError.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         self.replica.forget_gradients()
@@ -114,8 +118,23 @@ class Stepper:
             return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
         assert self.inner is not None
         vector = self.replica.gathered(gradients) if gather else None
+        if fresh:
+            self.inner.forget()
+        if pull is not None:
+            gradients = self._pulled(gradients, pull)
         self.inner.step(gradients, own_lr)
         return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
+
+    def _pulled(self, gradients: Sequence[Tensor | None], pull: Pull) -> list[Tensor | None]:
+        """With strength * (value - toward); what has no gradient has not gone anywhere."""
+        found: list[Tensor | None] = []
+        aims = self.replica.views_of(pull.toward)
+        for gradient, value, aim in zip(gradients, self.replica.values, aims, strict=True):
+            if gradient is not None:
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                gradient = torch.add(dense, value - aim, alpha=pull.strength)
+            found.append(gradient)
+        return found
 
     def _unscale(self, gradients: Sequence[Tensor | None]) -> None:
         assert self._scaler is not None

@@ -28,6 +28,7 @@ from daemons.worker.data import PortionLoader
 from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.orders import Draw
 from daemons.worker.task import TaskError, calling
+from dlctl.clients import Clients
 from dlctl.flat import slice_bounds
 
 OPEN_MAX = 4
@@ -62,8 +63,9 @@ class StreamLoader(PortionLoader):
         lost: Callable[[LoaderLost], None] = lambda _: None,
         draw: Draw | None = None,
         tolerant: bool = False,
+        clients: Clients | None = None,
     ) -> None:
-        """draw is None, and tolerant means nothing here."""
+        """draw and clients are None, and tolerant means nothing here."""
         super().__init__(
             TensorDataset(torch.zeros(0)), batch_size=batch_size, seed=seed, shuffle=False,
             processes=0, accumulate=accumulate, place=place, lost=lost,

@@ -204,6 +204,56 @@ class Task:
             )
         return weights
 
+    def clients(self, dataset: Any, count: int) -> npt.NDArray[np.int64]:
+        """int64[samples], whose each sample is: 0 <= n < count."""
+        if not callable(_get(self._user, "clients")):
+            raise TaskError(
+                'the task has no clients(dataset), and the job file says partition = "task"',
+                where=self.place("dataset"),
+                hint="write one that returns a number for each sample, or another partition",
+            )
+        with calling("task.clients", self.at("clients")):
+            returned = self._user.clients(dataset)  # type: ignore[attr-defined]
+            owners = _vector(returned)
+        if owners.shape != (len(dataset),) or owners.dtype.kind not in "iu":
+            raise self._wrong("clients", returned, "one whole number for each sample")
+        if wrong := owners[(owners < 0) | (owners >= count)].tolist():
+            raise TaskError(
+                f"task.clients returned the number {wrong[0]}; data.clients is {count}",
+                where=self.place("clients"),
+                hint=f"numbers are 0 to {count - 1}",
+            )
+        return owners.astype(np.int64)
+
+    def client_sizes(self, count: int) -> npt.NDArray[np.int64]:
+        """int64[count], at least 1 each."""
+        if not callable(_get(self._user, "client_sizes")):
+            raise TaskError(
+                'the task has no client_sizes(), and the job file says partition = "workers"',
+                where=self.place("dataset"),
+                hint="write one that returns the number of samples of each client",
+            )
+        with calling("task.client_sizes", self.at("client_sizes")):
+            returned = self._user.client_sizes()  # type: ignore[attr-defined]
+            sizes = _vector(returned)
+        if sizes.shape != (count,) or sizes.dtype.kind not in "iu" or sizes.min() < 1:
+            expected = f"{count} whole numbers, 1 or more: data.clients says how many"
+            raise self._wrong("client_sizes", returned, expected)
+        return sizes.astype(np.int64)
+
+    def client_dataset(self, client: int, size: int) -> Any:
+        """What the task's dataset(client) returns; size: as `client_sizes` has it."""
+        with calling(f"task.dataset({client})", self.at("dataset")):
+            dataset = self._user.dataset(client)  # type: ignore[call-arg]
+            samples = len(dataset)
+        if samples != size:
+            raise TaskError(
+                f"task.dataset({client}) has {samples} samples, and client_sizes() says {size}",
+                where=self.place("dataset"),
+                hint="client_sizes() must be the same everywhere, and true",
+            )
+        return dataset
+
     def loss(self, model: nn.Module, batch: Any, step: int = 0, epoch: int = 0) -> Loss:
         """step: that this worker has made before. epoch: of the data."""
         told = {"step": step, "epoch": epoch} if self._told else {}

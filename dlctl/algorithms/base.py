@@ -26,6 +26,7 @@ import numpy as np
 
 from dlctl import messages
 from dlctl.algorithms.needs import PARAMETERS, Need, View
+from dlctl.clients import Cohort
 from dlctl.compress.base import Delta
 from dlctl.config import COUNT_MAX, Choice, JobFile
 from dlctl.errors import DlctlError
@@ -341,6 +342,8 @@ class ShardSide(ABC):
     def __init__(self, options: Any, shard: Shard) -> None:
         self.options = options
         self.shard = shard
+        self.lo = 0
+        """Where the shard begins in its table; the server role sees to it."""
         self.measures_noise = False
         """Whether it is to find out how much the gradients of a step differ."""
 
@@ -536,6 +539,10 @@ class Lead:
     def may_lease(self, slot: int, first_slot: int) -> str:
         """Why `slot` has to wait; "" if it may work now. `first_slot`: the lowest that lives."""
         return ""
+
+    def cohort(self, clients: int) -> Cohort:
+        """What a data epoch is made of, where the dataset is cut into so many clients."""
+        return Cohort(clients)
 
     def quorum(
         self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float

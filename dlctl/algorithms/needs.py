@@ -63,6 +63,14 @@ class Data(NamedTuple):
     """Of its portion."""
 
 
+class Pull(NamedTuple):
+    """strength * (parameters - toward)."""
+
+    strength: float
+    toward: Vector
+    """float32[d]; it must not change before the gradient has come."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gradient(Need):
     """Lease data if needed and compute. Resumed with a `Step`, or None: no data for now.
@@ -78,6 +86,10 @@ class Gradient(Need):
     `placing` be called, before `run` hears of it."""
     gather: bool = True
     """False: the `Step` has no gradient; to gather it into one vector takes time."""
+    pull: Pull | None = None
+    """Added to the gradient of an own step."""
+    fresh: bool = False
+    """The replica's optimiser forgets what it keeps before this step, as a new one has begun."""
     steps: int = 1
     """Up to so many batches of one portion in one go, each with a step of its own, and no gradient:
     `step` and not `gather`. `Step` has their samples and their mean loss."""

@@ -65,6 +65,8 @@ class ModelReady(Message):
     """That there is memory for; 0: it was not told to find it."""
     shards: int = 0
     """Of a dataset that is a stream, which has no number of samples; 0: it is none."""
+    clients: tuple[int, ...] = ()
+    """The samples of each client, if it is cut into clients."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -191,7 +193,7 @@ class LeaseRequest(Message):
 @dataclass(frozen=True, slots=True, repr=False)
 class Lease(Message):
     """Samples [start, stop) in the shuffled order of `data_epoch`, or of a shard of a stream, which
-    may end before. start == stop: none now, ask later.
+    may end before, or of a client. start == stop: none now, ask later.
     """
 
     request: int
@@ -202,7 +204,7 @@ class Lease(Message):
     samples: int = 0
     """Of all workers, that are done."""
     shard: Signed = -1
-    """Of the stream; -1: the dataset is none."""
+    """Of the stream, or the client; -1: the dataset has no such."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -13,6 +13,7 @@ import numpy as np
 from dlctl import inner, registry
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
+from dlctl.clients import Clients, Cohort, epoch_samples
 from dlctl.config import Choice
 from dlctl.flat import AVERAGED, slice_bounds
 from dlctl.machine import Exit, Send
@@ -87,6 +88,9 @@ class Stepping(Protocol):
 
     def restore(self, state: Mapping[str, Array]) -> None: ...
 
+    def forget(self) -> None:
+        """Be as a new one is."""
+
 
 Inner = Callable[[Array], Stepping]
 """Parameters -> their optimiser."""
@@ -106,6 +110,9 @@ class PlainSGD:
 
     def restore(self, state: Mapping[str, Array]) -> None:
         assert not state
+
+    def forget(self) -> None:
+        """There is nothing."""
 
 
 def plain_inner(choice: Choice) -> Inner | None:
@@ -137,10 +144,12 @@ class ComputeDriver:
         own: Inner | None = None,
         *,
         files: FilesDriver,
+        cohort: Callable[[int], Cohort] = Cohort,
     ) -> None:
         """twin: "module:Class", the engine of this method in numpy; "" if it has none. own: makes
-        the replica's own optimiser of its parameters; None: it has none.
+        the replica's own optimiser of its parameters; None: it has none. cohort: `Lead.cohort`.
         """
+        self._cohort = cohort
         self.process = process
         self.problem = problem
         self.seed = seed
@@ -149,6 +158,7 @@ class ComputeDriver:
         self.computed = 0
         self._lengths: tuple[int, ...] = getattr(problem, "lengths", ())
         """Of the shards of a stream."""
+        self._clients: Clients | None = getattr(problem, "clients", None)
         self.parameters = problem.initial()
         self._gradient = np.empty_like(self.parameters)
         # Not zeros: new files are full of these, and nobody would notice that they were not set.
@@ -182,12 +192,19 @@ class ComputeDriver:
         self._who = (effect.slot, effect.epoch)
         layout = self.problem.layout
         built = ModelBuilt(
-            layout.to_bytes(), 0 if self._lengths else self.problem.samples, self.parameters,
+            layout.to_bytes(), self._samples(), self.parameters,
             self._averaged, has_finish=bool(self.options.finish_s),
             frozen=self.frozen.build(effect.slot), batch_size=FOUND if effect.finds else 0,
             shards=len(self._lengths),
+            clients=() if self._clients is None else self._clients.sizes,
         )  # fmt: skip
         self.process.post(built, self.options.build_s)
+
+    def _samples(self) -> int:
+        """Of a data epoch; 0: the dataset is a stream."""
+        if self._clients is not None:
+            return epoch_samples(self._clients.sizes, self._cohort(len(self._clients.sizes)))
+        return 0 if self._lengths else self.problem.samples
 
     def _load_buffers(self, effect: LoadBuffers) -> None:
         self._averaged = effect.averaged.copy()
@@ -213,7 +230,8 @@ class ComputeDriver:
         assert np.array_equal(before, self.parameters), "the model was changed under a gradient"
         losses: list[float] = []
         for number in range(effect.number, effect.number + effect.count):
-            computed = self._batch(replace(effect, number=number))
+            is_fresh = effect.fresh and number == effect.number
+            computed = self._batch(replace(effect, number=number, fresh=is_fresh))
             if computed.is_usable:
                 losses.append(computed.loss)
             if not computed.is_usable or computed.ended_after is not None:
@@ -241,13 +259,25 @@ class ComputeDriver:
         )
         if effect.own_lr is not None and is_usable:
             assert self._inner is not None, "this replica has no optimiser of its own"
+            if effect.fresh:
+                self._inner.forget()
+            if effect.pull is not None:
+                way = self.parameters - effect.pull.toward
+                self._gradient += np.float32(effect.pull.strength) * way
             self._inner.step(self._gradient, effect.own_lr)
         return computed if effect.gather else replace(computed, gradient=None)
 
     def _rows(self, effect: Compute) -> Array:
         portion, batch = (effect.start, effect.stop), (effect.number, effect.step_samples)
         if effect.shard >= 0:
-            return stream_rows(self._lengths, effect.shard, portion, batch)
+            if self._clients is None:
+                return stream_rows(self._lengths, effect.shard, portion, batch)
+            lo, hi = slice_bounds(
+                effect.stop - effect.start, -(-(effect.stop - effect.start) // batch[1]), batch[0]
+            )
+            return self._clients.rows(
+                effect.data_epoch, effect.shard, effect.start + lo, effect.start + hi
+            )
         assert 0 <= effect.start < effect.stop <= self.problem.samples
         return batch_rows(self.problem.samples, self.seed, effect.data_epoch, portion, batch)
 

@@ -290,10 +290,11 @@ class World:
         job = self.job
         files = FilesDriver(process, self.store, self.disk, self.host_disks)
         method = registry.load("algorithms", job.algorithm.name)
+        lead = method.lead(method.Options(**job.algorithm.options))
         ComputeDriver(
             process, self.problem, job.job.seed, self.compute,
             self._compute_rng, job.algorithm.name, method.shape.twin, self.inner(job.inner),
-            files=files,
+            files=files, cohort=lead.cohort,
         )  # fmt: skip
         if "group" in method.shape.links:
             GroupDriver(process, self.groups)

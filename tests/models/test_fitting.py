@@ -91,7 +91,7 @@ def sizes_tried() -> list[int]:
     ],
 )
 def test_it_doubles_until_there_is_no_memory(built, room, found, tried):
-    stepper, loader, _, size, _ = built(NO_ROOM.format(room))
+    stepper, loader, _, size, *_ = built(NO_ROOM.format(room))
     assert (size, loader.batch_size) == (found, found)
     assert sizes_tried() == tried
     step = stepper.step(loader.step(0, 0, 4096, 0))
@@ -113,7 +113,7 @@ def test_of_a_stream_the_first_samples_are_tried(built, monkeypatch):
         f"{stream}\n        (torch.arange(3.0 * 4096)",
     )
     monkeypatch.setitem(globals(), "TASK", text.replace("    tried = []", STREAM))
-    *_, size, shards = built()
+    *_, size, shards, _ = built()
     assert (size, shards) == (64, 1)
     assert sizes_tried() == [8, 16, 32, 64]
 
@@ -126,19 +126,19 @@ def test_another_error_of_the_task_is_its_own(built):
 def test_on_the_cpu_half_of_what_is_available_stays_free(built, monkeypatch):
     """A batch of 32 takes 256 MB, and one of 64 would take 512."""
     monkeypatch.setattr(fitting, "available", lambda: 800_000_000)
-    *_, size, _ = built(EIGHT_MB)
+    size = built(EIGHT_MB).batch_size
     assert size == 32
 
 
 def test_workers_of_one_machine_share_what_it_has(built, monkeypatch):
     monkeypatch.setattr(fitting, "available", lambda: 800_000_000)
-    *_, size, _ = built(EIGHT_MB, count=4)
+    size = built(EIGHT_MB, count=4).batch_size
     assert size == 8
 
 
 def test_a_slow_batch_need_not_be_larger_on_the_cpu(built, monkeypatch):
     monkeypatch.setattr(fitting, "SLOW_S", 0.0)
-    *_, size, _ = built()
+    size = built().batch_size
     assert size == 8
 
 
@@ -156,7 +156,7 @@ def test_nothing_of_it_stays(built):
     """Values, buffers, modes, generators: the first step is the same to the last bit."""
 
     def first_step(*, finds: bool) -> list[Any]:
-        stepper, loader, _, size, _ = built(finds=finds)
+        stepper, loader, _, size, *_ = built(finds=finds)
         assert bool(size) == finds
         loader.resize(16)
         replica = stepper.replica
@@ -180,7 +180,7 @@ def test_on_a_gpu_a_tenth_of_the_memory_stays_free(tmp_path):
     )
     of_gpu = job(tmp_path / "fitted.py")
     of_gpu = replace(of_gpu, workers=replace(of_gpu.workers, device="cuda"))
-    *_, size, _ = build(of_gpu, 0, 0, finds=True)
+    size = build(of_gpu, 0, 0, finds=True).batch_size
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
     assert size * 2**30 <= 0.9 * free < 2 * size * 2**30 + 2**28

@@ -316,7 +316,9 @@ class Coordinator:
                 text = f"batch size {message.batch_size}: the largest power of two that fits"
                 self.context.event("batch", worker.name, text)
             self.registration.job = self.scheduler.job
-            self.scheduler.take_dataset(worker.name, message.samples, message.order, message.shards)
+            self.scheduler.take_dataset(
+                worker.name, message.samples, message.order, message.shards, message.clients
+            )
             self.frozen.on_model(worker, layout, message, now)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True

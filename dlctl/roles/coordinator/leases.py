@@ -1,5 +1,5 @@
 """The data of a run, cut into portions and leased to workers; `streams.py` does it for a dataset
-of unknown length.
+of unknown length, `client_pool.py` for one that is cut into clients.
 
 Every epoch of the dataset has the same portions, ranges of its shuffled order. A portion is leased,
 then done; when its worker is gone before that, it goes back and is leased first of all. So every
@@ -28,7 +28,8 @@ class Range(NamedTuple):
     start: int
     stop: int
     shard: int = -1
-    """Of a stream, by number; then the samples are those of the shard in its own order."""
+    """Of a stream, by number; then the samples are those of the shard in its own order. Likewise
+    of a client, with all its passes."""
 
 
 @dataclass(slots=True)
@@ -99,13 +100,18 @@ class PortionPool(Leases):
 
     def take(self, slot: int) -> Range | None:
         """Lease the next portion; None if there is none now (others may still come back)."""
-        key = self._returned.pop(0) if self._returned else self._advance()
+        key = self._pick(slot)
         if key is None:
             return None
         self._leased[key] = slot
         self._doubtful.discard(key)
         self._changed[key] = None
-        epoch, index = key
+        return self._range(*key)
+
+    def _pick(self, slot: int) -> tuple[int, int] | None:
+        return self._returned.pop(0) if self._returned else self._advance()
+
+    def _range(self, epoch: int, index: int) -> Range:
         return Range(epoch, index, *self.bounds(index))
 
     def may_hoard(self, slot: int, slots: int) -> bool:

@@ -193,6 +193,8 @@ class Persistence:
         yield "work", (*counts, scheduler.dataset_samples, scheduler.next, newest)
         if scheduler.stream_shards:
             yield "stream", scheduler.stream_shards
+        if scheduler.clients:
+            yield "clients", scheduler.clients
         if scheduler.metrics:
             yield "metrics", dict(scheduler.metrics)
         if scheduler.batch_size:
@@ -315,7 +317,7 @@ class Persistence:
         portions = {key: v for key, v in values.items() if key.startswith("portion/")}
         self.scheduler.go_on(
             steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions, evaluated_at,
-            values.get("stream", 0),
+            values.get("stream", 0), tuple(values.get("clients", ())),
         )  # fmt: skip
         self.scheduler.metrics = dict(values.get("metrics", {}))
         if "lead" in values:

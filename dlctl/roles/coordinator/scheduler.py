@@ -14,6 +14,7 @@ from dlctl.algorithms.base import Lead, Table
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.messages import Json
+from dlctl.roles.coordinator.client_pool import ClientPool, client_pool
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.leases import PortionPool, Range
 from dlctl.roles.coordinator.membership import Membership
@@ -22,6 +23,7 @@ from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
 
+Dataset = tuple[int, int, tuple[int, ...]]
 DOUBT_S = 10.0
 """A worker that has asked for data for so long, in vain, has none that it works on."""
 SCHEDULE = "correct [schedule]: warmup, or over"
@@ -58,8 +60,9 @@ class Scheduler:
         self._pool: PortionPool | StreamPool | None = None
         self._told_of_end = False
         """That the stream has ended, and is read again."""
-        self._built = (0, 0)
-        """Samples of the dataset, or shards of a stream, by the first worker that was heard."""
+        self._built: Dataset = (0, 0, ())
+        """Samples of the dataset, or shards of a stream, and the samples of each client if there
+        are any; by the first worker that was heard."""
         self._step_samples_min = 1
         self._counts_steps = any(host.batch_size for host in job.places)
         """Nobody knows how many a portion has before it is done."""
@@ -128,6 +131,11 @@ class Scheduler:
         return self._pool.shards if isinstance(self._pool, StreamPool) else 0
 
     @property
+    def clients(self) -> tuple[int, ...]:
+        """The samples of each; (): the dataset is not cut into clients."""
+        return self._pool.sizes if isinstance(self._pool, ClientPool) else ()
+
+    @property
     def next(self) -> tuple[int, int]:
         return self._pool.next if self._pool is not None else (0, 0)
 
@@ -146,6 +154,7 @@ class Scheduler:
         portions: dict[str, Any],
         evaluated_at: float,
         stream_shards: int = 0,
+        clients: tuple[int, ...] = (),
     ) -> None:
         """Be where another coordinator has left off."""
         self.steps, self.samples, self.loss = steps, samples, loss
@@ -153,7 +162,7 @@ class Scheduler:
         if not (dataset_samples or stream_shards):
             return
         self._restore = {}
-        self.open_dataset(dataset_samples, stream_shards)
+        self.open_dataset(dataset_samples, stream_shards, clients)
         assert self._pool is not None
         keys = (key.split("/")[1:] for key in portions)
         standing = {(int(epoch), int(p)): portions[f"portion/{epoch}/{p}"] for epoch, p in keys}
@@ -168,21 +177,30 @@ class Scheduler:
         self.batch_size = found if is_news else self.batch_size
         return is_news
 
-    def take_dataset(self, worker: str, samples: int, order: str = "", shards: int = 0) -> None:
+    def take_dataset(
+        self,
+        worker: str,
+        samples: int,
+        order: str = "",
+        shards: int = 0,
+        clients: tuple[int, ...] = (),
+    ) -> None:
         """A worker has built the dataset; order: digest of the order that its task has chosen.
-        shards: of a stream. Raises DlctlError if it is not the one of the others, or of before.
+        shards: of a stream. clients: the samples of each. Raises DlctlError if it is not the one of
+        the others, or of before.
         """
-        known = (self.dataset_samples, self.stream_shards) if self._pool else self._built
-        if any(known) and known != (samples, shards):
+        opened = (self.dataset_samples, self.stream_shards, self.clients)
+        known = opened if self._pool else self._built
+        if any(known) and known != (samples, shards, clients):
             raise DlctlError(
-                f"the dataset of {worker} has {_size(samples, shards)}; in this run it has "
-                f"{_size(*known)}",
+                f"the dataset of {worker} has {_size(samples, shards, clients)}; in this run it "
+                f"has {_size(*known)}",
                 hint="dataset() must give the same samples on every host and every time; after a "
                 "change start with --fresh to begin a new run",
             )
         if self._pool is None and not batches.is_open(self.job):
-            self.open_dataset(samples, shards)
-        self._built = (samples, shards)
+            self.open_dataset(samples, shards, clients)
+        self._built = (samples, shards, clients)
         if self._order is None:
             self._order = order
         elif order != self._order:
@@ -192,9 +210,9 @@ class Scheduler:
                 "every process; what torch, numpy and random draw there does",
             )
 
-    def open_dataset(self, samples: int, shards: int = 0) -> None:
-        """The first worker has built the dataset; shards: of a stream. Raises DlctlError if it was
-        another before, or is none that this job can be trained with.
+    def open_dataset(self, samples: int, shards: int = 0, clients: tuple[int, ...] = ()) -> None:
+        """The first worker has built the dataset; as `take_dataset` has it. Raises DlctlError if it
+        was another before, or is none that this job can be trained with.
         """
         if samples < 1 and not shards:
             raise DlctlError("the dataset has no samples", hint="look at the task's dataset()")
@@ -207,11 +225,16 @@ class Scheduler:
             )
         if shards:
             self._check_stream()
+        if clients and self.is_driven:
+            raise DlctlError(
+                f'"{self.job.algorithm.name}" has one dataset, and data.clients cuts it into many',
+                hint="remove data.clients, or take another [algorithm]",
+            )
         try:
             schedule.factor(self.job, samples)
         except ValueError as error:
             raise DlctlError(str(error), hint=SCHEDULE) from None
-        self._pool = self._stream(shards) if shards else self._portions(samples)
+        self._pool = self._stream(shards) if shards else self._portions(samples, clients)
         self._step_samples_min = batches.smallest(self.job)
         self.evaluated_at = self._evaluation_clock()
         self.rescale(self.job.workers.count)
@@ -237,8 +260,13 @@ class Scheduler:
                 hint="remove batch_size from [[hosts]]",
             )
 
-    def _portions(self, samples: int) -> PortionPool:
+    def _portions(self, samples: int, clients: tuple[int, ...]) -> PortionPool:
         pool = PortionPool(samples, self.job.data.portion_batches * batches.largest(self.job))
+        if clients:
+            drawn = self.side.cohort(len(clients))
+            owners = self.job.workers.count if self.job.data.partition == "workers" else 0
+            pool = client_pool(clients, drawn, self.job.job.seed, owners)
+            self._counts_steps = True
         pool.limit = _portions(self.job, pool)
         if self._restore.get("portion_samples") == pool.portion_samples:
             pool.restore(self._restore["complete_epochs"], self._restore["portions"])
@@ -497,6 +525,8 @@ class Scheduler:
             return f"{self.steps:,} steps are done"
         if stop.seconds is not None and now - self.released_at >= stop.seconds:
             return f"{stop.seconds:g} seconds are over"
+        if self.clients and stop.samples and self.samples >= stop.samples:
+            return f"{self.samples:,} samples are done"
         return ""
 
     def failed(self) -> str:
@@ -541,8 +571,10 @@ class Scheduler:
         return by_data if not steps else min(1.0, max(by_data or 0.0, self.steps / steps))
 
 
-def _size(samples: int, shards: int) -> str:
+def _size(samples: int, shards: int, clients: tuple[int, ...] = ()) -> str:
     """Of a dataset, in words."""
+    if clients:
+        return f"{len(clients)} clients with {sum(clients)} samples in all"
     return f"{shards} shards of a stream" if shards else f"{samples} samples"
 
 
@@ -560,6 +592,8 @@ def _portions(job: JobFile, pool: PortionPool) -> float:
     """Portions until the first of the job's limits; steps and samples round up to portions. With
     batch sizes of hosts the steps may be there before that."""
     stop = job.job.stop
+    if isinstance(pool, ClientPool):  # Steps and samples are counted when they are done.
+        return math.ceil(stop.epochs * pool.per_epoch) if stop.epochs else math.inf
     steps_before = partial(pool.steps_before, batch_size=batches.largest(job))
     limits = [
         math.ceil(stop.epochs * pool.per_epoch) if stop.epochs else math.inf,

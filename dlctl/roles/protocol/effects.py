@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dlctl.algorithms.needs import Pull
 from dlctl.machine import Effect, Event
 from dlctl.messages import Array, Json
 from dlctl.vector import Vector
@@ -142,6 +143,8 @@ class ModelBuilt(Event):
     """That there is memory for; 0: it was not looked for."""
     shards: int = 0
     """Of a stream; 0: the dataset is none."""
+    clients: tuple[int, ...] = ()
+    """The samples of each client, if the dataset is cut into clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +209,11 @@ class Compute(Effect):
     step_samples: int = 0
     """The most samples of a batch, by which the portion is cut; 0: as the job file says."""
     shard: int = -1
-    """Of the stream; -1: the dataset is none."""
+    """Of the stream, or the client; -1: the dataset has no such."""
+    pull: Pull | None = None
+    """Added to the gradient before the own step."""
+    fresh: bool = False
+    """The replica's own optimiser forgets what it keeps, before the first of these batches."""
 
     def is_usable(self, loss: float, norm: float) -> bool:
         """Whether what was computed is finite and not too large: what is not gets no further."""

@@ -240,6 +240,7 @@ class Server:
         for number, table in enumerate(self.declared):
             shard = self._open(message, welcome.index, number, table, options)
             side = side_of(table, self.algorithm, options, shard)
+            side.lo = message.lo if not number else 0
             side.measures_noise = not number and self.algorithm.pushes_gradients(options)
             tables.append((table.name, shard, side))
         serving = ShardProtocol(

@@ -81,7 +81,7 @@ class Joining:
         self._phase = "waiting for the servers"
         ready = m.ModelReady(
             self.birth.name, event.layout, event.samples, event.has_finish, event.frozen,
-            event.lacks_weights, event.order, event.batch_size, event.shards,
+            event.lacks_weights, event.order, event.batch_size, event.shards, event.clients,
         )  # fmt: skip
         self.context.ask("model", COORDINATOR, ready, now)
 

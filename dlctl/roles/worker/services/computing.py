@@ -130,6 +130,7 @@ class Computing:
     def _gradient(self, need: Gradient, now: float) -> tuple[bool, Step | None]:
         are_own = need.step and not need.gather
         assert need.steps == 1 or are_own, "several steps are the replica's own"
+        assert need.pull is None or are_own, "what is handed out is the loss's gradient"
         if self._at_work:
             return False, None
         if self._step is not None or self._left_out:
@@ -180,7 +181,8 @@ class Computing:
         limit = self.bad_gradients.norm_max(None if need.gather else own_lr)
         place = (lease.data_epoch, lease.start, lease.stop, number)
         cut = (portion.batch_size, lease.shard)
-        self.context.do(Compute(*place, own_lr, need.gather, limit, count, *cut))
+        own = (need.pull, need.fresh)
+        self.context.do(Compute(*place, own_lr, need.gather, limit, count, *cut, *own))
         if not self.draining:
             self.leasing.look_ahead(self.batch_s, now)
 

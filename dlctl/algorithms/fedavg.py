@@ -1,0 +1,292 @@
+"""Federated averaging. McMahan et al., "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017, Alg. 1; Li et al., "Federated Optimization in Heterogeneous
+Networks", MLSys 2020 (FedProx); Reddi et al., "Adaptive Federated Optimization", ICLR 2021
+(FedAdam, FedYogi); McMahan et al., "Learning Differentially Private Recurrent Language Models",
+ICLR 2018, Alg. 1 (DP-FedAvg, with a fixed denominator).
+
+There are K clients with data of their own (`data.clients`), n_k samples each. In every round a
+random part of them begins at the same w and goes over its data; their ways are averaged by samples:
+
+    round t:  S_t = max(1, C K) of the K clients, at random              # C = `fraction`
+              each k of S_t:  w_k = w
+                              E passes over its data, batch by batch:    # E = `local_passes`
+                                  w_k = inner(w_k, grad + mu (w_k - w))  # mu = `prox_mu`
+              w = outer(w, sum n_k (w - w_k) / sum n_k)                  # sum over S_t
+
+With outer = SGD, lr 1, that is w = sum n_k/n w_k. FedAdam and FedYogi are an `[optimizer]` of that
+name; FedProx is mu > 0. A client's inner optimiser begins anew: clients keep nothing.
+
+- A data epoch is a round, and a portion is a client. A worker trains one client after the other,
+  each from w, and pushes the mean of their ways when nobody is left of the round. Which worker has
+  which client does not matter, but for the order of the sum.
+- A round is over when all who have clients of it have pushed. What comes later is LATE and dropped.
+  So it is when a client's worker has died and all others have pushed: it is not trained again.
+- With `round_s` it is over as well when so many seconds have passed and `clients_min` have come.
+- The batches of a client go on over the end of a pass: E passes over 10 samples are 10 E samples.
+- A way that is not finite counts as if its client had not been drawn.
+- Without `data.clients` every portion of the dataset is a client, with whatever is in it.
+- A run that is stopped ends its round with those that have come, and goes on with the next one.
+- Where each worker has clients of its own (`partition = "workers"`) nobody else trains them: those
+  of a worker that is away are missing from the round.
+- Who joins while a round ends may train a client of the next one from the w of this one; its push
+  is late then.
+
+Differential privacy, of a client as a whole (`clip_norm` S, `noise_multiplier` z):
+
+    each k of S_t:  D_k = (w - w_k) min(1, S / ||w - w_k||)
+    w = outer(w, (sum D_k + N(0, z^2 S^2)) / m)                          # m = `clients_per_round`
+
+All clients weigh the same, and m stays, whoever is missing. Ways are clipped by the worker that
+trains them, and each shard adds noise to its part: workers, servers and whoever can read
+`noise_seed` have to be trusted. A round that is made again from a checkpoint has the same noise
+again: whoever sees both knows what they differ in. Buffers of the model, losses and metrics have
+no noise on them. Epsilon is in `dlctl status` (`privacy.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+
+from dlctl.algorithms import backups, privacy
+from dlctl.algorithms.base import Fault, Lead, Method, Needs, PushKind, Start
+from dlctl.algorithms.needs import LEFT_OUT_MAX, Data, Gradient, NextData, Pull, Write
+from dlctl.algorithms.quorum import Chosen, meet_all
+from dlctl.clients import Cohort
+from dlctl.compress.base import Delta
+from dlctl.config import Choice, JobFile
+from dlctl.errors import DlctlError
+from dlctl.messages import Json, Push
+from dlctl.vector import Vector, copy_of, euclidean_norm, is_finite, zeros_like
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    fraction: Annotated[float, Gt(0), Le(1)] = 0.1
+    """Of all clients, that a round draws, C; at least one is."""
+    clients_per_round: Annotated[int, Ge(0)] = 0
+    """So many instead; 0: as `fraction` says."""
+    local_passes: Annotated[int, Ge(1), Le(100000)] = 1
+    """How often a client goes over its data in a round, E."""
+    prox_mu: Annotated[float, Ge(0)] = 0.0
+    """What draws a client's steps back to where the round has begun (FedProx); 0: nothing."""
+    round_s: Annotated[float, Ge(0)] = 0.0
+    """Seconds after which a round ends without those that are still at work; 0: it has no limit."""
+    clients_min: Annotated[int, Ge(1)] = 1
+    """So many have to have come before `round_s` ends a round."""
+    clip_norm: Annotated[float, Ge(0)] = 0.0
+    """The most that a client's way may be long, for differential privacy: it is made as long as
+    that; 0: no limit. With it all clients weigh the same."""
+    noise_multiplier: Annotated[float, Ge(0)] = 0.0
+    """Standard deviation of the noise on the sum of all ways, in parts of `clip_norm`."""
+    noise_seed: Annotated[int, Ge(0)] = 0
+    """Of the noise. Who knows it can take the noise away again: have it be random, and secret."""
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
+    """Of (epsilon, delta)-differential privacy; less than one part of all clients."""
+
+
+def drawn(options: Options, clients: int) -> int:
+    """Clients of a round."""
+    wanted = options.clients_per_round or max(1, round(options.fraction * clients))
+    return min(wanted, clients)
+
+
+class Replica(backups.Replica):
+    options: Options  # type: ignore[assignment]
+
+    @classmethod
+    def one_push(cls, options: Any) -> PushKind:
+        return PushKind(1, is_way=True)
+
+    def begin(self, start: Start) -> None:
+        self._base = copy_of(self.parameters)
+        """Where all clients of the round begin."""
+        self._sum = zeros_like(self.parameters)
+        """Of the ways of this round's clients, times their samples."""
+
+    def run(self) -> Needs:
+        yield NextData()  # Who has asked for data is a member.
+        clock = yield from meet_all(0)
+        while True:
+            samples = yield from self._round()
+            yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
+            clock = yield from meet_all(clock + 1)
+
+    def _round(self) -> Generator[NextData | Gradient, Any, int]:
+        """Train clients until there are none, or the next one is of another round. Returns the
+        samples of what has come of it, which is in the residual then.
+        """
+        self._base[:] = self.parameters
+        self._sum[:] = 0
+        total, data_epoch = 0, None
+        while (data := (yield NextData())) is not None:
+            if data_epoch is None:
+                data_epoch = data.data_epoch
+            if data.data_epoch != data_epoch:
+                break
+            samples = yield from self._client(data)
+            total += samples if self._take_way(samples) else 0
+        if total:
+            self.residual += self._sum if self.options.clip_norm else self._sum / np.float32(total)
+        return total
+
+    def _client(self, data: Data) -> Generator[NextData | Gradient, Any, int]:
+        """From `_base` over all its data. Returns its samples; 0 if its steps lead astray."""
+        self.parameters[:] = self._base
+        mu = self.options.prox_mu
+        pull = Pull(mu, self._base) if mu else None
+        portion, samples, left_out = data.portion, 0, 0
+        while True:
+            step = yield Gradient(step=True, gather=False, pull=pull, fresh=not samples)
+            left_out = 0 if step is not None else left_out + 1
+            samples += step.samples if step is not None else 0
+            if data.is_last:
+                break
+            following = yield NextData()
+            if following is None or following.portion != portion:
+                break
+            data = following
+        return samples if left_out < LEFT_OUT_MAX else 0
+
+    def _take_way(self, samples: int) -> bool:
+        """Add the way of a client to the sum. Returns whether there is one."""
+        way: Vector = self._base - self.parameters
+        if not samples or not is_finite(way):
+            return False
+        weight = float(samples)
+        if self.options.clip_norm:
+            weight = min(1.0, self.options.clip_norm / max(euclidean_norm(way), 1e-30))
+        self._sum += way * np.float32(weight)
+        return True
+
+
+class Server(Chosen):
+    """The mean by samples, or a sum with noise over a number of clients that stays."""
+
+    options: Options
+
+    def _shares(self, pushes: Sequence[Push]) -> list[np.float32]:
+        if not self.options.clip_norm:
+            return super()._shares(pushes)
+        return [np.float32(1 / self.options.clients_per_round)] * len(pushes)
+
+    def _mean_of(self, kept: Sequence[Any], shares: Sequence[np.float32]) -> Delta:
+        mean = super()._mean_of(kept, shares)
+        options = self.options
+        if options.noise_multiplier:
+            # The same again if a server dies in the middle of the step.
+            rng = np.random.default_rng([options.noise_seed, self.shard.version, self.lo])
+            scale = options.noise_multiplier * options.clip_norm / options.clients_per_round
+            noise = rng.standard_normal(self.shard.size, np.float32) * np.float32(scale)
+            mean = mean._replace(values=mean.values + noise)
+        return mean
+
+
+class Rounds(Lead):
+    """Who is drawn, and when a round is over."""
+
+    options: Options
+
+    def __post_init__(self) -> None:
+        self._clients = 0
+        self._is_over = False
+        """The round of `data_epoch`."""
+        self._rounds = self._came = 0
+        """Rounds that somebody has come in; how many clients in the newest one."""
+
+    def cohort(self, clients: int) -> Cohort:
+        self._clients = clients
+        options = self.options
+        if options.clip_norm and options.clients_per_round > clients:
+            raise DlctlError(
+                f"algorithm.clients_per_round is {options.clients_per_round}, and there are "
+                f"{clients} clients",
+                hint="the noise is that of so many: make it no larger than data.clients",
+            )
+        return Cohort(drawn(options, clients), options.local_passes)
+
+    def may_lease(self, slot: int, first_slot: int) -> str:
+        if self.epoch.left or not self.epoch.portions:
+            return ""
+        return f"round {self.data_epoch} ends when all of its clients are done"
+
+    def quorum(
+        self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
+    ) -> frozenset[int] | float | None:
+        epoch = self.epoch
+        under_way = {slot: n for slot, n in epoch.under_way.items() if slot in members}
+        clients = sum(n for slot, n in under_way.items() if slot in came)
+        is_all_leased = epoch.portions > 0 and not epoch.left
+        is_complete = is_all_leased and under_way.keys() <= came.keys()
+        round_s = self.options.round_s or math.inf
+        is_late = waited_s >= round_s and clients >= self.options.clients_min
+        if not (is_complete or is_late or members <= came.keys()):
+            return round_s if waited_s < round_s < math.inf else None
+        brings = any(came.values())
+        if brings:
+            self._rounds, self._came = self._rounds + 1, clients
+        # Without a word of any client it is over only if nobody will bring one.
+        self._is_over = brings or is_all_leased
+        return frozenset(came)
+
+    def cut_epoch(self) -> bool:
+        is_over, self._is_over = self._is_over, False
+        return is_over
+
+    def state(self) -> Json:
+        counts = {"rounds": self._rounds, "came": self._came}
+        return {"epoch": self.data_epoch, "over": self._is_over, **counts}
+
+    def resume(self, state: Json) -> None:
+        self.data_epoch, self._is_over = state["epoch"], state["over"]
+        self._rounds, self._came = state["rounds"], state["came"]
+
+    def figures(self) -> Json:
+        found: Json = {"rounds": self._rounds, "clients": self._came}
+        options = self.options
+        if not options.noise_multiplier:
+            return found
+        privacy.accounting()  # For the first time before anything trains: nobody waits for it then.
+        if self._clients:
+            epsilon = privacy.epsilon(
+                self._clients, drawn(options, self._clients), options.noise_multiplier,
+                self._rounds, options.delta,
+            )  # fmt: skip
+            found |= {"epsilon": round(epsilon, 4), "delta": options.delta}
+        return found
+
+
+def check(job: JobFile) -> list[Fault]:
+    """Of differential privacy: what it needs."""
+    options = Options(**job.algorithm.options)
+    where = "algorithm"
+    if not options.clip_norm:
+        if not options.noise_multiplier:
+            return []
+        return [((where, "noise_multiplier"), "means nothing without clip_norm", "add clip_norm")]
+    faults: list[Fault] = []
+    if not options.clients_per_round or not job.data.clients:
+        what = "the mean is over a number of clients that stays: it has to be said"
+        faults.append(((where, "clip_norm"), what, "add clients_per_round, and data.clients"))
+    if job.compression.name != "none":
+        what = "what a compressor keeps for the next round is not clipped"
+        faults.append((("compression", "name"), what, 'use "none" with algorithm.clip_norm'))
+    if options.noise_multiplier and not privacy.has_accountant():
+        faults.append(((where, "noise_multiplier"), privacy.MISSING, privacy.HINT))
+    return faults
+
+
+FEDAVG = Method(
+    Options=Options,
+    replica=Replica,
+    shard=Server,
+    lead=Rounds,
+    optimizer=Choice(name="sgd", options={"lr": 1.0}),
+    inner=Choice(name="sgd", options={"lr": 0.01}),
+    check=check,
+)
