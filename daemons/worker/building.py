@@ -129,9 +129,9 @@ def _does_without_weights(job: JobFile, slot: int) -> bool:
     """Whether the file to begin with is not on this host, and need not be: the servers have what is
     trained, from worker-0, and what is frozen is the run's.
     """
-    shape = registry.load("algorithms", job.algorithm.name).shape
     if not job.job.weights or Path(job.job.weights).exists() or slot == 0:
         return False
+    shape = registry.load("algorithms", job.algorithm.name).shape
     if shape.model != "tables" or job.workers.processes > 1:
         return False  # What is told of the run's values is told to the first process alone.
     log.warning("the weights are not on this host: it takes the run's (%s)", job.job.weights)
