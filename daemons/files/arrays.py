@@ -64,7 +64,8 @@ class Files:
         manifest = checkpoints.read_manifest(directory)
         if self._name.startswith("worker"):
             return ArraysLoaded(checkpoints.read_worker(directory, manifest, self._name), {})
-        saved = {W, *(f"{SLOT}{slot}" for slot in checkpoints.slots(directory, manifest))}
+        slots = checkpoints.slots(directory, manifest, effect.lo)
+        saved = {W, *(f"{SLOT}{slot}" for slot in slots)}
         arrays = {
             name: checkpoints.read_slice(directory, manifest, name, effect.lo, effect.hi)
             for name in effect.vectors

@@ -264,9 +264,13 @@ def frozen_file(directory: Path, manifest: Manifest) -> Path | None:
     return path
 
 
-def slots(directory: Path, manifest: Manifest) -> list[str]:
-    """Names of the optimiser slots that were saved ("slot.sum" in the files is "sum" here)."""
-    with tensorfile.opened(directory / manifest["shards"][0]["file"]) as file:
+def slots(directory: Path, manifest: Manifest, at: int = 0) -> list[str]:
+    """Names of the optimiser slots that were saved ("slot.sum" in the files is "sum" here), by the
+    shard that has element `at`.
+    """
+    shards = manifest["shards"]
+    part = next((shard for shard in shards if shard["lo"] <= at < shard["hi"]), shards[0])
+    with tensorfile.opened(directory / part["file"]) as file:
         return sorted(key[len(SLOT) :] for key in file.keys() if key.startswith(SLOT))  # noqa: SIM118
 
 
