@@ -42,6 +42,8 @@ def pushes(seed, count, size=SIZE):
 
 def shard_of(kind, w, **options):
     """A shard around `w`, with this optimiser's default options but for some."""
+    if "every" in kind.Options.__dataclass_fields__:
+        options = {"every": 4} | options  # By itself each of its updates is of all elements.
     return in_memory(kind(kind.Options(**options)), w)
 
 

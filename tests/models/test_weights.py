@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from daemons.worker import weights
 from daemons.worker.building import freeze
 from daemons.worker.replica import Replica
-from daemons.worker.task import Task, TaskError
+from daemons.worker.task import Task
 from dlctl.config import ParameterGroup
 from dlctl.errors import DlctlError
 from dlctl.flat import CONSTANT, TRAINED
@@ -161,8 +161,8 @@ def test_patterns_for_no_parameter_are_one_error_with_the_names_that_are_close()
         ParameterGroup(match=("*.bias", "*.biases")),
         ParameterGroup(match=("nrom.*",), train=False),
     )
-    with pytest.raises(TaskError) as caught:
-        freeze(Net(), groups, "train.py:3")
+    with pytest.raises(DlctlError) as caught:
+        freeze(Net(), groups)
     assert caught.value.message.endswith('has a name like "*.biases", "nrom.*"')
     assert "norm.weight, norm.bias, head.bias" in str(caught.value.hint)
-    assert caught.value.where == "train.py:3"
+    assert caught.value.where == "match in [[parameters]] of the job file"

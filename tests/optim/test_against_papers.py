@@ -60,7 +60,7 @@ def delayed_nesterov(w, gradients, lr=0.7, momentum=0.9, every=4, spread=0.0):
 
 
 CASES = {
-    "delayed nesterov": (DelayedNesterov, delayed_nesterov, {"lr": 0.05}),
+    "delayed nesterov": (DelayedNesterov, delayed_nesterov, {"lr": 0.05, "every": 4}),
     "delayed nesterov, spread": (
         DelayedNesterov,
         delayed_nesterov,
