@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -26,6 +27,10 @@ from dlctl.flat import slice_bounds
 _CPU = torch.device("cpu")
 LOADING_S_MAX = 600
 """For one batch: a sample that cannot leave its process would be waited for without an end."""
+
+
+Collate = Callable[[list[Any]], Any]
+"""A list of samples -> a batch."""
 
 
 def no_errors_from_signals() -> None:
@@ -54,7 +59,7 @@ class PortionLoader:
         seed: int,
         shuffle: bool,
         processes: int,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate: Collate | None = None,
         accumulate: int = 1,
         place: str | None = None,
         lost: Callable[[LoaderLost], None] = lambda _: None,
@@ -63,11 +68,11 @@ class PortionLoader:
         clients: Clients | None = None,
     ) -> None:
         self.clients = clients
-        self.order = Order(len(dataset), seed=seed, shuffle=shuffle, draw=draw)
+        self.order = Order(self._length_of(dataset), seed=seed, shuffle=shuffle, draw=draw)
         self.batch_size = batch_size
         self._accumulate = accumulate
         self._seed = seed
-        self._guarded = _Guarded(dataset, collate, place, tolerant)
+        self._guarded = self._guard(dataset, collate, place, tolerant)
         self.bad: tuple[BadSample, ...] = ()
         """What the batches of the newest step have gone on without; they may be none at all then.
         """
@@ -81,6 +86,15 @@ class PortionLoader:
         self._stream: Iterator[Any] = iter(())
         self._next: tuple[int, int, int, int] | None = None
         self._client = -1
+
+    def _length_of(self, dataset: Any) -> int:
+        return len(dataset)
+
+    def _guard(
+        self, dataset: Any, collate: Collate | None, place: str | None, tolerant: bool
+    ) -> Batching:
+        """What makes the batches of it."""
+        return _Guarded(dataset, collate, place, tolerant)
 
     def resize(self, batch_size: int) -> None:
         """From now on a batch has at most so many samples."""
@@ -253,14 +267,26 @@ class Sifted(NamedTuple):
     bad: tuple[BadSample, ...]
 
 
-class _Guarded(Dataset[Any]):
-    """The user's dataset with its errors as values: so they keep their place and text on the way
-    out of a loader's process."""
+class Batching(Dataset[Any], ABC):
+    """Makes whole batches, with the user's errors as values: so they keep their place and text on
+    the way out of a loader's process."""
+
+    def __getitems__(self, wanted: Any) -> list[Any]:
+        """One batch, collated, as a list of one: what torch's DataLoader asks for."""
+        return [self.batch(wanted)]
+
+    @abstractmethod
+    def batch(self, wanted: Any) -> Any:
+        """The samples that are wanted, collated; a TaskError is returned."""
+
+
+class _Guarded(Batching):
+    """Of the user's dataset, by the numbers of samples."""
 
     def __init__(
         self,
         dataset: Any,
-        collate: Callable[[list[Any]], Any] | None,
+        collate: Collate | None,
         place: str | None,
         tolerant: bool,
     ) -> None:
@@ -274,10 +300,6 @@ class _Guarded(Dataset[Any]):
         if type(dataset) is TensorDataset and collate is None:
             is_plain = all(type(t) is Tensor and t.layout is torch.strided for t in dataset.tensors)
             self._tensors = dataset.tensors if is_plain else ()
-
-    def __getitems__(self, rows: Rows) -> list[Any]:
-        """One batch, collated, as a list of one: what torch's DataLoader asks for."""
-        return [self.batch(rows)]
 
     def batch(self, rows: Rows) -> Any:
         """The samples at `rows`, collated, `Sifted` if some of them may fail and have; a TaskError

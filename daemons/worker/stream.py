@@ -17,18 +17,14 @@ anew if a portion has come back that lies before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-import torch
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
-from daemons.worker.data import PortionLoader
-from daemons.worker.loader_watch import LoaderLost
-from daemons.worker.orders import Draw
+from daemons.worker.data import Batching, Collate, PortionLoader
 from daemons.worker.task import TaskError, calling
-from dlctl.clients import Clients
 from dlctl.flat import slice_bounds
 
 OPEN_MAX = 4
@@ -49,31 +45,21 @@ class StreamLoader(PortionLoader):
     nothing here. Raises TaskError if it does not say what its shards are.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        batch_size: int,
-        seed: int,
-        shuffle: bool,
-        processes: int,
-        collate: Callable[[list[Any]], Any] | None = None,
-        accumulate: int = 1,
-        place: str | None = None,
-        lost: Callable[[LoaderLost], None] = lambda _: None,
-        draw: Draw | None = None,
-        tolerant: bool = False,
-        clients: Clients | None = None,
-    ) -> None:
-        """draw and clients are None, and tolerant means nothing here."""
-        super().__init__(
-            TensorDataset(torch.zeros(0)), batch_size=batch_size, seed=seed, shuffle=False,
-            processes=0, accumulate=accumulate, place=place, lost=lost,
-        )  # fmt: skip
+    _shard = -1
+    """Of the newest step."""
+
+    def _length_of(self, dataset: Any) -> int:
+        return 0  # Nobody knows.
+
+    def _guard(
+        self, dataset: Any, collate: Collate | None, place: str | None, tolerant: bool
+    ) -> _Guarded:
         stream = _Stream(dataset, place)
         self.shards = stream.shards
-        self._guarded = _Guarded(stream, collate, place)  # type: ignore[assignment]
-        self._loader = self._with(1) if processes else None
+        return _Guarded(stream, collate, place)
+
+    def _with(self, processes: int) -> DataLoader[Any]:
+        return super()._with(1)  # A shard is read by one, in order.
 
     def step(
         self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1
@@ -98,8 +84,6 @@ class StreamLoader(PortionLoader):
         total = sum(n for _, n in found)
         return [(batch, samples / total) for batch, samples in found]
 
-    _shard = -1
-
     def _restart_at(self, portion: Wanted, number: int) -> None:
         self._next = None
         steps = range(number, -(-portion.samples // self._step_samples))
@@ -113,21 +97,15 @@ class StreamLoader(PortionLoader):
         return [(lo + a, lo + b) for a, b in self._cut(hi - lo)]
 
 
-class _Guarded(Dataset[Any]):
+class _Guarded(Batching):
     """The stream with its errors as values. It lives in the loader's process if there is one, and
     the shards that are open there stay open from one portion to the next.
     """
 
-    def __init__(
-        self, stream: _Stream, collate: Callable[[list[Any]], Any] | None, place: str | None
-    ) -> None:
+    def __init__(self, stream: _Stream, collate: Collate | None, place: str | None) -> None:
         self._stream = stream
         self._collate = collate or default_collate
         self._place = place
-
-    def __getitems__(self, wanted: Wanted) -> list[Any]:
-        """What torch's DataLoader asks for: a list of one."""
-        return [self.batch(wanted)]
 
     def batch(self, wanted: Wanted) -> Any:
         """(the samples, collated, or None; how many); a TaskError is returned."""

@@ -43,6 +43,7 @@ from dlctl.config import COUNT_MAX, Choice
 from dlctl.messages import APPLIED
 from dlctl.optim.base import Optimizer
 from dlctl.optim.delayed_nesterov import DelayedNesterov
+from dlctl.optim.wrapping import Wrapping
 from dlctl.settings import Setting, count
 
 SPEEDS = "speeds"
@@ -97,7 +98,7 @@ class Server(downpour.Server):
 
     @classmethod
     def optimizer(cls, options: Any, optimizer: Optimizer, workers: int) -> Optimizer:
-        rule = getattr(optimizer, "inner", optimizer)  # behind an average
+        rule = optimizer.inner if isinstance(optimizer, Wrapping) else optimizer
         if isinstance(rule, DelayedNesterov) and rule.follows_workers:
             rule.set_every(workers)
         return optimizer

@@ -33,9 +33,9 @@ Where this differs from the paper, or the paper says nothing:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Lt
@@ -49,7 +49,7 @@ from dlctl.config import JobFile
 from dlctl.messages import APPLIED, Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Rule
-from dlctl.settings import Setting
+from dlctl.optim.wrapping import Wrapping, keep
 from dlctl.shards.base import Shard
 
 EPS = np.float32(1e-7)
@@ -90,36 +90,18 @@ def copy_name(slot: int) -> str:
     return f"copy{slot}"
 
 
-class Compensated:
+class Compensated(Wrapping):
     """The correction before an optimiser, and the workers' copies behind it."""
-
-    Options: ClassVar[type[Any]] = object
-    live: ClassVar[Mapping[str, Setting]] = {}
 
     def __init__(
         self, inner: Optimizer, workers: int, lambda_0: float, decay: float | None
     ) -> None:
         """decay: of the mean square; None: lambda is constant."""
-        self.inner = inner
         self._lambda_0 = np.float32(lambda_0)
         self._decay = None if decay is None else np.float32(decay)
         self._own = [] if decay is None else [MEAN_SQUARE]
         self._own += [copy_name(slot) for slot in range(workers)]
-        self.slots: Mapping[str, float] = {**inner.slots, **dict.fromkeys(self._own, 0.0)}
-        self.counters: Json = inner.counters
-        self.counters |= {WORKER: 0, TAKES: 0}
-
-    @property
-    def lr(self) -> float:
-        return self.inner.lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self.inner.lr = lr
-
-    def sweeps_next(self) -> bool:
-        """What others have pushed is in the copy, too."""
-        return True
+        super().__init__(inner, self._own, {WORKER: 0, TAKES: 0})
 
     def begin_update(self) -> Rule:
         name = copy_name(self.counters[WORKER])
@@ -133,7 +115,7 @@ class Compensated:
         for block in blocks:
             present = (block.w, *block.slots)
             for array, following in zip(present, (block.w_next, *block.slots_next), strict=True):
-                _keep(array, following)
+                keep(array, following)
             if which is not None:
                 block.slots_next[which - len(self._own)][:] = block.w
 
@@ -143,7 +125,7 @@ class Compensated:
         for block in blocks:
             own, own_next = block.slots[inner:], block.slots_next[inner:]
             for array, following in zip(own, own_next, strict=True):
-                _keep(array, following)
+                keep(array, following)
             g = block.g
             strength = self._strength(g, own_next)
             if which is not None:
@@ -162,11 +144,6 @@ class Compensated:
         mean_square *= self._decay
         mean_square += (1 - self._decay) * g * g
         return self._lambda_0 / np.sqrt(mean_square + EPS)
-
-
-def _keep(array: Array, following: Array) -> None:
-    if following is not array:
-        following[:] = array
 
 
 class Server(ShardSide):

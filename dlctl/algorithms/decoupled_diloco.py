@@ -55,7 +55,7 @@ from dlctl.algorithms import streaming_diloco
 from dlctl.algorithms.base import Fault, Method, Needs, Start
 from dlctl.algorithms.needs import Done, NextData, Range, Read, Receipt, Settle, Step, View, Write
 from dlctl.algorithms.quorum import Chosen, Counting, meet_all
-from dlctl.algorithms.sparseloco import mean_of
+from dlctl.algorithms.sparse import mean_of
 from dlctl.algorithms.streaming_diloco import OfFragments
 from dlctl.compress.base import Delta
 from dlctl.config import JobFile

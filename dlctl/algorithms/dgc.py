@@ -30,13 +30,12 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
 from dlctl.algorithms import sync
 from dlctl.algorithms.base import Method, Shape, Start
 from dlctl.algorithms.needs import Gradient, NextData, Step, Write
-from dlctl.algorithms.sparseloco import mean_of
+from dlctl.algorithms.sparse import SparseSide
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import Array
@@ -119,14 +118,8 @@ class Replica(sync.Replica):
         self._velocity[before != self.residual] = 0
 
 
-class Shard(sync.Barrier):
-    """Keeps pushes as sparse as they come."""
-
-    def _kept(self, delta: Delta) -> Delta:
-        return delta
-
-    def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
-        return mean_of(kept, shares, self.shard.size)
+class Shard(SparseSide, sync.Barrier):
+    """A barrier of sparse pushes."""
 
     def _measure_noise(self, held: Sequence[sync.Held], mean: Delta) -> None:
         """What comes is no gradient of a batch."""

@@ -25,14 +25,14 @@ trip for an exchange in place of one and a half, and a vector on the servers for
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Generator, Iterable
+from typing import Any
 
 import numpy as np
 
 from dlctl import messages
 from dlctl.algorithms import easgd
-from dlctl.algorithms.base import Method, Needs, Outcome, Shape, ShardSide
+from dlctl.algorithms.base import Fault, Method, Needs, Outcome, Shape, ShardSide
 from dlctl.algorithms.needs import (
     LEFT_OUT_MAX,
     Gradient,
@@ -43,11 +43,11 @@ from dlctl.algorithms.needs import (
     Write,
 )
 from dlctl.compress.base import Delta
-from dlctl.config import Choice
+from dlctl.config import Choice, JobFile
 from dlctl.messages import APPLIED, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Rule
-from dlctl.settings import Setting
+from dlctl.optim.wrapping import Wrapping, keep
 from dlctl.shards.base import Shard
 from dlctl.vector import copy_into, copy_of, is_finite
 
@@ -116,33 +116,16 @@ def pull_name(slot: int) -> str:
     return f"pull{slot}"
 
 
-class Elastic:
+class Elastic(Wrapping):
     """The rule of the centre. `inner` has no part in it."""
 
-    Options: ClassVar[type[Any]] = object
-    live: ClassVar[Mapping[str, Setting]] = {}
-
     def __init__(self, inner: Optimizer, workers: int) -> None:
-        self.inner = inner
         self._own = [pull_name(slot) for slot in range(workers)]
-        self.slots: Mapping[str, float] = dict.fromkeys(self._own, 0.0)
-        self.counters: Json = {WORKER: 0, ALPHA: 0}
-
-    @property
-    def lr(self) -> float:
-        return self.inner.lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self.inner.lr = lr
-
-    def sweeps_next(self) -> bool:
-        """A position is of all elements."""
-        return True
+        super().__init__(inner, self._own, {WORKER: 0, ALPHA: 0})
 
     def begin_update(self) -> Rule:
         name = pull_name(self.counters[WORKER])
-        which = self._own.index(name) if name in self._own else None
+        which = self._own.index(name) - len(self._own) if name in self._own else None
         alpha = np.float32(self.counters[ALPHA] / UNIT)
         return lambda blocks: _exchange(blocks, which, alpha)
 
@@ -151,12 +134,11 @@ def _exchange(blocks: Iterable[Block], which: int | None, alpha: np.float32) -> 
     for block in blocks:
         reply = alpha * (block.g - block.w) if alpha else block.w.copy()
         for slot, following in zip(block.slots, block.slots_next, strict=True):
-            if following is not slot:
-                following[:] = slot
+            keep(slot, following)
         if alpha:
             np.add(block.w, reply, out=block.w_next)
-        elif block.w_next is not block.w:
-            block.w_next[:] = block.w
+        else:
+            keep(block.w, block.w_next)
         if which is not None:
             block.slots_next[which][:] = reply
 
@@ -197,6 +179,15 @@ class Server(ShardSide):
         self._versions = dict(state["versions"])
 
 
+def check(job: JobFile) -> list[Fault]:
+    """What does not go together in the job file."""
+    found = easgd.check(job)
+    if job.average.ema:
+        what = "the centre is updated by no optimiser, behind which an average could be"
+        found.append((("average", "ema"), what, "remove [average]"))
+    return found
+
+
 EASGD_ATOMIC = Method(
     Options=easgd.Options,
     replica=Replica,
@@ -205,5 +196,5 @@ EASGD_ATOMIC = Method(
     live=easgd.EASGD.live,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=easgd.EASGD.inner,
-    check=easgd.check,
+    check=check,
 )

@@ -32,8 +32,7 @@ from annotated_types import Gt, Le
 from dlctl import messages
 from dlctl.algorithms import local_sgd, sync
 from dlctl.algorithms.base import Method, PushKind, Shape, Start
-from dlctl.algorithms.sparseloco import mean_of
-from dlctl.compress.base import Delta
+from dlctl.algorithms.sparse import SparseSide, even_shares
 from dlctl.config import Choice
 from dlctl.messages import Array
 from dlctl.vector import Vector, copy_into, indices_like, is_finite
@@ -123,20 +122,14 @@ def mask(clock: int, size: int, density: float) -> Array:
     return found if found.size else dice.integers(0, size, 1)
 
 
-class Shard(sync.Barrier):
-    """Keeps pushes as sparse as they come; all replicas of a round weigh the same."""
-
-    def _kept(self, delta: Delta) -> Delta:
-        return delta
+class Shard(SparseSide, sync.Barrier):
+    """All replicas of a round weigh the same, those that bring nothing included."""
 
     def _counts(self, push: messages.Push) -> bool:
         return True
 
     def _shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
-        return [np.float32(1 / len(pushes))] * len(pushes)
-
-    def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
-        return mean_of(kept, shares, self.shard.size)
+        return even_shares(pushes)
 
 
 ENTRIES = (

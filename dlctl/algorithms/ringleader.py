@@ -36,10 +36,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -50,7 +49,7 @@ from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, BUFFERED, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Rule
-from dlctl.settings import Setting
+from dlctl.optim.wrapping import Wrapping, keep
 from dlctl.shards.base import Shard
 
 ENTRY, AHEAD, UPDATES, ENDS = "entry", "ahead", "updates_now", "ends"
@@ -91,37 +90,20 @@ class Replica(ReplicaSide):
                 is_at_point = set(receipt.outcomes.values()) == {BUFFERED}
 
 
-class Tabled:
+class Tabled(Wrapping):
     """The table before an optimiser."""
 
-    Options: ClassVar[type[Any]] = object
-    live: ClassVar[Mapping[str, Setting]] = {}
-
     def __init__(self, inner: Optimizer, workers: int) -> None:
-        self.inner = inner
         self.workers = workers
         self._now = [f"now{entry}" for entry in range(workers)]
         self._next = [f"next{entry}" for entry in range(workers)]
         table = dict.fromkeys((*self._now, *self._next), 0)
-        self.slots: Mapping[str, float] = {**inner.slots, **dict.fromkeys(table, 0.0)}
-        self.counters: Json = inner.counters
-        self.counters |= {**table, **dict.fromkeys((ENTRY, AHEAD, UPDATES, ENDS), 0)}
-
-    @property
-    def lr(self) -> float:
-        return self.inner.lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self.inner.lr = lr
+        own = table | dict.fromkeys((ENTRY, AHEAD, UPDATES, ENDS), 0)
+        super().__init__(inner, table, own)
 
     def numbers(self) -> list[int]:
         """Of gradients of this round, by entry; after them those for the next one."""
         return [self.counters[name] for name in (*self._now, *self._next)]
-
-    def sweeps_next(self) -> bool:
-        """What others have pushed is not only where the last push is."""
-        return True
 
     def begin_update(self) -> Rule:
         counters = self.counters
@@ -142,8 +124,7 @@ class Tabled:
         for block in blocks:
             present = (block.w, *block.slots)
             for array, following in zip(present, (block.w_next, *block.slots_next), strict=True):
-                if following is not array:
-                    following[:] = array
+                keep(array, following)
             table = block.slots_next[len(block.slots) - 2 * self.workers :]
             table[at][:] += block.g
             yield block

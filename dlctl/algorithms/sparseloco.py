@@ -37,13 +37,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
 
 from dlctl.algorithms import local_sgd, sync
 from dlctl.algorithms.base import Method, dense
+from dlctl.algorithms.sparse import SparseSide, mean_of
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import Array
@@ -80,13 +81,10 @@ class Replica(local_sgd.Replica):
         return super()._take_way()
 
 
-class Shard(sync.Barrier):
-    """Keeps pushes as sparse as they come."""
+class Shard(SparseSide, sync.Barrier):
+    """A barrier of sparse pushes, none of which outweighs the others."""
 
     options: Options
-
-    def _kept(self, delta: Delta) -> Delta:
-        return delta
 
     def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
         size = self.shard.size
@@ -104,26 +102,6 @@ class Shard(sync.Barrier):
         most = max(1, int(self.options.density_down * self.shard.size))
         delta, threshold, changes = released(mean, self.shard.slots[PENDING], most)
         self.shard.apply(delta, samples, norm, {THRESHOLD: bits_of(threshold)}, changes)
-
-
-def mean_of(
-    deltas: Sequence[Delta], shares: Sequence[np.float32], size: int, *, of_senders: bool = False
-) -> Delta:
-    """Sparse if all of them are. of_senders: an entry is divided by the shares of those that have
-    it, and not by those of all.
-    """
-    values, shared = np.zeros(size, np.float32), np.zeros(size if of_senders else 0, np.float32)
-    for delta, share in zip(deltas, shares, strict=True):
-        where = _where(delta)
-        values[where] += share * delta.values
-        if of_senders:
-            shared[where] += share
-    if of_senders:
-        np.divide(values, shared, out=values, where=shared > 0)
-    if any(delta.indices is None for delta in deltas):
-        return Delta(values)
-    found = _union([delta.indices for delta in deltas], size)
-    return Delta(values[found], found)
 
 
 def released(mean: Delta, pending: Array, most: int) -> tuple[Delta, np.float32, Array | None]:
@@ -164,20 +142,8 @@ def _scaled(delta: Delta, factors: Array, size: int) -> Delta:
     return Delta(delta.values * factors[_where_all(delta, size) // BLOCK], delta.indices)
 
 
-def _where(delta: Delta) -> Any:
-    return slice(None) if delta.indices is None else delta.indices
-
-
 def _where_all(delta: Delta, size: int) -> Array:
     return np.arange(size) if delta.indices is None else delta.indices
-
-
-def _union(indices: Sequence[Array | None], size: int) -> Array:
-    """int64[n], ascending."""
-    flags = np.zeros(size, bool)
-    for where in indices:
-        flags[where] = True
-    return np.flatnonzero(flags)
 
 
 SPARSELOCO = Method(

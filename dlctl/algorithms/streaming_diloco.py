@@ -42,8 +42,7 @@ from dlctl import messages
 from dlctl.algorithms import sync
 from dlctl.algorithms.base import Method, Needs, PushKind, Start
 from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Range, Read, Step, View, Write
-from dlctl.algorithms.sparseloco import mean_of
-from dlctl.compress.base import Delta
+from dlctl.algorithms.sparse import SparseSide, even_shares
 from dlctl.config import Choice, JobFile
 from dlctl.flat import slice_bounds
 from dlctl.messages import Array
@@ -206,22 +205,16 @@ class Replica(sync.Replica):
         self._has_model = self._has_model or hi == len(self.parameters)
 
 
-class OfFragments(sync.HoldingSide):
+class OfFragments(SparseSide):
     """A step is of a fragment; a whole push only says that its replica brings nothing."""
 
     takes_parts = True
-
-    def _kept(self, delta: Delta) -> Delta:
-        return delta
 
     def _counts(self, push: messages.Push) -> bool:
         return push.is_part
 
     def _shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
-        return [np.float32(1 / len(pushes))] * len(pushes)
-
-    def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
-        return mean_of(kept, shares, self.shard.size)
+        return even_shares(pushes)
 
 
 class Shard(OfFragments, sync.Barrier):

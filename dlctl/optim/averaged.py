@@ -9,41 +9,23 @@ push is made dense, with zeros where nothing was pushed, and costs as much as a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from dlctl.messages import Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Rule
-from dlctl.settings import Setting
+from dlctl.optim.wrapping import Wrapping
 from dlctl.util.names import AVERAGE
 from dlctl.util.threads import scratch
 
 
-class Averaged:
-    Options: ClassVar[type[Any]] = object
-    live: ClassVar[Mapping[str, Setting]] = {}
-
+class Averaged(Wrapping):
     def __init__(self, inner: Optimizer, ema: float) -> None:
         """ema: the part of the average that stays at each update, 0..1."""
         assert 0 < ema < 1, f"an average with {ema}"
-        self.inner = inner
+        super().__init__(inner, [AVERAGE])
         self._part = np.float32(1 - ema)
-        self.slots: Mapping[str, float] = {**inner.slots, AVERAGE: 0.0}
-        self.counters: Json = inner.counters
-
-    @property
-    def lr(self) -> float:
-        return self.inner.lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self.inner.lr = lr
-
-    def sweeps_next(self) -> bool:
-        return True
 
     def begin_update(self) -> Rule:
         step = self.inner.begin_update()

@@ -11,42 +11,25 @@ are: of more than K, if K has just become smaller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from dlctl.messages import Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Rule
-from dlctl.settings import Setting
+from dlctl.optim.wrapping import Wrapping, keep
 
 BUFFER = "buffer"
 BUFFERED, STEPS, CAPACITY = "buffered", "steps", "capacity"
 
 
-class Buffered:
-    Options: ClassVar[type[Any]] = object
-    live: ClassVar[Mapping[str, Setting]] = {}
-
+class Buffered(Wrapping):
     def __init__(self, inner: Optimizer, capacity: int) -> None:
         """capacity: K, pushes for one update, until another one is told."""
         assert capacity >= 1, f"a buffer for {capacity} pushes"
-        self.inner = inner
-        self.slots: Mapping[str, float] = {**inner.slots, BUFFER: 0.0}
-        self.counters: Json = inner.counters
-        self.counters |= {BUFFERED: 0, STEPS: 0, CAPACITY: capacity}
-
-    @property
-    def lr(self) -> float:
-        return self.inner.lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self.inner.lr = lr
+        super().__init__(inner, [BUFFER], {BUFFERED: 0, STEPS: 0, CAPACITY: capacity})
 
     def sweeps_next(self) -> bool:
-        """What others have pushed is not only where the last push is."""
         return bool(self.counters[BUFFERED] + 1 >= self.counters[CAPACITY])
 
     def begin_update(self) -> Rule:
@@ -75,8 +58,3 @@ def _emptied(blocks: Iterable[Block], share: np.float32) -> Iterator[Block]:
         mean = (block.slots[-1] + block.g) * share
         yield block._replace(g=mean, slots=block.slots[:-1], slots_next=block.slots_next[:-1])
         block.slots_next[-1][:] = 0
-
-
-def keep(array: np.ndarray[Any, Any], following: np.ndarray[Any, Any]) -> None:
-    if following is not array:
-        following[:] = array

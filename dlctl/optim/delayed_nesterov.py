@@ -27,6 +27,7 @@ from dlctl.config import COUNT_MAX, STRICT
 from dlctl.messages import Json
 from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
+from dlctl.optim.wrapping import keep
 from dlctl.settings import Setting
 from dlctl.util.numeric_limits import LearningRate
 from dlctl.util.threads import scratch
@@ -83,8 +84,7 @@ class DelayedNesterov:
             np.multiply(m, self.spread * self.momentum, out=step)
             self._walk(w, g, step, w_next)
             np.add(arrived, g, out=arrived_next)
-            if m_next is not m:
-                m_next[:] = m
+            keep(m, m_next)
 
     def _step(self, blocks: Iterable[Block]) -> None:
         rest = 1 - self.spread * (self.every - 1)

@@ -10,37 +10,21 @@ optimiser, one that a sparse push does not touch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from dlctl.messages import Array, Json
+from dlctl.messages import Array
 from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Block, Place, Rule
-from dlctl.optim.buffered import keep
-from dlctl.settings import Setting
+from dlctl.optim.wrapping import Wrapping, keep
 
 PENDING, THRESHOLD = "pending", "threshold"
 
 
-class Pending:
-    Options: ClassVar[type[Any]] = object
-    live: ClassVar[Mapping[str, Setting]] = {}
-
+class Pending(Wrapping):
     def __init__(self, inner: Optimizer) -> None:
-        self.inner = inner
-        self.slots: Mapping[str, float] = {**inner.slots, PENDING: 0.0}
-        self.counters: Json = inner.counters
-        self.counters |= {THRESHOLD: 0}
-
-    @property
-    def lr(self) -> float:
-        return self.inner.lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self.inner.lr = lr
+        super().__init__(inner, [PENDING], {THRESHOLD: 0})
 
     def sweeps_next(self) -> bool:
         return isinstance(self.inner, Sweeping) and self.inner.sweeps_next()

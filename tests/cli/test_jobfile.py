@@ -841,6 +841,10 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
             "momentum would step along those that nobody has pushed",
         ),
         (
+            '[algorithm]\nname = "easgd-atomic"\n[average]\nema = 0.9', "average.ema",
+            "the centre is updated by no optimiser",
+        ),
+        (
             '[algorithm]\nname = "dc-asgd"\n[servers]\nfetch_values = "float16"',
             "servers.fetch_values", 'use "float32"',
         ),

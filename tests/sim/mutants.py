@@ -7,12 +7,11 @@ chance, by another one, is a promise that nobody guards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-import pytest
-from seeds import Result, run_seed
+from planting import MUTANTS as MUTANTS
+from planting import Patch, mutant
 
 from dlctl import messages as m
 from dlctl.algorithms.base import Decision, Outcome, View
@@ -60,46 +59,6 @@ from dlctl.shards.mapped import Mapped
 from dlctl.shards.undo import Undo
 from dlctl.sim import group
 from dlctl.sim.states import KeptStates
-
-Patch = pytest.MonkeyPatch
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    bug: str
-    """In one sentence: what the daemons do wrong."""
-    plant: Callable[[Patch], None]
-    caught_by: tuple[str, ...]
-    scenario: str
-    seeds: int
-    first: int
-    """The seed to begin with: one that finds it, so that all bugs are found in seconds."""
-
-    def hunt(self) -> Result | None:
-        """The first seed that finds it, if one of `seeds` does."""
-        with pytest.MonkeyPatch.context() as patch:
-            self.plant(patch)
-            seeds = range(self.first, self.first + self.seeds)
-            results = (run_seed(self.scenario, seed) for seed in seeds)
-            return next((result for result in results if result.error), None)
-
-
-MUTANTS: dict[str, Mutant] = {}
-
-
-def mutant(
-    bug: str, *caught_by: str, scenario: str = "downpour", seeds: int = 10, first: int = 0
-) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    """Enter a function that plants a bug into the list, under its name."""
-
-    def enter(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        MUTANTS[plant.__name__.replace("_", "-")] = Mutant(
-            bug, plant, caught_by, scenario, seeds, first
-        )
-        return plant
-
-    return enter
-
 
 # ---------------------------------------------------------------- exactly once
 

@@ -1,0 +1,52 @@
+"""What is put before a server optimiser: a buffer, an average, a correction of the gradients.
+
+It has slots of its own behind those of the optimiser, and counters beside the optimiser's: to a
+storage, and to a journal, the two are one optimiser.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from dlctl.messages import Array, Json
+from dlctl.optim.base import Optimizer
+from dlctl.optim.blocks import Rule
+from dlctl.settings import Setting
+
+
+class Wrapping(ABC):
+    Options: ClassVar[type[Any]] = object
+    live: ClassVar[Mapping[str, Setting]] = {}
+
+    def __init__(
+        self, inner: Optimizer, slots: Iterable[str], counters: Mapping[str, int] | None = None
+    ) -> None:
+        """slots: its own, zeros at first. counters: its own."""
+        self.inner = inner
+        self.slots: Mapping[str, float] = {**inner.slots, **dict.fromkeys(slots, 0.0)}
+        self.counters: Json = inner.counters
+        self.counters |= counters or {}
+
+    @property
+    def lr(self) -> float:
+        return self.inner.lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self.inner.lr = lr
+
+    def sweeps_next(self) -> bool:
+        """What others have pushed is not only where the last push is."""
+        return True
+
+    @abstractmethod
+    def begin_update(self) -> Rule:
+        """As `Optimizer.begin_update`."""
+
+
+def keep(array: Array, following: Array) -> None:
+    """A value that an update leaves as it is."""
+    if following is not array:
+        following[:] = array
