@@ -60,14 +60,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def leave_most_of_a_matrix_to_the_long_run(items: list[pytest.Item]) -> None:
     """Of a test with the marker `per_commit` as many examples stay as that says, from the first to
-    the last at equal distances: a diagonal, where a matrix is a square. The others are `long`.
+    the last at equal distances: a diagonal, where a matrix is a square. The others are `long`. In
+    the simulator, whose runs take longest, two stay where nothing is said.
     """
     examples: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("per_commit"):
+        is_long = item.get_closest_marker("long") is not None
+        is_matrix = item.get_closest_marker("per_commit") or item.nodeid.startswith("tests/sim/")
+        if is_matrix and not is_long:
             examples[item.nodeid.partition("[")[0]].append(item)
     for matrix in examples.values():
-        (count,) = matrix[0].get_closest_marker("per_commit").args  # type: ignore[union-attr]
+        marker = matrix[0].get_closest_marker("per_commit")
+        count = marker.args[0] if marker is not None else 2
         step = (len(matrix) - 1) / max(1, count - 1)
         staying = {round(step * number) for number in range(count)}
         for number, item in enumerate(matrix):

@@ -189,7 +189,9 @@ class Replica:
         self._cast()
         told = (batch, step, epoch)
         if self._compiled is None or self._has_compiled:
-            return self._backward(self._compiled or self.model, told, weight)
+            # A compiled module has a `len()`, which fails for most: no truth of it is asked.
+            model = self.model if self._compiled is None else self._compiled
+            return self._backward(model, told, weight)
         try:
             loss = self._backward(self._compiled, told, weight)
         except TaskError as error:

@@ -103,6 +103,7 @@ def test_what_a_push_lacks_is_its_error_also_where_nothing_waits_for_the_next_on
     assert rows["randomk"]["relative_error"] == pytest.approx(19**0.5, rel=0.3)
 
 
+@pytest.mark.long
 def test_a_task_that_fails_is_an_error_that_names_its_line(job, capsys):
     job.with_name("train.py").write_text(TASK.replace("model(batch[0])", "model(batch[1])"))
     assert main.run(["compressors", "--job", str(job)]) == 7

@@ -99,6 +99,7 @@ def test_who_comes_much_earlier_than_that_comes_again_and_is_not_kept(monkeypatc
         house.transport.close()
 
 
+@pytest.mark.long
 def test_a_key_that_comes_again_and_again_waits_and_the_others_do_not(monkeypatch, caplog):
     monkeypatch.setattr(zap, "COMINGS_MAX", 5.0)
     monkeypatch.setattr(zap, "COMINGS_PER_S", 1.0)

@@ -332,6 +332,7 @@ def test_a_file_that_was_begun_in_the_other_place_hides_the_state_from_nobody(
     assert snapshot(kept.found()[0]) == snapshot(kept.model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("durability", ["process", "disk"])
 def test_a_real_server_puts_its_files_back_and_its_successor_has_every_push(
     make_run: MakeRun, durability: str

@@ -76,6 +76,7 @@ def link() -> Iterator[tuple[House, SlowLink]]:
     house.transport.close()
 
 
+@pytest.mark.long
 def test_a_large_message_arrives_over_a_slow_link(link: tuple[House, SlowLink]) -> None:
     """Both ways at once, in twice the time after which libzmq gives up who says nothing."""
     house, slow = link

@@ -203,6 +203,7 @@ def test_an_agent_ends_with_its_run_although_nobody_is_left_to_tell_it(place: Wo
     assert place.run()["state"] == "failed"
 
 
+@pytest.mark.long
 def test_a_dead_coordinator_and_agent_are_noticed_and_stop_cleans_up(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)

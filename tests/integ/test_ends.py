@@ -116,6 +116,7 @@ def test_sigterm_to_the_coordinator_is_an_orderly_stop(place: Workplace) -> None
     place.nothing_left()
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("is_led", [True, False], ids=["led", "its coordinator is dead"])
 def test_a_job_whose_run_directory_is_removed_ends(place: Workplace, is_led: bool) -> None:

@@ -106,6 +106,7 @@ def test_a_second_table_survives_the_deaths_of_server_worker_and_coordinator(
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_replicas_that_ask_each_other_need_no_servers(place: Workplace) -> None:
     place.job(stop=ENDLESS, workers=3, servers=0, algorithm=algorithm("toy-ring"))
     place.start()
@@ -201,6 +202,7 @@ def test_a_group_that_has_lost_its_model_says_so_and_is_recovered(place: Workpla
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_all_servers_use_the_same_pushes_though_worker_server_and_coordinator_die(
     place: Workplace,
 ) -> None:

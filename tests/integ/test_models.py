@@ -112,6 +112,7 @@ def _changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
+@pytest.mark.long
 def test_buffers_are_averaged_frozen_layers_stay_and_tied_weights_stay_tied(
     place: Workplace,
 ) -> None:

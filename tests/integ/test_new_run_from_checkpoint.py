@@ -49,6 +49,7 @@ def test_of_a_run_whose_database_is_lost_a_new_one_goes_on_with_the_checkpoint(
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_new_run_begins_with_no_damaged_or_foreign_checkpoint(place: Workplace) -> None:
     place.task()
     place.job(stop="{ steps = 20 }")

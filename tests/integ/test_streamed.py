@@ -8,7 +8,7 @@ from collections import Counter
 
 from workplace import SLOW_S, Workplace
 
-SHARDS = {"a": 600, "b": 300, "c": 75}
+SHARDS = {"a": 320, "b": 150, "c": 45}
 TASK = f"""
 import os
 import threading
@@ -53,10 +53,10 @@ def test_no_sample_of_a_stream_is_left_out_and_only_a_dead_worker_s_are_taken_ag
     total = sum(SHARDS.values())
     place.job(stop=f"{{ samples = {total} }}", workers=2, more_workers="loader_processes = 1")
     place.start()
-    place.until_step(10)
+    place.until_step(6)
     killed = place.pid("worker-1")
     os.kill(killed, signal.SIGKILL)
-    place.until_step(40)
+    place.until_step(20)
     assert place.dlctl("stop").code == 0
     before = place.run()["samples"]
     assert 0 < before < total

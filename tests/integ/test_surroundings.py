@@ -35,6 +35,7 @@ def test_a_port_that_is_taken_is_named_with_its_holder(place: Workplace) -> None
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_only_coordinator_and_servers_listen_on_loopback_only_and_nobody_gets_in_without_a_key(
     place: Workplace,
 ) -> None:

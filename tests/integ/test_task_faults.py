@@ -243,6 +243,7 @@ def test_batches_that_are_nan_now_and_then_are_left_out_and_counted(place: Workp
     assert "stream=stdout" in printed
 
 
+@pytest.mark.long
 def test_a_process_that_crashes_again_and_again_fails_the_run_with_its_last_words(
     place: Workplace,
 ) -> None:

@@ -76,7 +76,8 @@ def test_rows_that_are_taken_out_at_once_are_what_collating_them_gives(loader, d
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
 def test_rows_of_tensors_on_a_gpu_are_taken_there(loader):
-    (batch,) = loader(TensorDataset(torch.arange(20).cuda())).batch(0, 3, 14, 1)
+    dataset = TensorDataset(torch.arange(20).cuda())
+    (batch,) = loader(dataset, processes=0).batch(0, 3, 14, 1)  # CUDA cannot follow a fork.
     assert batch.is_cuda
 
 

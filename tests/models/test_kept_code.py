@@ -59,6 +59,7 @@ def worker(project: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_code_of_the_start_is_used_until_it_is_forgotten(project: Path) -> None:
     run = project.parent / "run"
     assert worker(project).startswith("1 1 1 project\n")

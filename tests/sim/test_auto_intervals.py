@@ -76,6 +76,7 @@ def simulation(
 # ---------------------------------------------------------------- what it is for
 
 
+@pytest.mark.long
 def test_over_a_slow_link_the_waiting_stays_under_the_share_and_with_1_it_does_not() -> None:
     waiting, often = Waiting(), Waiting()
     assert simulation(SLOW, waiting).run().state == "finished"
@@ -92,12 +93,14 @@ def test_over_a_fast_link_every_step_is_pushed_and_fetched() -> None:
     assert waiting.intervals(3.0) == (1, 1)
 
 
+@pytest.mark.long
 def test_workers_that_share_what_there_is_with_jitter_keep_it_too() -> None:
     waiting = Waiting()
     simulation(Link(bytes_per_s=5e3, jitter_s=0.02), waiting, workers=3).run()
     assert waiting.share(3.0) < 0.12
 
 
+@pytest.mark.long
 def test_a_method_that_waits_for_its_fetches_fetches_less_over_a_long_way() -> None:
     waiting, options = Waiting(), {"overlap": False, "auto_steps_max": 200}
     simulation(Link(latency_s=0.005), waiting, method=options).run()
@@ -105,6 +108,7 @@ def test_a_method_that_waits_for_its_fetches_fetches_less_over_a_long_way() -> N
     assert 10 <= waiting.intervals(15.0)[1] <= 40, "0.01 s there and back, 5 % of the time"
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_trace() -> None:
     first, again = (simulation(Link(bytes_per_s=5e3, jitter_s=0.02)).run() for _ in range(2))
     assert first.trace == again.trace

@@ -41,6 +41,7 @@ def run(faults: Faults, **more: Any) -> tuple[Outcome, Sizes]:
     return simulation.run(), sizes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("faults", [Faults(), Faults(kills=2)], ids=["none", "two deaths"])
 def test_each_host_cuts_portions_by_its_own_size(faults: Faults) -> None:
     outcome, sizes = run(faults, epochs=2.0)

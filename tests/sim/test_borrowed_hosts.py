@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl.config import Host
@@ -42,6 +43,7 @@ def test_when_the_time_is_nearly_over_the_run_is_saved_and_stopped():
     assert not outcome.world.living()
 
 
+@pytest.mark.long
 def test_before_the_hosts_are_taken_for_a_while_a_checkpoint_is_saved():
     simulation = on_hosts()
     tell(simulation, 3.0, HostsTaken("saving", "job 17 is about to lose its nodes"))
@@ -67,6 +69,7 @@ def test_when_the_hosts_are_gone_the_run_has_failed_at_once_and_for_that_reason(
     assert not outcome.world.living()
 
 
+@pytest.mark.long
 def test_an_agent_that_waits_in_a_queue_is_told_once_and_is_not_late():
     simulation = on_hosts()
     waits = AgentWaits("agent-2", 1, "job 17 is pending: Resources")

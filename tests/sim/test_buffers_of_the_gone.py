@@ -22,6 +22,7 @@ def slots_at_the_end(outcome: Outcome) -> list[int]:
     return sorted(outcome.world.machine("server-0").serving.buffers._latest)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_after_a_scale_down_it_is_of_those_that_are_left(workers: int) -> None:
     simulation = simulation_of(workers=4)
@@ -41,5 +42,6 @@ def test_a_worker_in_quarantine_has_no_part_in_it() -> None:
     assert slots_at_the_end(simulation.run()) == [0, 2]
 
 
+@pytest.mark.long
 def test_all_who_are_there_at_the_end_have_their_part_in_it() -> None:
     assert slots_at_the_end(simulation_of(workers=4).run()) == [0, 1, 2, 3]

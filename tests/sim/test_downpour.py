@@ -295,6 +295,7 @@ def test_a_slow_worker_does_not_hold_the_others_up():
 # ---------------------------------------------------------------- fetches of what has changed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inner_lr", [0.0, 0.05])
 def test_a_run_is_the_same_to_the_last_bit_whether_all_is_fetched_or_what_has_changed(
     inner_lr, monkeypatch

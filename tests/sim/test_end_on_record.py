@@ -56,6 +56,7 @@ def test_the_next_coordinator_ends_a_run_whose_end_is_not_on_record(
     assert not outcome.store.states
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [(), HOSTS])
 def test_a_run_that_is_over_waits_for_room_and_says_for_what(hosts):
     simulation, full = ends_on_a_full_disk(6.0, hosts=hosts, epochs=1000.0)

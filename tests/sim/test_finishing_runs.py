@@ -110,6 +110,7 @@ def test_the_best_is_saved_at_once_and_stays() -> None:
     assert only["number"] > last["number"], "each was better than the one before"
 
 
+@pytest.mark.long
 def test_a_metric_that_is_not_there_is_told_once() -> None:
     (text,) = evaluated("val_loss min").store.texts("target")
     assert text.startswith('best = "val_loss min" of [checkpoints] keeps no checkpoint: the task')

@@ -200,6 +200,7 @@ def test_without_durability_the_death_of_a_server_ends_the_run_and_leaves_nothin
     assert outcome.seconds < 20
 
 
+@pytest.mark.long
 def test_a_server_that_dies_again_and_again_fails_the_run_and_its_shard_is_kept():
     job = job_file(workers=2, epochs=10000.0)
     simulation = Simulation(job, LeastSquares(), compute=SLOW_STEPS)
@@ -248,6 +249,7 @@ def test_a_server_that_dies_while_the_run_is_ending_makes_it_fail_if_nothing_was
     assert outcome.seconds < 20
 
 
+@pytest.mark.long
 def test_without_a_coordinator_the_agent_ends_everything_after_ten_minutes():
     job = job_file(workers=2, epochs=1000.0)
     simulation = Simulation(job, LeastSquares(), compute=SLOW_STEPS)
@@ -282,6 +284,7 @@ def test_a_worker_that_stays_frozen_is_killed_and_replaced():
     assert outcome.state == "finished"
 
 
+@pytest.mark.long
 def test_a_coordinator_that_was_stopped_for_long_blames_nobody_and_goes_on():
     """The data plane went on meanwhile; everybody's reports are still to be read."""
     job = job_file(workers=2, servers=2, seconds=60.0)

@@ -7,6 +7,7 @@ from seeds import PER_COMMIT, run_seed
 from dlctl.sim import checkers
 
 
+@pytest.mark.per_commit(len(MUTANTS))
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_is_caught_within_its_seeds(name):
     mutant = MUTANTS[name]

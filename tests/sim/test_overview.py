@@ -23,6 +23,7 @@ def written(simulation: Simulation, until_s: float, every_s: float = 0.5) -> lis
     return rows
 
 
+@pytest.mark.long
 def test_a_run_that_ends_by_time_is_as_far_as_its_time() -> None:
     simulation = Simulation(job_file(workers=2, seconds=20.0), LeastSquares())
     rows = [row for row in written(simulation, 19.0) if row.get("ready_at") is not None]

@@ -79,6 +79,7 @@ def test_one_poisoned_worker_is_quarantined_and_the_others_finish(value, why, me
     assert len(workers) == 1, "it was not replaced"
 
 
+@pytest.mark.long
 def test_why_a_worker_is_quarantined_outlives_the_coordinator() -> None:
     job = job_file(workers=3, servers=2, nonfinite_steps_max=5, epochs=400.0)
     compute = ComputeOptions(step_s=0.1)
@@ -170,6 +171,7 @@ def test_who_has_ruined_itself_by_its_own_steps_goes_on_from_what_the_servers_ha
     assert np.abs(outcome.weights).max() < 10.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 def test_data_that_is_nan_now_and_then_costs_no_round(overlap) -> None:
     """Several in a row are still the data's: the steps of the round are sound."""
@@ -189,6 +191,7 @@ def test_data_that_is_nan_now_and_then_costs_no_round(overlap) -> None:
     assert [row["refused"] for row in rows] == [0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @must_refuse
 @pytest.mark.parametrize("method", [("downpour", {}), ("sync", {})], ids=["downpour", "sync"])
@@ -203,6 +206,7 @@ def test_refusals_by_one_of_two_servers_only_are_in_a_row_too(method) -> None:
     assert refused(outcome)["server-0"] == 0
 
 
+@pytest.mark.long
 @must_refuse
 @pytest.mark.parametrize("overlap", [False, True])
 def test_who_only_makes_infinite_steps_is_quarantined_although_it_pushes_none(overlap) -> None:
@@ -218,6 +222,7 @@ def test_who_only_makes_infinite_steps_is_quarantined_although_it_pushes_none(ov
     assert np.abs(outcome.weights).max() < 100.0
 
 
+@pytest.mark.long
 def test_a_quarantined_worker_comes_back_when_it_is_asked_for() -> None:
     problem = BadHost(np.nan)
     job = job_file(workers=2, nonfinite_steps_max=5, epochs=400.0)
@@ -338,6 +343,7 @@ def test_a_step_goes_on_without_the_pushes_that_were_refused(method, who) -> Non
     assert np.allclose(outcome.weights, problem.solution, atol=0.1)
 
 
+@pytest.mark.long
 @must_refuse
 def test_a_step_goes_on_where_only_one_of_two_servers_has_refused_a_push() -> None:
     problem = Explodes((1, 1), where=slice(6, None))
@@ -348,6 +354,7 @@ def test_a_step_goes_on_where_only_one_of_two_servers_has_refused_a_push() -> No
     assert np.allclose(outcome.weights, problem.solution, atol=0.1)
 
 
+@pytest.mark.long
 @must_refuse
 def test_a_server_that_dies_while_a_step_waits_refuses_the_push_again() -> None:
     problem, killer = Explodes((1, 1)), KilledWhileItHolds()
@@ -369,6 +376,7 @@ class HugeNowAndThen(Ledger):
         return loss, gradient
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @must_refuse
 @pytest.mark.parametrize("block", range(3))

@@ -47,6 +47,7 @@ def quorum(epochs: float = 2.0, store: Store | None = None) -> tuple[Simulation,
     return simulation, steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("others", [(), (COORDINATOR,)], ids=str)
 def test_a_push_that_was_chosen_is_used_on_all_shards_though_its_worker_has_died(
     others: tuple[str, ...],

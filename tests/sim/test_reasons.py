@@ -186,6 +186,7 @@ def test_a_run_whose_method_has_an_empty_table_ends_and_names_it(
     assert 'the method\'s table "seen" has 0 elements with this model' in outcome.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("algorithm", "most"), [("toy-ring", 512), ("downpour", 4096)])
 def test_a_run_is_not_scaled_beyond_what_its_method_can_have(algorithm: str, most: int) -> None:
     servers = 0 if algorithm == "toy-ring" else 1

@@ -57,6 +57,7 @@ def test_nobody_trains_before_it_is_on_record_that_all_have_come(dead):
     assert min(at_s for at_s, *_ in pushes.sent) >= full.until_s
 
 
+@pytest.mark.long
 def test_a_residual_is_restored_to_nobody_whose_predecessor_has_pushed_it():
     topk = ("topk", {"density": 0.1})
     first = Simulation(job_file(workers=2, epochs=5.0, compression=topk), LeastSquares()).run()

@@ -27,6 +27,7 @@ class DiesBeforeItIsOnRecord:
         """Nothing depends on it."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["worker-0", "server-0"])
 def test_the_next_coordinator_puts_it_on_record_and_gives_a_newer_one_to_the_next_process(name):
     problem = Ledger(shards=2, cells=300)

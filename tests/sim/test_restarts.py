@@ -45,6 +45,7 @@ def test_all_that_is_restarted_with_the_coordinator_comes_back_once(names):
     assert {name: incarnations(outcome)[name] for name in ALL} == expected
 
 
+@pytest.mark.long
 def test_the_coordinator_leaves_after_those_that_it_was_asked_to_restart():
     sim = simulation()
     sim.request(RESTART_S, "restart", {"names": list(ALL)})
@@ -57,6 +58,7 @@ def _first(trace: list[str], text: str) -> int:
     return next(i for i, line in enumerate(trace) if text in line)
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(2)
 @pytest.mark.parametrize("pause_s", [0.0, 0.01, 0.1, 0.5])
 def test_two_requests_one_after_the_other_do_not_meet_in_the_wrong_moment(pause_s):
@@ -69,6 +71,7 @@ def test_two_requests_one_after_the_other_do_not_meet_in_the_wrong_moment(pause_
     assert (found["agent-0"], found[COORDINATOR]) == (2, 2)
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_does_not_keep_the_coordinator_for_ever():
     """It is killed after the grace; and the coordinator is restarted once, after it."""
     sim = simulation(ComputeOptions(step_s=0.05, slow={1: 200.0}))
@@ -78,6 +81,7 @@ def test_a_worker_that_hangs_does_not_keep_the_coordinator_for_ever():
     assert (found[COORDINATOR], found["worker-1"]) == (2, 2)
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(2)
 @pytest.mark.parametrize("after_s", [0.2, 0.5, 1.0, 2.0])
 def test_a_coordinator_that_dies_while_it_waits_to_leave_has_been_restarted(after_s):

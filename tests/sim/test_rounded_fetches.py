@@ -42,6 +42,7 @@ BAD = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.05, reorde
 TIMEOUTS = {"resend_s": 0.3}
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(2)
 @pytest.mark.parametrize("method", RUNS)
 def test_a_run_that_loses_messages_and_servers_still_finds_the_solution(method: str) -> None:
@@ -81,6 +82,7 @@ def test_no_push_is_lost_or_counts_twice(durability: Any, precision: Precision) 
     assert outcome.state == "finished", outcome.reason
 
 
+@pytest.mark.long
 def test_what_rounding_takes_away_is_not_lost_to_who_learns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_worker_that_dies_in_a_batch_changes_nothing(undisturbed, moment):
     assert np.abs(outcome.weights - undisturbed.weights).max() <= 1e-6
 
 
+@pytest.mark.long
 def test_a_push_that_reached_one_shard_of_a_dead_worker_is_not_counted_twice_there(undisturbed):
     """The death between the two halves of a push: server-0 has the portion, server-1 has not."""
     dropped = 0
@@ -187,6 +188,7 @@ class Cliff(LeastSquares):
         return loss, gradient
 
 
+@pytest.mark.long
 def test_a_batch_with_a_gradient_that_is_not_finite_is_a_point_too_far():
     cliff = Cliff(samples=233, size=12)
     assert np.abs(cliff.solution).sum() > 4.0
@@ -204,6 +206,7 @@ class Precipice(LeastSquares):
         return loss, gradient * np.float32(1e12 if is_beyond else 1.0)
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("who", ["the worker", "the servers"])
 def test_a_batch_of_which_a_portion_is_refused_is_a_point_too_far(who, request):
@@ -217,6 +220,7 @@ def test_a_batch_of_which_a_portion_is_refused_is_a_point_too_far(who, request):
     assert 3.0 < np.abs(outcome.weights).sum() <= 4.0
 
 
+@pytest.mark.long
 def test_the_time_that_the_job_gives_is_its_end():
     outcome, _ = run(iterations=10_000, seconds=3.0)
     assert (outcome.state, outcome.reason) == ("finished", "3 seconds are over")

@@ -69,6 +69,7 @@ def test_the_rate_goes_to_that_of_the_new_number_over_a_warm_up(kill: str) -> No
             )
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_has_the_number_of_its_job_again() -> None:
     store = Store()
     first, _ = run(store, 8.0, (3.0, 6))

@@ -24,6 +24,7 @@ def test_they_are_two_hundred():
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.per_commit(len(SCENARIOS))
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_seed_keeps_every_promise(scenario, cores, capsys):
     count = PER_COMMIT[scenario]

@@ -188,6 +188,7 @@ def test_largest_of_what_waits_are_applied_and_a_fetch_brings_just_these(kind, o
     assert np.array_equal(again.slots[PENDING], shard.slots[PENDING])
 
 
+@pytest.mark.long
 def test_sixteen_replicas_fetch_no_more_than_is_asked_for():
     """What all of them send is more than an eighth: without a limit on the way down all comes."""
     problem, losses = LeastSquares(samples=256, size=800), {}

@@ -250,6 +250,7 @@ def cut_run(fraction: float, *, victims: tuple[str, ...] = ()) -> tuple[Outcome,
     return outcome, done.messages()
 
 
+@pytest.mark.long
 def test_an_epoch_that_is_cut_does_not_wait_for_the_slowest():
     whole, _ = cut_run(1.0)
     cut, done = cut_run(0.75)

@@ -97,6 +97,7 @@ def tell(simulation: Simulation, name: str, peer, messages) -> list:
 # ---------------------------------------------------------------- anything at all
 
 
+@pytest.mark.long
 @given(st.lists(ANYTHING, min_size=20, max_size=60))
 @STORIES
 def test_a_stranger_cannot_disturb_a_server(messages):

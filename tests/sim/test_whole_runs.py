@@ -61,6 +61,7 @@ def test_a_limit_holds_over_every_stretch_of_time_but_for_one_message(direction,
     assert sent[-1][0] - sent[0][0] == pytest.approx(200 * len(sent) / 2000, rel=0.05)
 
 
+@pytest.mark.long
 def test_a_limit_that_is_raised_while_the_run_goes_on_helps_at_once():
     messages = Watcher(Push)
     job = job_file(epochs=20.0, push="400B/s")
@@ -114,6 +115,7 @@ def test_a_replaced_worker_has_the_settings_that_were_changed_and_not_the_job_fi
     assert (settings["push_every_steps"], settings["push"]) == (4, 1e6)
 
 
+@pytest.mark.long
 def test_a_change_names_the_daemons_that_did_not_answer():
     job = job_file(workers=2, seconds=20.0)
     simulation = Simulation(job, LeastSquares(), compute=STEADY)
@@ -234,6 +236,7 @@ def test_checkpoints_are_made_while_pushes_go_on_and_every_one_of_them_is_whole(
         assert store.verify(directory) == []
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("block", range(4))
 def test_a_save_request_that_comes_twice_does_not_change_a_file_behind_the_manifest(block):

@@ -233,7 +233,7 @@ class Persistence:
             yield f"answer/{slot}", None
         self._answered_slots = set(scheduler.answered)
         for slot, lease in scheduler.answered.items():
-            yield f"answer/{slot}", astuple(replace(lease, samples=0))  # Else each one is news.
+            yield f"answer/{slot}", replace(lease, samples=0)  # Else each one is news.
 
     def _changed_daemons(self) -> Iterator[Effect]:
         daemons = self.run.members.daemons
@@ -390,6 +390,8 @@ def _unused(number: int, now: float) -> int:
 
 
 def _jsonable(value: Any) -> Any:
+    if isinstance(value, Lease):
+        return list(astuple(value))
     return list(value) if isinstance(value, tuple) else value
 
 
