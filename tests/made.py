@@ -124,6 +124,7 @@ def training(
         method=method,
         side=side,
         compressor=compressor or Dense(Dense.Options()),
+        compression="none",
         batch_size=batch_size,
         lease_ahead_s=lease_ahead_s,
         averaged=np.zeros(0),

@@ -212,7 +212,10 @@ def test_an_unknown_chapter_is_refused_with_the_names_of_the_known_ones(
 ) -> None:
     with pytest.raises(SystemExit):
         main(["pull"])
-    assert 'no chapter "pull"; there are start, server_memory, push' in capsys.readouterr().err
+    assert (
+        'no chapter "pull"; there are start, server_memory, replica, push'
+        in capsys.readouterr().err
+    )
 
 
 def test_help_and_readme_name_every_chapter_that_there_is(

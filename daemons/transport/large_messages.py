@@ -90,8 +90,9 @@ class LargeMessages:
         return self._assembly.coming(source)
 
     def give_back(self) -> None:
-        """Tell the lenders of what nobody here looks at any more."""
+        """Tell the lenders of what nobody here looks at any more, and let go what is not needed."""
         self._borrower.give_back()
+        self._lender.trim()
 
     def check(self) -> None:
         """A chore: forget what nobody goes on with, and let go what is not used."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import mmap
 import os
 import secrets
@@ -27,7 +28,7 @@ import stat
 import struct
 import time
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +45,11 @@ SHARED, MISSED = b"\xc1shm", b"\xc1mis"
 FRAME_BYTES_MIN = 128 * 1024
 """Frames from this on lie in a slot; below, the socket is as fast."""
 PATIENCE_S = 10.0
-"""A loan that is not back by then is given up, and what was not needed for as long is let go."""
+"""A loan that is not back by then is given up."""
+KEEP_S = 1.0
+"""Memory that is needed more often than this is kept for the next time; other memory goes at once.
+Between two rounds of many steps it would be a copy of the model that nobody needs.
+"""
 SLOTS_MAX = 64
 BYTES_MAX = 1 << 30
 """Of all slots of a process; what has no room is sent, and copied only once."""
@@ -75,7 +80,9 @@ class Slot:
         self.cookie = secrets.token_bytes(16)
         self.number = 0
         """Of the newest loan."""
-        self.used_at = time.monotonic()
+        self.used_at = -math.inf
+        self.is_kept = False
+        """Once it is free, for it was soon used again."""
         self.receiver: Hashable = None
         """Of the newest loan, until it is known how that went."""
         self.is_given_up = False
@@ -114,7 +121,6 @@ class Slot:
         """What to send instead of `frames`."""
         self.number += 1
         self.receiver = receiver
-        self.used_at = time.monotonic()
         lengths, rest = shm_layout.split(frames, FRAME_BYTES_MIN)
         places, _ = shm_layout.places(lengths)
         for frame, place, length in zip(frames, places, lengths, strict=True):
@@ -172,6 +178,8 @@ class Lender:
     def __init__(self) -> None:
         self._slots: list[Slot] = []
         self._misses = ShmFallback()
+        self._closed_at = -math.inf
+        """When the newest of those was used that are gone."""
 
     def lend(self, frames: Frames, receiver: Hashable) -> tuple[Frames, Loan] | None:
         """What to send instead of `frames`, and what says when it is not needed any more.
@@ -184,6 +192,9 @@ class Lender:
         slot = self._find(need)
         if slot is None:
             return None
+        now = time.monotonic()
+        slot.is_kept = now < max(slot.used_at, self._closed_at) + KEEP_S
+        slot.used_at = now
         lent = slot.lend(frames, receiver)
         return lent, Loan(slot, slot.number)
 
@@ -224,14 +235,24 @@ class Lender:
             self._close(slot)
         self._misses.add(receiver)
 
+    def trim(self) -> None:
+        """Let go what has come back and will hardly be needed again soon."""
+        for slot in [*self._slots]:
+            if not slot.is_kept and slot.is_free:
+                self._close(slot)
+
     def check(self) -> None:
         """A chore: give up what does not come back, and what is not used."""
         self._misses.check()
-        oldest = time.monotonic() - PATIENCE_S
-        for slot in [slot for slot in self._slots if slot.used_at < oldest]:
-            self._close(slot)
+        now = time.monotonic()
+        for slot in [*self._slots]:
+            if now > slot.used_at + (KEEP_S if slot.is_free else PATIENCE_S):
+                self._close(slot)
 
     def _close(self, slot: Slot) -> None:
+        if slot.is_free and slot.receiver is not None:
+            self._misses.found(slot.receiver)
+        self._closed_at = max(self._closed_at, slot.used_at)
         self._slots.remove(slot)
         slot.close()
 
@@ -249,6 +270,10 @@ def not_found(frames: Frames) -> Frames:
     return [MISSED + bytes(frames[0])[len(SHARED) :]]
 
 
+_Key = tuple[int, int, bytes]
+"""The sender's pid, its descriptor, the slot's cookie."""
+
+
 @dataclass(slots=True)
 class _Seen:
     """A slot of somebody else, as we see it."""
@@ -259,7 +284,9 @@ class _Seen:
     """One uint8[n]: what lies there. Whoever looks at a frame holds it."""
     number: int = 0
     """Of the loan that we have, or had last."""
-    used_at: float = field(default_factory=time.monotonic)
+    used_at: float = -math.inf
+    is_kept: bool = False
+    """When it is given back, for it was soon used again."""
 
     @property
     def is_lent(self) -> bool:
@@ -271,8 +298,10 @@ class Borrower:
     """What one process sees of the slots of others."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, int, bytes], _Seen] = {}
-        self._lent: list[_Seen] = []
+        self._seen: dict[_Key, _Seen] = {}
+        self._lent: list[_Key] = []
+        self._used: dict[int, float] = {}
+        """Process -> when we had something of it last."""
 
     def read(self, frames: Frames, bytes_max: int) -> Frames | None:
         """The frames of a message that was lent; None if its slot is gone.
@@ -287,14 +316,17 @@ class Borrower:
         _, total = shm_layout.places(lengths)
         if total > bytes_max:
             raise RemoteProtocolError(f"a message of {total} bytes; at most {bytes_max}")
-        seen = self._find(pid, fd, cookie)
+        key = pid, fd, cookie
+        seen = self._find(key)
         if seen is None:
             return None
         if number <= seen.number or total > seen.arrays[0].size:
             raise RemoteProtocolError("a loan that is an old one, or larger than its slot")
-        seen.number, seen.used_at = number, time.monotonic()
+        now = time.monotonic()
+        seen.is_kept = now < self._used.get(pid, -math.inf) + KEEP_S
+        seen.number, seen.used_at, self._used[pid] = number, now, now
         seen.notes[_FOUND] = number
-        self._lent.append(seen)
+        self._lent.append(key)
         return shm_layout.join(seen.arrays[0].data, lengths, frames[2:])
 
     def give_back(self) -> None:
@@ -302,24 +334,29 @@ class Borrower:
         if not self._lent:
             return
         still = []
-        for seen in self._lent:
-            if is_unused(seen.arrays, 0):
-                seen.notes[_RETURNED] = seen.number
-            else:
-                still.append(seen)
+        for key in self._lent:
+            seen = self._seen.get(key)
+            if seen is None:  # A sender that does as it likes has lent it twice.
+                continue
+            if not is_unused(seen.arrays, 0):
+                still.append(key)
+                continue
+            seen.notes[_RETURNED] = seen.number
+            if not seen.is_kept:
+                del self._seen[key]
         self._lent = still
 
     def check(self) -> None:
         """A chore: let go what was not used for a while."""
-        oldest = time.monotonic() - 2 * PATIENCE_S
+        oldest = time.monotonic() - KEEP_S
         for key, seen in list(self._seen.items()):
             if seen.used_at < oldest and not seen.is_lent:
                 del self._seen[key]
+        self._used = {pid: at for pid, at in self._used.items() if at >= oldest}
 
-    def _find(self, pid: int, fd: int, cookie: bytes) -> _Seen | None:
-        key = pid, fd, cookie
+    def _find(self, key: _Key) -> _Seen | None:
         if key not in self._seen:
-            seen = _open(pid, fd, cookie)
+            seen = _open(*key)
             if seen is None:
                 return None
             self._seen[key] = seen
@@ -353,4 +390,5 @@ def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:
     finally:
         os.close(ours)
     content = np.frombuffer(memory, np.uint8, about.st_size - _PAGE, _PAGE)
-    return _Seen(np.frombuffer(page, np.uint64, 2, _NOTES_AT), [content])
+    notes = np.frombuffer(page, np.uint64, 2, _NOTES_AT)
+    return _Seen(notes, [content], number=int(notes[_RETURNED]))

@@ -78,7 +78,9 @@ class InnerOptimizer:
             optimizer.state.clear()
 
     def state(self) -> dict[str, Array]:
-        """All that it keeps, under its names in a checkpoint: copies."""
+        """All that it keeps, under its names in a checkpoint; on a CPU as it is, without a copy: it
+        must be used before the next step.
+        """
         found: dict[str, Array] = {OF: np.frombuffer(self._identity, np.uint8)}
         for number, optimizer in enumerate(self._optimizers):
             for place, kept in optimizer.state_dict()["state"].items():
@@ -88,7 +90,7 @@ class InnerOptimizer:
                     if isinstance(value, Tensor):
                         is_half = value.dtype is torch.bfloat16  # numpy has none.
                         value = value.float() if is_half else value
-                        found[name] = value.detach().cpu().numpy().copy()
+                        found[name] = value.detach().cpu().numpy()
                     elif value is not None:
                         found[name + _PYTHON] = np.array(value)
         return found

@@ -34,6 +34,8 @@ from dlctl.vector import Vector
 
 log = logging.getLogger("dlctl")
 
+SWAPPED = 1 << 20
+"""Elements that are exchanged at once."""
 _BACKWARD = "the backward pass of task.loss"
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -173,6 +175,10 @@ class Replica:
     def forget_gradients(self) -> None:
         """A step begins."""
         self._changes.begin()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """Nobody needs them any more, nor their memory."""
         for parameter, _ in self._bound:
             parameter.grad = None
 
@@ -197,8 +203,7 @@ class Replica:
         except TaskError as error:
             # It is the first batch of all. If this is the task's own error, it comes again.
             self._compiled = None
-            for parameter, _ in self._bound:
-                parameter.grad = None
+            self.drop_gradients()
             loss = self._backward(self.model, told, weight)
             log.warning("computing without torch.compile, which failed: %s", error.message,
                         extra={"detail": error.detail})  # fmt: skip
@@ -353,18 +358,23 @@ class Replica:
     def _at(
         self, parameters: npt.NDArray[np.float32], averaged: npt.NDArray[np.float64]
     ) -> Iterator[None]:
-        """Within this, the model has these values and is in eval mode."""
-        with self._restored(), torch.no_grad():
-            self._vector.copy_(torch.tensor(parameters, device="cpu"))
+        """Within this, the model has these values and is in eval mode. `parameters` has its own
+        meanwhile: another copy may be one too many.
+        """
+        values = torch.from_numpy(parameters if parameters.flags.writeable else parameters.copy())
+        with self._restored(values), torch.no_grad():
+            _swap(self._vector, values)
             self.load_averaged(averaged)
             self._cast()
             self._set_mode(training=False)
             yield
 
     @contextmanager
-    def _restored(self) -> Iterator[None]:
-        """Afterwards values, modes and random numbers are what they were."""
-        vector = self._vector.clone()
+    def _restored(self, swapped: Tensor | None = None) -> Iterator[None]:
+        """Afterwards values, modes and random numbers are what they were. swapped: what is going to
+        hold the parameters.
+        """
+        vector = self._vector.clone() if swapped is None else swapped
         masters = [(p, p.detach().clone()) for p, _ in self._bound if p.dtype is not torch.float32]
         buffers = [
             (module, key, buffer, buffer.detach().clone())
@@ -380,7 +390,7 @@ class Replica:
         finally:
             random.setstate(dice)
             np.random.set_state(numpy_dice)
-            self._vector.copy_(vector)
+            _swap(self._vector, vector)
             for parameter, view in self._bound:
                 if parameter.dtype is torch.float32:
                     parameter.data = view
@@ -391,6 +401,15 @@ class Replica:
                 setattr(module, key, buffer)
             for module, mode in modes:
                 module.training = mode
+
+
+def _swap(a: Tensor, b: Tensor) -> None:
+    """Exchange the values of two vectors, wherever they are."""
+    for lo in range(0, len(a), SWAPPED):
+        cut = slice(lo, lo + SWAPPED)
+        before = a[cut].clone()
+        a[cut] = b[cut].to(a.device)
+        b[cut] = before.to(b.device)
 
 
 def _in_numbers(loss: Loss) -> Measured:

@@ -123,6 +123,7 @@ class Stepper:
         if pull is not None:
             gradients = self._pulled(gradients, pull)
         self.inner.step(gradients, own_lr)
+        self.replica.drop_gradients()
         return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
 
     def _pulled(self, gradients: Sequence[Tensor | None], pull: Pull) -> list[Tensor | None]:

@@ -76,7 +76,7 @@ class Replica(local_sgd.Replica):
             if is_astray:
                 yield Write(vector=None)
             elif samples:
-                yield Write(vector=self.residual, samples=samples)
+                yield self._push(True, samples)
 
     def round_steps(self) -> int:
         return self._steps

@@ -176,6 +176,8 @@ class Site:
     members: frozenset[int]
     has_inner: bool = False
     """Whether there is an optimiser in the replica, by which `Gradient(step=True)` steps."""
+    pushes_all: bool = False
+    """Whether a push leaves nothing of its vector, so that a replica may give it away with it."""
 
 
 class Automatic(NamedTuple):
@@ -213,16 +215,32 @@ class ReplicaSide(ABC):
         self.layout = site.layout
         self.rng = site.rng
         self.has_inner = site.has_inner
+        self.pushes_all = site.pushes_all
         self.members = site.members
         """The slots that take part now; the worker role sees to it."""
-        self.residual = zeros_like(site.parameters)
-        """What was accrued and not yet sent: error feedback."""
+        self._residual: Vector | None = None
         self.intervals: dict[str, int] = {}
         """Option -> its number of steps for as long as it is "auto"; the worker role sees to it."""
         self.step_s = 0.0
         """Seconds that a step takes, smoothed; 0: not known yet. The worker role sees to it."""
         self.view = View(0, 0)
         """Of the newest read that is in the model, all of it; the worker role sees to it."""
+
+    @property
+    def residual(self) -> Vector:
+        """What was accrued and not yet sent: error feedback. There is none until somebody looks."""
+        if self._residual is None:
+            self._residual = zeros_like(self.parameters)
+        return self._residual
+
+    @residual.setter
+    def residual(self, vector: Vector | None) -> None:
+        """None: nothing is left."""
+        self._residual = vector
+
+    def has_residual(self) -> bool:
+        """Whether there may be something in it."""
+        return self._residual is not None
 
     def interval(self, key: str) -> int:
         """Steps of an option that is a number of them or "auto", as they are in force now."""
@@ -264,7 +282,7 @@ class ReplicaSide(ABC):
         are on the servers, or the worker role saves and restores them (`Shape.model`); so it does
         `rng`. No name may be "w", "averaged" or "dice", which are the role's.
         """
-        return {"residual": self.residual}
+        return {"residual": self.residual} if self.has_residual() else {}
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Go on from what `state` was before a stop; gradients may have come to it since."""

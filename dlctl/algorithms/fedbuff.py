@@ -34,7 +34,7 @@ from annotated_types import Ge
 from dlctl import messages
 from dlctl.algorithms import local_sgd
 from dlctl.algorithms.base import Method, Needs, Outcome, ShardSide
-from dlctl.algorithms.needs import NextData, Read, Write
+from dlctl.algorithms.needs import NextData, Read
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import APPLIED, BUFFERED
@@ -66,7 +66,7 @@ class Replica(local_sgd.Replica):
             if samples and not self._take_way():
                 samples = 0
             self._is_on_way = False
-            yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
+            yield self._push(bool(samples), samples, clock)
 
 
 class Collecting(ShardSide):

@@ -55,7 +55,7 @@ from dlctl.algorithms.base import Method, Needs, PushKind, Start
 from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
 from dlctl.config import Choice
 from dlctl.settings import Setting, count
-from dlctl.vector import copy_of, is_finite
+from dlctl.vector import Vector, copy_of, is_finite
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,8 +77,8 @@ class Replica(sync.Replica):
     def begin(self, start: Start) -> None:
         self._is_ahead = False
         """A push is out, and this replica has gone on without its mean."""
-        self._base = copy_of(self.parameters)
-        """Where the steps have begun that no push holds."""
+        self._base: Vector | None = None
+        """Where the steps have begun that no push holds; None: none have."""
         self._is_on_way = False
         """A round is under way: from `_base` to the parameters are steps of this replica."""
         self._has_data = True
@@ -96,7 +96,7 @@ class Replica(sync.Replica):
             if brings and not self._take_way():
                 brings, samples = False, 0
             self._is_on_way = False
-            yield Write(vector=self.residual if brings else None, samples=samples, clock=clock)
+            yield self._push(brings, samples, clock)
             self._is_ahead = brings and self.options.overlap and not is_apart
             if self._is_ahead:
                 yield Read(wait=False, at_least=clock + 1)
@@ -105,15 +105,15 @@ class Replica(sync.Replica):
 
     def placing(self, lo: int, hi: int) -> None:
         """From here until it is placed, `_base` has the way that goes on top of what was read."""
-        base = self._base[lo:hi]
-        if self._is_ahead and self._is_on_way:
-            base -= self.parameters[lo:hi]
-        else:
-            base[:] = 0
+        if not self._is_on_way:
+            self._base = None
+        elif self._base is not None:
+            self._base[lo:hi] -= self.parameters[lo:hi] if self._is_ahead else self._base[lo:hi]
 
     def placed(self, lo: int, hi: int) -> None:
-        self.parameters[lo:hi] -= self._base[lo:hi]
-        self._base[lo:hi] += self.parameters[lo:hi]
+        if self._base is not None:
+            self.parameters[lo:hi] -= self._base[lo:hi]
+            self._base[lo:hi] += self.parameters[lo:hi]
 
     def owes(self) -> bool:
         """Whether there is something to push although this round has come to nothing."""
@@ -130,6 +130,8 @@ class Replica(sync.Replica):
         slices were fetched again.
         """
         steps = samples = left_out = 0
+        if self._base is None:
+            self._base = copy_of(self.parameters)
         self._is_on_way = self._has_data = True
         while steps < self.round_steps():
             if left_out >= LEFT_OUT_MAX and (steps or self._is_ahead):
@@ -152,15 +154,28 @@ class Replica(sync.Replica):
         whether it was. A residual that is not finite itself was restored like this: no round would
         ever count with it.
         """
-        self._base -= self.parameters
-        self._base += self.residual
-        if not is_finite(self._base):
-            if not is_finite(self.residual):
-                self.residual[:] = 0
-            return False
-        self.residual[:] = self._base
-        self._base[:] = self.parameters
-        return True
+        way, self._base = self._base, None
+        assert way is not None
+        way -= self.parameters
+        if self.has_residual():
+            way += self.residual
+        if is_finite(way):
+            self.residual = way
+            return True
+        if self.has_residual() and not is_finite(self.residual):
+            self.residual = None
+        return False
+
+    def _push(self, brings: bool, samples: int, clock: int = 0) -> Write:
+        """brings: a way has been taken. Of a vector that leaves nothing there is no copy: the next
+        round has another one.
+        """
+        if not brings:
+            return Write(vector=None, samples=samples, clock=clock)
+        given = Write(vector=self.residual, samples=samples, clock=clock, given=self.pushes_all)
+        if self.pushes_all:
+            self.residual = None
+        return given
 
 
 @dataclass(slots=True, kw_only=True)

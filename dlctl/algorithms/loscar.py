@@ -35,7 +35,7 @@ from dlctl.algorithms.base import Method, PushKind, Shape, Start
 from dlctl.algorithms.sparse import SparseSide, even_shares
 from dlctl.config import Choice
 from dlctl.messages import Array
-from dlctl.vector import Vector, copy_into, indices_like, is_finite
+from dlctl.vector import Vector, copy_into, copy_of, indices_like, is_finite
 
 MASKS = 0x105CA4
 """Seeds the masks, with the number of the round."""
@@ -58,6 +58,7 @@ class Replica(local_sgd.Replica):
 
     def begin(self, start: Start) -> None:
         super().begin(start)
+        self._base: Vector = copy_of(self.parameters)
         self._has_model = self._is_astray = False
 
     def state(self) -> dict[str, Vector]:

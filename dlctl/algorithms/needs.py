@@ -209,6 +209,9 @@ class Write(Need):
     """
     density_min: float = 0.0
     """A compressor that has a `density` sends at least this part of the entries."""
+    given: bool = False
+    """Nobody uses `vector` from here on, so that it travels without a copy. Only where pushes leave
+    nothing (`Site.pushes_all`)."""
     wait: bool = False
 
 

@@ -77,7 +77,8 @@ class Replica(local_sgd.Replica):
     options: Options
 
     def _take_way(self) -> bool:
-        self.residual *= self.options.error_decay
+        if self.has_residual():
+            self.residual *= self.options.error_decay
         return super()._take_way()
 
 

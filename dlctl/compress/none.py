@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dlctl.compress.base import Delta
-from dlctl.compress.plain import expand_whole
+from dlctl.compress.plain import expand_plain
 from dlctl.compress.values import Precision, take_values
 from dlctl.config import STRICT
 from dlctl.messages import Packed
@@ -34,6 +34,11 @@ class Dense:
     def __init__(self, options: DenseOptions) -> None:
         self.precision = options.values
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether nothing is left of a float32 vector, so that it may be given away as it is."""
+        return self.precision == "float32"
+
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take all of `u`; only what the precision cannot express stays (float32 of float32: 0)."""
         return Packed("none", len(u), (take_values(u, self.precision),))
@@ -43,5 +48,7 @@ class Dense:
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
-        """A dense delta; float32 values are the array of `packed` itself, perhaps read-only."""
-        return expand_whole(packed, size)
+        """A dense delta, unless nothing is pushed; float32 values are the array of `packed` itself,
+        perhaps read-only.
+        """
+        return expand_plain(packed, size)

@@ -68,6 +68,11 @@ def take_chosen(
     return Packed(kind, len(u), (values[sent], positions))
 
 
+def nothing(kind: str, size: int) -> Packed:
+    """The push of `size` elements that are all zero."""
+    return Packed(kind, size, (np.empty(0, np.float32), indices.pack(np.empty(0, np.int64), size)))
+
+
 def is_plain(packed: Packed) -> bool:
     """Whether a push has the outline of a plain form; a compressor's own form must not have it."""
     if len(packed.arrays) == 2:

@@ -186,9 +186,10 @@ class Shards:
     def take(self, index: int, push: m.Push) -> None:
         """A push that is new, in order and sound, of all that the shard has."""
         table = self.tables[push.table]
-        values = np.array(push.delta.arrays[0], np.float32)
-        assert push.is_part or values.size == table.shards[index].size
-        delta = Delta(values, push.at + np.arange(values.size) if push.is_part else None)
+        delta = Dense.expand(push.delta, push.delta.length)
+        assert push.is_part or push.delta.length == table.shards[index].size
+        if push.is_part:
+            delta = Delta(delta.values, push.at + np.arange(delta.values.size))
         self._hear(index, push.table, table.sides[index].push(push, delta))
         if table.sides[index].asks_lead:
             self.ask_lead(push.clock)
@@ -427,8 +428,9 @@ class Player:
 
     def _push(self, index: int, push: m.Push) -> None:
         if push.table == self._progress:
-            lo = self.shards.bounds[index][0] + push.at
-            self.pushed[lo : lo + push.delta.length] += push.delta.arrays[0]
+            lo, length = self.shards.bounds[index][0] + push.at, push.delta.length
+            if push.delta.arrays[0].size:  # Else nothing was pushed.
+                self.pushed[lo : lo + length] += push.delta.arrays[0]
             self.samples_pushed += push.samples if index == 0 else 0
         self.shards.take(index, push)
 

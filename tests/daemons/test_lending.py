@@ -102,6 +102,24 @@ def test_what_does_not_come_back_is_never_written_to_again(
     assert bytes(read[1]) == bytes(frames_of(1)[1])
 
 
+def test_memory_that_is_not_used_for_a_while_is_let_go_on_both_sides(
+    lender: Lender, clock: list[float]
+) -> None:
+    borrower = Borrower()
+    sent, loan = lend(lender, frames_of(1))
+    read = borrower.read(sent, MAX)
+    clock[0] += shm.KEEP_S + 1
+    lender.check()
+    borrower.check()
+    assert not loan.is_over, "somebody looks at it"
+    del read
+    borrower.give_back()
+    for side in (lender, borrower):
+        side.check()
+    assert not lender._slots
+    assert not borrower._seen
+
+
 def test_who_comes_too_late_finds_nothing(lender: Lender, clock: list[float]) -> None:
     sent, _ = lend(lender, frames_of(1))
     clock[0] += shm.PATIENCE_S + 1

@@ -98,7 +98,7 @@ def _version(place: Workplace, name: str) -> int | None:
     return place.daemon(name)["metrics"].get("version")
 
 
-@pytest.mark.per_commit(2)
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("name", ["server-1", "agent-0", "coordinator"])
 def test_whoever_is_killed_the_run_goes_on_by_itself(place: Workplace, name: str) -> None:
     place.task(pause_s=SLOW_S)

@@ -22,29 +22,29 @@ def _newest_checkpoint(place: Workplace) -> Path:
 
 
 def test_a_stopped_job_goes_on_where_it_was_and_takes_every_sample_once(place: Workplace) -> None:
-    place.task(pause_s=0.2, samples=208)
+    place.task(pause_s=0.2, samples=128)
     seen = place.count_samples()
     place.job(stop="{ epochs = 2 }", workers=2, servers=2)
     first = place.start()
-    place.until_step(12)
+    place.until_step(6)
     assert place.dlctl("stop").code == 0
     place.nothing_left()
     stopped = place.run()
     before = load_file(_newest_checkpoint(place) / "shard-0.safetensors")
     assert stopped["state"] == "stopped"
-    assert 12 <= stopped["step"] < 52
+    assert 6 <= stopped["step"] < 32
 
     ended = place.dlctl("run", "job.toml")
 
     assert ended.code == 0, ended.err
     assert f"resumes {first.name} from step {stopped['step']}" in ended.err
     assert place.directory == first
-    assert place.run()["step"] == 52, "26 batches of 8 samples, twice"
-    assert seen() == dict.fromkeys(range(208), 2)
+    assert place.run()["step"] == 32, "16 batches of 8 samples, twice"
+    assert seen() == dict.fromkeys(range(128), 2)
     after = load_file(_newest_checkpoint(place) / "shard-0.safetensors")
     assert (after["slot.sum"] >= before["slot.sum"]).all(), "Adagrad's sums"
     manifest = json.loads((_newest_checkpoint(place) / "manifest.json").read_text())
-    assert manifest["step"] == 52
+    assert manifest["step"] == 32
     place.nothing_left()
 
 

@@ -183,7 +183,8 @@ def mean_of_means(patch: Patch) -> None:
 )  # fmt: skip
 def steps_under_way_are_wiped_out(patch: Patch) -> None:
     def placed(self, lo, hi):
-        self._base[lo:hi] = self.parameters[lo:hi]
+        if self._base is not None:
+            self._base[lo:hi] = self.parameters[lo:hi]
 
     patch.setattr(Replica, "placed", placed)
 
@@ -196,7 +197,8 @@ def leftovers_are_steps(patch: Patch) -> None:
     def placed(self, lo, hi):
         if self._is_ahead:
             self.parameters[lo:hi] -= self.residual[lo:hi]
-        self._base[lo:hi] = self.parameters[lo:hi]
+        if self._base is not None:
+            self._base[lo:hi] = self.parameters[lo:hi]
 
     patch.setattr(Replica, "placed", placed)
 
@@ -205,7 +207,11 @@ def leftovers_are_steps(patch: Patch) -> None:
     "steps since the push are lost when a mean is placed", "OwnStepsChecker", scenario="local-sgd"
 )
 def steps_are_lost_to_a_mean(patch: Patch) -> None:
-    patch.setattr(Replica, "placing", lambda self, lo, hi: self._base[lo:hi].fill(0))
+    def placing(self, lo, hi):
+        if self._base is not None:
+            self._base[lo:hi] = 0
+
+    patch.setattr(Replica, "placing", placing)
 
 
 @mutant(
@@ -234,6 +240,7 @@ def a_round_further_ahead(patch: Patch) -> None:
 def short_rounds_are_dropped(patch: Patch) -> None:
     def accrue(self):
         self._is_on_way = True
+        self._base = self.parameters.copy()
         steps = samples = 0
         while steps < self.options.local_steps:
             computed = yield Gradient(step=True, gather=False)
@@ -802,7 +809,7 @@ def an_older_read_answers(patch: Patch) -> None:
 
 @mutant(
     "what is done without a push counts before it is computed", "SamplesChecker", scenario="toys",
-    seeds=20, first=20,
+    seeds=20, first=2,
 )  # fmt: skip
 def done_before_the_step(patch: Patch) -> None:
     honest = Portions.done_now

@@ -96,7 +96,9 @@ class OfTorch:
         self._inner.restore(state)
 
 
-def with_adamw(name: str, workers: int, epochs: int, store: Store | None = None) -> Outcome:
+def with_adamw(
+    name: str, workers: int, epochs: int, store: Store | None = None, checkpoint_s: float = 0.0
+) -> Outcome:
     """With a schedule over three epochs, in the replicas and on the servers."""
     known = {field.name for field in dataclasses.fields(registry.load("algorithms", name).Options)}
     job = job_file(
@@ -104,6 +106,7 @@ def with_adamw(name: str, workers: int, epochs: int, store: Store | None = None)
         algorithm=(name, {key: FIXED[key] for key in FIXED if key in known}),
         inner=("adamw", {"lr": 0.03}),
         schedule=config.Schedule(kind="cosine", warmup="10%", over="384 samples"),
+        checkpoint_s=checkpoint_s,
     )  # fmt: skip
     data = config.Data(portion_batches=4, lease_ahead_s=0.0)
     outcome = Simulation(
@@ -127,6 +130,12 @@ def test_own_optimisers_and_schedules_go_on_as_if_a_run_had_never_stopped(
     assert any(key.startswith(SAVED_AS) for key in saved)
     resumed = with_adamw(name, workers, 3, stopped.store)
     assert resumed.weights.tolist() == whole.weights.tolist()
+
+
+def test_what_torch_keeps_is_saved_without_a_copy_and_no_step_is_made_meanwhile() -> None:
+    """The simulator looks whether what is saved changes before it is written."""
+    outcome = with_adamw("diloco", 2, 3, checkpoint_s=0.05)
+    assert int(outcome.store.newest().rpartition("-")[2]) >= 2
 
 
 class Wanderer(ReplicaSide):

@@ -34,6 +34,10 @@ class Saving:
         newest = self._current or self._answer
         return newest.checkpoint if newest is not None else 0
 
+    def is_writing(self) -> bool:
+        """Whether the arrays that were given are still needed as they are."""
+        return self._current is not None
+
     def is_new(self, save: Save) -> bool:
         """Whether to save now. A repeated request is answered here, an outdated one is dropped."""
         if self._answer is not None and save.checkpoint <= self._answer.checkpoint:

@@ -181,12 +181,14 @@ class Fetcher:
             then(lo, hi)
 
     def assemble(self, fetched: Fetched) -> Array:
-        """float32[n], all of a complete fetch that asked for all values, beside the model."""
+        """float32[n], all of a complete fetch that asked for all values, beside the model; it holds
+        none of them afterwards.
+        """
         bounds = [fetched.within(client) for client in fetched.clients]
         first, last = min(lo for lo, _ in bounds), max(hi for _, hi in bounds)
         into = np.empty(last - first, np.float32)
         for client, (lo, hi) in zip(fetched.clients, bounds, strict=True):
-            arrived = fetched.slices[client.shard]
+            arrived = fetched.slices.pop(client.shard)
             assert arrived.where is None
             into[lo - first : hi - first] = arrived.values
         return into

@@ -58,6 +58,7 @@ class Training:
         method: Method,
         side: ReplicaSide,
         compressor: Compressor,
+        compression: str,
         batch_size: int,
         lease_ahead_s: float,
         averaged: m.Array,
@@ -67,7 +68,8 @@ class Training:
         own_rate: OwnRate | None = None,
         replicas: Callable[[], int] = lambda: 1,
     ) -> None:
-        """tables: the clients of each table of the method, in shard order. averaged: float64[n],
+        """tables: the clients of each table of the method, in shard order. compression: the name of
+        the compressor. averaged: float64[n],
         the model's buffers. members: who takes part, if replicas ask each other. collecting: their
         group, if they have one. own_rate: of the replica's own optimiser, if it has one.
         replicas: how many train, those that are about to begin included.
@@ -83,8 +85,9 @@ class Training:
         self.portions = Portions(batch_size, lease_ahead_s)
         self.bad_gradients = BadGradients(push_norm_max)
         self.writing = Writing(
-            context, identity, tables, method.shape, compressor, send_queue, self.portions,
-            self.bad_gradients, self.pacing, self.rates, side.parameters, self._on_pushed,
+            context, identity, tables, method.shape, compressor, compression, send_queue,
+            self.portions, self.bad_gradients, self.pacing, self.rates, side.parameters,
+            self._on_pushed,
         )  # fmt: skip
         self.progress = Progress(replicas)
         self.own_rate = own_rate or OwnRate(0.0)

@@ -345,6 +345,7 @@ class Worker:
                 rng=np.random.default_rng(seed),
                 members=self.members.slots,
                 has_inner=self._has_inner,
+                pushes_all=getattr(self.compressor, "takes_all", False),
             )
         )
         if self._own_rate is not None:
@@ -369,6 +370,7 @@ class Worker:
             method=self.algorithm,
             side=side,
             compressor=self.compressor,
+            compression=self.job.compression.name,
             batch_size=self.joining.batch_size(self.job) * self.job.gradient.accumulate,
             lease_ahead_s=self.job.data.lease_ahead_s,
             averaged=model.averaged,
@@ -470,10 +472,14 @@ class Worker:
 
     def _holds(self) -> bool:
         """Whether no batch is begun until all is taken that is about to be saved. What torch keeps
-        is here when it says so: the next batch might be computed before it is asked for that.
+        is here when it says so: the next batch might be computed before it is asked for that. It is
+        not copied, which may take twice the memory of the model, so it is waited for until it has
+        been written.
         """
-        is_saving = self._save is not None or self._saves is not None
-        return is_saving and self._is_quiet_to_save()
+        is_taken = self._save is None and self._saves is None
+        if is_taken:
+            return self._saving.is_writing() and self._keeps_more()
+        return self._is_quiet_to_save()
 
     def _keeps_more(self) -> bool:
         """Whether torch keeps something for this replica beside the servers' parameters."""

@@ -14,6 +14,7 @@ from dlctl import messages as m
 from dlctl.algorithms.base import Shape
 from dlctl.algorithms.needs import Range, Receipt, Settle, Write
 from dlctl.compress.base import Compressor
+from dlctl.compress.plain import nothing
 from dlctl.errors import RemoteProtocolError
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import Settled
@@ -54,6 +55,7 @@ class Writing:
         tables: list[list[ShardClient]],
         shape: Shape,
         compressor: Compressor,
+        compression: str,
         send_queue: SendQueue,
         portions: Portions,
         bad_gradients: BadGradients,
@@ -62,7 +64,9 @@ class Writing:
         model: Vector,
         pushed: Callable[[], None],
     ) -> None:
-        """model: float32[d]. pushed: called when parameters have been pushed."""
+        """compression: the compressor's name. model: float32[d]. pushed: called when parameters
+        have been pushed.
+        """
         self.context = context
         self.identity = identity
         self.tables = tables
@@ -72,6 +76,7 @@ class Writing:
         # A part of a batch that comes late is in the sum already: another replica has brought it.
         self._drops_late = bool(tables) and shape.tables[self._progress].rule != "parts"
         self.compressor = compressor
+        self.compression = compression
         self.send_queue = send_queue
         self.portions = portions
         self.bad_gradients = bad_gradients
@@ -204,11 +209,13 @@ class Writing:
         self.steps_pushed = self.steps - but
         self._is_part &= but > 0
 
-    def _pieces(self, need: Write, table: int) -> list[tuple[ShardClient, int, Vector]]:
-        """(shard, first element of the table, its values); every shard takes part in a whole one,
-        also if its slice is empty.
+    def _pieces(self, need: Write, table: int) -> list[tuple[ShardClient, int, Vector | None]]:
+        """(shard, first element of the table, its values, or None for zeros); every shard takes
+        part in a whole one, also if its slice is empty.
         """
         clients = self.tables[table]
+        if need.vector is None and not need.ranges and not table:
+            return [(c, c.lo, None) for c in clients]
         size = sum(hi - lo for lo, hi in need.ranges) or clients[-1].hi
         vector = need.vector
         if vector is None:
@@ -217,7 +224,8 @@ class Writing:
             raise ValueError(f'{len(vector)} elements for {size} of table "{need.table}"')
         if not need.ranges:
             return [(c, c.lo, vector[c.lo : c.hi]) for c in clients]
-        pieces, at = [], 0
+        pieces: list[tuple[ShardClient, int, Vector | None]] = []
+        at = 0
         for lo, hi in need.ranges:
             pieces += _cut(clients, (lo, hi), vector[at : at + hi - lo])
             at += hi - lo
@@ -230,12 +238,16 @@ class Writing:
         self,
         client: ShardClient,
         lo: int,
-        values: Vector,
+        values: Vector | None,
         need: Write,
         number: int,
         steps: tuple[int, int],
     ) -> None:
-        if client.table == 0:
+        if values is None:
+            delta = nothing(self.compression, client.hi - client.lo)
+        elif need.given:
+            delta = m.Packed("none", len(values), (to_host(values),))
+        elif client.table == 0:
             with at_least(self.compressor, need.density_min):
                 delta = self.compressor.take(values, client.shard)
         else:

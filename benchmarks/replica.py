@@ -1,0 +1,186 @@
+"""A worker against plain torch with the same optimiser: its peak memory, and the time of its steps.
+
+Both sides train the same task with AdamW in one process and one thread; the worker does so in a run
+of one worker and one server, with DiLoCo. Memory is the peak over two rounds and the checkpoint at
+the end, beyond that of plain torch, in copies of the model: how much of it grows with the model, as
+two sizes tell. The steps
+are those of the GPT of `examples/chargpt`, timed within the task by the same lines on both sides,
+with all that comes between them: data, pushes, fetches.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.figures import Figure, ratio
+from benchmarks.sandbox import Dlctl, sandbox
+from dlctl.runs import database, paths
+
+CHAPTER = "replica"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "chargpt"
+COPIES_ASKED = 1.0
+STEP_ASKED = 1.10
+WARM_UP, TIMED = 30, 240
+"""Steps of the GPT before the clock runs, and while it does."""
+ROUND = 30
+WIDTHS = 16, 5600
+"""Models of 2 kB and of 251 MB."""
+POLL_S = 0.01
+
+LARGE = '''"""Two large layers."""
+import torch
+from torch import nn
+
+BATCH = 4
+
+
+class Large:
+    def model(self):
+        return nn.Sequential(nn.Linear({width}, {width}), nn.Linear({width}, {width}))
+
+    def dataset(self):
+        dice = torch.Generator().manual_seed(0)
+        return torch.utils.data.TensorDataset(torch.randn(256, {width}, generator=dice))
+
+    def loss(self, model, batch):
+        (x,) = batch
+        return (model(x) - x).square().mean()
+
+
+task = Large()
+'''
+GPT = f'''"""The GPT of the example, and a clock."""
+import sys
+import time
+
+sys.path.insert(0, {str(EXAMPLE)!r})
+from task import task as example
+
+BATCH = 32
+
+
+class Timed(type(example)):
+    steps = 0
+
+    def loss(self, model, batch):
+        if self.steps == {WARM_UP}:
+            self.begun = time.perf_counter()
+        if self.steps == {WARM_UP + TIMED}:
+            with open(__file__ + ".step_s", "w") as file:
+                print((time.perf_counter() - self.begun) / {TIMED}, file=file)
+        self.steps += 1
+        return super().loss(model, batch)
+
+
+task = Timed()
+'''
+PLAIN = '''"""What a user would write."""
+import resource
+import sys
+
+import torch
+import train
+from torch.utils.data import DataLoader
+
+torch.set_num_threads(1)
+model, steps = train.task.model(), int(sys.argv[1])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+while steps:
+    for batch in DataLoader(train.task.dataset(), batch_size=train.BATCH, shuffle=True):
+        optimizer.zero_grad()
+        loss = train.task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        float(loss)
+        steps -= 1
+        if not steps:
+            break
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+'''
+JOB = """[job]
+name = "bench"
+task = "train.py:task"
+stop = {{ steps = {steps} }}
+[algorithm]
+name = "diloco"
+local_steps = {local_steps}
+[inner]
+name = "adamw"
+lr = 1e-4
+[servers]
+count = 1
+[workers]
+count = 1
+batch_size = {batch}
+threads = 1
+[checkpoints]
+every_s = 0
+[evaluation]
+every_epochs = 0
+"""
+
+
+def measure(*, quick: bool) -> list[Figure]:
+    with sandbox() as directory:
+        memory = _memory(directory)
+        rounds = [_step_s(directory) for _ in range(1 if quick else 5)]
+    ours_s, bare_s = zip(*rounds, strict=True)
+    what = "a step of the GPT, batches of 32"
+    return [memory, ratio(CHAPTER, what, ours_s, bare_s, asked=STEP_ASKED)]
+
+
+def _memory(directory: Path) -> Figure:
+    beyond, details = [], []
+    for width in WIDTHS:
+        (directory / "train.py").write_text(LARGE.format(width=width))
+        bare = float(_plain(directory, 2 * ROUND))
+        job = JOB.format(steps=2 * ROUND, local_steps=ROUND, batch=4)
+        ours = _worker_peak(directory, job)
+        beyond.append(ours - bare)
+        details.append(f"{ours / 1e6:.0f} MB against {bare / 1e6:.0f} MB")
+    small, large = (8 * width * (width + 1) for width in WIDTHS)
+    copies = ((beyond[1] - beyond[0]) / (large - small),)
+    what = "peak of a worker beyond plain torch, in models"
+    return Figure(CHAPTER, what, "", copies, asked=COPIES_ASKED, detail="; ".join(details))
+
+
+def _worker_peak(directory: Path, job: str) -> float:
+    """Bytes that were resident at once in the worker of a whole run."""
+    file = directory / "job.toml"
+    file.write_text(job)
+    dlctl, peak = Dlctl(), 0
+    dlctl("start", "--fresh", str(file))
+    run = list(paths.all_runs())[-1]
+    pid = next(row["pid"] for row in database.read(run)["daemons"] if row["name"] == "worker-0")
+    status = Path(f"/proc/{pid}/status")
+    while psutil.pid_exists(pid) and "VmHWM" in (text := status.read_text()):
+        peak = int(text.split("VmHWM:")[1].split()[0]) * 1024
+        time.sleep(POLL_S)
+    return peak
+
+
+def _step_s(directory: Path) -> tuple[float, float]:
+    """(seconds of a step of a worker, and of plain torch)"""
+    (directory / "train.py").write_text(GPT)
+    steps = WARM_UP + TIMED + ROUND
+    (directory / "job.toml").write_text(JOB.format(steps=steps, local_steps=ROUND, batch=32))
+    found = []
+    for side in (lambda: Dlctl()("run", "--fresh", "-q", str(directory / "job.toml")),
+                 lambda: _plain(directory, steps)):  # fmt: skip
+        file = directory / "train.py.step_s"
+        file.unlink(missing_ok=True)
+        side()
+        found.append(float(file.read_text()))
+    ours, bare = found
+    return ours, bare
+
+
+def _plain(directory: Path, steps: int) -> str:
+    (directory / "plain.py").write_text(PLAIN)
+    command = [sys.executable, "plain.py", str(steps)]
+    return subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True).stdout
