@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -58,6 +59,31 @@ def runs(groups: Sequence[ParameterGroup], layout: Layout, lo: int, hi: int) -> 
             found.pop()
         found.append(Run(min(end, hi) - lo, group))
     return found
+
+
+def told(groups: Sequence[ParameterGroup], layout: Layout) -> list[str]:
+    """What each group has come to with this model, one line each; [] without groups."""
+    if not groups:
+        return []
+    tensors: Counter[int] = Counter()
+    values: Counter[int] = Counter()
+    for (_, lo, hi), number in zip(
+        layout.slices(TRAINED), of_trained(groups, layout), strict=True
+    ):
+        tensors[number] += 1
+        values[number] += hi - lo
+    lines = [
+        f"[[parameters]] {', '.join(group.match)}: {tensors[number]} tensors of "
+        f"{values[number]:,} values, {_how(group)}"
+        for number, group in enumerate(groups)
+        if group.train
+    ]
+    return [*lines, f"in no group: {tensors[NONE]} tensors of {values[NONE]:,} values"]
+
+
+def _how(group: ParameterGroup) -> str:
+    decay = "" if group.weight_decay is None else f"weight_decay {group.weight_decay:g}, "
+    return f"{decay}lr x {group.lr_scale:g}"
 
 
 def unmatched(groups: Sequence[ParameterGroup], names: Sequence[str]) -> list[str]:

@@ -34,6 +34,15 @@ def test_the_first_group_with_a_pattern_for_any_name_counts() -> None:
     assert parameter_groups.group_of(GROUPS, ["HEAD.weight"]) == NONE
 
 
+def test_what_each_group_has_got_is_told() -> None:
+    assert parameter_groups.told((), LAYOUT) == []
+    assert parameter_groups.told((*GROUPS, ParameterGroup(match=("x",), train=False)), LAYOUT) == [
+        "[[parameters]] *.bias, *norm*: 4 tensors of 9 values, weight_decay 0, lr x 1",
+        "[[parameters]] head.*: 1 tensors of 8 values, lr x 0.1",
+        "in no group: 1 tensors of 3 values",
+    ]
+
+
 @pytest.mark.parametrize("servers", range(1, 22))
 def test_runs_are_the_elements_of_the_groups_on_every_shard(servers: int) -> None:
     found: list[int] = []

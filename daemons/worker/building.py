@@ -92,6 +92,8 @@ def build(
         accumulate=job.gradient.accumulate,
     )
     numbers = parameter_groups.of_trained(job.parameters, replica.layout)
+    for line in parameter_groups.told(job.parameters, replica.layout) if slot == 0 else ():
+        log.info("%s", line)
     groups = [None if n == parameter_groups.NONE else job.parameters[n] for n in numbers]
     optimizer = inner.make(job.inner, replica.values, groups)
     stepper = Stepper(replica, job.gradient, optimizer)

@@ -61,14 +61,37 @@ def summary(job: JobFile) -> str:
         [
             job.job.name,
             job.algorithm.name,
-            f"{job.optimizer.name}(lr={job.optimizer.options.get('lr')})",
+            *([f"{_rated(job.inner)} in each worker"] if job.inner.name != "none" else []),
+            _rated(job.optimizer),
             _compression(job.compression),
             _count(job.servers.count, "server"),
             _count(job.workers.count, "worker"),
             *([f"on {_count(job.slurm.nodes, 'Slurm node')}"] if job.slurm.nodes else []),
-            _stop(job.job.stop),
+            _stop(job.job.stop) + _work(job),
         ]
     )
+
+
+def _rated(optimizer: Choice) -> str:
+    return f"{optimizer.name}(lr={optimizer.options.get('lr')})"
+
+
+def _work(job: JobFile) -> str:
+    """As in " (80 updates)": what a length in steps or samples comes to. A step is one worker's."""
+    from dlctl import batches, registry
+
+    stop = job.job.stop
+    method = registry.load("algorithms", job.algorithm.name)
+    is_open = not (stop.samples or stop.steps) or batches.is_open(job)
+    if is_open or method.shard is None or not method.shard.takes_pushes:
+        return ""
+    step = batches.mean(job)
+    lengths = [stop.samples / step] if stop.samples else []
+    lengths += [stop.steps] if stop.steps else []
+    push = method.replica.one_push(method.Options(**job.algorithm.options)).batches
+    if method.shard.averages:
+        return f" ({_count(round(min(lengths) / push / job.workers.count), 'update')})"
+    return f" ({_count(round(min(lengths) / push), 'push', 'pushes')})"
 
 
 def _compression(choice: Choice) -> str:
@@ -78,8 +101,8 @@ def _compression(choice: Choice) -> str:
     return choice.name if density is None else f"{choice.name}(density={density})"
 
 
-def _count(number: float, what: str) -> str:
-    return f"{number:.10g} {what}" if number == 1 else f"{number:.10g} {what}s"
+def _count(number: float, what: str, many: str = "") -> str:
+    return f"{number:.10g} {what}" if number == 1 else f"{number:.10g} {many or what + 's'}"
 
 
 def _stop(stop: Stop) -> str:

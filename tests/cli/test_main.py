@@ -353,9 +353,28 @@ def test_validate_says_what_the_job_is(own_place: Path, capsys: pytest.CaptureFi
     (own_place / "job.toml").write_text(JOB)
     assert main.run(["validate", "job.toml"]) == 0
     assert capsys.readouterr().out == (
-        "job.toml is valid: digits, downpour, sgd(lr=0.01), no compression, 1 server, 1 worker, "
-        "until 1 epoch\n"
+        "job.toml is valid: digits, downpour, sgd(lr=0.01) in each worker, sgd(lr=0.01), "
+        "no compression, 1 server, 1 worker, until 1 epoch\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "stop", "work"),
+    [
+        ("sync", "samples = 3_840", "until 3840 samples (30 updates)"),
+        ("downpour", "steps = 100", "until 100 steps (100 pushes)"),
+        ("diloco", "samples = 64_000", "until 64000 samples (1 update)"),
+        ("sync", "epochs = 2", "until 2 epochs"),
+    ],
+)
+def test_validate_says_what_a_length_comes_to(
+    own_place: Path, capsys: pytest.CaptureFixture[str], method: str, stop: str, work: str
+) -> None:
+    (own_place / "train.py").touch()
+    more = f'stop = {{ {stop} }}\n[algorithm]\nname = "{method}"\n[workers]\ncount = 4\n'
+    (own_place / "job.toml").write_text(f"{JOB}{more}batch_size = 32\n")
+    assert main.run(["validate", "job.toml"]) == 0
+    assert capsys.readouterr().out.endswith(f", {work}\n")
 
 
 def test_validate_as_json_has_the_whole_job(
