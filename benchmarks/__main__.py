@@ -29,6 +29,7 @@ CHAPTERS = {
     "waiting": "the time that workers stand still for pushes and fetches at 1 Gbit/s",
     "train": "time to an accuracy on one machine: dlctl, Hogwild, DDP, RPC, Ray, DiLoCo ...",
     "train_slow": "the same with every worker behind 100 Mbit/s and 5 ms",
+    "methods": "every method on the digits: its accuracy, pushed bytes and seconds",
     "quality": "the loss of a small GPT after the same samples, against one process; 45 minutes",
 }
 

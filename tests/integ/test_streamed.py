@@ -34,7 +34,7 @@ class Task:
         return Stream()
 
     def loss(self, model, batch):
-        threading.Event().wait({SLOW_S})
+        threading.Event().wait({3 * SLOW_S})
         values, shard, number = batch
         with open(__file__ + ".seen", "a") as file:
             for s, n in zip(shard.tolist(), number.tolist()):
