@@ -67,9 +67,7 @@ def told(groups: Sequence[ParameterGroup], layout: Layout) -> list[str]:
         return []
     tensors: Counter[int] = Counter()
     values: Counter[int] = Counter()
-    for (_, lo, hi), number in zip(
-        layout.slices(TRAINED), of_trained(groups, layout), strict=True
-    ):
+    for (_, lo, hi), number in zip(layout.slices(TRAINED), of_trained(groups, layout), strict=True):
         tensors[number] += 1
         values[number] += hi - lo
     lines = [
