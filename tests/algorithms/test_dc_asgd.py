@@ -64,9 +64,10 @@ class Paper:
         self.copies[slot] = self.w.copy()
 
 
+@pytest.mark.oracle("dc-asgd", "the rule of Zheng 2017 in float64")
 @both
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_it_is_the_paper_s_rule(options, is_sparse):
+def test_it_is_the_paper_s_rule(options, is_sparse, agree):
     """The worker of slot 3 is one more than the job has copies for."""
     side, paper, dice = new_side(options), Paper(options), np.random.default_rng(1)
     for slot in range(WORKERS + 1):
@@ -83,14 +84,14 @@ def test_it_is_the_paper_s_rule(options, is_sparse):
         else:
             push(side, slot, g)
         paper.push(slot, g)
-        np.testing.assert_allclose(side.shard.w, paper.w, rtol=1e-4, atol=1e-5)
+        agree(side.shard.w, paper.w, rtol=1e-5, atol=1e-6)
         for reader in range(WORKERS):
             version, copy = side.shown(reader)
             assert version <= side.shard.version
-            np.testing.assert_allclose(copy, paper.copies[reader], rtol=1e-4, atol=1e-5)
+            agree(copy, paper.copies[reader], rtol=1e-5, atol=1e-6)
         assert side.shown(WORKERS) is None
     if options is ADAPTIVE:
-        np.testing.assert_allclose(side.shard.slots[MEAN_SQUARE], paper.mean_square, rtol=1e-4)
+        agree(side.shard.slots[MEAN_SQUARE], paper.mean_square, rtol=1e-5, atol=1e-6)
 
 
 @both

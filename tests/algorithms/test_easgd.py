@@ -69,16 +69,17 @@ class Paper:
         self.clocks[i] += 1
 
 
+@pytest.mark.oracle("easgd", "the authors' asynchronous loop")
 @pytest.mark.parametrize("alpha", [0.25, "auto"])
-def test_replicas_in_any_order_go_the_way_of_the_paper(alpha):
+def test_replicas_in_any_order_go_the_way_of_the_paper(alpha, agree):
     shards, players = replicas(alpha=alpha)
     paper = Paper(BETA / P if alpha == "auto" else alpha)
     for slot in np.random.default_rng(1).integers(P, size=80):
         step(players[slot], paper.clocks[slot])
         paper.step(slot)
-        np.testing.assert_allclose(shards.whole(), paper.centre, rtol=1e-5, atol=1e-6)
+        agree(shards.whole(), paper.centre, rtol=1e-5, atol=1e-6)
     for player in players:
-        np.testing.assert_allclose(player.parameters, paper.x[player.slot], rtol=1e-5, atol=1e-6)
+        agree(player.parameters, paper.x[player.slot], rtol=1e-5, atol=1e-6)
 
 
 class Driven:
@@ -121,8 +122,14 @@ class Driven:
         self.need = self.run.send(None)
 
 
-@pytest.mark.parametrize("delta", [0.0, 0.9])
-def test_all_at_once_they_make_the_synchronous_step(delta):
+@pytest.mark.parametrize(
+    "delta",
+    [
+        pytest.param(0.0, marks=pytest.mark.oracle("easgd", "the synchronous step of Zhang 2015")),
+        pytest.param(0.9, marks=pytest.mark.oracle("eamsgd", "its synchronous step, Nesterov's v")),
+    ],
+)
+def test_all_at_once_they_make_the_synchronous_step(delta, agree):
     """x_i = x_i - eta g_i - alpha (x_i - x~);  x~ = (1 - beta) x~ + beta mean x_i. With momentum in
     y = x + delta v, where v is Nesterov's: y moves by delta times the next v more than x does.
     """
@@ -141,10 +148,10 @@ def test_all_at_once_they_make_the_synchronous_step(delta):
         v = delta * v - 0.05 * (y - TARGETS[:, t])
         x = x + v - e
         expected = (1 - BETA) * expected + BETA * y.mean(axis=0)
-        np.testing.assert_allclose(centre, expected, rtol=1e-5, atol=1e-5)
+        agree(centre, expected, rtol=1e-5, atol=1e-6)
         for player in players:
             ahead = x[player.slot] + delta * v[player.slot]
-            np.testing.assert_allclose(player.x, ahead, rtol=1e-5, atol=1e-5)
+            agree(player.x, ahead, rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- symmetry

@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 from diloco_loop import replica
+from oracles import Agree
 from simulated import job_file
 from test_goes_on_exactly import OfTorch
 
@@ -36,7 +38,8 @@ class Noted(LeastSquares):
         return super().gradient(w, batch)
 
 
-def test_two_workers_are_the_loop_of_the_paper_over_gloo(tmp_path: Path) -> None:
+@pytest.mark.oracle("diloco", "Douillard 2023 in torch.distributed, gloo")
+def test_two_workers_are_the_loop_of_the_paper_over_gloo(tmp_path: Path, agree: Agree) -> None:
     problem = Noted(samples=WORKERS * STEPS * 8 * ROUNDS // 2)
     job = job_file(
         WORKERS, 2, epochs=2.0, algorithm=("diloco", {"local_steps": STEPS}),
@@ -67,4 +70,4 @@ def test_two_workers_are_the_loop_of_the_paper_over_gloo(tmp_path: Path) -> None
             member.kill()
             member.join()
     np.testing.assert_array_equal(ends[0], ends[1])
-    np.testing.assert_allclose(outcome.weights, ends[0], rtol=1e-5, atol=1e-6)
+    agree(outcome.weights, ends[0], rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from scipy.fft import dctn, idctn
 from simulated import job_file, rows_in_order
 
@@ -22,7 +23,8 @@ def dgc(epochs: float) -> config.JobFile:
     return dataclasses.replace(job, data=config.Data(portion_batches=4, lease_ahead_s=0.0))
 
 
-def test_dgc_with_sparse_pushes_is_the_loop_of_the_paper():
+@pytest.mark.oracle("dgc", "its loop, sparse pushes, one replica")
+def test_dgc_with_sparse_pushes_is_the_loop_of_the_paper(agree):
     problem, job = LeastSquares(samples=64, size=SIZE), dgc(3)
     outcome = Simulation(job, problem).run()
     w, u, v = problem.initial().astype(float), np.zeros(SIZE), np.zeros(SIZE)
@@ -35,7 +37,7 @@ def test_dgc_with_sparse_pushes_is_the_loop_of_the_paper():
             where = lo + np.argsort(-np.abs(v[lo : lo + SIZE // 2]))[:k]
             w[where] -= RATE * v[where]
             u[where] = v[where] = 0
-    np.testing.assert_allclose(outcome.weights, w, rtol=1e-4, atol=1e-5)
+    agree(outcome.weights, w, rtol=1e-5, atol=1e-6)
 
 
 def test_momentum_and_what_was_not_sent_outlast_a_stop():
@@ -63,7 +65,8 @@ def largest_frequencies(d):
     return sent
 
 
-def test_demo_is_the_loop_of_the_paper_with_signs():
+@pytest.mark.oracle("demo", "the loop of Peng 2024, scipy's DCT, one replica")
+def test_demo_is_the_loop_of_the_paper_with_signs(agree):
     problem = LeastSquares(samples=96, size=SIZE)
     job = job_file(
         batch_size=8, algorithm=("demo", {"momentum_decay": DECAY}),
@@ -79,4 +82,4 @@ def test_demo_is_the_loop_of_the_paper_with_signs():
         d -= sent
         w *= 1 - RATE * 0.1
         w -= RATE * np.sign(sent)
-    np.testing.assert_allclose(outcome.weights, w, rtol=1e-4, atol=1e-5)
+    agree(outcome.weights, w, rtol=1e-5, atol=1e-6)

@@ -42,7 +42,8 @@ def sent(e):
     return found
 
 
-def test_one_replica_is_the_loop_of_the_paper():
+@pytest.mark.oracle("sparseloco", "the loop of Sarfi 2025 in float64, one replica")
+def test_one_replica_is_the_loop_of_the_paper(agree):
     problem = LeastSquares(samples=96, size=2 * CHUNK)
     job = job_file(
         batch_size=8,
@@ -63,7 +64,7 @@ def test_one_replica_is_the_loop_of_the_paper():
         delta = sent(e)
         e -= delta
         theta -= OUTER * delta
-    np.testing.assert_allclose(outcome.weights, theta, rtol=1e-4, atol=1e-6)
+    agree(outcome.weights, theta, rtol=1e-5, atol=1e-6)
 
 
 def test_replicas_that_send_little_come_to_the_same_loss():
@@ -113,9 +114,10 @@ def by_torch(pushes: list[Delta], size: int, mean: str) -> np.ndarray:
     return found.numpy()
 
 
+@pytest.mark.oracle("sparseloco", "the authors' means, in torch")
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 @pytest.mark.parametrize("mean", ["replicas", "senders"])
-def test_the_mean_of_a_round_is_that_of_the_authors_code(replicas, mean):
+def test_the_mean_of_a_round_is_that_of_the_authors_code(replicas, mean, agree):
     size = 2 * BLOCK + 700
     shard = in_memory(SGD(SGD.Options(lr=1.0)), np.zeros(size, np.float32))
     pushes = deltas(replicas, size)
@@ -124,7 +126,7 @@ def test_the_mean_of_a_round_is_that_of_the_authors_code(replicas, mean):
     assert found.indices is not None
     full = np.zeros(size, np.float32)
     full[found.indices] = found.values
-    np.testing.assert_allclose(full, by_torch(pushes, size, mean), rtol=1e-5, atol=1e-6)
+    agree(full, by_torch(pushes, size, mean), rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- what waits in the servers
@@ -208,12 +210,13 @@ def test_sixteen_replicas_fetch_no_more_than_is_asked_for():
     assert losses[0.0] < losses[0.05] < 0.6 * problem.evaluate(problem.initial())["loss"]
 
 
-def test_two_bits_of_a_chunk_are_those_of_the_paper():
+@pytest.mark.oracle("sparseloco", "the paper's two bits, chunk by chunk")
+def test_two_bits_of_a_chunk_are_those_of_the_paper(agree):
     e = np.random.default_rng(3).standard_normal(3 * CHUNK).astype(np.float32)
     compressor = ChunkedTopK(ChunkedTopK.Options(chunk=CHUNK, keep=KEEP, dense_below=0))
     rest = e.copy()
     delta = ChunkedTopK.expand(compressor.take(rest), e.size)
     full = np.zeros(e.size)
     full[delta.indices] = delta.values
-    np.testing.assert_allclose(full, sent(e.astype(float)), rtol=1e-5)
+    agree(full, sent(e.astype(float)), rtol=1e-5)
     np.testing.assert_allclose(rest + full, e, rtol=1e-5, atol=1e-6)
