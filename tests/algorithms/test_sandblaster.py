@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from by_hand import Player, Shards, drive, message_of, requests
 from made import replica
 from scipy.optimize import LbfgsInvHessProduct, minimize
@@ -173,6 +174,28 @@ def test_a_quadratic_takes_about_as_many_iterations_as_with_scipy(size, conditio
     agree(side.loss, theirs.fun, atol=1e-8)
     assert side.iteration <= 1.3 * theirs.nit + 3
     assert side.batches <= 1.3 * theirs.nfev + 6
+
+
+@pytest.mark.oracle("sandblaster", "torch.optim.LBFGS: every point")
+@pytest.mark.parametrize("history", [3, 10])
+def test_where_the_first_trial_is_good_enough_the_points_are_those_of_torch(history, agree):
+    """Torch has no such line search as ours: it takes every first trial."""
+    a, b = quadratic(12, 3)
+    function = Function(lambda w: w @ a @ w / 2 - b @ w, lambda w: a @ w - b, np.zeros(12), 3)
+    options = Options(history=history, gradient_norm_min=0, iterations=9)
+    drive(LBFGS(options), function.shards, function)
+
+    w, theirs = torch.zeros(12, dtype=torch.float64, requires_grad=True), []
+    script = torch.optim.LBFGS([w], max_iter=10, history_size=history)
+
+    def closure():
+        theirs.append(w.detach().numpy().copy())
+        w.grad = torch.from_numpy(a @ theirs[-1] - b)
+        return torch.tensor(function.f(theirs[-1]))
+
+    script.step(closure)
+    agree(function.points, theirs, atol=1e-6)
+    assert len(theirs) == 10
 
 
 def test_a_narrow_valley_is_followed_to_its_end():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
@@ -12,30 +11,16 @@ import numpy as np
 import pytest
 from diloco_loop import replica
 from oracles import Agree
-from simulated import job_file
+from simulated import Noted, job_file
 from test_goes_on_exactly import OfTorch
 
 from dlctl import config
-from dlctl.messages import Array
-from dlctl.sim.problems import Batch, LeastSquares
 from dlctl.sim.simulation import Simulation
 
 WORKERS, STEPS, ROUNDS = 2, 4, 8
 INNER = {"lr": 0.03, "betas": [0.9, 0.95], "weight_decay": 0.1}
 OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 ENDS_S = 120
-
-
-class Noted(LeastSquares):
-    """Which rows each worker has computed, in order."""
-
-    def __init__(self, **more: int) -> None:
-        super().__init__(**more)
-        self.rows: defaultdict[int, list[Array]] = defaultdict(list)
-
-    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
-        self.rows[batch.slot].append(batch.rows)
-        return super().gradient(w, batch)
 
 
 @pytest.mark.oracle("diloco", "Douillard 2023 in torch.distributed, gloo")
