@@ -85,7 +85,7 @@ def test_replicas_in_any_order_go_the_way_of_the_paper(alpha, agree):
 class Driven:
     """A replica in front of one centre, its optimiser torch's."""
 
-    def __init__(self, method, slot, inner):
+    def __init__(self, method, slot, inner, tau=1):
         import torch
 
         from daemons.worker.inner import InnerOptimizer
@@ -93,7 +93,7 @@ class Driven:
         self.x, self.slot = np.ones(SIZE, np.float32), slot
         self.torch, self.lr = torch, inner.options["lr"]
         self.inner = InnerOptimizer(inner, [torch.from_numpy(self.x)])
-        options = Options(exchange_every_steps=1)
+        options = Options(exchange_every_steps=tau)
         self.side = method.replica(site(options, self.x, slot, members=frozenset(range(P))))
         self.side.begin("new")
         self.run = self.side.run()
@@ -102,20 +102,34 @@ class Driven:
     def to_write(self, centre, number):
         """Read the centre, make a step, and say what is pushed."""
         while not isinstance(self.need, Write):
-            answer = None
-            match self.need:
-                case NextData():
-                    answer = Data(0, 0, False)
-                case Read():
-                    self.side.placing(0, SIZE)
-                    self.x[:] = centre
-                    self.side.placed(0, SIZE)
-                case Gradient():
-                    gradient = self.x - TARGETS[self.slot, number]
-                    self.inner.step([self.torch.from_numpy(gradient)], self.lr)
-                    answer = Step(None, 1, 1.0)
-            self.need = self.run.send(answer)
+            self.answer(centre, number)
         return self.need.vector.copy()
+
+    def answer(self, centre, number):
+        answer = None
+        match self.need:
+            case NextData():
+                answer = Data(0, 0, False)
+            case Read():
+                self.side.placing(0, SIZE)
+                self.x[:] = centre
+                self.side.placed(0, SIZE)
+            case Gradient():
+                gradient = self.x - TARGETS[self.slot, number]
+                self.inner.step([self.torch.from_numpy(gradient)], self.lr)
+                answer = Step(None, 1, 1.0)
+        self.need = self.run.send(answer)
+
+    def step(self, centre, number):
+        """Make it; returns the centre with what was pushed in it."""
+        self.answer(centre, number)
+        while not isinstance(self.need, NextData):
+            if isinstance(self.need, Write):
+                centre = centre + self.need.vector
+                self.sent()
+            else:
+                self.answer(centre, number)
+        return centre
 
     def sent(self):
         self.need.vector[:] = 0
@@ -152,6 +166,28 @@ def test_all_at_once_they_make_the_synchronous_step(delta, agree):
         for player in players:
             ahead = x[player.slot] + delta * v[player.slot]
             agree(player.x, ahead, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.oracle("eamsgd", "Alg. 2 of Zhang 2015 in float64, pulled at x + delta v")
+def test_replicas_with_momentum_in_any_order_go_the_way_of_the_paper(agree):
+    eta, delta, alpha = 0.05, 0.9, BETA / P
+    inner = Choice(name="sgd", options={"lr": eta, "momentum": delta, "nesterov": True})
+    players = [Driven(EAMSGD, slot, inner, TAU) for slot in range(P)]
+    centre, expected = np.ones(SIZE), np.ones(SIZE)
+    x, v, clocks = np.ones((P, SIZE)), np.zeros((P, SIZE)), [0] * P
+    for i in np.random.default_rng(1).integers(P, size=80):
+        if clocks[i] == 0:
+            x[i] = expected
+        y, e = x[i] + delta * v[i], np.zeros(SIZE)
+        if clocks[i] % TAU == 0:
+            e = alpha * (y - expected)
+        v[i] = delta * v[i] - eta * (y - TARGETS[i, clocks[i]])
+        x[i] = x[i] + v[i] - e
+        expected = expected + e
+        centre = players[i].step(centre, clocks[i])
+        clocks[i] += 1
+        agree(centre, expected, rtol=1e-5, atol=1e-6)
+        agree(players[i].x, x[i] + delta * v[i], rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- symmetry

@@ -119,6 +119,19 @@ def test_one_worker_is_what_torch_does_up_to_one_rounding_a_step(name, agree):
     agree(outcome.weights, w.numpy(), atol=1e-6)
 
 
+@pytest.mark.oracle("downpour", "torch: w -= lr * g, rounded twice")
+def test_one_worker_is_sgd_in_torch_to_the_last_bit_where_nothing_is_fused(agree):
+    """torch.optim.SGD rounds once where it has vector instructions for that."""
+    problem = LeastSquares(samples=200, size=67)
+    job = job_file(servers=2, algorithm=ALONE, portion_batches=5)
+    outcome = Simulation(job, problem).run()
+
+    w = torch.zeros(67)
+    for number, rows in enumerate(rows_in_order(job, problem.samples, epochs=2)):
+        w -= 0.1 * torch.from_numpy(problem.gradient(w.numpy(), Batch(rows, 0, 1, number))[1])
+    agree(outcome.weights, w)
+
+
 # ---------------------------------------------------------------- fetch and push intervals
 
 
