@@ -32,8 +32,8 @@ class Row(NamedTuple):
 
 
 def asked_of(atol: float, rtol: float) -> str:
-    bounds = [f"{atol:.0e}"] if atol else []
-    bounds += [f"{rtol:.0e} |x|"] if rtol else []
+    bounds = [f"{atol:g}"] if atol else []
+    bounds += [f"{rtol:g} |x|"] if rtol else []
     return " + ".join(bounds) or "the same bits"
 
 

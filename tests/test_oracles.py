@@ -77,8 +77,8 @@ def test_the_table_has_the_worst_of_equal_comparisons_and_those_that_failed() ->
         other([1.0], [1.5], rtol=0.1)
     assert oracles.table([report, failed, report]) == [  # type: ignore[list-item]
         "method  oracle  max difference  asked          part of it",
-        "ssp     a loop  5.0e-01         1e-01 |x|      333%",
-        "sync    torch   5.0e-04         1e-03          50%",
+        "ssp     a loop  5.0e-01         0.1 |x|        333%",
+        "sync    torch   5.0e-04         0.001          50%",
         "sync    torch   0               the same bits",
     ]
 

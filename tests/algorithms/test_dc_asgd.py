@@ -94,8 +94,9 @@ def test_it_is_the_paper_s_rule(options, is_sparse, agree):
         agree(side.shard.slots[MEAN_SQUARE], paper.mean_square, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.oracle("dc-asgd", "SGD alone, where no gradient is stale")
 @both
-def test_a_gradient_of_the_present_parameters_is_not_corrected(options):
+def test_a_gradient_of_the_present_parameters_is_not_corrected(options, agree):
     side = new_side(options)
     g = np.linspace(-1, 1, SIZE, dtype=np.float32)
     push(side, 0, np.zeros(SIZE, np.float32))
@@ -103,7 +104,7 @@ def test_a_gradient_of_the_present_parameters_is_not_corrected(options):
     for _ in range(5):
         push(side, 0, g)
         w = w - np.float32(LR) * g
-    np.testing.assert_allclose(side.shard.w, w, rtol=1e-6)
+    agree(side.shard.w, w, rtol=1e-6)
 
 
 def test_to_take_a_copy_is_no_step_of_the_optimiser():

@@ -253,6 +253,15 @@ def cut_run(fraction: float, *, victims: tuple[str, ...] = ()) -> tuple[Outcome,
     return outcome, done.messages()
 
 
+@pytest.mark.oracle("epoch-cut", "downpour, one worker")
+def test_with_one_worker_nothing_is_cut_and_it_is_downpour(agree):
+    def run(algorithm: str) -> Outcome:
+        job = job_file(1, 2, algorithm=(algorithm, {}), optimizer=("adam", {"lr": 0.05}))
+        return Simulation(job, LeastSquares(samples=192), 3).run(100.0)
+
+    agree(run("epoch-cut").weights, run("downpour").weights)
+
+
 @pytest.mark.long
 def test_an_epoch_that_is_cut_does_not_wait_for_the_slowest():
     whole, _ = cut_run(1.0)

@@ -64,11 +64,12 @@ def scheduled(workers, batch_size, victim=None, servers=2):
     return outcome
 
 
-def test_a_schedule_is_that_of_one_worker_whoever_dies():
+@pytest.mark.oracle("sync", "one worker with a schedule, whoever dies")
+def test_a_schedule_is_that_of_one_worker_whoever_dies(agree):
     one = scheduled(1, 32, servers=1)
     for victim in (None, "server-1", "coordinator"):
         four = scheduled(4, 8, victim)
-        assert np.allclose(four.weights, one.weights, rtol=0, atol=1e-6), victim
+        agree(four.weights, one.weights, atol=1e-6)
         shards = [four.world.machine(f"server-{i}").serving.shard for i in (0, 1)]
         assert [shard.samples for shard in shards] == [6 * 256] * 2
         assert [shard.optimizer.lr for shard in shards] == pytest.approx([0.01] * 2)
