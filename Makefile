@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 # Where it is set, a hundred modules are compiled again in every process that a test starts.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-machines test-processes long-machines long-processes soak seeds fuzz lint \
-	faults hosts slurm rampage bench peers man clean install
+.PHONY: demo test test-machines test-processes oracles long-machines long-processes soak seeds fuzz \
+	lint faults hosts slurm rampage bench peers man clean install
 
 # Most modules of torch are never imported: compiling them all takes longer than installing them.
 # Those that are, are compiled here: the processes of the tests would all do that at the same time.
@@ -33,6 +33,12 @@ test-machines:
 	nice -n 19 $(PYTEST) -n auto --timeout 300 $(MACHINES)
 test-processes:
 	$(PYTEST) -n 3 $(addprefix --ignore=,$(MACHINES)) tests
+
+# Every method next to a loop of its paper, torch, scipy or another method, as a table: how far they
+# are apart, and how far they may be.
+oracles: install
+	$(BIN)/python -m pytest -m oracle --timeout 300 \
+		$$(grep -rl --include='test_*.py' 'pytest.mark.oracle(' tests)
 
 # What takes too long for every commit: all of what a `long` test has some examples of in `make test`,
 # rare ways to recover in the simulator, and twenty times the examples of hypothesis, other ones each

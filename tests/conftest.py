@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import oracles
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
@@ -89,6 +90,22 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
+
+
+@pytest.fixture
+def agree(request: pytest.FixtureRequest) -> oracles.Agree:
+    """Compares what a method comes to with what the oracle of this test's marker does."""
+    return oracles.Agree(request.node)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """`make oracles` runs their tests alone, and prints what they have found."""
+    if config.option.markexpr != oracles.MARK:
+        return
+    stats = terminalreporter.stats
+    terminalreporter.section("oracles")
+    for line in oracles.table([*stats.get("passed", ()), *stats.get("failed", ())]):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture

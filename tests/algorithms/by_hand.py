@@ -34,6 +34,7 @@ from dlctl.compress.none import Dense
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
 from dlctl.messages import HELD, Array
+from dlctl.optim.base import Optimizer
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
@@ -86,7 +87,15 @@ class OfTable:
 class Shards:
     """All shards of a method's tables; those of the parameters begin as `w` (float32[d])."""
 
-    def __init__(self, algorithm: Method, w: Array, count: int, options: Any = None) -> None:
+    def __init__(
+        self,
+        algorithm: Method,
+        w: Array,
+        count: int,
+        options: Any = None,
+        optimizer: Callable[[], Optimizer] = lambda: SGD(SGD.Options(lr=0.1)),
+    ) -> None:
+        """optimizer: makes one for each shard."""
         self.size = w.size
         self.count = count if algorithm.shape.needs_servers else 0
         self.bounds = [slice_bounds(w.size, count, index) for index in range(self.count)]
@@ -101,7 +110,7 @@ class Shards:
             cuts = [slice_bounds(size, count, index) for index in range(count)]
             shards = []
             for lo, hi in cuts:
-                rule = optimizer_of(table, algorithm, options, SGD(SGD.Options(lr=0.1)), WORKERS)
+                rule = optimizer_of(table, algorithm, options, optimizer(), WORKERS)
                 shards.append(in_memory(rule, start[lo:hi].copy()))
             sides = [side_of(table, algorithm, options, shard) for shard in shards]
             self.tables.append(OfTable(shards, sides))

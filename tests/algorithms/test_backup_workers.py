@@ -40,24 +40,25 @@ def after(w, *batches):
     return w - RATE * np.mean([w - TARGETS[batch] for batch in batches], axis=0)
 
 
-def test_the_first_ones_make_the_step_and_a_late_gradient_is_in_none():
+@pytest.mark.oracle("sync", "the step of Chen 2016, by the first N gradients")
+def test_the_first_ones_make_the_step_and_a_late_gradient_is_in_none(agree):
     shards, (first, second, slow) = replicas()
     w = np.ones(SIZE)
     compute(first, 0)
     np.testing.assert_array_equal(shards.whole(), w)
     compute(second, 0)
     w = after(w, (0, 0), (1, 0))
-    np.testing.assert_allclose(shards.whole(), w, rtol=1e-6)
+    agree(shards.whole(), w, rtol=1e-6)
     first.go_on()
     compute(slow, 0)
-    np.testing.assert_allclose(shards.whole(), w, rtol=1e-6)
+    agree(shards.whole(), w, rtol=1e-6)
     assert shards.outcomes[0, slow.slot, 1, 0] == [LATE]
-    np.testing.assert_allclose(slow.parameters, w, rtol=1e-6)
+    agree(slow.parameters, w, rtol=1e-6)
 
     compute(slow, 1)
     compute(first, 1)
     w = after(w, (2, 1), (0, 1))
-    np.testing.assert_allclose(shards.whole(), w, rtol=1e-6)
+    agree(shards.whole(), w, rtol=1e-6)
     compute(second, 1)
     for player in (first, second, slow):
         player.go_on()

@@ -64,9 +64,10 @@ class Paper:
         self.copies[slot] = self.w.copy()
 
 
+@pytest.mark.oracle("dc-asgd", "the rule of Zheng 2017 in float64")
 @both
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_it_is_the_paper_s_rule(options, is_sparse):
+def test_it_is_the_paper_s_rule(options, is_sparse, agree):
     """The worker of slot 3 is one more than the job has copies for."""
     side, paper, dice = new_side(options), Paper(options), np.random.default_rng(1)
     for slot in range(WORKERS + 1):
@@ -83,18 +84,19 @@ def test_it_is_the_paper_s_rule(options, is_sparse):
         else:
             push(side, slot, g)
         paper.push(slot, g)
-        np.testing.assert_allclose(side.shard.w, paper.w, rtol=1e-4, atol=1e-5)
+        agree(side.shard.w, paper.w, rtol=1e-5, atol=1e-6)
         for reader in range(WORKERS):
             version, copy = side.shown(reader)
             assert version <= side.shard.version
-            np.testing.assert_allclose(copy, paper.copies[reader], rtol=1e-4, atol=1e-5)
+            agree(copy, paper.copies[reader], rtol=1e-5, atol=1e-6)
         assert side.shown(WORKERS) is None
     if options is ADAPTIVE:
-        np.testing.assert_allclose(side.shard.slots[MEAN_SQUARE], paper.mean_square, rtol=1e-4)
+        agree(side.shard.slots[MEAN_SQUARE], paper.mean_square, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.oracle("dc-asgd", "SGD alone, where no gradient is stale")
 @both
-def test_a_gradient_of_the_present_parameters_is_not_corrected(options):
+def test_a_gradient_of_the_present_parameters_is_not_corrected(options, agree):
     side = new_side(options)
     g = np.linspace(-1, 1, SIZE, dtype=np.float32)
     push(side, 0, np.zeros(SIZE, np.float32))
@@ -102,7 +104,7 @@ def test_a_gradient_of_the_present_parameters_is_not_corrected(options):
     for _ in range(5):
         push(side, 0, g)
         w = w - np.float32(LR) * g
-    np.testing.assert_allclose(side.shard.w, w, rtol=1e-6)
+    agree(side.shard.w, w, rtol=1e-6)
 
 
 def test_to_take_a_copy_is_no_step_of_the_optimiser():

@@ -105,13 +105,14 @@ class Loop:
             self.exchange(clock, self.each - (self.delay if clock else 0), self.delay)
 
 
+@pytest.mark.oracle("decoupled-diloco", "the loop of Douillard 2026, all in step")
 @pytest.mark.parametrize("merge", ["mean", "radial"])
 @pytest.mark.parametrize(
     ("servers", "steps", "fragments", "delay", "mix"),
     [(1, 4, 1, 0, 0.0), (1, 6, 2, 1, 0.5), (1, 9, 3, 2, 0.25), (3, 8, 2, 3, 0.0)],
 )
 def test_if_all_are_waited_for_it_is_streaming_diloco_with_weights(
-    servers, steps, fragments, delay, mix, merge
+    servers, steps, fragments, delay, mix, merge, agree
 ):
     if servers > 1 and merge == "radial":
         return  # That is taken on each shard by itself.
@@ -125,9 +126,9 @@ def test_if_all_are_waited_for_it_is_streaming_diloco_with_weights(
     go_on(*everybody)
     loop = Loop(steps, fragments, delay, mix, merge)
     loop.run(exchanges)
-    np.testing.assert_allclose(shards.whole(), loop.server, rtol=1e-5, atol=1e-6)
+    agree(shards.whole(), loop.server, rtol=1e-5, atol=1e-6)
     for player, theta in zip(everybody, loop.thetas, strict=True):
-        np.testing.assert_allclose(player.parameters, theta, rtol=1e-5, atol=1e-6)
+        agree(player.parameters, theta, rtol=1e-5, atol=1e-6)
 
 
 def test_lengths_and_directions_are_averaged_apart():

@@ -69,22 +69,23 @@ class Paper:
         self.clocks[i] += 1
 
 
+@pytest.mark.oracle("easgd", "the authors' asynchronous loop")
 @pytest.mark.parametrize("alpha", [0.25, "auto"])
-def test_replicas_in_any_order_go_the_way_of_the_paper(alpha):
+def test_replicas_in_any_order_go_the_way_of_the_paper(alpha, agree):
     shards, players = replicas(alpha=alpha)
     paper = Paper(BETA / P if alpha == "auto" else alpha)
     for slot in np.random.default_rng(1).integers(P, size=80):
         step(players[slot], paper.clocks[slot])
         paper.step(slot)
-        np.testing.assert_allclose(shards.whole(), paper.centre, rtol=1e-5, atol=1e-6)
+        agree(shards.whole(), paper.centre, rtol=1e-5, atol=1e-6)
     for player in players:
-        np.testing.assert_allclose(player.parameters, paper.x[player.slot], rtol=1e-5, atol=1e-6)
+        agree(player.parameters, paper.x[player.slot], rtol=1e-5, atol=1e-6)
 
 
 class Driven:
     """A replica in front of one centre, its optimiser torch's."""
 
-    def __init__(self, method, slot, inner):
+    def __init__(self, method, slot, inner, tau=1):
         import torch
 
         from daemons.worker.inner import InnerOptimizer
@@ -92,7 +93,7 @@ class Driven:
         self.x, self.slot = np.ones(SIZE, np.float32), slot
         self.torch, self.lr = torch, inner.options["lr"]
         self.inner = InnerOptimizer(inner, [torch.from_numpy(self.x)])
-        options = Options(exchange_every_steps=1)
+        options = Options(exchange_every_steps=tau)
         self.side = method.replica(site(options, self.x, slot, members=frozenset(range(P))))
         self.side.begin("new")
         self.run = self.side.run()
@@ -101,28 +102,48 @@ class Driven:
     def to_write(self, centre, number):
         """Read the centre, make a step, and say what is pushed."""
         while not isinstance(self.need, Write):
-            answer = None
-            match self.need:
-                case NextData():
-                    answer = Data(0, 0, False)
-                case Read():
-                    self.side.placing(0, SIZE)
-                    self.x[:] = centre
-                    self.side.placed(0, SIZE)
-                case Gradient():
-                    gradient = self.x - TARGETS[self.slot, number]
-                    self.inner.step([self.torch.from_numpy(gradient)], self.lr)
-                    answer = Step(None, 1, 1.0)
-            self.need = self.run.send(answer)
+            self.answer(centre, number)
         return self.need.vector.copy()
+
+    def answer(self, centre, number):
+        answer = None
+        match self.need:
+            case NextData():
+                answer = Data(0, 0, False)
+            case Read():
+                self.side.placing(0, SIZE)
+                self.x[:] = centre
+                self.side.placed(0, SIZE)
+            case Gradient():
+                gradient = self.x - TARGETS[self.slot, number]
+                self.inner.step([self.torch.from_numpy(gradient)], self.lr)
+                answer = Step(None, 1, 1.0)
+        self.need = self.run.send(answer)
+
+    def step(self, centre, number):
+        """Make it; returns the centre with what was pushed in it."""
+        self.answer(centre, number)
+        while not isinstance(self.need, NextData):
+            if isinstance(self.need, Write):
+                centre = centre + self.need.vector
+                self.sent()
+            else:
+                self.answer(centre, number)
+        return centre
 
     def sent(self):
         self.need.vector[:] = 0
         self.need = self.run.send(None)
 
 
-@pytest.mark.parametrize("delta", [0.0, 0.9])
-def test_all_at_once_they_make_the_synchronous_step(delta):
+@pytest.mark.parametrize(
+    "delta",
+    [
+        pytest.param(0.0, marks=pytest.mark.oracle("easgd", "the synchronous step of Zhang 2015")),
+        pytest.param(0.9, marks=pytest.mark.oracle("eamsgd", "its synchronous step, Nesterov's v")),
+    ],
+)
+def test_all_at_once_they_make_the_synchronous_step(delta, agree):
     """x_i = x_i - eta g_i - alpha (x_i - x~);  x~ = (1 - beta) x~ + beta mean x_i. With momentum in
     y = x + delta v, where v is Nesterov's: y moves by delta times the next v more than x does.
     """
@@ -141,10 +162,32 @@ def test_all_at_once_they_make_the_synchronous_step(delta):
         v = delta * v - 0.05 * (y - TARGETS[:, t])
         x = x + v - e
         expected = (1 - BETA) * expected + BETA * y.mean(axis=0)
-        np.testing.assert_allclose(centre, expected, rtol=1e-5, atol=1e-5)
+        agree(centre, expected, rtol=1e-5, atol=1e-6)
         for player in players:
             ahead = x[player.slot] + delta * v[player.slot]
-            np.testing.assert_allclose(player.x, ahead, rtol=1e-5, atol=1e-5)
+            agree(player.x, ahead, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.oracle("eamsgd", "Alg. 2 of Zhang 2015 in float64, pulled at x + delta v")
+def test_replicas_with_momentum_in_any_order_go_the_way_of_the_paper(agree):
+    eta, delta, alpha = 0.05, 0.9, BETA / P
+    inner = Choice(name="sgd", options={"lr": eta, "momentum": delta, "nesterov": True})
+    players = [Driven(EAMSGD, slot, inner, TAU) for slot in range(P)]
+    centre, expected = np.ones(SIZE), np.ones(SIZE)
+    x, v, clocks = np.ones((P, SIZE)), np.zeros((P, SIZE)), [0] * P
+    for i in np.random.default_rng(1).integers(P, size=80):
+        if clocks[i] == 0:
+            x[i] = expected
+        y, e = x[i] + delta * v[i], np.zeros(SIZE)
+        if clocks[i] % TAU == 0:
+            e = alpha * (y - expected)
+        v[i] = delta * v[i] - eta * (y - TARGETS[i, clocks[i]])
+        x[i] = x[i] + v[i] - e
+        expected = expected + e
+        centre = players[i].step(centre, clocks[i])
+        clocks[i] += 1
+        agree(centre, expected, rtol=1e-5, atol=1e-6)
+        agree(players[i].x, x[i] + delta * v[i], rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- symmetry

@@ -33,8 +33,9 @@ def step(player, number, is_last=False):
     player.go_on()
 
 
+@pytest.mark.oracle("easgd-atomic", "the same loop, one centre")
 @pytest.mark.parametrize("alpha", [0.25, "auto"])
-def test_replicas_in_any_order_pull_and_are_pulled_at_one_moment(alpha):
+def test_replicas_in_any_order_pull_and_are_pulled_at_one_moment(alpha, agree):
     shards, players = replicas(alpha=alpha)
     centre, x, clocks = np.ones(SIZE), np.ones((P, SIZE)), [0] * P
     part = BETA / P if alpha == "auto" else alpha
@@ -48,8 +49,8 @@ def test_replicas_in_any_order_pull_and_are_pulled_at_one_moment(alpha):
         x[slot] = position - ETA * (position - TARGETS[slot, clocks[slot]]) - e
         centre += e
         clocks[slot] += 1
-        np.testing.assert_allclose(shards.whole(), centre, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(players[slot].parameters, x[slot], rtol=1e-5, atol=1e-6)
+        agree(shards.whole(), centre, rtol=1e-5, atol=1e-6)
+        agree(players[slot].parameters, x[slot], rtol=1e-5, atol=1e-6)
 
 
 def test_what_the_centre_gets_is_what_the_replica_gives():

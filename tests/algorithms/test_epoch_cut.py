@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from dlctl.algorithms.base import DataEpoch
@@ -49,6 +52,9 @@ class Work:
             self.done.append((slot, epoch, portion))
         self._look()
 
+    def done_of(self, slot: int, epoch: int) -> int:
+        return sum((s, e) == (slot, epoch) for s, e, _ in self.done)
+
     def do(self, slot: int, portions: int) -> None:
         for _ in range(portions):
             assert self.take(slot) is not None, self.lead.may_lease(slot, 0)
@@ -73,6 +79,57 @@ def test_an_epoch_ends_when_three_of_four_are_done_and_the_rest_is_dropped():
     assert work.pool.done_count == 16
     assert work.take(3)[0] == 1
     assert len([slot for slot, epoch, _ in work.done if epoch == 0]) == 4 + 4 + 4 + 2
+
+
+def in_time(work: Work, step_s: Sequence[float], epochs: int) -> list[list[int]]:
+    """Portions that each worker has done of each epoch; a portion takes worker i step_s[i]."""
+    at_work = [(0.0, slot) for slot in range(len(step_s))]
+    while at_work:
+        now_s = at_work[0][0]
+        while at_work and at_work[0][0] == now_s:
+            _, slot = heapq.heappop(at_work)
+            if slot in work.at_work:
+                work.finish(slot)
+        for slot in set(range(len(step_s))) - {slot for _, slot in at_work}:
+            if work.take(slot):
+                heapq.heappush(at_work, (now_s + step_s[slot], slot))
+    return [[work.done_of(slot, e) for slot in range(len(step_s))] for e in range(epochs)]
+
+
+def by_rule(
+    step_s: Sequence[float], portions: int, fraction: float, epochs: int
+) -> list[list[int]]:
+    """The same by the paper's sentence: when an epoch ends, and who has begun what before that."""
+    workers, begins_s, free_s = len(step_s), 0.0, [0.0] * len(step_s)
+    found = []
+    for _ in range(epochs):
+        shares = [portions // workers + (i < portions % workers) for i in range(workers)]
+        begun_s = [max(begins_s, free) for free in free_s]
+        done_s = [b + n * s for b, n, s in zip(begun_s, shares, step_s, strict=True)]
+        ends_s = sorted(done_s)[math.ceil(fraction * workers) - 1]
+        made = [
+            max(0, min(share, math.ceil((ends_s - begun) / step)))
+            for share, begun, step in zip(shares, begun_s, step_s, strict=True)
+        ]
+        free_s = [
+            b + n * s if n else f for b, n, s, f in zip(begun_s, made, step_s, free_s, strict=True)
+        ]
+        begins_s = ends_s
+        found.append(made)
+    return found
+
+
+@pytest.mark.oracle("epoch-cut", "the rule of Chilimbi 2014: who does how much of an epoch")
+@pytest.mark.parametrize("fraction", [0.5, 0.75])
+@pytest.mark.parametrize(
+    "step_s", [(1.0, 1.137, 0.913, 5.379), (1.0, 2.713, 0.417, 1.939, 1.337, 8.957)]
+)
+def test_workers_of_any_speed_do_what_the_rule_says(step_s, fraction, agree):
+    epochs = 6
+    work = Work(len(step_s), 27, epochs=epochs, fraction=fraction)
+    found = in_time(work, step_s, epochs - 1)
+    agree(found, by_rule(step_s, 27, fraction, epochs - 1))
+    assert np.sum(found, axis=1).max() < 27
 
 
 def test_without_a_slow_one_or_with_the_whole_fraction_nothing_is_dropped():

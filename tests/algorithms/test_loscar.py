@@ -43,8 +43,9 @@ def walk(theta, slot, first, end):
         theta -= RATE * (theta - TARGETS[slot, number])
 
 
+@pytest.mark.oracle("loscar", "its loop in float64")
 @pytest.mark.parametrize("density", [0.2, 1.0])
-def test_rounds_average_what_the_mask_has_and_leave_the_rest(density):
+def test_rounds_average_what_the_mask_has_and_leave_the_rest(density, agree):
     shards, everybody = replicas(density=density, overlap=False)
     for player in everybody:
         give(player, 0, BATCHES)
@@ -57,12 +58,13 @@ def test_rounds_average_what_the_mask_has_and_leave_the_rest(density):
         x[s] -= OUTER_RATE * np.mean([x[s] - theta[s] for theta in thetas], axis=0)
         for theta in thetas:
             theta[s] = x[s]
-    np.testing.assert_allclose(shards.whole(), x, rtol=1e-5, atol=1e-6)
+    agree(shards.whole(), x, rtol=1e-5, atol=1e-6)
     for player, theta in zip(everybody, thetas, strict=True):
-        np.testing.assert_allclose(player.parameters, theta, rtol=1e-5, atol=1e-6)
+        agree(player.parameters, theta, rtol=1e-5, atol=1e-6)
 
 
-def test_steps_made_meanwhile_stay_on_top_of_the_mean():
+@pytest.mark.oracle("loscar", "its loop, with overlap")
+def test_steps_made_meanwhile_stay_on_top_of_the_mean(agree):
     """The first two are a step into the second round when the third one ends the first."""
     shards, everybody = replicas(density=0.3, overlap=True)
     for player, batches in zip(everybody, (3, 3, 2), strict=True):
@@ -73,13 +75,13 @@ def test_steps_made_meanwhile_stay_on_top_of_the_mean():
     for slot, theta in enumerate(thetas):
         walk(theta, slot, 0, 2)
     x[s] -= OUTER_RATE * np.mean([x[s] - theta[s] for theta in thetas], axis=0)
-    np.testing.assert_allclose(shards.whole(), x, rtol=1e-5, atol=1e-6)
+    agree(shards.whole(), x, rtol=1e-5, atol=1e-6)
     for player in everybody[:2]:
         theta = thetas[player.slot]
         y = theta.copy()
         walk(theta, player.slot, 2, 3)
         theta[s] += x[s] - y[s]
-        np.testing.assert_allclose(player.parameters, theta, rtol=1e-5, atol=1e-6)
+        agree(player.parameters, theta, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("batches", [2, 3, 4])

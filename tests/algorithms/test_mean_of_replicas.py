@@ -50,7 +50,8 @@ def round_of(theta, batches) -> np.ndarray:
     return theta - OUTER_RATE * (theta - np.average(thetas, axis=0, weights=weights))
 
 
-def test_a_round_takes_the_mean_of_what_the_replicas_have_come_to():
+@pytest.mark.oracle("local-sgd", "the loop of Stich 2019 in float64")
+def test_a_round_takes_the_mean_of_what_the_replicas_have_come_to(agree):
     shards, everybody = replicas(steps=4)
     for player in everybody:
         give(player, 0, BATCHES)
@@ -58,7 +59,7 @@ def test_a_round_takes_the_mean_of_what_the_replicas_have_come_to():
     theta = np.ones(SIZE)
     for first in (0, 4, 8):
         theta = round_of(theta, [range(first, first + 4)] * REPLICAS)
-    np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
+    agree(shards.whole(), theta, rtol=1e-5)
 
 
 def test_who_has_no_more_data_counts_by_what_it_has_done():
@@ -92,14 +93,15 @@ def test_the_number_of_steps_changes_in_the_middle_of_a_round():
 # ---------------------------------------------------------------- while the mean is under way
 
 
-def test_steps_that_are_made_before_the_mean_has_come_are_put_on_top_of_it():
+@pytest.mark.oracle("local-sgd", "its loop, with overlap")
+def test_steps_that_are_made_before_the_mean_has_come_are_put_on_top_of_it(agree):
     """The first two have made three steps of the second round when the third one ends the first."""
     shards, everybody = replicas(steps=4, overlap=True)
     for player, batches in zip(everybody, (7, 7, 4), strict=True):
         give(player, 0, batches)
     go_on(everybody)
     theta = round_of(np.ones(SIZE), [range(4)] * REPLICAS)
-    np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
+    agree(shards.whole(), theta, rtol=1e-5)
     for player in everybody[:2]:
         alone = np.ones(SIZE)
         for number in range(4):
@@ -107,8 +109,8 @@ def test_steps_that_are_made_before_the_mean_has_come_are_put_on_top_of_it():
         at_push = alone.copy()
         for number in range(4, 7):
             alone -= RATE * (alone - TARGETS[player.slot, number])
-        np.testing.assert_allclose(player.parameters, theta + (alone - at_push), rtol=1e-5)
-    np.testing.assert_allclose(everybody[2].parameters, theta, rtol=1e-5)
+        agree(player.parameters, theta + (alone - at_push), rtol=1e-5)
+    agree(everybody[2].parameters, theta, rtol=1e-5)
 
 
 def test_what_a_push_has_left_behind_is_no_step_of_the_next_round():

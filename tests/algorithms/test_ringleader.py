@@ -72,8 +72,9 @@ class Rules:
         return True
 
 
+@pytest.mark.oracle("ringleader", "the mean of the workers' means in float64")
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_it_is_the_mean_of_the_workers_means_and_no_gradient_is_older_than_said(workers):
+def test_it_is_the_mean_of_the_workers_means_and_no_gradient_is_older_than_said(workers, agree):
     side, rules, dice = new_side(workers), Rules(workers), np.random.default_rng(workers)
     base = [0] * workers
     speeds = 1.0 / (1 + np.arange(workers)) ** 2
@@ -85,15 +86,16 @@ def test_it_is_the_mean_of_the_workers_means_and_no_gradient_is_older_than_said(
         assert push(side, slot, gradient, base[slot]) == (APPLIED if is_update else BUFFERED, tau)
         if is_update:
             base[slot] = side.shard.version
-        np.testing.assert_allclose(side.shard.w, rules.x, rtol=1e-4, atol=1e-5)
+        agree(side.shard.w, rules.x, rtol=1e-5, atol=1e-5)
     assert rules.k >= 3 * workers
     assert rules.oldest <= max(0, 2 * workers - 2)
 
 
-def test_with_one_worker_it_is_the_optimiser_alone():
+@pytest.mark.oracle("ringleader", "SGD alone, one worker")
+def test_with_one_worker_it_is_the_optimiser_alone(agree):
     side, g = new_side(1), np.linspace(-1, 1, SIZE, dtype=np.float32)
     assert [push(side, 0, g)[0] for _ in range(3)] == [APPLIED] * 3
-    np.testing.assert_allclose(side.shard.w, 1 - 3 * LR * g, rtol=1e-5)
+    agree(side.shard.w, 1 - 3 * LR * g, rtol=1e-6)
 
 
 def test_the_dead_and_those_without_data_are_not_waited_for():

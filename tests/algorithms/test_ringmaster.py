@@ -15,8 +15,9 @@ from dlctl.shards.memory import in_memory
 SIZE, LR = 4, 0.1
 
 
+@pytest.mark.oracle("ringmaster", "the rule of Maranjyan 2025 in float64")
 @pytest.mark.parametrize("delay_max", [1, 2, 5])
-def test_it_is_the_paper_s_rule(delay_max):
+def test_it_is_the_paper_s_rule(delay_max, agree):
     shard = in_memory(SGD(SGDOptions(lr=LR)), np.ones(SIZE, np.float32))
     side, dice = Server(Options(delay_max=delay_max), shard), np.random.default_rng(delay_max)
     x, k, dropped = np.ones(SIZE), 0, 0
@@ -32,5 +33,5 @@ def test_it_is_the_paper_s_rule(delay_max):
             x, k = x - LR * gradient, k + 1
         dropped += not is_used
         assert shard.version == k
-    np.testing.assert_allclose(shard.w, x, rtol=1e-5, atol=1e-6)
+    agree(shard.w, x, rtol=1e-5, atol=1e-6)
     assert dropped

@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from by_hand import Player, Shards, drive, message_of, requests
 from made import replica
 from scipy.optimize import LbfgsInvHessProduct, minimize
@@ -92,8 +93,9 @@ def with_pairs(number, history=7, size=1003, servers=3):
     return side, shards, seen
 
 
+@pytest.mark.oracle("sandblaster", "scipy.optimize.LbfgsInvHessProduct")
 @pytest.mark.parametrize("number", [1, 3, 7, 12])
-def test_the_direction_is_the_one_of_scipy(number):
+def test_the_direction_is_the_one_of_scipy(number, agree):
     side, shards, seen = with_pairs(number)
     slope = run_part(side._direction(), shards)
     assert len(side.pairs) == min(number, 7)
@@ -104,8 +106,8 @@ def test_the_direction_is_the_one_of_scipy(number):
     root = np.sqrt(gamma)
     g = shards.whole("g")
     expected = -gamma * LbfgsInvHessProduct(s / root, y * root).matvec(g)
-    error = np.linalg.norm(shards.whole("d") - expected) / np.linalg.norm(expected)
-    assert error < 1e-12
+    length = np.linalg.norm(expected)
+    agree(shards.whole("d") / length, expected / length, atol=1e-14)
     assert slope == pytest.approx(g @ expected, rel=1e-12)
     assert slope < 0
 
@@ -144,8 +146,9 @@ def test_the_ring_keeps_the_newest_pairs_however_many_iterations_there_are():
 # ---------------------------------------------------------------- iterations on functions
 
 
+@pytest.mark.oracle("sandblaster", "scipy.optimize.minimize, L-BFGS-B: the loss")
 @pytest.mark.parametrize(("size", "condition"), [(20, 30), (50, 1e3)])
-def test_a_quadratic_takes_about_as_many_iterations_as_with_scipy(size, condition):
+def test_a_quadratic_takes_about_as_many_iterations_as_with_scipy(size, condition, agree):
     a, b = quadratic(size, condition)
     solution = np.linalg.solve(a, b)
     lowest = -b @ solution / 2
@@ -168,8 +171,31 @@ def test_a_quadratic_takes_about_as_many_iterations_as_with_scipy(size, conditio
         f, np.zeros(size), jac=slope, method="L-BFGS-B",
         options={"maxcor": 10, "ftol": 0, "gtol": 2e-5},
     )  # fmt: skip
+    agree(side.loss, theirs.fun, atol=1e-8)
     assert side.iteration <= 1.3 * theirs.nit + 3
     assert side.batches <= 1.3 * theirs.nfev + 6
+
+
+@pytest.mark.oracle("sandblaster", "torch.optim.LBFGS: every point")
+@pytest.mark.parametrize("history", [3, 10])
+def test_where_the_first_trial_is_good_enough_the_points_are_those_of_torch(history, agree):
+    """Torch has no such line search as ours: it takes every first trial."""
+    a, b = quadratic(12, 3)
+    function = Function(lambda w: w @ a @ w / 2 - b @ w, lambda w: a @ w - b, np.zeros(12), 3)
+    options = Options(history=history, gradient_norm_min=0, iterations=9)
+    drive(LBFGS(options), function.shards, function)
+
+    w, theirs = torch.zeros(12, dtype=torch.float64, requires_grad=True), []
+    script = torch.optim.LBFGS([w], max_iter=10, history_size=history)
+
+    def closure():
+        theirs.append(w.detach().numpy().copy())
+        w.grad = torch.from_numpy(a @ theirs[-1] - b)
+        return torch.tensor(function.f(theirs[-1]))
+
+    script.step(closure)
+    agree(function.points, theirs, atol=1e-6)
+    assert len(theirs) == 10
 
 
 def test_a_narrow_valley_is_followed_to_its_end():
@@ -397,13 +423,13 @@ def trajectory(problem, workers, servers, iterations=10, gradient_norm_min=0.0, 
     return np.array(replicas.points), replicas
 
 
+@pytest.mark.oracle("sandblaster", "one worker and one server: every point")
 @pytest.mark.parametrize(("workers", "servers"), [(1, 3), (4, 1), (3, 2), (7, 5)])
-def test_the_points_do_not_depend_on_the_number_of_workers_and_servers(workers, servers):
+def test_the_points_do_not_depend_on_the_number_of_workers_and_servers(workers, servers, agree):
     problem = LeastSquares(samples=250, size=12)
     alone, _ = trajectory(problem, 1, 1)
     points, replicas = trajectory(problem, workers, servers)
-    assert points.shape == alone.shape
-    assert np.abs(points - alone).max() <= 1e-6
+    agree(points, alone, atol=1e-6)
     assert all(player.fetches <= len(points) for player in replicas.players)
     kinds = [kind for kinds in replicas.shards.settled(1).values() for kind in kinds]
     assert set(kinds) == {APPLIED}
@@ -416,15 +442,17 @@ def test_the_points_depend_on_batch_and_portion_size_only_by_rounding():
     assert np.abs(points - alone).max() <= 1e-5
 
 
-def test_it_finds_the_known_minimum_of_a_least_squares_problem():
+@pytest.mark.oracle("sandblaster", "numpy.linalg.lstsq: the minimum")
+def test_it_finds_the_known_minimum_of_a_least_squares_problem(agree):
     problem = LeastSquares(samples=250, size=12)
     points, replicas = trajectory(problem, 3, 2, iterations=25, gradient_norm_min=1e-5)
     best = np.linalg.lstsq(problem.x, problem.y, rcond=None)[0]
-    np.testing.assert_allclose(replicas.shards.whole(), best, atol=2e-5)
+    agree(replicas.shards.whole(), best, atol=2e-5)
     assert len(points) < 20
 
 
-def test_it_finds_the_minimum_of_a_logistic_regression():
+@pytest.mark.oracle("sandblaster", "scipy.optimize.minimize, BFGS: the loss")
+def test_it_finds_the_minimum_of_a_logistic_regression(agree):
     problem = Logistic(samples=240, distance=1.0)
     _, replicas = trajectory(problem, 2, 2, iterations=40)
 
@@ -432,7 +460,7 @@ def test_it_finds_the_minimum_of_a_logistic_regression():
         return np.logaddexp(0, -problem.y * (problem.x @ w)).mean()
 
     best = minimize(f, np.zeros(10), method="BFGS").fun
-    assert f(replicas.shards.whole().astype(float)) - best < 1e-6
+    agree(f(replicas.shards.whole().astype(float)), best, atol=1e-8)
 
 
 # ---------------------------------------------------------------- one replica

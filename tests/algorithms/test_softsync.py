@@ -38,9 +38,10 @@ def push(side: Collecting, gradient: Array, base_version: int) -> tuple[str, int
     return outcome.kind, outcome.staleness
 
 
+@pytest.mark.oracle("softsync", "the rule of Zhang 2016 in float64")
 @pytest.mark.parametrize("modulated", [True, False])
 @pytest.mark.parametrize(("workers", "n"), [(6, 1), (6, 2), (6, 4), (6, 6), (7, 3)])
-def test_it_is_the_paper_s_rule(workers, n, modulated):
+def test_it_is_the_paper_s_rule(workers, n, modulated, agree):
     side, dice = new_side(workers, n=n, modulated=modulated), np.random.default_rng(workers * n)
     c, w, buffer, held, updates = workers // n, np.ones(SIZE), np.zeros(SIZE), 0, 0
     updates_at = [0]
@@ -56,7 +57,7 @@ def test_it_is_the_paper_s_rule(workers, n, modulated):
             buffer[:], held, updates = 0, 0, updates + 1
         updates_at.append(updates)
         assert push(side, gradient, base) == (APPLIED if is_full else BUFFERED, tau)
-    np.testing.assert_allclose(side.shard.w, w, rtol=1e-5, atol=1e-6)
+    agree(side.shard.w, w, rtol=1e-5, atol=1e-6)
 
 
 def test_with_fewer_learners_the_next_push_completes_what_is_there():

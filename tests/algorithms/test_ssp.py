@@ -51,8 +51,9 @@ def computed(player: Player, of: int) -> int:
     return of - len(player.todo)
 
 
+@pytest.mark.oracle("ssp", "sums of updates, clock by clock (staleness 0)")
 @pytest.mark.parametrize("servers", [1, 3])
-def test_without_staleness_all_updates_of_a_clock_are_added_before_the_next_one(servers):
+def test_without_staleness_all_updates_of_a_clock_are_added_before_the_next_one(servers, agree):
     steps, everybody, w = 6, players(3, servers, staleness=0), START
     for step in range(steps):
         w = w if step > 1 else everybody[0].shards.whole().astype(float)  # They begin one by one.
@@ -62,7 +63,7 @@ def test_without_staleness_all_updates_of_a_clock_are_added_before_the_next_one(
             player.go_on()
         assert not any(player.todo for player in everybody)
         w = w - OWN_LR * sum(gradient_of(w, [slot, step]).gradient for slot in range(3))
-    np.testing.assert_allclose(everybody[0].shards.whole(), w, rtol=1e-5, atol=1e-6)
+    agree(everybody[0].shards.whole(), w, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
@@ -98,14 +99,15 @@ def test_a_replica_without_data_holds_nobody_and_begins_again_with_the_slowest()
     assert [side.clock() for side in fast.shards.sides] == [7, 7]
 
 
-def test_a_large_staleness_waits_for_nobody_and_one_replica_is_its_own_optimiser():
+@pytest.mark.oracle("ssp", "SGD alone, one replica")
+def test_a_large_staleness_waits_for_nobody_and_one_replica_is_its_own_optimiser(agree):
     (player,) = players(1, staleness=1000)
     give(player, 20)
     player.go_on()
     w = START.astype(float)
     for step in range(20):
         w = w - OWN_LR * gradient_of(w, [0, step]).gradient
-    np.testing.assert_allclose(player.shards.whole(), w, rtol=1e-5, atol=1e-6)
+    agree(player.shards.whole(), w, rtol=1e-5, atol=1e-6)
     fast, _ = players(2, staleness=1000)
     give(fast, 50)
     fast.go_on()

@@ -77,12 +77,13 @@ class Paper:
             self.exchange(clock, self.each - (self.delay if clock else 0), self.delay)
 
 
+@pytest.mark.oracle("streaming-diloco", "the loop of Douillard 2025 in float64")
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize(
     ("steps", "fragments", "delay", "mix"),
     [(4, 2, 0, 0.0), (6, 2, 0, 0.5), (6, 2, 1, 0.5), (9, 3, 2, 0.25), (8, 2, 3, 0.0)],
 )
-def test_replicas_in_step_are_the_loop_of_the_paper(servers, steps, fragments, delay, mix):
+def test_replicas_in_step_are_the_loop_of_the_paper(servers, steps, fragments, delay, mix, agree):
     shards, everybody = replicas(
         servers, local_steps=steps, fragments=fragments, delay_steps=delay, mix=mix
     )
@@ -93,9 +94,9 @@ def test_replicas_in_step_are_the_loop_of_the_paper(servers, steps, fragments, d
     go_on(everybody)
     paper = Paper(steps, fragments, delay, mix)
     paper.run(exchanges)
-    np.testing.assert_allclose(shards.whole(), paper.server, rtol=1e-5, atol=1e-6)
+    agree(shards.whole(), paper.server, rtol=1e-5, atol=1e-6)
     for player, theta in zip(everybody, paper.thetas, strict=True):
-        np.testing.assert_allclose(player.parameters, theta, rtol=1e-5, atol=1e-6)
+        agree(player.parameters, theta, rtol=1e-5, atol=1e-6)
 
 
 def test_a_push_is_of_one_fragment_and_every_shard_goes_on():

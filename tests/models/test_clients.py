@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from oracles import Agree
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -99,7 +100,8 @@ def test_a_portion_is_a_client_s_samples() -> None:
         assert set(owners[rows]) == {client}
 
 
-def test_a_client_is_pulled_back_and_its_optimiser_begins_anew() -> None:
+@pytest.mark.oracle("fedavg", "torch.optim.SGD on the loss of FedProx")
+def test_a_client_is_pulled_back_and_its_optimiser_begins_anew(agree: Agree) -> None:
     """As torch does it: FedProx, and momentum that does not go from one client to the next."""
     model, lr, mu = nn.Linear(3, 1), 0.1, 0.7
     task = SimpleNamespace(
@@ -132,7 +134,7 @@ def test_a_client_is_pulled_back_and_its_optimiser_begins_anew() -> None:
                 [(batch, 1.0)], own_lr=lr, gather=False, pull=Pull(mu, base), fresh=not number
             )
             expected = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
-            np.testing.assert_allclose(replica.parameters, expected, rtol=0, atol=1e-6)
+            agree(replica.parameters, expected, atol=1e-6)
 
 
 def test_of_clients_that_stay_where_they_are_only_those_are_made_that_are_used() -> None:

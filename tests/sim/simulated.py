@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from dlctl.compress.values import Precision
 from dlctl.flat import slice_bounds
 from dlctl.jobfile import effective_options
 from dlctl.machine import Send
-from dlctl.messages import Decided, Json, Push, Shutdown
+from dlctl.messages import Array, Decided, Json, Push, Shutdown
 from dlctl.roles.coordinator.persistence import has_released
 from dlctl.roles.coordinator.records import Remember
 from dlctl.sim.checkers import (
@@ -29,7 +30,7 @@ from dlctl.sim.checkers import (
     StalenessChecker,
     TermsChecker,
 )
-from dlctl.sim.problems import LeastSquares, Ledger, batch_rows
+from dlctl.sim.problems import Batch, LeastSquares, Ledger, batch_rows
 from dlctl.sim.simulation import Simulation
 
 ACCOUNT = ("sgd", {"lr": 1.0})
@@ -164,6 +165,18 @@ class Spy(LeastSquares):
         loss, gradient = super().gradient(w, batch)
         self.given.append(gradient.copy())
         return loss, gradient
+
+
+class Noted(LeastSquares):
+    """Which rows each worker has computed, in order."""
+
+    def __init__(self, **more: int) -> None:
+        super().__init__(**more)
+        self.rows: defaultdict[int, list[Array]] = defaultdict(list)
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        self.rows[batch.slot].append(batch.rows)
+        return super().gradient(w, batch)
 
 
 class Watcher(Checker):

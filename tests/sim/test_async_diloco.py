@@ -1,6 +1,7 @@
 """Asynchronous DiLoCo in virtual time: the loop of the paper, and steps by each worker's speed."""
 
 import numpy as np
+import pytest
 from simulated import job_file, rows_in_order
 
 from dlctl.compress.base import Delta
@@ -24,7 +25,8 @@ def job(workers: int = 1, *, dynamic: bool = False, steps: int = STEPS, **more):
     )  # fmt: skip
 
 
-def test_one_replica_is_diloco_on_one_machine():
+@pytest.mark.oracle("async-diloco", "DiLoCo on one machine, one replica")
+def test_one_replica_is_diloco_on_one_machine(agree):
     problem = LeastSquares(samples=64)
     run = job(batch_size=8)
     outcome = Simulation(run, problem).run()
@@ -36,7 +38,7 @@ def test_one_replica_is_diloco_on_one_machine():
         for number, rows in batches[first : first + STEPS]:
             inner -= RATE * problem.gradient(inner, Batch(rows, 0, 1, number))[1]
         outer.apply(Delta(theta - inner))
-    np.testing.assert_allclose(outcome.weights, theta, rtol=1e-5, atol=1e-6)
+    agree(outcome.weights, theta)
 
 
 class Rounds(Checker):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 from diloco_loop import replica
-from simulated import job_file
+from oracles import Agree
+from simulated import Noted, job_file
 from test_goes_on_exactly import OfTorch
 
 from dlctl import config
-from dlctl.messages import Array
-from dlctl.sim.problems import Batch, LeastSquares
 from dlctl.sim.simulation import Simulation
 
 WORKERS, STEPS, ROUNDS = 2, 4, 8
@@ -24,19 +23,8 @@ OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 ENDS_S = 120
 
 
-class Noted(LeastSquares):
-    """Which rows each worker has computed, in order."""
-
-    def __init__(self, **more: int) -> None:
-        super().__init__(**more)
-        self.rows: defaultdict[int, list[Array]] = defaultdict(list)
-
-    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
-        self.rows[batch.slot].append(batch.rows)
-        return super().gradient(w, batch)
-
-
-def test_two_workers_are_the_loop_of_the_paper_over_gloo(tmp_path: Path) -> None:
+@pytest.mark.oracle("diloco", "Douillard 2023 in torch.distributed, gloo")
+def test_two_workers_are_the_loop_of_the_paper_over_gloo(tmp_path: Path, agree: Agree) -> None:
     problem = Noted(samples=WORKERS * STEPS * 8 * ROUNDS // 2)
     job = job_file(
         WORKERS, 2, epochs=2.0, algorithm=("diloco", {"local_steps": STEPS}),
@@ -67,4 +55,4 @@ def test_two_workers_are_the_loop_of_the_paper_over_gloo(tmp_path: Path) -> None
             member.kill()
             member.join()
     np.testing.assert_array_equal(ends[0], ends[1])
-    np.testing.assert_allclose(outcome.weights, ends[0], rtol=1e-5, atol=1e-6)
+    agree(outcome.weights, ends[0], rtol=1e-5, atol=1e-6)

@@ -82,9 +82,10 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
 # ---------------------------------------------------------------- one worker is one machine
 
 
+@pytest.mark.oracle("downpour", "the servers' optimiser on one machine")
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_one_worker_is_the_optimiser_on_one_machine_to_the_last_bit(name, servers):
+def test_one_worker_is_the_optimiser_on_one_machine_to_the_last_bit(name, servers, agree):
     problem = LeastSquares(samples=200, size=7)
     job = job_file(
         servers=servers, algorithm=ALONE, optimizer=(name, OPTIMIZERS[name]), portion_batches=5
@@ -99,11 +100,12 @@ def test_one_worker_is_the_optimiser_on_one_machine_to_the_last_bit(name, server
         _, gradient = problem.gradient(w, Batch(rows, 0, 1, number))
         shard.apply(Delta(gradient))
     assert len(batches) == 50
-    assert np.array_equal(outcome.weights, w)
+    agree(outcome.weights, w)
 
 
+@pytest.mark.oracle("downpour", "torch.optim: SGD, Adagrad, Adam")
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_one_worker_is_what_torch_does_up_to_one_rounding_a_step(name):
+def test_one_worker_is_what_torch_does_up_to_one_rounding_a_step(name, agree):
     problem = LeastSquares(samples=200, size=7)
     job = job_file(algorithm=ALONE, optimizer=(name, OPTIMIZERS[name]), portion_batches=5)
     outcome = Simulation(job, problem).run()
@@ -114,7 +116,20 @@ def test_one_worker_is_what_torch_does_up_to_one_rounding_a_step(name):
     for number, rows in enumerate(rows_in_order(job, problem.samples, epochs=2)):
         w.grad = torch.from_numpy(problem.gradient(w.numpy(), Batch(rows, 0, 1, number))[1])
         optimizer.step()
-    assert np.allclose(outcome.weights, w.numpy(), rtol=0, atol=1e-6)
+    agree(outcome.weights, w.numpy(), atol=1e-6)
+
+
+@pytest.mark.oracle("downpour", "torch: w -= lr * g, rounded twice")
+def test_one_worker_is_sgd_in_torch_to_the_last_bit_where_nothing_is_fused(agree):
+    """torch.optim.SGD rounds once where it has vector instructions for that."""
+    problem = LeastSquares(samples=200, size=67)
+    job = job_file(servers=2, algorithm=ALONE, portion_batches=5)
+    outcome = Simulation(job, problem).run()
+
+    w = torch.zeros(67)
+    for number, rows in enumerate(rows_in_order(job, problem.samples, epochs=2)):
+        w -= 0.1 * torch.from_numpy(problem.gradient(w.numpy(), Batch(rows, 0, 1, number))[1])
+    agree(outcome.weights, w)
 
 
 # ---------------------------------------------------------------- fetch and push intervals

@@ -26,8 +26,9 @@ def local_sgd(steps: int, rate: float = RATE):
 # ---------------------------------------------------------------- one replica
 
 
+@pytest.mark.oracle("local-sgd", "DiLoCo on one machine, one replica")
 @pytest.mark.parametrize("servers", [1, 3])
-def test_one_replica_is_diloco_on_one_machine_to_the_last_bit(servers):
+def test_one_replica_is_diloco_on_one_machine_to_the_last_bit(servers, agree):
     """16 batches are five whole rounds and one that the end of the data cuts short."""
     problem = LeastSquares(samples=64)
     job = job_file(
@@ -44,16 +45,17 @@ def test_one_replica_is_diloco_on_one_machine_to_the_last_bit(servers):
         for number, rows in batches[first : first + STEPS]:
             inner -= RATE * problem.gradient(inner, Batch(rows, 0, 1, number))[1]
         outer.apply(Delta(theta - inner))
-    assert np.array_equal(outcome.weights, theta)
+    agree(outcome.weights, theta)
 
 
-def test_steps_of_one_and_a_mean_are_synchronous_sgd():
+@pytest.mark.oracle("local-sgd", "sync, where a round is one step")
+def test_steps_of_one_and_a_mean_are_synchronous_sgd(agree):
     problem = LeastSquares(samples=128)
     alone = {"workers": 2, "batch_size": 8, "portion_batches": 1}
     local = job_file(**alone, algorithm=local_sgd(1, 0.1), optimizer=("sgd", {"lr": 1.0}))
     sync = job_file(**alone, algorithm=("sync", {}), optimizer=("sgd", {"lr": 0.1}))
     weights = [Simulation(job, problem).run().weights for job in (local, sync)]
-    assert np.allclose(*weights, rtol=0, atol=1e-6)
+    agree(*weights, atol=1e-6)
 
 
 # ---------------------------------------------------------------- steps that become infinite

@@ -1,10 +1,11 @@
-"""DGC and DeMo in virtual time: with its sparse pushes one replica is the loop of the paper."""
+"""DGC and DeMo in virtual time: with sparse pushes they are the loops of their papers."""
 
 import dataclasses
 
 import numpy as np
+import pytest
 from scipy.fft import dctn, idctn
-from simulated import job_file, rows_in_order
+from simulated import Noted, job_file, rows_in_order
 
 from dlctl import config
 from dlctl.sim.problems import Batch, LeastSquares
@@ -22,7 +23,8 @@ def dgc(epochs: float) -> config.JobFile:
     return dataclasses.replace(job, data=config.Data(portion_batches=4, lease_ahead_s=0.0))
 
 
-def test_dgc_with_sparse_pushes_is_the_loop_of_the_paper():
+@pytest.mark.oracle("dgc", "its loop, sparse pushes, one replica")
+def test_dgc_with_sparse_pushes_is_the_loop_of_the_paper(agree):
     problem, job = LeastSquares(samples=64, size=SIZE), dgc(3)
     outcome = Simulation(job, problem).run()
     w, u, v = problem.initial().astype(float), np.zeros(SIZE), np.zeros(SIZE)
@@ -35,7 +37,7 @@ def test_dgc_with_sparse_pushes_is_the_loop_of_the_paper():
             where = lo + np.argsort(-np.abs(v[lo : lo + SIZE // 2]))[:k]
             w[where] -= RATE * v[where]
             u[where] = v[where] = 0
-    np.testing.assert_allclose(outcome.weights, w, rtol=1e-4, atol=1e-5)
+    agree(outcome.weights, w, rtol=1e-5, atol=1e-6)
 
 
 def test_momentum_and_what_was_not_sent_outlast_a_stop():
@@ -63,20 +65,26 @@ def largest_frequencies(d):
     return sent
 
 
-def test_demo_is_the_loop_of_the_paper_with_signs():
-    problem = LeastSquares(samples=96, size=SIZE)
+@pytest.mark.oracle("demo", "the loop of Peng 2024 with signs, scipy's DCT")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_demo_is_the_loop_of_the_paper_with_signs(workers, agree):
+    problem = Noted(samples=96, size=SIZE)
     job = job_file(
-        batch_size=8, algorithm=("demo", {"momentum_decay": DECAY}),
+        workers, batch_size=8, portion_batches=1, algorithm=("demo", {"momentum_decay": DECAY}),
         optimizer=("lion", {"lr": RATE, "beta1": 0.0, "beta2": 0.0, "weight_decay": 0.1}),
         compression=("dct", {"side": SIDE, "keep": KEEP}),
     )  # fmt: skip
     outcome = Simulation(job, problem).run()
-    w, d = problem.initial().astype(float), np.zeros(SIZE)
-    for number, rows in enumerate(rows_in_order(job, problem.samples, epochs=2)):
-        g = problem.gradient(w.astype(np.float32), Batch(rows, 0, 1, number))[1]
-        d = DECAY * d + g
-        sent = largest_frequencies(d)
-        d -= sent
+    alone = LeastSquares(samples=96, size=SIZE)
+    w, d = alone.initial().astype(float), np.zeros((workers, SIZE))
+    for batches in zip(*(problem.rows[slot] for slot in range(workers)), strict=True):
+        sent = np.zeros(SIZE)
+        for of_replica, rows in zip(d, batches, strict=True):
+            of_replica *= DECAY
+            of_replica += alone.gradient(w.astype(np.float32), Batch(rows, 0, 1, 0))[1]
+            q = largest_frequencies(of_replica)
+            of_replica -= q
+            sent += q / workers
         w *= 1 - RATE * 0.1
         w -= RATE * np.sign(sent)
-    np.testing.assert_allclose(outcome.weights, w, rtol=1e-4, atol=1e-5)
+    agree(outcome.weights, w, rtol=1e-5, atol=1e-6)

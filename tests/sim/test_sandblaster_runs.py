@@ -123,6 +123,7 @@ def test_workers_wait_for_the_next_batch_without_polling(undisturbed):
     assert undisturbed.seconds < 1.5 * computing_s + 1.0
 
 
+@pytest.mark.oracle("sandblaster", "the same run, in which nobody dies")
 @pytest.mark.per_commit(3)
 @pytest.mark.parametrize(
     "moment",
@@ -138,11 +139,11 @@ def test_workers_wait_for_the_next_batch_without_polling(undisturbed):
     ],
     ids=lambda m: f"{m.kind}-{m.count}-{m.direction}{'-before' * m.before}",
 )
-def test_a_worker_that_dies_in_a_batch_changes_nothing(undisturbed, moment):
+def test_a_worker_that_dies_in_a_batch_changes_nothing(undisturbed, moment, agree):
     outcome, _ = run(faults=Faults(moments=(moment,)))
     assert outcome.state == "finished"
     assert outcome.store.texts("exit")
-    assert np.abs(outcome.weights - undisturbed.weights).max() <= 1e-6
+    agree(outcome.weights, undisturbed.weights, atol=1e-6)
 
 
 @pytest.mark.long
@@ -160,14 +161,15 @@ def test_a_push_that_reached_one_shard_of_a_dead_worker_is_not_counted_twice_the
     assert dropped > 0
 
 
+@pytest.mark.oracle("sandblaster", "the same run, in which nobody dies")
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("seed", range(4))
-def test_a_bad_network_and_deaths_change_nothing(undisturbed, seed):
+def test_a_bad_network_and_deaths_change_nothing(undisturbed, seed, agree):
     link = Link(jitter_s=0.002, loss=0.03, duplicate=0.05, reorder=0.05, late_s=0.3)
     faults = Faults(kills=3, freezes=2, cuts=2, resets=2, heal_at_s=8.0)
     outcome, _ = run(seed=seed, faults=faults, network=NetworkOptions(link=link))
     assert outcome.state == "finished"
-    assert np.abs(outcome.weights - undisturbed.weights).max() <= 1e-6
+    agree(outcome.weights, undisturbed.weights, atol=1e-6)
 
 
 def test_a_slow_worker_costs_no_more_than_a_portion_per_batch(undisturbed):

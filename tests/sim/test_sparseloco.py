@@ -1,10 +1,13 @@
-"""SparseLoCo in virtual time: one replica is the paper's loop, and the mean is that of its code."""
+"""SparseLoCo in virtual time: it is the paper's loop, and the mean is that of its code."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
-from simulated import Watcher, job_file, rows_in_order
+from simulated import Noted, Watcher, job_file, rows_in_order
 
+from dlctl import config
 from dlctl.algorithms.sparseloco import BLOCK, Options, Shard, released
 from dlctl.compress.base import Delta
 from dlctl.compress.chunked import ChunkedTopK
@@ -42,7 +45,8 @@ def sent(e):
     return found
 
 
-def test_one_replica_is_the_loop_of_the_paper():
+@pytest.mark.oracle("sparseloco", "the loop of Sarfi 2025 in float64, one replica")
+def test_one_replica_is_the_loop_of_the_paper(agree):
     problem = LeastSquares(samples=96, size=2 * CHUNK)
     job = job_file(
         batch_size=8,
@@ -63,7 +67,39 @@ def test_one_replica_is_the_loop_of_the_paper():
         delta = sent(e)
         e -= delta
         theta -= OUTER * delta
-    np.testing.assert_allclose(outcome.weights, theta, rtol=1e-4, atol=1e-6)
+    agree(outcome.weights, theta, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.oracle("sparseloco", "the loop of Sarfi 2025 in float64, 3 replicas")
+def test_replicas_are_the_loop_of_the_paper(agree):
+    """What is longer than the median is made as long: three replicas are as many as have one."""
+    workers, problem = 3, Noted(samples=288, size=CHUNK)
+    job = job_file(
+        workers, batch_size=8, portion_batches=STEPS,
+        algorithm=("sparseloco", {"local_steps": STEPS, "inner_lr": RATE}),
+        optimizer=("sgd", {"lr": OUTER}), compression=SPARSE,
+    )  # fmt: skip
+    in_step = config.Data(portion_batches=STEPS, lease_ahead_s=0.0)
+    outcome = Simulation(dataclasses.replace(job, data=in_step), problem).run()
+    alone = LeastSquares(samples=288, size=CHUNK)
+    theta, e = alone.initial().astype(float), np.zeros((workers, CHUNK))
+    rows = np.array([problem.rows[slot] for slot in range(workers)])
+    assert rows.shape == (workers, 8 * STEPS, 8)
+    for of_round in np.split(rows, 8, axis=1):
+        deltas = []
+        for of_replica, batches in zip(e, of_round, strict=True):
+            inner = theta.copy()
+            for batch in batches:
+                gradient = alone.gradient(inner.astype(np.float32), Batch(batch, 0, 1, 0))[1]
+                inner -= RATE * gradient
+            of_replica *= DECAY
+            of_replica += theta - inner
+            deltas.append(sent(of_replica))
+            of_replica -= deltas[-1]
+        norms = [np.linalg.norm(delta) for delta in deltas]
+        clipped = [d * min(1, np.median(norms) / n) for d, n in zip(deltas, norms, strict=True)]
+        theta -= OUTER * np.mean(clipped, axis=0)
+    agree(outcome.weights, theta, rtol=1e-5, atol=1e-6)
 
 
 def test_replicas_that_send_little_come_to_the_same_loss():
@@ -113,9 +149,10 @@ def by_torch(pushes: list[Delta], size: int, mean: str) -> np.ndarray:
     return found.numpy()
 
 
+@pytest.mark.oracle("sparseloco", "the authors' means, in torch")
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 @pytest.mark.parametrize("mean", ["replicas", "senders"])
-def test_the_mean_of_a_round_is_that_of_the_authors_code(replicas, mean):
+def test_the_mean_of_a_round_is_that_of_the_authors_code(replicas, mean, agree):
     size = 2 * BLOCK + 700
     shard = in_memory(SGD(SGD.Options(lr=1.0)), np.zeros(size, np.float32))
     pushes = deltas(replicas, size)
@@ -124,7 +161,7 @@ def test_the_mean_of_a_round_is_that_of_the_authors_code(replicas, mean):
     assert found.indices is not None
     full = np.zeros(size, np.float32)
     full[found.indices] = found.values
-    np.testing.assert_allclose(full, by_torch(pushes, size, mean), rtol=1e-5, atol=1e-6)
+    agree(full, by_torch(pushes, size, mean), rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- what waits in the servers
@@ -208,12 +245,13 @@ def test_sixteen_replicas_fetch_no_more_than_is_asked_for():
     assert losses[0.0] < losses[0.05] < 0.6 * problem.evaluate(problem.initial())["loss"]
 
 
-def test_two_bits_of_a_chunk_are_those_of_the_paper():
+@pytest.mark.oracle("sparseloco", "the paper's two bits, chunk by chunk")
+def test_two_bits_of_a_chunk_are_those_of_the_paper(agree):
     e = np.random.default_rng(3).standard_normal(3 * CHUNK).astype(np.float32)
     compressor = ChunkedTopK(ChunkedTopK.Options(chunk=CHUNK, keep=KEEP, dense_below=0))
     rest = e.copy()
     delta = ChunkedTopK.expand(compressor.take(rest), e.size)
     full = np.zeros(e.size)
     full[delta.indices] = delta.values
-    np.testing.assert_allclose(full, sent(e.astype(float)), rtol=1e-5)
+    agree(full, sent(e.astype(float)), rtol=1e-5)
     np.testing.assert_allclose(rest + full, e, rtol=1e-5, atol=1e-6)

@@ -98,8 +98,9 @@ def test_clocks_are_never_further_apart_than_they_may_be_whoever_dies_and_joins(
     assert most == staleness, "it is used, too"
 
 
+@pytest.mark.oracle("ssp", "batches of both workers, twice the rate (staleness 0)")
 @pytest.mark.parametrize("victim", [None, "server-1", "coordinator"])
-def test_without_staleness_it_is_the_sum_of_all_updates_of_a_clock(victim):
+def test_without_staleness_it_is_the_sum_of_all_updates_of_a_clock(victim, agree):
     """With as many samples in a clock, twice as large a rate makes of the mean of two a sum."""
     problem = LeastSquares(samples=256)
     job = job_file(
@@ -114,7 +115,7 @@ def test_without_staleness_it_is_the_sum_of_all_updates_of_a_clock(victim):
     w = problem.initial()
     for number, rows in enumerate(rows_in_order(job_file(batch_size=16), 256, epochs=3)):
         w = w - np.float32(0.1) * problem.gradient(w, Batch(rows, 0, 1, number))[1]
-    np.testing.assert_allclose(outcome.weights, w, rtol=0, atol=1e-5)
+    agree(outcome.weights, w, atol=2e-6)
 
 
 def bounded(
@@ -164,7 +165,8 @@ def test_softsync_loses_no_push_that_is_only_buffered(seed, durability):
     learned(bounded("softsync", {"n": 1}, seed, BufferedChecker(), durability=durability))
 
 
-def test_softsync_of_as_many_updates_as_learners_at_one_rate_is_downpour():
+@pytest.mark.oracle("softsync", "downpour, where n is the number of learners")
+def test_softsync_of_as_many_updates_as_learners_at_one_rate_is_downpour(agree):
     def run(algorithm: str, **options: Any) -> Outcome:
         job = job_file(
             3, 2, algorithm=(algorithm, options), inner=("none", {}), batch_size=4, epochs=3.0
@@ -173,7 +175,7 @@ def test_softsync_of_as_many_updates_as_learners_at_one_rate_is_downpour():
 
     softsync = run("softsync", n=3, modulated=False)
     downpour = run("downpour", overlap=False)
-    assert softsync.weights.tolist() == downpour.weights.tolist()
+    agree(softsync.weights, downpour.weights)
     assert run("softsync", n=3).weights.tolist() != downpour.weights.tolist()
 
 
@@ -210,7 +212,8 @@ def test_a_gradient_is_corrected_by_what_it_was_computed_with_whoever_dies(seed,
     assert checker.compared > 100
 
 
-def test_ringmaster_uses_no_gradient_that_is_too_old_and_one_that_waits_for_none_is_downpour():
+@pytest.mark.oracle("ringmaster", "downpour, where no gradient is too old")
+def test_ringmaster_uses_no_gradient_that_is_too_old_and_one_that_waits_for_none_is_downpour(agree):
     acks = Watcher(Ack)
     learned(bounded("ringmaster", {"delay_max": 2}, 0, acks))
     told = {(ack.outcome, ack.staleness >= 2) for ack in acks.messages() if ack.staleness}
@@ -223,7 +226,7 @@ def test_ringmaster_uses_no_gradient_that_is_too_old_and_one_that_waits_for_none
         return Simulation(job, LeastSquares(samples=192), 3).run(100.0)
 
     ringmaster = run("ringmaster", delay_max=100)
-    assert ringmaster.weights.tolist() == run("downpour", overlap=False).weights.tolist()
+    agree(ringmaster.weights, run("downpour", overlap=False).weights)
 
 
 @pytest.mark.parametrize(("seed", "durability"), [(0, "process"), (1, "disk")])
@@ -248,6 +251,15 @@ def cut_run(fraction: float, *, victims: tuple[str, ...] = ()) -> tuple[Outcome,
     outcome = simulation.run(100.0)
     assert outcome.state == "finished", outcome.reason
     return outcome, done.messages()
+
+
+@pytest.mark.oracle("epoch-cut", "downpour, one worker")
+def test_with_one_worker_nothing_is_cut_and_it_is_downpour(agree):
+    def run(algorithm: str) -> Outcome:
+        job = job_file(1, 2, algorithm=(algorithm, {}), optimizer=("adam", {"lr": 0.05}))
+        return Simulation(job, LeastSquares(samples=192), 3).run(100.0)
+
+    agree(run("epoch-cut").weights, run("downpour").weights)
 
 
 @pytest.mark.long
