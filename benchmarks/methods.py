@@ -41,18 +41,20 @@ METHODS = {
     "downpour": Setting("push_every_steps = 2", OWN_SGD.format(lr=0.05) + SGD.format(lr=0.05)),
     "sync": Setting("backup_workers = 1", SGD.format(lr=0.2)),
     "dgc": Setting("", SGD.format(lr=0.05)),
-    "demo": Setting("", SGD.format(lr=0.003)),
+    "demo": Setting(epochs=40),
     "local-sgd": Setting("local_steps = 8", OWN_SGD.format(lr=0.1)),
     "diloco": Setting("local_steps = 8", ADAMW),
     "async-diloco": Setting("local_steps = 10", ADAMW, epochs=30),
     "streaming-diloco": Setting(
         "local_steps = 12\nfragments = 3", ADAMW + '[compression]\nname = "e3m0"\n', epochs=30
     ),
-    "decoupled-diloco": Setting("local_steps = 12\nfragments = 3", ADAMW, epochs=30),
+    "decoupled-diloco": Setting(
+        "local_steps = 12\nfragments = 3\ndelay_steps = 2", ADAMW, epochs=30
+    ),
     "loscar": Setting("local_steps = 8\ndensity = 0.1", OWN_SGD.format(lr=0.1)),
     "sparseloco": Setting("local_steps = 5", ADAMW, epochs=30),
     "easgd": Setting("", OWN_SGD.format(lr=0.1), epochs=60),
-    "eamsgd": Setting("", OWN_SGD.format(lr=0.05), epochs=60),
+    "eamsgd": Setting("", epochs=60),
     "easgd-atomic": Setting("exchange_every_steps = 4", OWN_SGD.format(lr=0.1), epochs=40),
     "fedavg": Setting(
         "fraction = 0.2\nlocal_passes = 2",

@@ -47,8 +47,9 @@ down, the pairs are forgotten and d = -g. A loss or gradient that is not finite,
 point too far, unless a worker meets `workers.nonfinite_steps_max` such batches in a row. So is one
 where a shard refuses a push, since g lacks that portion there, unless `workers.refused_pushes_max`
 of a worker's are refused in a row. Every push holds one portion; the paper sends after "every few",
-but a shard could not take one out of several again, and larger portions come to the same. The last
-portions of slow replicas are not given to others besides (backup copies) so far.
+but a shard could not take one out of several again, and larger portions come to the same. Of the
+last portions of slow replicas idle ones get backup copies (`roles/coordinator/lateness.py`). Who
+wins is known on each shard alone: it takes the copy that comes first, and both are of the same data.
 
 The loss must be a function of the parameters alone: no dropout, no batch normalisation in training.
 """

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dlctl.flat import slice_bounds
 from dlctl.messages import Lease
+from dlctl.roles.coordinator.lateness import Lateness
 from dlctl.roles.coordinator.leases import PortionPool
 from dlctl.roles.coordinator.target import Target
 from dlctl.roles.worker.leases import Portions
@@ -42,6 +43,43 @@ def test_portions_of_a_dead_worker_are_leased_first() -> None:
     assert pool.release(0) == [(0, 0), (0, 2)]
     order = [pool.take(1) for _ in range(3)]
     assert [r.portion for r in order if r is not None] == [0, 2, 3]
+
+
+def test_a_backup_copy_may_be_brought_by_either_and_is_the_lease_once_the_other_is_dead() -> None:
+    pool = PortionPool(20, 10)
+    pool.limit = 2
+    for slot in (0, 1):
+        pool.take(slot)
+    assert pool.without_copy(1) == [], "it has work"
+    pool.finish(0, 1)
+    assert pool.without_copy(1) == [(0, 0)]
+    assert pool.copy(1, (0, 0)) == (0, 0, 0, 10, -1)
+    assert pool.without_copy(2) == [], "one copy is enough"
+    assert [pool.may_finish(slot, 0, 0) for slot in range(3)] == [True, True, False]
+    assert pool.release(0) == []
+    assert [pool.may_finish(slot, 0, 0) for slot in range(3)] == [False, True, False]
+    assert pool.release(1) == [(0, 0)]
+    taken = pool.take(2)
+    assert taken is not None
+    pool.copy(0, (0, 0))
+    assert pool.finish(0, 0)
+    assert not pool.may_finish(0, 0, 0), "it comes too late"
+    assert pool.is_finished()
+
+
+def test_late_is_what_has_been_under_way_for_longer_than_usual() -> None:
+    lateness = Lateness()
+    for portion, leased_at in enumerate([0.0, 0.0, 1.0]):
+        lateness.leased((0, portion), leased_at)
+    assert lateness.first([(0, 1)], 100.0) is None, "nobody knows what is usual"
+    lateness.done((0, 0), 2.0, copied=False)
+    assert lateness.deadline([(0, 1), (0, 2)]) == 2.0
+    assert lateness.first([(0, 2)], 2.9) is None
+    assert lateness.first([(0, 2), (0, 1)], 3.0) == (0, 1)
+    lateness.done((0, 1), 50.0, copied=True)
+    assert lateness.deadline([(0, 2)]) == 3.0, "a copy says nothing of what is usual"
+    assert lateness.first([(0, 3)], 10.0) is None, "the coordinator is new, and looks for it now"
+    assert lateness.first([(0, 3)], 12.0) == (0, 3)
 
 
 def test_a_portion_is_done_once() -> None:

@@ -180,6 +180,33 @@ def test_a_slow_worker_costs_no_more_than_a_portion_per_batch(undisturbed):
     assert outcome.seconds < undisturbed.seconds * 1.5 + portions.batches * 1.5 * a_portion_s
 
 
+def test_with_a_worker_ten_times_slower_eight_take_hardly_longer_than_they_must():
+    """Twenty portions a worker and pass; the ideal is that none ever waits."""
+
+    def seconds(slow):
+        method = {"iterations": 2, "gradient_norm_min": 0.0}
+        of_job = job_file(
+            8, 2, algorithm=("sandblaster", method), batch_size=8, portion_batches=1
+        )  # fmt: skip
+        compute = ComputeOptions(step_s=0.1, slow=slow)
+        return Simulation(of_job, LeastSquares(samples=1280), compute=compute).run().seconds
+
+    ideal = seconds({}) * 8 / 7.1
+    assert seconds({1: 10.0}) < 1.15 * ideal
+
+
+@pytest.mark.parametrize(
+    ("victim", "kind"), [("worker-0", "Push"), ("worker-1", "Push"), ("coordinator", "VectorOp")]
+)
+def test_who_dies_while_there_are_backup_copies_changes_nothing(victim, kind, undisturbed):
+    for count in (3, 8):
+        killed = Faults(moments=(Moment(name=victim, kind=kind, count=count),))
+        outcome, portions = run(compute=ComputeOptions(slow={1: 30.0}), faults=killed)
+        assert outcome.state == "finished", outcome.reason
+        assert np.abs(outcome.weights - undisturbed.weights).max() <= 1e-6
+        assert portions.dropped
+
+
 class Cliff(LeastSquares):
     """Beyond a line there is no loss: a row of the data cannot be computed there."""
 

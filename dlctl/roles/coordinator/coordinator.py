@@ -210,6 +210,7 @@ class Coordinator:
             times += [
                 self.checkpointing.deadline(),
                 self.scheduler.deadline(),
+                None if self.checkpointing.active else self.scheduler.copy_due(),
                 self.scaling.deadline(),
             ]
         else:

@@ -16,6 +16,8 @@ from typing import NamedTuple
 from dlctl.algorithms.base import DataEpoch
 from dlctl.flat import slice_bounds
 
+Key = tuple[int, int]
+"""A portion: data epoch and number."""
 RETURNED, DONE = -2, -1
 """In place of a slot: a portion that waits to be leased again, and one that is done."""
 
@@ -36,21 +38,30 @@ class Range(NamedTuple):
 class Leases:
     """Who has which portion."""
 
-    _returned: list[tuple[int, int]] = field(init=False, default_factory=list)
-    _leased: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
+    _returned: list[Key] = field(init=False, default_factory=list)
+    _leased: dict[Key, int] = field(init=False, default_factory=dict)
     """Portion -> the slot that has it."""
-    _doubtful: set[tuple[int, int]] = field(init=False, default_factory=set)
+    _copies: dict[Key, int] = field(init=False, default_factory=dict)
+    """Portion that is leased -> the slot that has a backup copy of it. After a change of the
+    coordinator none is known, and whoever brings something is believed."""
+    _doubtful: set[Key] = field(init=False, default_factory=set)
     """Leased or taken back by another coordinator, whose notes may have been old, or taken back
     from one that lives: they may be done, or somebody else's."""
-    _changed: dict[tuple[int, int], None] = field(init=False, default_factory=dict)
+    _changed: dict[Key, None] = field(init=False, default_factory=dict)
     """Portions of which something has changed, in order."""
 
     def release(self, slot: int) -> list[tuple[int, int]]:
-        """The worker of `slot` is gone: its portions that are not done go back."""
-        back = sorted(key for key, owner in self._leased.items() if owner == slot)
-        for key in back:
+        """The worker of `slot` is gone: its portions that are not done go back, unless another one
+        has a copy, which is the lease now.
+        """
+        self._copies = {key: owner for key, owner in self._copies.items() if owner != slot}
+        mine = [key for key, owner in self._leased.items() if owner == slot]
+        back = sorted(key for key in mine if key not in self._copies)
+        for key in mine:
             del self._leased[key]
             self._changed[key] = None
+            if key in self._copies:
+                self._leased[key] = self._copies.pop(key)
         self._returned = sorted(self._returned + back)
         return back
 
@@ -65,11 +76,22 @@ class Leases:
     def may_finish(self, slot: int, data_epoch: int, portion: int) -> bool:
         """Whether a portion can be done by `slot`: it has it, or nobody knows for sure who has."""
         key = (data_epoch, portion)
-        return key in self._doubtful or self._leased.get(key) == slot
+        having = (self._leased.get(key), self._copies.get(key))
+        return key in self._doubtful or slot in having
+
+    def without_copy(self, slot: int) -> list[Key]:
+        """Portions under way that `slot` might have a backup copy of; [] if it has work itself."""
+        if slot in self._leased.values() or slot in self._copies.values():
+            return []
+        return [key for key in self._leased if key not in self._copies]
+
+    def is_copied(self, key: Key) -> bool:
+        return key in self._copies
 
     def _forget(self, key: tuple[int, int]) -> None:
         """Nobody has it any more, and nobody is to get it."""
         self._leased.pop(key, None)
+        self._copies.pop(key, None)
         self._doubtful.discard(key)
         if key in self._returned:
             self._returned.remove(key)
@@ -108,7 +130,12 @@ class PortionPool(Leases):
         self._changed[key] = None
         return self._range(*key)
 
-    def _pick(self, slot: int) -> tuple[int, int] | None:
+    def copy(self, slot: int, key: Key) -> Range:
+        """A backup copy of a portion that another one has."""
+        self._copies[key] = slot
+        return self._range(*key)
+
+    def _pick(self, slot: int) -> Key | None:
         return self._returned.pop(0) if self._returned else self._advance()
 
     def _range(self, epoch: int, index: int) -> Range:
@@ -254,7 +281,7 @@ class PortionPool(Leases):
         self._next = next_
         self._changed = {}
 
-    def _advance(self) -> tuple[int, int] | None:
+    def _advance(self) -> Key | None:
         while True:
             epoch, index = key = self._next
             if (epoch - self.first_epoch) * self.per_epoch + index >= self.limit:

@@ -16,6 +16,7 @@ from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.messages import Json
 from dlctl.roles.coordinator.client_pool import ClientPool, client_pool
 from dlctl.roles.coordinator.driven import DrivenMethod
+from dlctl.roles.coordinator.lateness import Lateness
 from dlctl.roles.coordinator.leases import PortionPool, Range
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import History
@@ -81,6 +82,8 @@ class Scheduler:
         them."""
         self.scale = schedule.first_scale(job) if schedule.scales(job.schedule) else None
         """Of the rate, if it goes with the number of workers."""
+        self._lateness = Lateness()
+        """Of the portions of a driven method's batch."""
         self._cuts_epochs = type(side).cut_epoch is not Lead.cut_epoch
 
     @property
@@ -389,12 +392,35 @@ class Scheduler:
                 taken = self._doubtful(slot, now)
             else:
                 self._in_vain_since.pop(slot, None)
+            if self.is_driven and isinstance(self._pool, PortionPool):
+                taken = self._noted(self._pool, slot, taken, now)
             if taken is not None or self.stopped or not self.is_driven:
                 del self._pending[slot]
                 self._answer(slot, request, taken)
                 self._tell_of_epoch()
         if isinstance(self._pool, StreamPool) and not self._told_of_end:
             self._tell_of_end(self._pool)
+
+    def _noted(self, pool: PortionPool, slot: int, taken: Range | None, now: float) -> Range | None:
+        """What a worker gets of a batch: what it has taken, or a backup copy of what is late."""
+        if taken is not None:
+            self._lateness.leased((taken.data_epoch, taken.portion), now)
+        elif not self.stopped:
+            late = self._lateness.first(pool.without_copy(slot), now)
+            taken = pool.copy(slot, late) if late is not None else None
+        return taken
+
+    def copy_due(self) -> float | None:
+        """When a worker that waits for data gets a backup copy, if nothing else comes before."""
+        if not self.is_driven or self.stopped or not isinstance(self._pool, PortionPool):
+            return None
+        first = min(self.members.live_slots(), default=0)
+        due = [
+            self._lateness.deadline(self._pool.without_copy(slot))
+            for slot in self._pending
+            if not self.side.may_lease(slot, first)
+        ]
+        return min((at for at in due if at is not None), default=None)
 
     def _tell_of_end(self, pool: StreamPool) -> None:
         """A stream has ended before the run has. That may be meant, and is said once."""
@@ -479,6 +505,8 @@ class Scheduler:
         if self._pool is None or not self.pool.may_finish(done.slot, *key):
             return False
         self._check(done)
+        if isinstance(self._pool, PortionPool):
+            self._lateness.done(key, now, copied=self._pool.is_copied(key))
         self._finish(done)
         self.steps += done.steps
         self.samples += done.samples
