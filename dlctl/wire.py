@@ -57,7 +57,7 @@ def encode(message: Message) -> Frames:
     """
     buffers: Frames = []
     shapes: list[list[int]] = []
-    values = [_outgoing(getattr(message, f), buffers, shapes) for f in _NAMES[type(message)]]
+    values = [_outgoing(getattr(message, f), buffers, shapes) for f in _names(type(message))]
     try:
         header = _pack([PROTOCOL, message.code, values, shapes])
     except (TypeError, ValueError, OverflowError) as error:
@@ -96,7 +96,7 @@ def decode(frames: Sequence[Frame]) -> Message:
     """
     kind, values, shapes = _read_header(frames)
     arrays = iter(_read_buffers(frames[1:], shapes))
-    checkers = _CHECKERS[kind]
+    checkers = _checkers(kind)
     if type(values) is not list or len(values) != len(checkers):
         raise RemoteProtocolError(f"{kind.__name__} has {len(checkers)} fields")
     try:
@@ -315,8 +315,21 @@ _BY_TYPE: dict[str, _Checker] = {
     str(Array): _array,
     str(Packed): _packed,
 }
-_NAMES = {kind: [f.name for f in fields(kind)] for kind in MESSAGES.values()}  # type: ignore[arg-type]
-_CHECKERS = {
-    kind: [_checker(get_type_hints(kind, include_extras=True)[name]) for name in names]
-    for kind, names in _NAMES.items()
-}
+
+
+# A process never meets most of the messages: what is known of one is looked up when it comes.
+_NAMES: dict[type[Message], list[str]] = {}
+_CHECKERS: dict[type[Message], list[_Checker]] = {}
+
+
+def _names(kind: type[Message]) -> list[str]:
+    if kind not in _NAMES:
+        _NAMES[kind] = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return _NAMES[kind]
+
+
+def _checkers(kind: type[Message]) -> list[_Checker]:
+    if kind not in _CHECKERS:
+        hints = get_type_hints(kind, include_extras=True)
+        _CHECKERS[kind] = [_checker(hints[name]) for name in _names(kind)]
+    return _CHECKERS[kind]

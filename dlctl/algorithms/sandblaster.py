@@ -49,7 +49,7 @@ where a shard refuses a push, since g lacks that portion there, unless `workers.
 of a worker's are refused in a row. Every push holds one portion; the paper sends after "every few",
 but a shard could not take one out of several again, and larger portions come to the same. Of the
 last portions of slow replicas idle ones get backup copies (`roles/coordinator/lateness.py`). Who
-wins is known on each shard alone: it takes the copy that comes first, and both are of the same data.
+wins each shard decides for itself: it takes the copy that comes first; both are of the same data.
 
 The loss must be a function of the parameters alone: no dropout, no batch normalisation in training.
 """
@@ -57,9 +57,9 @@ The loss must be a function of the parameters alone: no dropout, no batch normal
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -80,6 +80,7 @@ from dlctl.algorithms.base import (
     Table,
     VectorRequest,
 )
+from dlctl.algorithms.line_search import Conditions, armijo, strong_wolfe
 from dlctl.algorithms.needs import PARAMETERS, Gradient, NextData, Read, Write
 from dlctl.messages import Json
 
@@ -99,9 +100,17 @@ class Options:
     """Euclidean norm of the gradient of the mean loss at which the run has finished."""
     c1: Annotated[float, Gt(0), Lt(1)] = 1e-4
     """Part of the decrease that the slope promises which a step must bring (Armijo)."""
+    line_search: Literal["armijo", "strong-wolfe"] = "armijo"
+    """"armijo": each step that is tried is half as long as the one before. "strong-wolfe": until
+    the slope is flat as well (c2); more passes for a step, and often fewer steps."""
+    c2: Annotated[float, Gt(0), Lt(1)] = 0.9
+    """Part of the slope that may be left where a step ends, for "strong-wolfe"."""
     trials_max: Annotated[int, Ge(1), Le(100)] = 20
-    """Steps that one line search tries, each half as long as the one before and a pass over the
-    dataset."""
+    """Steps that one line search tries, each a pass over the dataset."""
+    reduction: Literal["paper", "gram"] = "paper"
+    """How a direction comes about. "paper": 2 m + 1 round trips, each with a sum that the next one
+    needs. "gram": all sums in one, and the direction in another (Chen et al. 2014), for slow links;
+    some 6 m sums for an iteration."""
 
 
 # ---------------------------------------------------------------- worker
@@ -168,11 +177,14 @@ class LBFGS(Lead):
     iteration: int = 0
     batches: int = 0
     """Passes over the dataset."""
+    dots: dict[str, float] = field(default_factory=dict)
+    """"s0 y1" -> s0.y1, of the pairs, as far as they are known; for the reduction "gram"."""
 
     def state(self) -> Json:
         pairs = [[pair.slot, pair.rho, pair.gamma] for pair in self.pairs]
         numbers = [repr(self.loss), repr(self.norm)]  # JSON has no infinity.
-        return {"pairs": pairs, "at": numbers, "counts": [self.iteration, self.batches]}
+        counts = [self.iteration, self.batches]
+        return {"pairs": pairs, "at": numbers, "counts": counts, "dots": dict(self.dots)}
 
     def resume(self, state: Json) -> None:
         if state:
@@ -181,6 +193,7 @@ class LBFGS(Lead):
             self.pairs = self.pairs[-self.options.history :]
             self.loss, self.norm = map(float, state["at"])
             self.iteration, self.batches = state["counts"]
+            self.dots = dict(state.get("dots", {}))
 
     def figures(self) -> Json:
         if not math.isfinite(self.loss):
@@ -230,6 +243,8 @@ class LBFGS(Lead):
 
     def _direction(self) -> Part[float]:
         """The two-loop recursion: "d" = -H g. Returns its slope, g.d."""
+        if self.options.reduction == "gram":
+            return (yield from self._direction_of_gram())
         changes, alphas = [Change("copy", "g", "d")], []
         for pair in reversed(self.pairs):
             s_d = yield from _after(changes, Sum("dot", f"s{pair.slot}", "d"))
@@ -244,12 +259,46 @@ class LBFGS(Lead):
         changes.append(Change("copy", "d", "d", -1.0))
         return (yield from _after(changes, Sum("dot", "g", "d")))
 
+    def _direction_of_gram(self) -> Part[float]:
+        """The same recursion on the coefficients of "d" in the pairs and g, whose products with
+        each other are all that it needs.
+        """
+        vectors = [f"{kind}{pair.slot}" for pair in self.pairs for kind in "sy"]
+        known = {name: self.dots[name] for name in _products(vectors) if name in self.dots}
+        missing = [name for name in _products([*vectors, "g"]) if name not in known]
+        sums = yield VectorRequest((), tuple(Sum("dot", *name.split()) for name in missing))
+        found = known | dict(zip(missing, sums, strict=True))
+        self.dots = {name: value for name, value in found.items() if "g" not in name}
+        part = dict.fromkeys([*vectors, "g"], 0.0) | {"g": 1.0}
+
+        def dot(name: str) -> float:
+            """Of a vector with what the parts come to."""
+            return math.fsum(value * found[_product(name, other)] for other, value in part.items())
+
+        alphas = []
+        for pair in reversed(self.pairs):
+            alphas.append(pair.rho * dot(f"s{pair.slot}"))
+            part[f"y{pair.slot}"] -= alphas[-1]
+        if self.pairs:
+            part = {name: value * self.pairs[-1].gamma for name, value in part.items()}
+        for pair in self.pairs:
+            part[f"s{pair.slot}"] += alphas.pop() - pair.rho * dot(f"y{pair.slot}")
+        slope = -dot("g")
+        changes = [Change("axpy", name, "d", -value) for name, value in part.items() if name != "g"]
+        yield VectorRequest((Change("copy", "g", "d", -part["g"]), *changes))
+        return slope
+
     def _search(self, slope: float) -> Part[bool]:
-        """Try shorter and shorter steps along "d"; True if "w" is a better point then."""
-        step = 1.0
+        """Try steps along "d"; True if "w" is a better point then."""
+        options, first = self.options, 1.0
         if not self.pairs:
-            step = min(1.0, 1.0 / (yield from _after([], Sum("norm1", "g"))))
-        for _ in range(self.options.trials_max):
+            first = min(1.0, 1.0 / (yield from _after([], Sum("norm1", "g"))))
+        is_wolfe = options.line_search == "strong-wolfe"
+        search = (strong_wolfe if is_wolfe else armijo)(
+            first, options.trials_max, Conditions(self.loss, slope, options.c1, options.c2)
+        )
+        step, loss = next(search), math.inf
+        while True:
             yield VectorRequest(
                 (
                     Change("copy", "x", "t"),
@@ -258,12 +307,12 @@ class LBFGS(Lead):
                 )
             )
             loss = yield from self._evaluate()
-            # As a difference: added to the loss, a small promise would be rounded away.
-            if loss - self.loss <= self.options.c1 * step * slope:
-                self.loss = loss
-                return True
-            step /= 2
-        return False
+            along = (yield from _after([], Sum("dot", ACCRUED, "d"))) if is_wolfe else 0.0
+            try:
+                step = search.send((loss, along))
+            except StopIteration as end:
+                self.loss = self.loss if end.value is None else loss
+                return end.value is not None
 
     def _accept(self) -> Part[None]:
         """Move "x" and "g" to "w" and "accrued", and learn from the step."""
@@ -279,12 +328,23 @@ class LBFGS(Lead):
         )  # fmt: skip
         if sy > CURVATURE_MIN:
             self.pairs = [*self.pairs, Pair(slot, 1 / sy, sy / yy)][-self.options.history :]
+        self.dots = {n: dot for n, dot in self.dots.items() if {s, y}.isdisjoint(n.split())}
         yield from self._move()
 
     def _move(self) -> Part[None]:
         """ "x" and "g" are where "w" and "accrued" are."""
         changes = [Change("copy", PARAMETERS, "x"), Change("copy", ACCRUED, "g")]
         self.norm = math.sqrt((yield from _after(changes, Sum("dot", "g", "g"))))
+
+
+def _product(x: str, y: str) -> str:
+    """Its name: it is the same for both orders."""
+    return " ".join(sorted((x, y)))
+
+
+def _products(names: Sequence[str]) -> list[str]:
+    """Of all of them with each other."""
+    return [_product(x, y) for at, x in enumerate(names) for y in names[: at + 1]]
 
 
 def _after(changes: list[Change], wanted: Sum) -> Part[float]:

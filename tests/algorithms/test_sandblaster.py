@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from scipy.optimize import LbfgsInvHessProduct, minimize
 from dlctl import jobfile
 from dlctl import messages as m
 from dlctl.algorithms.base import BatchRequest, Change, Snapshot, Sum, VectorRequest
+from dlctl.algorithms.line_search import Conditions, Trial, strong_wolfe
 from dlctl.algorithms.needs import Data, Gradient, NextData, Read, Step, Write
 from dlctl.algorithms.sandblaster import LBFGS, SANDBLASTER, Options, Pair
 from dlctl.algorithms.tables import PARTS_MAX
@@ -68,10 +70,13 @@ def run_part(part, shards):
 # ---------------------------------------------------------------- the two-loop recursion
 
 
-def with_pairs(number, history=7, size=1003, servers=3):
+def with_pairs(number, history=7, size=1003, servers=3, reduction="paper"):
     """A side that has accepted `number` points, by the method's own operations on real shards."""
     rng = np.random.default_rng(number)
-    start, options = rng.standard_normal(size).astype(np.float32), Options(history=history)
+    start, options = (
+        rng.standard_normal(size).astype(np.float32),
+        Options(history=history, reduction=reduction),
+    )
     shards = Shards(SANDBLASTER, start, servers, options)
     side = LBFGS(options)
     curvature = rng.uniform(0.1, 10.0, size)
@@ -88,15 +93,18 @@ def with_pairs(number, history=7, size=1003, servers=3):
         change = curvature * made + 0.01 * rng.standard_normal(size)
         gradient = gradient + change
         shards.put("accrued", gradient)
+        if reduction == "gram":  # As after every step: what it knows is not asked for again.
+            run_part(side._direction(), shards)
         run_part(side._accept(), shards)
         seen.append((made, change))
     return side, shards, seen
 
 
 @pytest.mark.oracle("sandblaster", "scipy.optimize.LbfgsInvHessProduct")
+@pytest.mark.parametrize("reduction", ["paper", "gram"])
 @pytest.mark.parametrize("number", [1, 3, 7, 12])
-def test_the_direction_is_the_one_of_scipy(number, agree):
-    side, shards, seen = with_pairs(number)
+def test_the_direction_is_the_one_of_scipy(number, reduction, agree):
+    side, shards, seen = with_pairs(number, reduction=reduction)
     slope = run_part(side._direction(), shards)
     assert len(side.pairs) == min(number, 7)
     s = np.array([made for made, _ in seen[-7:]])
@@ -130,6 +138,111 @@ def test_a_direction_takes_two_rounds_per_pair_and_one_for_the_slope():
         pass
     assert len(asked) == 2 * 7 + 1
     assert all(len(request.sums) == 1 for request in asked)
+
+
+def test_by_the_products_of_all_a_direction_takes_two_rounds_and_few_new_sums():
+    side, shards, _ = with_pairs(12, reduction="gram")
+    asked = []
+
+    def noted(part):
+        value = None
+        while True:
+            try:
+                request = part.send(value)
+            except StopIteration as end:
+                return end.value
+            asked.append(request)
+            value = yield request
+
+    run_part(noted(side._direction()), shards)
+    assert [len(request.sums) for request in asked] == [27 + 15, 0]
+    again = LBFGS(side.options)
+    again.resume(side.state())
+    asked.clear()
+    run_part(noted(again._direction()), shards)
+    assert [len(request.sums) for request in asked] == [15, 0], "only those of g are new"
+
+
+@pytest.mark.parametrize("line_search", ["armijo", "strong-wolfe"])
+def test_a_run_by_the_products_of_all_takes_the_same_way(line_search):
+    a, b = quadratic(30, 100)
+    found = []
+    for reduction in ("paper", "gram"):
+        function = Function(lambda w: w @ a @ w / 2 - b @ w, lambda w: a @ w - b, np.zeros(30), 3)
+        options = Options(
+            gradient_norm_min=0, iterations=12, reduction=reduction, line_search=line_search
+        )
+        drive(LBFGS(options), function.shards, function)
+        found.append(np.array(function.points))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6, atol=1e-6)
+
+
+def rosenbrock(w):
+    return float(100 * (w[1] - w[0] ** 2) ** 2 + (1 - w[0]) ** 2)
+
+
+def slope_of_rosenbrock(w):
+    up = 200 * (w[1] - w[0] ** 2)
+    return np.array([-2 * w[0] * up - 2 * (1 - w[0]), up])
+
+
+@pytest.mark.oracle("sandblaster", "torch.optim.LBFGS, strong Wolfe: the minimum")
+def test_with_strong_wolfe_a_curved_valley_takes_about_as_many_points_as_with_torch(agree):
+    function = Function(rosenbrock, slope_of_rosenbrock, [-1.2, 1.0])
+    side = LBFGS(Options(gradient_norm_min=1e-3, iterations=100, line_search="strong-wolfe"))
+    drive(side, function.shards, function)
+    w = torch.tensor([-1.2, 1.0], dtype=torch.float64, requires_grad=True)
+    script = torch.optim.LBFGS(
+        [w], max_iter=100, history_size=10, line_search_fn="strong_wolfe", tolerance_grad=1e-3
+    )
+    calls = []
+
+    def closure():
+        calls.append(w.detach().numpy().copy())
+        w.grad = torch.from_numpy(slope_of_rosenbrock(calls[-1]))
+        return torch.tensor(rosenbrock(calls[-1]))
+
+    script.step(closure)
+    agree(function.shards.whole(), w.detach().numpy(), atol=1e-3)
+    assert side.batches <= 1.5 * len(calls) + 5
+
+
+def found_by(search, along):
+    """What a search returns: the last step that it has tried, or None."""
+    tried = [next(search)]
+    step = tried[0]
+    while True:
+        try:
+            step = search.send(along(step))
+        except StopIteration as end:
+            found = end.value
+            break
+        tried.append(step)
+    assert found in (tried[-1], None)
+    return found
+
+
+@pytest.mark.parametrize("first", [1e-3, 0.1, 1.0, 50.0])
+def test_a_step_of_strong_wolfe_goes_down_and_is_flat(first):
+    """Along a line with a wall: beyond 3 there is no loss."""
+
+    def along(t):
+        loss = math.nan if t > 3 else (t - 1) ** 4 + math.sin(3 * t) / 5
+        return loss, 4 * (t - 1) ** 3 + 0.6 * math.cos(3 * t)
+
+    wanted = Conditions(*along(0.0), 1e-4, 0.1)
+    step = found_by(strong_wolfe(first, 15, wanted), along)
+    found = Trial(step, *along(step))
+    assert wanted.goes_down(found)
+    assert wanted.is_flat(found)
+
+
+def test_without_trials_enough_strong_wolfe_takes_the_best_that_goes_down():
+    wanted = Conditions(1.0, -1.0, 1e-4, 1e-9)
+    search = strong_wolfe(1.0, 3, wanted)
+    answers = {1.0: (2.0, 1.0)}
+    assert found_by(search, lambda step: answers.get(step, (1.0 - step / 10, -0.5))) < 1.0
+    assert found_by(strong_wolfe(1.0, 3, wanted), lambda step: (math.inf, math.nan)) is None
 
 
 def test_the_ring_keeps_the_newest_pairs_however_many_iterations_there_are():
