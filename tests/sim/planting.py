@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from scenarios import SCENARIOS
 from seeds import Result, run_seed
 
 Patch = pytest.MonkeyPatch
@@ -24,6 +25,7 @@ class Mutant:
 
     def hunt(self) -> Result | None:
         """The first seed that finds it, if one of `seeds` does."""
+        SCENARIOS[self.scenario](self.first)  # What it is compared with is of sound code.
         with pytest.MonkeyPatch.context() as patch:
             self.plant(patch)
             seeds = range(self.first, self.first + self.seeds)

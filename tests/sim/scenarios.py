@@ -420,7 +420,9 @@ def sandblaster(seed: int) -> Simulation:
     """
     faults = (mixed_faults, recovery_faults, recovery_faults, forgetting_faults)[seed % 4](seed)
     checkers = (
-        TermsChecker(), LeasesChecker(64, forgets=bool(faults.full_disks or faults.forgotten)),
+        TermsChecker(), LeasesChecker(
+            64, forgets=bool(faults.full_disks or faults.forgotten), copies=1
+        ),
         LivenessChecker(HEAL_AT_S), NothingLeft(), SameResult(_undisturbed()),
     )  # fmt: skip
     return _driven(seed, checkers, network=poor_network(seed), faults=faults)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 from dlctl import messages as m
@@ -53,23 +55,27 @@ class SamplesChecker(Checker):
             raise self.broken(f"{self.epochs} epochs were asked for, these done: {sorted(counts)}")
 
 
-def _has_it(holder: Process | None) -> bool:
-    return holder is not None and holder.alive and not holder.given_up
+def _has_it(holder: Process) -> bool:
+    return holder.alive and not holder.given_up
 
 
 class LeasesChecker(Checker):
     """A portion has one living holder until it is noted as done, and none after that (who is given
     up does not count, it is fenced); the portions that are noted cover the data epochs that a
     finished run was asked for. If the coordinator `forgets`, because it dies while the disk is
-    full, only that is asked: the next one may lease again what it knows nothing of.
+    full, only that is asked: the next one may lease again what it knows nothing of. So many others
+    may have backup `copies`.
     """
 
-    def __init__(self, samples: int, epochs: int = 0, *, forgets: bool = False) -> None:
+    def __init__(
+        self, samples: int, epochs: int = 0, *, forgets: bool = False, copies: int = 0
+    ) -> None:
         self.samples = samples
         self.epochs = epochs
         """0: the method has no epochs."""
         self.forgets = forgets
-        self._holders: dict[tuple[int, int], Process] = {}
+        self.copies = copies
+        self._holders: defaultdict[tuple[int, int], list[Process]] = defaultdict(list)
         self._ranges: dict[tuple[int, int], tuple[int, int]] = {}
         self._noted: set[tuple[int, int]] = set()
         self._heard: set[tuple[int, int]] = set()
@@ -105,10 +111,10 @@ class LeasesChecker(Checker):
             return
         if key in self._noted:
             raise self.broken(f"portion {key} is done, and leased to {client}")
-        holder = self._holders.get(key)
-        if holder not in (None, client) and _has_it(holder):
-            raise self.broken(f"portion {key} is leased to {client}, and {holder} has it")
-        self._holders[key] = client
+        holders = [each for each in self._holders[key] if each is not client and _has_it(each)]
+        if len(holders) > self.copies:
+            raise self.broken(f"portion {key} is leased to {client}, and {holders[0]} has it")
+        self._holders[key] = [*holders, client]
 
     def at_end(self, world: World) -> None:
         if world.store.run.get("state") != "finished":
