@@ -46,7 +46,9 @@ def test_a_job_is_started_and_its_directory_is_complete(job, own_place, play, dl
     run = the_run(own_place)
     directory = Path(run["directory"])
     assert directory.name.startswith("quick-")
-    assert err.splitlines()[0].startswith("quick, downpour, sgd(lr=0.01) in each worker, sgd(lr=0.1)")
+    assert err.splitlines()[0].startswith(
+        "quick, downpour, sgd(lr=0.01) in each worker, sgd(lr=0.1)"
+    )
     assert f"{directory.name} is running after" in err
     assert f"stop: dlctl stop -j {directory.name}" in err
     assert (run["state"], run["name"], run["algorithm"]) == ("running", "quick", "downpour")
