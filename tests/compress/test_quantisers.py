@@ -66,6 +66,7 @@ def test_the_error_of_randomk_is_the_part_of_the_squared_norm_that_is_not_sent()
     assert np.mean(parts) == pytest.approx(0.9, abs=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("density", [0.1, 0.6])  # of 500; k = 300 makes strata of 2 and of 1
 def test_unbiased_pushes_are_right_on_average_and_leave_nothing(density):
     compressor = RandomK(RandomK.Options(density=density, unbiased=True, dense_below=0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from workplace import Workplace
 
 SAMPLES = 64
@@ -23,6 +24,7 @@ TEAR = f"""    def __getitem__(self, index):
 """
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_bad_samples_until_they_are_too_many(place: Workplace) -> None:
     place.job(stop="{ epochs = 3 }", workers=2)
     seen = place.count_samples()

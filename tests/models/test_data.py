@@ -372,6 +372,7 @@ class Endless(Dataset):
         return index
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [10**12, 2**63 - 1])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_dataset_may_say_that_it_is_longer_than_any_memory(loader, size, shuffle):

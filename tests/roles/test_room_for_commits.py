@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from test_server_restart import Keeping, Life, at_work
 
 from dlctl import messages as m
@@ -50,6 +51,7 @@ def fullest() -> Dedup:
     return deliveries
 
 
+@pytest.mark.long
 def test_there_is_room_for_all_that_the_workers_of_the_largest_run_may_have_done() -> None:
     """Also if the job has two, and the others have come with `dlctl scale`."""
     keeping, sync = Keeping(), registry.load("algorithms", "sync")

@@ -81,6 +81,7 @@ ANY = st.recursive(
 )
 
 
+@pytest.mark.long
 @times(0.2)
 @given(st.dictionaries(st.text(), ANY))
 def test_any_report_fits_beside_others(metrics: dict[str, Any]) -> None:

@@ -263,6 +263,7 @@ def test_whatever_happens_the_model_is_what_the_shard_was(
     run([step for part in parts for step in part], seed, precision)
 
 
+@pytest.mark.per_commit(15)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_of_a_long_history_most_fetches_are_of_changes(seed: int, precision: Precision) -> None:

@@ -162,7 +162,7 @@ def residual_is_dropped_at_the_end(patch: Patch) -> None:
     patch.setitem(Worker._FROM_COORDINATOR, m.Shutdown, on_shutdown)
 
 
-@mutant("a barrier counts workers and not their samples", "LedgerChecker", scenario="sync")
+@mutant("a barrier counts workers and not their samples", "LedgerChecker", scenario="sync", first=5)
 def mean_of_means(patch: Patch) -> None:
     honest = Barrier._update
 
@@ -216,7 +216,7 @@ def steps_are_lost_to_a_mean(patch: Patch) -> None:
 
 @mutant(
     "a replica pushes its next round before the mean of this one has come", "OwnStepsChecker",
-    scenario="local-sgd",
+    scenario="local-sgd", first=5,
 )  # fmt: skip
 def a_round_further_ahead(patch: Patch) -> None:
     honest = Replica.run

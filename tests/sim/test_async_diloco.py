@@ -67,6 +67,7 @@ def test_a_worker_makes_steps_by_its_speed_and_all_push_as_often():
     assert max(pushes) < 1.5 * min(pushes)
 
 
+@pytest.mark.long
 def test_several_replicas_come_to_the_loss_of_one_and_nobody_waits():
     problem = LeastSquares(samples=1024)
     losses, seconds = [], []

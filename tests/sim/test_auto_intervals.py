@@ -122,6 +122,7 @@ def set_live(when_s: float, run: Simulation, **settings: str) -> None:
     run.request(when_s, "set", {"names": ["worker-0"], "settings": settings})
 
 
+@pytest.mark.long
 def test_a_limit_that_changes_live_is_followed_within_a_second() -> None:
     waiting = Waiting()
     run = simulation(FAST, waiting, push="5kB/s")

@@ -296,6 +296,7 @@ def test_one_replica_warms_the_servers_up_and_the_others_start_from_what_it_left
         assert (sums > 0).all()
 
 
+@pytest.mark.long
 def test_a_slow_worker_does_not_hold_the_others_up():
     def seconds(slow: dict[int, float]) -> float:
         compute = ComputeOptions(step_s=0.05, spread=0.0, slow=slow)

@@ -98,6 +98,7 @@ def evaluated(best: str) -> Outcome:
     return Simulation(job, LeastSquares(samples=512), compute=compute).run()
 
 
+@pytest.mark.long
 def test_the_best_is_saved_at_once_and_stays() -> None:
     outcome = evaluated("loss max")
     first, last = sorted(outcome.store.manifests.values(), key=lambda found: found["number"])

@@ -73,6 +73,7 @@ def test_broken_connections_come_back_under_other_ids_and_nothing_stays_lost(blo
         assert (outcome.state, outcome.seconds < 15) == ("finished", True), seed
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("block", range(4))
 def test_links_that_are_cut_one_way_stop_nothing_for_good(block):

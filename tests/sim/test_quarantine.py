@@ -326,6 +326,7 @@ def test_one_whose_pushes_are_all_refused_does_not_hold_up_a_barrier(method) -> 
     assert np.isfinite(outcome.weights).all()
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(2)
 @must_refuse
 @pytest.mark.parametrize("method", BARRIERS[:2], ids=["sync", "local-sgd"])

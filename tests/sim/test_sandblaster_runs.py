@@ -255,6 +255,7 @@ def test_the_time_that_the_job_gives_is_its_end():
     assert (outcome.state, outcome.reason) == ("finished", "3 seconds are over")
 
 
+@pytest.mark.long
 def test_a_stopped_run_is_saved_and_goes_on_from_where_it_was(undisturbed):
     first = Simulation(job(iterations=1000), problem(), seed=1)
     first.request(2.5, "stop", {})

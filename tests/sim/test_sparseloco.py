@@ -102,6 +102,7 @@ def test_replicas_are_the_loop_of_the_paper(agree):
     agree(outcome.weights, theta, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_replicas_that_send_little_come_to_the_same_loss():
     problem = LeastSquares(samples=512, size=80)
     losses = {}

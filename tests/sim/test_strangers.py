@@ -113,6 +113,7 @@ def test_a_stranger_cannot_disturb_a_server(messages):
         assert simulation.run().state == "finished"
 
 
+@pytest.mark.long
 @given(st.lists(ANYTHING, min_size=20, max_size=60))
 @STORIES
 def test_nothing_that_a_server_says_makes_a_worker_fall_over(messages):
