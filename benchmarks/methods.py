@@ -2,8 +2,8 @@
 workers push, and how long the run takes.
 
 It is a proof that each trains, and no contest: rates are such that a method does well, and nobody
-has searched for the best ones. Four workers, two servers, batches of 16, 20 epochs, unless a method
-says otherwise.
+has searched for the best ones. Four workers, two servers, batches of 16, 20 epochs and a method's
+defaults, unless `SETTINGS` has others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.figures import Figure
-from benchmarks.sandbox import Dlctl, sandbox
+from benchmarks.sandbox import Dlctl, pushed_bytes, sandbox
+from dlctl import registry
 
 CHAPTER = "methods"
 TASK = Path(__file__).parents[1] / "examples" / "digits" / "train.py"
@@ -34,10 +35,9 @@ class Setting(NamedTuple):
     sections: str = ""
     """Others of the job file."""
     epochs: int = 20
-    workers: int = 4
 
 
-METHODS = {
+SETTINGS = {
     "downpour": Setting("push_every_steps = 2", OWN_SGD.format(lr=0.05) + SGD.format(lr=0.05)),
     "sync": Setting("backup_workers = 1", SGD.format(lr=0.2)),
     "dgc": Setting("", SGD.format(lr=0.05)),
@@ -69,7 +69,6 @@ METHODS = {
     "ringmaster": Setting("", SGD.format(lr=0.05)),
     "ringleader": Setting("", SGD.format(lr=0.1)),
     "epoch-cut": Setting("", SGD.format(lr=0.05)),
-    "sandblaster": Setting("", epochs=20),
 }
 JOB = """[job]
 name = "{name}"
@@ -82,7 +81,7 @@ name = "{name}"
 [servers]
 count = 2
 [workers]
-count = {workers}
+count = 4
 batch_size = 16
 """
 
@@ -91,12 +90,12 @@ def measure(*, quick: bool) -> list[Figure]:
     """quick: the first one only."""
     with sandbox() as directory:
         shutil.copy(TASK, directory)
-        names = [*METHODS][: 1 if quick else None]
+        names = registry.names("algorithms")[: 1 if quick else None]
         return [_figure(directory, name) for name in names]
 
 
 def _figure(directory: Path, name: str) -> Figure:
-    setting = METHODS[name]
+    setting = SETTINGS.get(name, Setting())
     file = directory / f"{name}.toml"
     file.write_text(JOB.format(name=name, **setting._asdict()))
     dlctl, begun = Dlctl(), time.monotonic()
@@ -106,8 +105,6 @@ def _figure(directory: Path, name: str) -> Figure:
         return Figure(CHAPTER, name, "% wrong", (), asked=WRONG_ASKED, failed=str(error))
     took_s = time.monotonic() - begun
     status = json.loads(dlctl("status", "--json", "-j", str(file)))
-    workers = [row["metrics"] or {} for row in status["daemons"] if row["role"] == "worker"]
-    pushed = sum(metrics.get("push_bytes", 0) for metrics in workers)
     wrong = 100 * (1 - status["evaluation"]["accuracy"])
-    detail = f"{pushed / 1e6:,.1f} MB pushed, {took_s:.0f} s"
+    detail = f"{pushed_bytes(status) / 1e6:,.1f} MB pushed, {took_s:.0f} s"
     return Figure(CHAPTER, name, "% wrong", (wrong,), asked=WRONG_ASKED, detail=detail)

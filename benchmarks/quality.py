@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.figures import Figure
+from benchmarks.sandbox import pushed_bytes
 
 CHAPTER = "quality"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "chargpt"
@@ -88,9 +89,7 @@ def _run(directory: Path, job: str, seed: int, samples: int) -> Ended:
     file.write_text(text)
     _done([*DLCTL, "run", "--fresh", "-q", file.name], directory)
     status = json.loads(_done([*DLCTL, "status", "--json", "-j", file.name], directory))
-    workers = [row["metrics"] or {} for row in status["daemons"] if row["role"] == "worker"]
-    pushed = sum(metrics.get("push_bytes", 0) for metrics in workers)
-    return Ended(status["evaluation"]["val_loss"], pushed)
+    return Ended(status["evaluation"]["val_loss"], pushed_bytes(status))
 
 
 def _done(command: list[str], directory: Path) -> str:

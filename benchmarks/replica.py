@@ -2,10 +2,9 @@
 
 Both sides train the same task with AdamW in one process and one thread; the worker does so in a run
 of one worker and one server, with DiLoCo. Memory is the peak over two rounds and the checkpoint at
-the end, beyond that of plain torch, in copies of the model: how much of it grows with the model, as
-two sizes tell. The steps
-are those of the GPT of `examples/chargpt`, timed within the task by the same lines on both sides,
-with all that comes between them: data, pushes, fetches.
+the end, beyond that of plain torch, in copies of the model; what a run with a tiny model takes is
+dlctl itself, and is taken off. The steps are those of the GPT of `examples/chargpt`, timed within
+the task by the same lines on both sides, with all that comes between them: data, pushes, fetches.
 """
 
 from __future__ import annotations
@@ -161,6 +160,7 @@ def _worker_peak(directory: Path, job: str) -> float:
     while psutil.pid_exists(pid) and "VmHWM" in (text := status.read_text()):
         peak = int(text.split("VmHWM:")[1].split()[0]) * 1024
         time.sleep(POLL_S)
+    dlctl("wait", "-j", str(file))  # Until nobody writes to the directory any more.
     return peak
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 LIMIT_S = 300.0
 """For one command; a start that takes longer has gone wrong."""
@@ -107,6 +108,12 @@ class Dlctl:
             said = f"`dlctl {' '.join(arguments)}` ended with {ended.returncode}:\n{ended.stderr}"
             raise RuntimeError(said)
         return ended.stdout
+
+
+def pushed_bytes(status: dict[str, Any]) -> int:
+    """What all workers have pushed. status: of `dlctl status --json`."""
+    workers = [row["metrics"] or {} for row in status["daemons"] if row["role"] == "worker"]
+    return sum(metrics.get("push_bytes", 0) for metrics in workers)
 
 
 def console_script() -> str:

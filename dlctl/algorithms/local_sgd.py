@@ -107,8 +107,10 @@ class Replica(sync.Replica):
         """From here until it is placed, `_base` has the way that goes on top of what was read."""
         if not self._is_on_way:
             self._base = None
+        elif self._base is not None and self._is_ahead:
+            self._base[lo:hi] -= self.parameters[lo:hi]
         elif self._base is not None:
-            self._base[lo:hi] -= self.parameters[lo:hi] if self._is_ahead else self._base[lo:hi]
+            self._base[lo:hi] = 0
 
     def placed(self, lo: int, hi: int) -> None:
         if self._base is not None:

@@ -32,8 +32,9 @@ Rules:
   (LATE), the others take it. The first push of a batch takes the place of what there was of the
   batch before; a batch is over when all of its portions are settled on all shards, so that whatever
   comes of it afterwards is dropped.
-- "w" moves only between two batches, and a batch is not over while a living replica holds a portion
-  of it. So one fetch per batch is enough, and no gradient is of a mixture of two points.
+- "w" moves only between two batches. Who holds a portion while that happens holds one that another
+  replica has brought, a backup copy or the original: what comes of it is dropped. So one fetch per
+  batch is enough, and no gradient that counts is of a mixture of two points.
 - s and y are of the points that the replicas saw, rounded to float32, not of the exact t d.
 - Operations are made once, and the coordinator plays back what it has on record: but for rounding
   (portions and losses are added as they come) the trajectory does not depend on whose death comes
@@ -69,6 +70,7 @@ from dlctl.algorithms.base import (
     Change,
     Drives,
     Driving,
+    Fault,
     Lead,
     Method,
     Needs,
@@ -82,9 +84,12 @@ from dlctl.algorithms.base import (
 )
 from dlctl.algorithms.line_search import Conditions, armijo, strong_wolfe
 from dlctl.algorithms.needs import PARAMETERS, Gradient, NextData, Read, Write
+from dlctl.config import JobFile
 from dlctl.messages import Json
 
 ACCRUED = "accrued"
+GRAM_HISTORY_MAX = 30
+"""Pairs whose products with each other fit into one message, and into the records of a run."""
 CURVATURE_MIN = 1e-10
 """A pair with s.y up to this says nothing of a minimum, and is left out (as in torch)."""
 
@@ -297,7 +302,7 @@ class LBFGS(Lead):
         search = (strong_wolfe if is_wolfe else armijo)(
             first, options.trials_max, Conditions(self.loss, slope, options.c1, options.c2)
         )
-        step, loss = next(search), math.inf
+        step = next(search)
         while True:
             yield VectorRequest(
                 (
@@ -357,10 +362,24 @@ def _led(name: str) -> Table:
     return Table(name=name, rule="lead", dtype="float64")
 
 
+def check(job: JobFile) -> list[Fault]:
+    """What does not go together in the job file."""
+    found: list[Fault] = []
+    options = Options(**job.algorithm.options)
+    if options.reduction == "gram" and options.history > GRAM_HISTORY_MAX:
+        what = f'reduction = "gram" has all products of the pairs, of at most {GRAM_HISTORY_MAX}'
+        found.append((("algorithm", "history"), what, 'make it smaller, or take "paper"'))
+    if options.line_search == "strong-wolfe" and not options.c1 < options.c2:
+        what = f"must be more than c1, which is {options.c1:g}"
+        found.append((("algorithm", "c2"), what, "as in c1 = 1e-4, c2 = 0.9"))
+    return found
+
+
 SANDBLASTER = Method(
     Options=Options,
     replica=Replica,
     lead=LBFGS,
+    check=check,
     shape=Shape(
         tables=(
             replace(MODEL, rule="lead"),

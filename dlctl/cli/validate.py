@@ -79,18 +79,21 @@ def _rated(optimizer: Choice) -> str:
 def _work(job: JobFile) -> str:
     """As in " (80 updates)": what a length in steps or samples comes to. A step is one worker's."""
     from dlctl import batches, registry
+    from dlctl.algorithms.base import Lead
 
     stop = job.job.stop
     method = registry.load("algorithms", job.algorithm.name)
     is_open = not (stop.samples or stop.steps) or batches.is_open(job)
-    if is_open or method.shard is None or not method.shard.takes_pushes:
+    if is_open or job.data.clients or method.shard is None or not method.shard.takes_pushes:
         return ""
     step = batches.mean(job)
     lengths = [stop.samples / step] if stop.samples else []
     lengths += [stop.steps] if stop.steps else []
     push = method.replica.one_push(method.Options(**job.algorithm.options)).batches
     if method.shard.averages:
-        return f" ({_count(round(min(lengths) / push / job.workers.count), 'update')})"
+        # An update without all workers, if the method has such, is of fewer samples.
+        least = "at least " if method.lead.quorum is not Lead.quorum else ""
+        return f" ({least}{_count(round(min(lengths) / push / job.workers.count), 'update')})"
     return f" ({_count(round(min(lengths) / push), 'push', 'pushes')})"
 
 

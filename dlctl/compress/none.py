@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dlctl.compress.base import Delta
-from dlctl.compress.plain import expand_plain
+from dlctl.compress.plain import expand_whole
 from dlctl.compress.values import Precision, take_values
 from dlctl.config import STRICT
 from dlctl.messages import Packed
@@ -48,7 +48,5 @@ class Dense:
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
-        """A dense delta, unless nothing is pushed; float32 values are the array of `packed` itself,
-        perhaps read-only.
-        """
-        return expand_plain(packed, size)
+        """A dense delta; float32 values are the array of `packed` itself, perhaps read-only."""
+        return expand_whole(packed, size)

@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dlctl.compress import indices
-from dlctl.compress.base import Delta
+from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.values import (
     Precision,
     arrays_of,
@@ -69,8 +69,15 @@ def take_chosen(
 
 
 def nothing(kind: str, size: int) -> Packed:
-    """The push of `size` elements that are all zero."""
-    return Packed(kind, size, (np.empty(0, np.float32), indices.pack(np.empty(0, np.int64), size)))
+    """The push of `size` elements that are all zero, the same with every compressor."""
+    return Packed(kind, size, (np.empty(0, np.float32), np.empty(0, np.uint8)))
+
+
+def expand(compressor: type[Compressor], packed: Packed, size: int) -> Delta:
+    """What was pushed, with whatever compressor. Raises as `Compressor.expand` does."""
+    if len(packed.arrays) == 2 and not any(array.size for array in packed.arrays):
+        return Delta(np.empty(0, np.float32), np.empty(0, np.int64))
+    return compressor.expand(packed, size)
 
 
 def is_plain(packed: Packed) -> bool:

@@ -31,6 +31,7 @@ from dlctl.algorithms.needs import Data, Gradient, Need, NextData, Step, Write
 from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Delta
 from dlctl.compress.none import Dense
+from dlctl.compress.plain import expand
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
 from dlctl.messages import HELD, Array
@@ -195,7 +196,7 @@ class Shards:
     def take(self, index: int, push: m.Push) -> None:
         """A push that is new, in order and sound, of all that the shard has."""
         table = self.tables[push.table]
-        delta = Dense.expand(push.delta, push.delta.length)
+        delta = expand(Dense, push.delta, push.delta.length)
         assert push.is_part or push.delta.length == table.shards[index].size
         if push.is_part:
             delta = Delta(delta.values, push.at + np.arange(delta.values.size))

@@ -56,14 +56,18 @@ def quadratic(size, condition, seed=0):
     return q @ np.diag(np.geomspace(1, condition, size)) @ q.T, rng.standard_normal(size)
 
 
-def run_part(part, shards):
-    """A part of the method that has vector operations only; returns its result."""
+def run_part(part, shards, asked=None):
+    """A part of the method that has vector operations only; returns its result. asked: is told of
+    its requests.
+    """
     value = None
     while True:
         try:
             request = part.send(value)
         except StopIteration as end:
             return end.value
+        if asked is not None:
+            asked.append(request)
         value = shards.perform(request)
 
 
@@ -129,13 +133,8 @@ def test_without_pairs_the_direction_is_straight_down():
 
 def test_a_direction_takes_two_rounds_per_pair_and_one_for_the_slope():
     side, shards, _ = with_pairs(9)
-    part, asked, value = side._direction(), [], None
-    try:
-        while True:
-            asked.append(part.send(value))
-            value = shards.perform(asked[-1])
-    except StopIteration:
-        pass
+    asked = []
+    run_part(side._direction(), shards, asked)
     assert len(asked) == 2 * 7 + 1
     assert all(len(request.sums) == 1 for request in asked)
 
@@ -143,23 +142,12 @@ def test_a_direction_takes_two_rounds_per_pair_and_one_for_the_slope():
 def test_by_the_products_of_all_a_direction_takes_two_rounds_and_few_new_sums():
     side, shards, _ = with_pairs(12, reduction="gram")
     asked = []
-
-    def noted(part):
-        value = None
-        while True:
-            try:
-                request = part.send(value)
-            except StopIteration as end:
-                return end.value
-            asked.append(request)
-            value = yield request
-
-    run_part(noted(side._direction()), shards)
+    run_part(side._direction(), shards, asked)
     assert [len(request.sums) for request in asked] == [27 + 15, 0]
     again = LBFGS(side.options)
     again.resume(side.state())
     asked.clear()
-    run_part(noted(again._direction()), shards)
+    run_part(again._direction(), shards, asked)
     assert [len(request.sums) for request in asked] == [15, 0], "only those of g are new"
 
 
@@ -209,16 +197,16 @@ def test_with_strong_wolfe_a_curved_valley_takes_about_as_many_points_as_with_to
 
 def found_by(search, along):
     """What a search returns: the last step that it has tried, or None."""
-    tried = [next(search)]
-    step = tried[0]
-    while True:
+    following, found = next(search), math.nan
+    while math.isnan(found):
+        step = following
         try:
-            step = search.send(along(step))
+            following = search.send(along(step))
         except StopIteration as end:
+            if end.value is None:
+                return None
             found = end.value
-            break
-        tried.append(step)
-    assert found in (tried[-1], None)
+    assert found == step
     return found
 
 

@@ -841,6 +841,14 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
             "momentum would step along those that nobody has pushed",
         ),
         (
+            '[algorithm]\nname = "sandblaster"\nreduction = "gram"\nhistory = 31',
+            "algorithm.history", 'make it smaller, or take "paper"',
+        ),
+        (
+            '[algorithm]\nname = "sandblaster"\nline_search = "strong-wolfe"\nc1 = 0.5\nc2 = 0.4',
+            "algorithm.c2", "must be more than c1",
+        ),
+        (
             '[algorithm]\nname = "easgd-atomic"\n[average]\nema = 0.9', "average.ema",
             "the centre is updated by no optimiser",
         ),

@@ -361,7 +361,7 @@ def test_validate_says_what_the_job_is(own_place: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("method", "stop", "work"),
     [
-        ("sync", "samples = 3_840", "until 3840 samples (30 updates)"),
+        ("sync", "samples = 3_840", "until 3840 samples (at least 30 updates)"),
         ("downpour", "steps = 100", "until 100 steps (100 pushes)"),
         ("diloco", "samples = 64_000", "until 64000 samples (1 update)"),
         ("sync", "epochs = 2", "until 2 epochs"),

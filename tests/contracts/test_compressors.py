@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from repeated import times
 
 from dlctl import registry, wire
+from dlctl.compress.plain import expand, nothing
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Packed, Push
 
@@ -133,6 +134,15 @@ def as_sent(packed):
     arrived = wire.decode([bytes(frame) for frame in wire.encode(push)])
     assert all(not array.flags.writeable for array in arrived.delta.arrays)
     return arrived.delta
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [0, 1, 3000])
+def test_a_push_of_nothing_is_of_zeros(name, size):
+    kind = registry.load("compressors", name)
+    packed = as_sent(nothing(name, size))
+    assert packed.nbytes == 0
+    assert expanded(expand(kind, packed, size), size).tolist() == [0.0] * size
 
 
 # ---------------------------------------------------------------- nothing is lost

@@ -697,15 +697,15 @@ def test_a_shard_of_a_stream_that_ends_is_told_with_the_next_question_and_its_po
 
 
 def test_while_a_save_waits_no_batch_is_begun() -> None:
-    at = at_work(Write(vector=ONES.copy()), Gradient(), samples=3)
-    begun = len(at.of(Compute))
+    at = at_work(Gradient(), Write(vector=ONES.copy()), Gradient(), samples=3)
     at.training.computing.holds = True
-    for shard, push in enumerate(at.of(m.Push)):
-        at.ack(push, shard)
-    assert len(at.of(Compute)) == begun
+    at.computed(1.0)
+    assert len(at.of(m.Push)) == SERVERS
+    assert len(at.of(Compute)) == 1
+    assert at.training.phase() == "saving"
     at.training.computing.holds = False
     at.advance()
-    assert len(at.of(Compute)) == 1
+    assert len(at.of(Compute)) == 2
 
 
 def test_several_steps_end_with_their_portion() -> None:

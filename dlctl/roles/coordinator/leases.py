@@ -50,7 +50,7 @@ class Leases:
     _changed: dict[Key, None] = field(init=False, default_factory=dict)
     """Portions of which something has changed, in order."""
 
-    def release(self, slot: int) -> list[tuple[int, int]]:
+    def release(self, slot: int) -> list[Key]:
         """The worker of `slot` is gone: its portions that are not done go back, unless another one
         has a copy, which is the lease now.
         """
@@ -65,7 +65,7 @@ class Leases:
         self._returned = sorted(self._returned + back)
         return back
 
-    def doubt(self, slot: int) -> list[tuple[int, int]]:
+    def doubt(self, slot: int) -> list[Key]:
         """The worker of `slot` lives and does not work on what it is said to have: that goes back,
         but whoever says that it is done is believed.
         """
@@ -88,7 +88,7 @@ class Leases:
     def is_copied(self, key: Key) -> bool:
         return key in self._copies
 
-    def _forget(self, key: tuple[int, int]) -> None:
+    def _forget(self, key: Key) -> None:
         """Nobody has it any more, and nobody is to get it."""
         self._leased.pop(key, None)
         self._copies.pop(key, None)
@@ -106,7 +106,7 @@ class PortionPool(Leases):
     limit: float = math.inf
     """Portions that are leased in all."""
     first_epoch: int = 0
-    _next: tuple[int, int] = (0, 0)
+    _next: Key = (0, 0)
     _done: dict[int, set[int]] = field(default_factory=dict)
     """Data epoch -> its portions that are done."""
     _complete: set[int] = field(default_factory=set)
@@ -258,11 +258,11 @@ class PortionPool(Leases):
         return self._leased.get((epoch, portion), RETURNED)
 
     @property
-    def next(self) -> tuple[int, int]:
+    def next(self) -> Key:
         """(data epoch, portion) that has not been leased yet, nor any behind it."""
         return self._next
 
-    def go_on(self, next_: tuple[int, int], standing: dict[tuple[int, int], int]) -> None:
+    def go_on(self, next_: Key, standing: dict[Key, int]) -> None:
         """Be what `take_changes` has told in all; `standing` holds what was not None."""
         for (epoch, portion), slot in standing.items():
             if portion < 0:
@@ -290,13 +290,13 @@ class PortionPool(Leases):
             if not self._is_done(key):
                 return key
 
-    def _was_given(self, key: tuple[int, int]) -> bool:
+    def _was_given(self, key: Key) -> bool:
         return self.first_epoch <= key[0] and 0 <= key[1] < self.per_epoch and key < self._next
 
-    def _is_done(self, key: tuple[int, int]) -> bool:
+    def _is_done(self, key: Key) -> bool:
         return key[0] in self._complete or key[1] in self._done.get(key[0], ())
 
-    def _mark(self, key: tuple[int, int]) -> None:
+    def _mark(self, key: Key) -> None:
         of_epoch = self._done.setdefault(key[0], set())
         of_epoch.add(key[1])
         self.done_count += 1

@@ -393,7 +393,7 @@ class Scheduler:
             else:
                 self._in_vain_since.pop(slot, None)
             if self.is_driven and isinstance(self._pool, PortionPool):
-                taken = self._noted(self._pool, slot, taken, now)
+                taken = self._or_copy(self._pool, slot, taken, now)
             if taken is not None or self.stopped or not self.is_driven:
                 del self._pending[slot]
                 self._answer(slot, request, taken)
@@ -401,7 +401,9 @@ class Scheduler:
         if isinstance(self._pool, StreamPool) and not self._told_of_end:
             self._tell_of_end(self._pool)
 
-    def _noted(self, pool: PortionPool, slot: int, taken: Range | None, now: float) -> Range | None:
+    def _or_copy(
+        self, pool: PortionPool, slot: int, taken: Range | None, now: float
+    ) -> Range | None:
         """What a worker gets of a batch: what it has taken, or a backup copy of what is late."""
         if taken is not None:
             self._lateness.leased((taken.data_epoch, taken.portion), now)

@@ -23,6 +23,7 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.algorithms.base import Decision, Outcome, ShardSide
 from dlctl.compress.base import Compressor, Delta
+from dlctl.compress.plain import expand
 from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
@@ -244,7 +245,7 @@ class TableShard:
             raise RemoteProtocolError(
                 f"it is of {length} elements from {push.at} on, of {self.shard.size}"
             )
-        delta = self.compressor.expand(packed, length)
+        delta = expand(self.compressor, packed, length)
         norm = euclidean_norm(delta.values)
         if not math.isfinite(norm):
             raise RemoteProtocolError("it holds values that are not finite, or its norm is not")

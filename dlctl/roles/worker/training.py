@@ -69,10 +69,10 @@ class Training:
         replicas: Callable[[], int] = lambda: 1,
     ) -> None:
         """tables: the clients of each table of the method, in shard order. compression: the name of
-        the compressor. averaged: float64[n],
-        the model's buffers. members: who takes part, if replicas ask each other. collecting: their
-        group, if they have one. own_rate: of the replica's own optimiser, if it has one.
-        replicas: how many train, those that are about to begin included.
+        the compressor. averaged: float64[n], the model's buffers. members: who takes part, if
+        replicas ask each other. collecting: their group, if they have one. own_rate: of the
+        replica's own optimiser, if it has one. replicas: how many train, those that are about to
+        begin included.
         """
         self.context = context
         self.identity = identity

@@ -82,7 +82,7 @@ from dlctl.roles.worker.training import Training
 from dlctl.util.text import NO_USE, REFUSED
 from dlctl.vector import copy_into, to_host
 
-PASSING = {"computing", "waiting for data", "fetching", "pushing", RUNNING}
+PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUNNING}
 """Phases that come and go with every step: they are reported once a second and not at each change.
 """
 DETAIL_CHARS_MAX = 16_000
@@ -560,7 +560,14 @@ class Worker:
 
     def waiting_for(self) -> str:
         """The daemons that must answer before this worker can go on; "" while it computes."""
-        if self.phase() in ("computing", "evaluating", RUNNING, "building the model", "drained"):
+        if self.phase() in (
+            "computing",
+            "saving",
+            "evaluating",
+            RUNNING,
+            "building the model",
+            "drained",
+        ):
             return ""
         if self.joining.rejoin_at is not None:
             return "worker-0"

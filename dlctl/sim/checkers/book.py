@@ -12,6 +12,7 @@ import numpy as np
 
 from dlctl import messages as m
 from dlctl import registry
+from dlctl.compress.plain import expand
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import APPLIED, DUPLICATE, LATE, REFUSED, Array
 from dlctl.roles.protocol.effects import Compute
@@ -129,11 +130,12 @@ class Book(Checker):
 
     def _on_push(self, peer: str, push: m.Push) -> None:
         key = Key(push.slot, push.epoch, int(peer.rpartition("-")[2]), push.seq)
-        expand = registry.load("compressors", push.delta.kind).expand
-        delta = expand(push.delta, push.delta.length)
+        compressor = registry.load("compressors", push.delta.kind)
+        delta = expand(compressor, push.delta, push.delta.length)
         used = np.flatnonzero(delta.values)
         cells = push.at + (used if delta.indices is None else delta.indices[used])
-        self.is_dense = delta.indices is None and not push.is_part
+        if delta.values.size:  # A push of nothing is of no kind.
+            self.is_dense = delta.indices is None and not push.is_part
         known = self.cells.setdefault(key, cells)
         base = self.bases.setdefault(key, push.base_version)
         if base != push.base_version or not np.array_equal(known, cells):

@@ -110,6 +110,8 @@ class Computing:
     def phase(self) -> Phase:
         if self._at_work:
             return Phase("computing")
+        if self.is_held():
+            return Phase("saving")
         return Phase("waiting for data", (COORDINATOR,))
 
     def deadline(self) -> float | None:

@@ -246,7 +246,7 @@ class Writing:
         if values is None:
             delta = nothing(self.compression, client.hi - client.lo)
         elif need.given:
-            delta = m.Packed("none", len(values), (to_host(values),))
+            delta = m.Packed(self.compression, len(values), (to_host(values),))
         elif client.table == 0:
             with at_least(self.compressor, need.density_min):
                 delta = self.compressor.take(values, client.shard)
