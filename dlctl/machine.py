@@ -9,10 +9,11 @@ That is what makes a run replayable from a seed and every role testable without 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from dlctl.messages import Message
+from dlctl.util.record import Record, record
 
 Peer = str | bytes
 """Whom a message is from or for. A name ("coordinator", "server-0") for connections this machine
@@ -20,12 +21,16 @@ asked for with `Connect`; otherwise the opaque id of an incoming connection, goo
 It is no identity: who a peer is, its key says (`Received.identity`), or else its messages."""
 
 
-class Event:
+class Event(Record):
     """Something that happened, told to a machine."""
 
+    __slots__ = ()
 
-class Effect:
+
+class Effect(Record):
     """Something that a machine wants done, told to its driver."""
+
+    __slots__ = ()
 
 
 class Machine(Protocol):
@@ -41,12 +46,12 @@ class Machine(Protocol):
 # ---------------------------------------------------------------- events every role may get
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Started(Event):
     """The driver is ready; sockets are open."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Received(Event):
     peer: Peer
     message: Message
@@ -55,7 +60,7 @@ class Received(Event):
     which only this user comes."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Coming(Event):
     """Part of a large message has come; `Received` follows if all of it does, with arrays in the
     same memory. Nobody needs to take notice of it.
@@ -68,7 +73,7 @@ class Coming(Event):
     identity: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reconnected(Event):
     """A connection that this machine asked for has ended, and there is another one, which the peer
     knows by another id. Not every transport notices.
@@ -81,12 +86,12 @@ class Reconnected(Event):
     """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeadlineReached(Event):
     """The time that `deadline()` named has come."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StopRequested(Event):
     """Come to an orderly end: on SIGTERM or SIGINT, or because the run is of no use any more."""
 
@@ -98,7 +103,7 @@ class StopRequested(Event):
 # ---------------------------------------------------------------- effects every role may want
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Send(Effect):
     """Send and forget. A transport may lose, repeat or reorder it: the roles repair that."""
 
@@ -106,7 +111,7 @@ class Send(Effect):
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Connect(Effect):
     """From now on messages to `peer` go to `address`, where somebody must have this public key."""
 
@@ -116,14 +121,14 @@ class Connect(Effect):
     """"": a connection without keys."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Admit(Effect):
     """From now on only who has one of these public keys may connect here: key -> name."""
 
     names: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hush(Effect):
     """For a while nothing is to be heard of whoever has this name's key."""
 
@@ -131,7 +136,7 @@ class Hush(Effect):
     for_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Note(Effect):
     """A line for the log. `fields` are plain values."""
 
@@ -140,7 +145,7 @@ class Note(Effect):
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Configure(Effect):
     """A setting that only the driver can put in force (the log level)."""
 
@@ -148,7 +153,7 @@ class Configure(Effect):
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Exit(Effect):
     """End this process after everything before it in the list was done."""
 

@@ -324,7 +324,7 @@ _CHECKERS: dict[type[Message], list[_Checker]] = {}
 
 def _names(kind: type[Message]) -> list[str]:
     if kind not in _NAMES:
-        _NAMES[kind] = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+        _NAMES[kind] = [field.name for field in fields(kind)]
     return _NAMES[kind]
 
 

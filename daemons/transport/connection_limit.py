@@ -19,7 +19,6 @@ import sys
 from contextlib import suppress
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from daemons.transport import socket_events
 
@@ -78,7 +77,8 @@ class ConnectionLimit:
     def begin(self) -> None:
         """It is bound now."""
         if self._monitor.poll(LISTEN_MS):
-            self._door = socket.socket(fileno=os.dup(recv_monitor_message(self._monitor)["value"]))
+            _, descriptor = socket_events.receive(self._monitor)
+            self._door = socket.socket(fileno=os.dup(descriptor))
         else:
             log.warning("the listener is not known: whoever connects cannot be kept out")
 

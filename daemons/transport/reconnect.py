@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from daemons.transport import socket_events
 from dlctl.machine import Reconnected
@@ -98,8 +97,7 @@ class Handshakes:
             return False
         _, target = self._by_monitor[monitor]
         while monitor.poll(0):
-            news = recv_monitor_message(monitor)
-            self._take(target, int(news["event"]), int(news["value"]))
+            self._take(target, *socket_events.receive(monitor))
         return True
 
     def take_ended(self) -> list[Target]:

@@ -8,6 +8,8 @@ connections are limited (`crowd`).
 
 from __future__ import annotations
 
+import struct
+
 import zmq
 
 Socket = zmq.Socket[bytes]
@@ -22,6 +24,15 @@ def monitor(socket: Socket, events: int) -> Socket:
     reader.setsockopt(zmq.RCVHWM, 0)
     reader.connect(place)
     return reader
+
+
+def receive(reader: Socket) -> tuple[int, int]:
+    """The next event and its value (a file descriptor, an errno, milliseconds).
+
+    pyzmq's own function for it brings asyncio and ssl with it, at each start of each daemon.
+    """
+    event, value = struct.unpack("=Hi", reader.recv_multipart()[0])
+    return event, value
 
 
 def stop(socket: Socket, reader: Socket) -> None:

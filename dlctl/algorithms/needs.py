@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from dlctl.messages import Array
+from dlctl.util.record import Record, named_record, record
 from dlctl.vector import Vector
 
 PARAMETERS = "w"
@@ -36,7 +36,7 @@ Extent = tuple[int, ...]
 """The shape of an array."""
 
 
-class Need:
+class Need(Record):
     """Something that a replica waits for."""
 
     __slots__ = ()
@@ -45,7 +45,7 @@ class Need:
 # ---------------------------------------------------------------- data and gradients
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NextData(Need):
     """Wait until there is a batch to compute. Resumed with its `Data`, or None: no data for now.
 
@@ -71,7 +71,7 @@ class Pull(NamedTuple):
     """float32[d]; it must not change before the gradient has come."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gradient(Need):
     """Lease data if needed and compute. Resumed with a `Step`, or None: no data for now.
 
@@ -111,7 +111,7 @@ class Step(NamedTuple):
     """Batches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@named_record
 class Engine(Need):
     """An operation of the method's engine (`engines.py`), where the model is. Resumed with its
     arrays. The engine may write to the parameters: nothing else does, meanwhile. What it raises
@@ -125,7 +125,7 @@ class Engine(Need):
     """Of the arrays that come back; others end the run, too. None: any."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Done(Need):
     """All steps so far, but the newest ones, count as done now, although no push holds them. For
     methods that write nothing, or not all, to servers, or parts in an order of their own. Resumed
@@ -142,7 +142,7 @@ class Done(Need):
 # ---------------------------------------------------------------- tables on the servers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@named_record
 class Read(Need):
     """Fetch a table from all shards, each answered once its clock is at least `at_least`.
 
@@ -178,7 +178,7 @@ class View(NamedTuple):
     """float32, the ranges one after the other; None if they went into the model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@named_record
 class Write(Need):
     """Push part of `vector` to a table: the compressor takes what it sends out of it, the residual
     stays in it. Tables other than the parameters are pushed as they are, and `vector` is left
@@ -215,7 +215,7 @@ class Write(Need):
     wait: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Settle(Need):
     """Wait until all shards have settled the newest `Write`. Resumed with its `Receipt`; before any
     write, with an empty one.
@@ -248,7 +248,7 @@ def mean(table: str, clock: int, vector: Vector, samples: int) -> Generator[Need
 # ---------------------------------------------------------------- other replicas
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@named_record
 class Ask(Need):
     """Ask another replica (`ReplicaSide.serve`). Resumed with its arrays; None if it has left, is
     replaced, or has not answered in time.
@@ -260,7 +260,7 @@ class Ask(Need):
     within_s: float = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@named_record
 class Collective(Need):
     """The sum of a vector over all replicas of the group, torch.distributed does it. Every member
     makes the same ones in the same order. Resumed with `Summed`, which has the same bits for all of

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+
+from dlctl.util.record import Record, record
 
 Array = npt.NDArray[Any]
 Json = dict[str, Any]
@@ -15,7 +17,7 @@ Signed = Annotated[int, "may be negative"]
 """A plain int on the wire is a count, an index or a number: never negative."""
 
 
-class Message:
+class Message(Record):
     """Base of all messages. Its repr shows arrays as dtype and length, never their content, and
     nothing of a secret.
     """
@@ -26,7 +28,7 @@ class Message:
     """Whether its arrays are the sender's own and will change: whoever sends it copies them."""
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{f.name}={_short(f.name, getattr(self, f.name))}" for f in fields(self))  # type: ignore[arg-type]
+        shown = ", ".join(f"{f.name}={_short(f.name, getattr(self, f.name))}" for f in fields(self))
         return f"{type(self).__name__}({shown})"
 
 
@@ -42,7 +44,7 @@ def _short(name: str, value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Packed(Message):
     """A compressed vector of `length` elements; `kind` names the compressor that expands it."""
 

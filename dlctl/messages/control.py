@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dlctl.messages.base import Array, Json, Message, Signed
+from dlctl.util.record import record
 
 # ------------------------------------------------------------ control plane: joining and leaving
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Register(Message):
     """A daemon is there. Repeated until `Welcome` comes, so it must be idempotent."""
 
@@ -22,7 +23,7 @@ class Register(Message):
     version: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Welcome(Message):
     """To a worker: its slot and epoch. To a server: its shard and generation."""
 
@@ -38,14 +39,14 @@ class Welcome(Message):
     """To a worker: find the batch size that there is memory for."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Dismiss(Message):
     """You are not part of this run (any more): exit."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class ModelReady(Message):
     """A worker has built the task's model and dataset."""
 
@@ -69,7 +70,7 @@ class ModelReady(Message):
     """The samples of each client, if it is cut into clients."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Assign(Message):
     """To a server: own the elements [lo, hi) of the flat vector."""
 
@@ -85,7 +86,7 @@ class Assign(Message):
     """Of the dataset: a schedule goes by the length of the run."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Serving(Message):
     """Answer to `Assign`: the server owns its shard and listens at `address`."""
 
@@ -94,7 +95,7 @@ class Serving(Message):
     initialised: bool
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Topology(Message):
     """To a worker: all servers in shard order. One worker is told to initialise empty shards."""
 
@@ -111,7 +112,7 @@ class Topology(Message):
     """Samples of one batch of this worker; 0: as the job file says for all."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Moved(Message):
     """To a worker: a new process owns this shard. Repeated until `MovedNoted`."""
 
@@ -121,14 +122,14 @@ class Moved(Message):
     key: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class MovedNoted(Message):
     name: str
     shard: int
     generation: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Members(Message):
     """To a server: the slots that take part now. Barriers count these."""
 
@@ -137,7 +138,7 @@ class Members(Message):
     """`schedule.Scale`, if the rate goes with the number of workers that the run is to have."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Guests(Message):
     """To a server: who may connect. Repeated until `GuestsNoted`; the newest `number` counts."""
 
@@ -146,7 +147,7 @@ class Guests(Message):
     """JSON: public key -> name. There may be more of them than a header holds."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Report(Message):
     """About once a second, and whenever the phase changes; also a daemon's sign of life."""
 
@@ -158,12 +159,12 @@ class Report(Message):
     metrics: Json
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Heard(Message):
     """For each report, and if a daemon registers again: the coordinator is there."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Failed(Message):
     """The user's code, or this daemon, cannot go on. `detail` is the traceback."""
 
@@ -177,7 +178,7 @@ class Failed(Message):
 # ------------------------------------------------------------ control plane: data
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class LeaseRequest(Message):
     """Give me a portion. Repeated with the same `request` until an answer comes."""
 
@@ -190,7 +191,7 @@ class LeaseRequest(Message):
     """What this worker has found: data epoch, shard of the stream, and the samples that it has."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Lease(Message):
     """Samples [start, stop) in the shuffled order of `data_epoch`, or of a shard of a stream, which
     may end before, or of a client. start == stop: none now, ask later.
@@ -207,7 +208,7 @@ class Lease(Message):
     """Of the stream, or the client; -1: the dataset has no such."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class PortionDone(Message):
     """All gradients of a portion are in acknowledged pushes. `loss_sum` is over its samples; it is
     infinite if the last of these pushes was refused, or empty because the steps were infinite.
@@ -226,7 +227,7 @@ class PortionDone(Message):
     """The samples of the stream's shard, if it has ended in this portion; else -1."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class PortionNoted(Message):
     """The coordinator has recorded that a portion is done."""
 
@@ -237,7 +238,7 @@ class PortionNoted(Message):
 # ------------------------------------------------------------ control plane: changes and ends
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Change(Message):
     """Put these settings in force. Repeated until `Changed`; applying twice does no harm."""
 
@@ -245,7 +246,7 @@ class Change(Message):
     settings: Json
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Changed(Message):
     change: int
     name: str
@@ -253,7 +254,7 @@ class Changed(Message):
     after: Json
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Save(Message):
     """Write your state into the checkpoint directory. Repeated until `Saved`."""
 
@@ -264,7 +265,7 @@ class Save(Message):
     no checkpoint."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Saved(Message):
     """`file` is relative to the checkpoint directory; `state` goes into the manifest."""
 
@@ -277,7 +278,7 @@ class Saved(Message):
     error: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Evaluate(Message):
     """To a worker: fetch the servers' parameters and run the task's `evaluate` on them."""
 
@@ -289,7 +290,7 @@ class Evaluate(Message):
     """On the moving average of the parameters."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Evaluated(Message):
     evaluation: int
     name: str
@@ -299,19 +300,19 @@ class Evaluated(Message):
     """What `finish` has printed and returned."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Drain(Message):
     """To a worker: finish the step, push what is accrued, wait for the acks, then say `Drained`."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Drained(Message):
     name: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Shutdown(Message):
     """Exit now, in order. The last message a daemon gets."""
 
@@ -323,7 +324,7 @@ class Shutdown(Message):
 # ------------------------------------------------------------ control plane: processes of a host
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Spawn(Message):
     """To an agent: run this incarnation of a daemon. Repeated until it reports; idempotent."""
 
@@ -334,7 +335,7 @@ class Spawn(Message):
     """Its secret key; "" for connections without."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Spawned(Message):
     """From an agent: the incarnation has this pid. Answers `Spawn`."""
 
@@ -343,7 +344,7 @@ class Spawned(Message):
     pid: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Kill(Message):
     """To an agent: end this incarnation; `signal` is 15 or 9."""
 
@@ -352,7 +353,7 @@ class Kill(Message):
     signal: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class ProcessExited(Message):
     """From an agent, until noted. `status` is negative for a process that a signal killed."""
 
@@ -364,7 +365,7 @@ class ProcessExited(Message):
     """Why a signal killed it, if the host knows: "out of memory: limit 64 MiB"; else ""."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class ExitNoted(Message):
     name: str
     incarnation: int
@@ -373,7 +374,7 @@ class ExitNoted(Message):
 # ------------------------------------------------------------ control plane: the command line
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Request(Message):
     """From a client: `verb` with its arguments. `request` is the client's own random number."""
 
@@ -382,7 +383,7 @@ class Request(Message):
     arguments: Json
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Reply(Message):
     """`done` is False while the work goes on: `result` then says how far it is."""
 
@@ -395,18 +396,18 @@ class Reply(Message):
 # ------------------------------------------------------------ control plane: answers
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class GuestsNoted(Message):
     name: str
     number: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class RegisterAgain(Message):
     """To an agent that reports: this coordinator has no note of its having registered."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Reopen(Message):
     """To a server: the run goes on, checkpoint `last` has not been its last one. Only a server that
     says so in its reports is told.
@@ -418,7 +419,7 @@ class Reopen(Message):
 # ------------------------------------------------------------ control plane: replicas
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Peers(Message):
     """To a worker: who takes part now, and who is about to. Repeated until `PeersNoted`; the newest
     `number` counts.
@@ -434,13 +435,13 @@ class Peers(Message):
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class PeersNoted(Message):
     name: str
     number: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Listening(Message):
     """From a worker: other replicas may ask it at this address. Repeated until `ListeningNoted`."""
 
@@ -453,7 +454,7 @@ UNMADE = "unmade"
 MODEL_LOST = "model-lost"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Group(Message):
     """To a worker: the group of this generation. Repeated until `GroupNoted`; only the newest
     counts, and whoever is not in `slots` has no group.
@@ -468,7 +469,7 @@ class Group(Message):
     """Nothing is trained yet: whoever has made no sum has the model that the run begins with."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class GroupNoted(Message):
     name: str
     generation: int
@@ -476,7 +477,7 @@ class GroupNoted(Message):
     """Of the first member, when it has opened it; else ""."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class GroupBroken(Message):
     """From a member: a collective of this generation has failed or passed its deadline. Repeated
     until there is another generation."""
@@ -490,7 +491,7 @@ class GroupBroken(Message):
     what the group has come to. Else ""."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class ListeningNoted(Message):
     slot: int
     epoch: int
@@ -499,7 +500,7 @@ class ListeningNoted(Message):
 # ------------------------------------------------------------ control plane: one decider
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Holding(Message):
     """From a server: all pushes that it holds until the lead decides. Sent at every change and a
     while after it again; the newest `number` of the newest generation counts.
@@ -514,7 +515,7 @@ class Holding(Message):
     """int64[3 n]: clock, slot and epoch of each."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Decided(Message):
     """To a server: which pushes of this clock count. The answer to a `Holding` of a shard that has
     not come so far.
@@ -527,7 +528,7 @@ class Decided(Message):
     """int64[2 n]: of these, who has died since. More and more of them, never fewer."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class NormPart(Message):
     """From a server: what its shard's update at this clock adds to the square of the norm by which
     all shards clip theirs. Repeated until `NormTotal`.
@@ -539,7 +540,7 @@ class NormPart(Message):
     squared: float
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class NormTotal(Message):
     """To a server: the sum of the parts of all shards."""
 
@@ -550,7 +551,7 @@ class NormTotal(Message):
 # ------------------------------------------------------------ control plane: samples
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class SampleFailed(Message):
     """From a worker: a sample could not be loaded, and its batch went on without it. Repeated until
     `SampleNoted`; each counts once in a data epoch."""
@@ -565,7 +566,7 @@ class SampleFailed(Message):
     """The traceback."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class SampleNoted(Message):
     data_epoch: int
     sample: int

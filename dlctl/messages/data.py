@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dlctl.messages.base import Array, Message, Packed
+from dlctl.util.record import record
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Join(Message):
     """A worker's first word to a server, on every connection; nothing else is heard before it."""
 
@@ -18,7 +18,7 @@ class Join(Message):
     token: bytes
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Joined(Message):
     shard: int
     generation: int
@@ -29,7 +29,7 @@ class Joined(Message):
     next_seq: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class JoinAgain(Message):
     """A server does not know the worker that spoke: its process or the connection is a new one."""
 
@@ -37,7 +37,7 @@ class JoinAgain(Message):
     generation: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Initialise(Message):
     """The model's initial values of a shard. Only the first one counts. Answered by `Joined`.
 
@@ -50,7 +50,7 @@ class Initialise(Message):
     averaged: Array
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Push(Message):
     """A delta for one shard: the steps first_step..last_step of one worker, `samples` samples in
     all.
@@ -88,7 +88,7 @@ FENCED = "fenced"
 BUFFERED = "buffered"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Ack(Message):
     """What became of a push. All outcomes but HELD, GAP and FENCED settle it for good.
 
@@ -110,7 +110,7 @@ class Ack(Message):
     table: int = 0
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Fetch(Message):
     """Send me your slice, once your clock is at least `clock_min` (barriers), at once if 0.
 
@@ -138,7 +138,7 @@ class Fetch(Message):
     """The moving average of the parameters in place of these; all of it."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Parameters(Message):
     """A whole slice as of `version`: absolute values, so a repeat does no harm.
 
@@ -162,7 +162,7 @@ class Parameters(Message):
     """Of all replicas, in this version."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class SparseParameters(Message):
     """What has changed of a slice between version `since` of this generation and `version`.
 
@@ -188,7 +188,7 @@ class SparseParameters(Message):
     samples: int = 0
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class PushBuffers(Message):
     """A replica's averaged buffers after `samples` samples: absolute, the newest one counts."""
 
@@ -198,14 +198,14 @@ class PushBuffers(Message):
     values: Array
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class FetchBuffers(Message):
     slot: int
     epoch: int
     request: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Buffers(Message):
     """All replicas' buffers averaged by samples (float64)."""
 
@@ -213,7 +213,7 @@ class Buffers(Message):
     averaged: Array
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class VectorOp(Message):
     """From the coordinator: operations on tables, which stay on the shards (`VectorRequest`).
 
@@ -229,7 +229,7 @@ class VectorOp(Message):
     a: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class VectorResult(Message):
     """This shard's parts of the sums; none of an operation that is older than the newest."""
 
@@ -243,7 +243,7 @@ class VectorResult(Message):
 # ---------------------------------------------------------------- from worker to worker
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Ask(Message):
     """One replica asks another. Repeated with the same `request` until `Answer`, or until whoever
     asks has given up; the answer to a repeat is the one that there was.
@@ -260,7 +260,7 @@ class Ask(Message):
     """Its arrays as they are; `kind` is "raw"."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class Answer(Message):
     slot: int
     epoch: int

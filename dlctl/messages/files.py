@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dlctl.messages.base import Message
+from dlctl.util.record import record
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class ReadFile(Message):
     """To an agent, or to the coordinator from a daemon on another host: send me `nbytes` bytes of a
     file. Repeated until `FileData`; asking twice does no harm.
@@ -22,7 +21,7 @@ class ReadFile(Message):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class FileData(Message):
     """Answer to `ReadFile`, with fewer bytes than were asked for where the file ends before."""
 
@@ -41,21 +40,21 @@ class FileData(Message):
     error: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class FileTaken(Message):
     """To an agent: this file of a checkpoint is where it belongs; remove the copy."""
 
     file: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class KeepFrozen(Message):
     """To the first worker that has built the model: write your frozen parameters to this file."""
 
     file: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@record
 class FrozenKept(Message):
     """The file is on the disk of the worker's host, or it is not (`error`)."""
 

@@ -9,16 +9,16 @@ at once, too, if the database can be written; the others a little later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from dlctl.machine import Effect, Event, Exit
 from dlctl.messages import Json
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Context
+from dlctl.util.record import record
 from dlctl.util.text import of_daemon
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class IssueTerm(Effect):
     """An epoch of a slot or a generation of a shard has been issued, and never will be again."""
 
@@ -26,7 +26,7 @@ class IssueTerm(Effect):
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Remember(Effect):
     """A piece of the state that the next coordinator of this run goes on with (`Persistence`)."""
 
@@ -35,12 +35,12 @@ class Remember(Effect):
     """JSON; None: forget the key."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PutOnRecord(Effect):
     """Have all that was to be remembered so far on the disk; answered by `OnRecord` when it is."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AddEvent(Effect):
     """A line of the run's history."""
 
@@ -50,14 +50,14 @@ class AddEvent(Effect):
     data: Json
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AddMetric(Effect):
     daemon: str
     step: int
     values: Json
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Snapshot(Effect):
     """The state that `status` shows: keys of the run, and one object per daemon."""
 
@@ -65,7 +65,7 @@ class Snapshot(Effect):
     daemons: tuple[Json, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BeginCheckpoint(Effect):
     """Make the directory; answered by `CheckpointBegun`."""
 
@@ -73,14 +73,14 @@ class BeginCheckpoint(Effect):
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckpointBegun(Event):
     number: int
     directory: str
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CompleteCheckpoint(Effect):
     """Write the manifest, then drop the oldest; answered by `CheckpointEnded`."""
 
@@ -92,19 +92,19 @@ class CompleteCheckpoint(Effect):
     """As in "val_loss min": the best by that stays, too."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckpointEnded(Event):
     number: int
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RecordCheckpoint(Effect):
     number: int
     value: Json
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LaunchAgent(Effect):
     """Place an agent on a host; its end comes back as `ProcessEnded`."""
 
@@ -114,17 +114,17 @@ class LaunchAgent(Effect):
     """Its secret key, if the run's connections have keys."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KillAgent(Effect):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RenewKey(Effect):
     """Put another run key into the place of the present one; answered by `KeyRenewed`."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeyRenewed(Event):
     error: str
     """"": the new key is on the disk; else it is still the old one, and this is why."""

@@ -8,23 +8,23 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from dlctl.algorithms.needs import Pull
 from dlctl.machine import Effect, Event
 from dlctl.messages import Array, Json
+from dlctl.util.record import record
 from dlctl.vector import Vector
 
 # ---------------------------------------------------------------- what is on record (coordinator)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OnRecord(Event):
     """What `PutOnRecord` asked for is on the disk."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unwritten(Event):
     """The run's database cannot be written from now on, or it can again."""
 
@@ -35,7 +35,7 @@ class Unwritten(Event):
 # ---------------------------------------------------------------- borrowed hosts (coordinator)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AgentWaits(Event):
     """There is no host for this agent yet: it is in a queue."""
 
@@ -44,7 +44,7 @@ class AgentWaits(Event):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HostsTaken(Event):
     """Whoever owns the hosts takes them away, or is about to."""
 
@@ -56,7 +56,7 @@ class HostsTaken(Event):
 # ---------------------------------------------------------------- files (servers and workers)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SaveArrays(Effect):
     """Write `file` into a checkpoint directory, durably; answered by `ArraysSaved`."""
 
@@ -66,7 +66,7 @@ class SaveArrays(Effect):
     arrays: Mapping[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ArraysSaved(Event):
     checkpoint: int
     sha256: str
@@ -85,7 +85,7 @@ class SavedTable(NamedTuple):
     dtype: str = "float32"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadArrays(Effect):
     """Read this daemon's state from a checkpoint directory; answered by `ArraysLoaded`.
 
@@ -104,7 +104,7 @@ class LoadArrays(Effect):
     """They come as "table.<name>"."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ArraysLoaded(Event):
     arrays: Mapping[str, Array]
     state: Json
@@ -113,7 +113,7 @@ class ArraysLoaded(Event):
 # ---------------------------------------------------------------- the model (workers)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BuildModel(Effect):
     """Import the task, build model and dataset; answered by `ModelBuilt`."""
 
@@ -123,7 +123,7 @@ class BuildModel(Effect):
     """Find the batch size that there is memory for."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelBuilt(Event):
     layout: bytes
     samples: int
@@ -147,14 +147,14 @@ class ModelBuilt(Event):
     """The samples of each client, if the dataset is cut into clients."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WriteFrozen(Effect):
     """Write the frozen parameters to this file on this host; answered by `FrozenWritten`."""
 
     file: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FrozenWritten(Event):
     file: str
     sha256: str
@@ -163,7 +163,7 @@ class FrozenWritten(Event):
     """"" if all went well."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadFrozen(Effect):
     """Have the run's frozen parameters in the model, of which these are the digests; answered by
     `FrozenLoaded`, or on another host by `FilesMissing` before.
@@ -172,24 +172,24 @@ class LoadFrozen(Effect):
     digests: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FrozenLoaded(Event):
     """All of them are the run's now."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadBuffers(Effect):
     """Put what the servers have into the model; answered by `BuffersLoaded`."""
 
     averaged: Array
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BuffersLoaded(Event):
     """The model has the run's buffers."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Compute(Effect):
     """The gradient of one batch: number `number` of the portion [start, stop) of `data_epoch`."""
 
@@ -231,7 +231,7 @@ class FailedSample(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Computed(Event):
     loss: float
     gradient: Vector | None
@@ -271,7 +271,7 @@ class Computed(Event):
         return f"gradient of norm {self.norm:.6g}{limit} (its loss is {self.loss:.6g})"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunEngine(Effect):
     """An operation of the method's engine; answered by `EngineRan`, or by `TaskFailed`."""
 
@@ -281,45 +281,45 @@ class RunEngine(Effect):
     """Of what it has to return."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EngineRan(Event):
     arrays: tuple[Array, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TakeComputeState(Effect):
     """What torch keeps for the replica beside the parameters, after all that was asked for so far;
     answered by `ComputeStateTaken`, or by `TaskFailed`.
     """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ComputeStateTaken(Event):
     arrays: Mapping[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RestoreComputeState(Effect):
     """Before the first operation; not answered but by `TaskFailed`."""
 
     arrays: Mapping[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpenStore(Effect):
     """Open the rendezvous of this generation of the group; answered by `StoreOpened`."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StoreOpened(Event):
     generation: int
     address: str
     """host:port."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class JoinGroup(Effect):
     """Leave the group of before and join this one; answered by `GroupJoined` or `GroupFailed`.
 
@@ -334,14 +334,14 @@ class JoinGroup(Effect):
     """Of joining, and of every sum once all members are there."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LeaveGroup(Effect):
     """Be in no group, whatever goes on in it; not answered."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reduce(Effect):
     """Sum with all members, when all have asked for it; answered by `Reduced` or `GroupFailed`, and
     now and then by `GroupWaits`.
@@ -359,7 +359,7 @@ class Reduce(Effect):
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reduced(Event):
     """A sum that every member has."""
 
@@ -379,7 +379,7 @@ class Reduced(Event):
     """The lowest slot of the members that neither join nor are behind, if there is one."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GroupJoined(Event):
     generation: int
     number: int
@@ -388,7 +388,7 @@ class GroupJoined(Event):
     """Of that one, if this member was not told it yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GroupWaits(Event):
     """These ranks have not asked for the sum; about once a second."""
 
@@ -396,7 +396,7 @@ class GroupWaits(Event):
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GroupFailed(Event):
     """A member is gone, or has not come in time."""
 
@@ -406,7 +406,7 @@ class GroupFailed(Event):
     """See `GroupBroken`."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunEvaluation(Effect):
     """The task's `evaluate` with these values in the model; answered by `EvaluationRun`."""
 
@@ -417,18 +417,18 @@ class RunEvaluation(Effect):
     """Metrics: it is the task's `finish` that runs, with these. What it raises is in the answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LocateTask(Effect):
     """The task does not come back: write into the log where it is; answered by `TaskLocated`."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TaskLocated(Event):
     place: str
     """The innermost line of the user's own, as in "/home/me/train.py:51"; "" if it is not known."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EvaluationRun(Event):
     evaluation: int
     metrics: Json
@@ -438,7 +438,7 @@ class EvaluationRun(Event):
     """What it has raised."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TaskFailed(Event):
     """The user's code raised. `error` is one line, `detail` the traceback in that code."""
 
@@ -446,7 +446,7 @@ class TaskFailed(Event):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Settled(Effect):
     """Put on record that the pushes 0..count-1 of this epoch are settled on `shard`."""
 
@@ -458,12 +458,12 @@ class Settled(Effect):
 # ---------------------------------------------------------------- who looks after whom
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CoordinatorGone(Event):
     """To an agent: the coordinator's process has ended. To others: the agent's has, too."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RestartCoordinator(Effect):
     """See to it that the run has a coordinator, unless it has ended in order: watch the one that is
     there, or start one. Two do no harm.
@@ -473,7 +473,7 @@ class RestartCoordinator(Effect):
 # ---------------------------------------------------------------- processes (agents)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StartProcess(Effect):
     name: str
     role: str
@@ -482,7 +482,7 @@ class StartProcess(Effect):
     """Its secret key, if the run's connections have keys."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SignalProcess(Effect):
     """Signal a process that this agent started; a no-op if it has ended."""
 
@@ -491,7 +491,7 @@ class SignalProcess(Effect):
     signal: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProcessEnded(Event):
     name: str
     incarnation: int

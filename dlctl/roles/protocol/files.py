@@ -22,6 +22,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Effect, Event, Peer
 from dlctl.messages import FileData, ReadFile
 from dlctl.roles.protocol.context import Context
+from dlctl.util.record import record
 
 CHECKPOINTS, LOGS, ACKS, FROZEN = "ckpt", "logs", "acks", frozen.FOLDER
 """Folders of a run directory."""
@@ -58,7 +59,7 @@ class RequestNumbers:
 # ---------------------------------------------------------------- who has a file
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadBytes(Effect):
     """Answer this question of `peer`; answered by `BytesRead`."""
 
@@ -66,13 +67,13 @@ class ReadBytes(Effect):
     question: ReadFile
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BytesRead(Event):
     peer: Peer
     answer: FileData
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RemoveCopy(Effect):
     """Remove a file of a checkpoint from this host."""
 
@@ -95,7 +96,7 @@ class Wanted:
     """Only these bytes of it, in order, of a file whose size is known; (): all of it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TakeBytes(Effect):
     """Put `data` at `offset` of a file that is not there yet, beside its place."""
 
@@ -104,7 +105,7 @@ class TakeBytes(Effect):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SealFile(Effect):
     """All bytes have come: check them, and put the file durably in its place; answered by
     `FileSealed`.
@@ -115,7 +116,7 @@ class SealFile(Effect):
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckFile(Effect):
     """See whether a file that is in its place has this size and checksum; answered by
     `FileSealed`.
@@ -126,14 +127,14 @@ class CheckFile(Effect):
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DiscardFile(Effect):
     """Nothing comes of a file: remove what was taken of it."""
 
     file: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FileSealed(Event):
     """A file is in its place and right, or not; then also an answer to `TakeBytes`."""
 
@@ -142,14 +143,14 @@ class FileSealed(Event):
     """"" if all went well."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StillReading(Event):
     """Files are checked and sealed one after the other, and that takes long: more of one has been
     read since this was said last.
     """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FilesMissing(Event):
     """Answer to `LoadArrays` on another host: these have to be fetched before it can be done."""
 
@@ -159,7 +160,7 @@ class FilesMissing(Event):
 # ---------------------------------------------------------------- who mirrors some as they grow
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TakeLog(Effect):
     """Write these bytes at `offset` of a log."""
 
@@ -168,14 +169,14 @@ class TakeLog(Effect):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RotateLog(Effect):
     """The log goes on in a new file, as at its origin: the present one is renamed."""
 
     file: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReplaceFile(Effect):
     """Have `data`, and nothing else, in a small file."""
 
@@ -183,7 +184,7 @@ class ReplaceFile(Effect):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MirrorFailed(Event):
     """What was to be taken of a log could not be written: from `offset` on it has to come again."""
 
