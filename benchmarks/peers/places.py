@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from tests.hosts.cluster import LAB, Cluster, missing
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +47,8 @@ class Place:
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     hosts: tuple[str, ...] = ()
     """What ssh calls the places of the workers, from the head; (): they are where the head is."""
+    processes: Callable[[], list[psutil.Process]] = lambda: list(psutil.process_iter())
+    """All that run there, as this machine counts them."""
 
     def sent_bytes(self) -> int:
         """By all of them since the beginning."""
@@ -116,7 +120,11 @@ def links(workers: int, mbit_per_s: float, delay_ms: float, shared: Path) -> Ite
             partial(_counted, threads.enter_context(cluster.thread(name)), interface)
             for name, interface in ((LAB, "br0"), *((name, "eth0") for name in cluster.names))
         ]
-        yield Place(head, spots, counters, cluster.env, tuple(cluster.names))
+
+        def processes() -> list[psutil.Process]:
+            return [p for name in (LAB, *cluster.names) for p in cluster.processes(name)]
+
+        yield Place(head, spots, counters, cluster.env, tuple(cluster.names), processes)
 
 
 def _counted(thread: Executor, interface: str) -> int:
