@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 300.0
-"""For one command; a start that takes longer has gone wrong."""
+"""For one command, unless it is to train; a start that takes longer has gone wrong."""
 
 TASK = '''"""The smallest task: a linear model of ten parameters on random numbers."""
 
@@ -85,8 +85,13 @@ def write_job(
 class Dlctl:
     """The console script beside this Python, here or behind a command that enters another place."""
 
-    def __init__(self, enter: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
-        self.enter, self.env = enter, env
+    def __init__(
+        self,
+        enter: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self.enter, self.env, self.limit_s = enter, env, limit_s
 
     @contextmanager
     def running(self, file: Path) -> Iterator[float]:
@@ -102,7 +107,7 @@ class Dlctl:
         """What it has printed. Raises RuntimeError with what else it said if it fails."""
         command = [*self.enter, console_script(), *arguments]
         ended = subprocess.run(
-            command, text=True, capture_output=True, timeout=LIMIT_S, env=self.env
+            command, text=True, capture_output=True, timeout=self.limit_s, env=self.env
         )
         if ended.returncode:
             said = f"`dlctl {' '.join(arguments)}` ended with {ended.returncode}:\n{ended.stderr}"
