@@ -116,6 +116,14 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.epoch_cut:EPOCH_CUT",
             "Downpour, and nobody waits for the slowest at an epoch's end (Chilimbi 2014)",
         ),
+        "allreduce": Entry(
+            "dlctl.algorithms.allreduce:ALLREDUCE",
+            "synchronous SGD without servers: all replicas sum their gradients (Goyal 2017)",
+        ),
+        "gossip": Entry(
+            "dlctl.algorithms.gossip:GOSSIP",
+            "no servers: replicas average with random others, and nobody waits (Jin 2016)",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",
@@ -211,8 +219,8 @@ BY_PATH = {"inner_optimizers": Entry("dlctl.inner:FOREIGN", "a class of yours")}
 """Kinds whose names may be "package.module:Class", and what such an entry is."""
 ALIASES: dict[str, str] = {
     # algorithms
-    "allreduce": "sync", "asgd": "downpour", "async": "downpour", "async-sgd": "downpour",
-    "asynchronous": "downpour", "bsp": "sync", "ddp": "sync",
+    "all-reduce": "allreduce", "asgd": "downpour", "async": "downpour", "async-sgd": "downpour",
+    "asynchronous": "downpour", "bsp": "sync", "ddp": "allreduce", "horovod": "allreduce",
     "fedadam": "fedavg", "fedprox": "fedavg", "fedyogi": "fedavg", "hogwild": "downpour",
     "localsgd": "local-sgd", "post-local-sgd": "local-sgd", "synchronous": "sync",
     # compressors

@@ -72,7 +72,7 @@ def _train(task: Any, model: nn.Module, own: torch.Tensor, steps: int, workers: 
             way /= workers
             momentum.mul_(OUTER_MOMENTUM).add_(way)
             outer.sub_(way.add_(momentum, alpha=OUTER_MOMENTUM), alpha=OUTER_LR)
-            vector_to_parameters(outer, model.parameters())
+            vector_to_parameters(outer.clone(), model.parameters())  # It keeps what it is given.
 
 
 def _scale(step: int, steps: int) -> float:

@@ -27,6 +27,7 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
+    ExchangeOwn,
     JoinGroup,
     LeaveGroup,
     LoadArrays,
@@ -40,6 +41,7 @@ from dlctl.roles.protocol.effects import (
     RunEvaluation,
     SaveArrays,
     Settled,
+    StepAlong,
     TakeComputeState,
     WriteFrozen,
 )
@@ -97,6 +99,8 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     loop.perform(LoadFrozen, thread.load_frozen)
     loop.perform(Compute, thread.compute)
     loop.perform(RunEngine, thread.run_engine)
+    loop.perform(StepAlong, thread.step_along)
+    loop.perform(ExchangeOwn, thread.exchange_own)
     loop.perform(TakeComputeState, thread.take_state)
     loop.perform(RestoreComputeState, thread.restore_state)
     loop.perform(RunEvaluation, thread.evaluate)

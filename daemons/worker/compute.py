@@ -42,6 +42,7 @@ from dlctl.roles.protocol.effects import (
     ComputeStateTaken,
     EngineRan,
     EvaluationRun,
+    ExchangeOwn,
     FailedSample,
     LoadBuffers,
     LoadFrozen,
@@ -50,6 +51,7 @@ from dlctl.roles.protocol.effects import (
     RestoreComputeState,
     RunEngine,
     RunEvaluation,
+    StepAlong,
     TakeComputeState,
     TaskLocated,
     WriteFrozen,
@@ -110,6 +112,12 @@ class ComputeThread:
 
     def run_engine(self, effect: RunEngine) -> None:
         self._work.put(partial(self._run_engine, effect))
+
+    def step_along(self, effect: StepAlong) -> None:
+        self._work.put(partial(self._step_along, effect))
+
+    def exchange_own(self, effect: ExchangeOwn) -> None:
+        self._work.put(partial(self._exchange_own, effect))
 
     def take_state(self, effect: TakeComputeState) -> None:
         self._work.put(self._take_state)
@@ -248,6 +256,15 @@ class ComputeThread:
         with self._all_ranks("run", effect.arrays, op=effect.op):
             arrays = self._engine.run(effect.op, effect.arrays, effect.shapes)
         return EngineRan(arrays)
+
+    def _step_along(self, effect: StepAlong) -> EngineRan:
+        self._stepper.along(effect.gradient, effect.rate)
+        return EngineRan(())
+
+    def _exchange_own(self, effect: ExchangeOwn) -> EngineRan:
+        if effect.take is not None:
+            self._stepper.inner.take_packed(effect.take)
+        return EngineRan((self._stepper.inner.packed(),))
 
     def _take_state(self) -> ComputeStateTaken:
         state = self._stepper.state()

@@ -95,6 +95,36 @@ class InnerOptimizer:
                         found[name + _PYTHON] = np.array(value)
         return found
 
+    def packed(self) -> Array:
+        """All that it keeps, as one vector in the order of its names: float32[n]."""
+        return np.concatenate([np.zeros(0, np.float32), *map(np.ravel, self._kept().values())])
+
+    def take_packed(self, packed: Array) -> None:
+        """Go on with what another replica's one keeps. Raises DlctlError if that is of another
+        model or kind.
+        """
+        kept = self._kept()
+        if not kept and packed.size:
+            # Most make what they keep with their first step; this one goes nowhere.
+            self.step([torch.zeros_like(tensor) for tensor in self.tensors], 0.0)
+            kept = self._kept()
+        ends = np.cumsum([array.size for array in kept.values()])
+        if packed.size != (ends[-1] if kept else 0):
+            raise DlctlError(
+                f"another replica's optimiser keeps {packed.size} numbers, this one {ends[-1:]}",
+                hint="the task's code has to build the same model everywhere",
+            )
+        parts = np.split(packed, ends[:-1])
+        taken = {
+            name: part.reshape(array.shape).astype(array.dtype)
+            for (name, array), part in zip(kept.items(), parts, strict=True)
+        }
+        self.restore({OF: np.frombuffer(self._identity, np.uint8), **taken})
+
+    def _kept(self) -> dict[str, Array]:
+        state = self.state()
+        return {name: state[name] for name in sorted(state) if name != OF}
+
     def restore(self, state: Mapping[str, Array]) -> None:
         """Go on from what `state` was. Raises DlctlError if it is another optimiser's."""
         kept: list[dict[int, dict[str, Any]]] = [{} for _ in self._optimizers]

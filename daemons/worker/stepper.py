@@ -62,6 +62,9 @@ class Stepper:
         self.replica = replica
         is_clipped_here = options is not None and options.clip == "replica"
         self.clip_norm = options.clip_norm if options is not None and is_clipped_here else 0.0
+        """Of gradients that are computed here."""
+        self.clip_norm_along = 0.0 if options is None or is_clipped_here else options.clip_norm
+        """Of those that are not."""
         self.inner = inner
         self.steps = 0
         """Made so far, by this process."""
@@ -125,6 +128,17 @@ class Stepper:
         self.inner.step(gradients, own_lr)
         self.replica.drop_gradients()
         return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
+
+    def along(self, gradient: Array, lr: float) -> None:
+        """A step of the replica's own optimiser along a gradient from elsewhere, float32[d]; it may
+        be clipped in place. Raises TaskError.
+        """
+        assert self.inner is not None
+        gradients = self.replica.views_of(torch.from_numpy(gradient).to(self.replica.device))
+        if self.clip_norm_along:
+            _clip(gradients, self.clip_norm_along)
+        self.inner.step(gradients, lr)
+        self.replica.drop_gradients()
 
     def _pulled(self, gradients: Sequence[Tensor | None], pull: Pull) -> list[Tensor | None]:
         """With strength * (value - toward); what has no gradient has not gone anywhere."""

@@ -82,9 +82,9 @@ class Shape:
     """
     progress: str = PARAMETERS
     """The table whose pushes hold a replica's steps: a step is done when such a push is settled."""
-    model: Literal["tables", "replica"] = "tables"
+    model: Literal["tables", "replica", "mean"] = "tables"
     """What is evaluated, saved and exported: the table of parameters, or replicas' own models; of
-    these every one is saved, and the first one is the run's."""
+    these every one is saved, and the first one, or the mean of all, is the run's."""
     links: frozenset[Literal["peers", "group"]] = frozenset()
     """peers: replicas ask each other. group: they make collectives together."""
     engine: str = ""
@@ -223,6 +223,9 @@ class ReplicaSide(ABC):
         """Option -> its number of steps for as long as it is "auto"; the worker role sees to it."""
         self.step_s = 0.0
         """Seconds that a step takes, smoothed; 0: not known yet. The worker role sees to it."""
+        self.own_rate: Callable[[int], float] = lambda samples: 0.0
+        """Samples that the model has had -> the rate of the replica's own optimiser there, as it is
+        set here now. The worker role sees to it."""
         self.view = View(0, 0)
         """Of the newest read that is in the model, all of it; the worker role sees to it."""
 
@@ -299,6 +302,16 @@ class ReplicaSide(ABC):
         it cannot take; then there is no answer.
         """
         raise NotImplementedError(f"{type(self).__name__} answers nobody")
+
+    def answered(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
+        """What came of an `Ask` that was not waited for, between two steps; None: no answer. The
+        parameters may be changed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} waits for all its answers")
+
+    def figures(self) -> messages.Json:
+        """What the worker reports of the method beside its own figures, in plain numbers."""
+        return {}
 
     def leave(self) -> Iterable[Need]:
         """What is still to be done before this replica leaves the run; gradients cannot be had. A

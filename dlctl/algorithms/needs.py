@@ -6,8 +6,11 @@ retries, windows, limits, epochs and deadlines, so that a method does not:
     NextData      wait until there is a batch         Read        fetch a table, or ranges of it
     Gradient      compute one batch, or several       Write       push to a table
                                                       Settle      learn what became of a push
-    Engine        an operation of the method's own    Ask         another replica, and wait
-                  torch part                          Collective  a sum over all replicas
+    OwnStep       a step of the replica's own         Ask         another replica, and wait
+                  optimiser, along any gradient       Collective  a sum over all replicas
+    OwnState      what that optimiser keeps
+    Engine        an operation of the method's own
+                  torch part
     Done          count samples without a push
 
 Vectors are flat: numpy arrays, or torch tensors on a GPU.
@@ -109,6 +112,28 @@ class Step(NamedTuple):
     """Euclidean, of the gradient; infinite if it is not known."""
     steps: int = 1
     """Batches."""
+
+
+@record
+class OwnStep(Need):
+    """The replica's own optimiser makes a step along a gradient that was computed before, of all
+    replicas perhaps, with this rate (`ReplicaSide.own_rate`). Resumed with None. With
+    `gradient.clip = "global"` it is this gradient that is clipped.
+    """
+
+    gradient: Array
+    """float32[d], finite; it must not change before it is resumed."""
+    rate: float
+
+
+@record
+class OwnState(Need):
+    """What the replica's own optimiser keeps, as one vector: float32[n], in an order of its own
+    that is the same in all replicas. Resumed with it.
+    """
+
+    take: Array | None = None
+    """It keeps this from now on, what another replica was resumed with."""
 
 
 @named_record
@@ -251,13 +276,16 @@ def mean(table: str, clock: int, vector: Vector, samples: int) -> Generator[Need
 @named_record
 class Ask(Need):
     """Ask another replica (`ReplicaSide.serve`). Resumed with its arrays; None if it has left, is
-    replaced, or has not answered in time.
+    replaced, or has not answered in time. Questions to one replica go one after the other.
     """
 
     slot: int
     op: str
     arrays: tuple[Array, ...] = ()
     within_s: float = 5.0
+    """math.inf: for as long as it lives."""
+    wait: bool = True
+    """False: resumed at once with None; `ReplicaSide.answered` hears of the answer."""
 
 
 @named_record

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import batches, inner, parameter_groups, registry, schedule
+from dlctl.algorithms import shapes
+from dlctl.algorithms.needs import OwnStep
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
@@ -122,7 +124,7 @@ def _gradient_steps(job: JobFile, method: Any) -> list[parameter_groups.Steps]:
 
 def _clip_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
     """A norm that only all servers together know, or that is of no gradient."""
-    if job.gradient.clip != "global":
+    if job.gradient.clip != "global" or _steps_along_means(method):
         return
     if not method.pushes_gradients(method.Options(**job.algorithm.options)):
         what = f"{job.algorithm.name} pushes no gradients: each replica has its own"
@@ -139,8 +141,15 @@ def _scaling_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, s
 
 
 def _averages_gradients(job: JobFile, method: Any) -> bool:
+    if _steps_along_means(method):
+        return True
     options = method.Options(**job.algorithm.options)
     return bool(method.pushes_gradients(options) and method.shard.averages)
+
+
+def _steps_along_means(method: Any) -> bool:
+    """Whether replicas make the mean themselves, and step along it."""
+    return OwnStep in shapes.needs_of(method.replica)
 
 
 def _has_momentum(job: JobFile) -> bool:

@@ -38,6 +38,7 @@ from dlctl.runs.manifest import (
     MANIFEST,
     Manifest,
     layout,
+    models,
     parse,
     parts,
     serialise,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 FOLDER = "ckpt"
+W = "w"
 SLOT = "slot."
 TABLE = "table."
 VECTOR_DTYPE = "F32"
@@ -186,6 +188,11 @@ def read_slice(directory: Path, manifest: Manifest, tensor: str, lo: int, hi: in
 
     if not 0 <= lo <= hi <= manifest["size"]:
         raise DlctlError(f"[{lo}, {hi}) is not within the model's {manifest['size']} elements")
+    if tensor == W and (found := models(manifest)):
+        total = np.zeros(hi - lo, np.float64)
+        for model in found:
+            total += _read(directory / model["file"], W, model, lo, hi)
+        return (total / len(found)).astype(np.float32)
     parts = [
         _read(directory / shard["file"], tensor, shard, lo, hi)
         for shard in manifest["shards"]

@@ -30,6 +30,8 @@ FAILURE = "failure"
 FROZEN = "frozen"
 """Only of a model with frozen parameters: the file of these, which all checkpoints of a run share,
 and the digests of the tensors, one after the other, hexadecimal."""
+MEAN = "mean"
+"""Only where the run's model is the mean of those of all workers: true."""
 Manifest = dict[str, Any]
 
 _SECTION = (str, dict)
@@ -122,6 +124,13 @@ def _digests(part: Manifest) -> bytes:
     return bytes.fromhex(part["digests"])
 
 
+def models(manifest: Manifest) -> list[dict[str, Any]]:
+    """The files that the run's model is the mean of; [] if it is in the shards."""
+    if not manifest.get(MEAN):
+        return []
+    return [worker for worker in manifest["workers"] if "lo" in worker]
+
+
 def tables(shard: Manifest) -> dict[str, Any]:
     """Of a shard: name -> {"lo", "hi", ...} of every table beside the parameters."""
     found: dict[str, Any] = shard["state"].get("tables", {})
@@ -174,6 +183,7 @@ def check(manifest: Any) -> None:
         raise ValueError(f'its schema is {found!r:.60}, not "{SCHEMA}"')
     _check_fields(manifest, _FIELDS, "")
     _check_fields(manifest, dict.fromkeys(manifest.keys() & {FAILURE}, (str,)), "")
+    _check_fields(manifest, dict.fromkeys(manifest.keys() & {MEAN}, (bool,)), "")
     check_rows(manifest["layout"])
     for index, shard in enumerate(manifest["shards"]):
         _check_part(shard, _SHARD, f"shards[{index}]")
@@ -183,6 +193,9 @@ def check(manifest: Any) -> None:
         _check_part(worker, _PART, f"workers[{index}]")
     if FROZEN in manifest:
         _check_part(manifest[FROZEN], _FROZEN, FROZEN)
+    for model in models(manifest):
+        if (model["lo"], model.get("hi")) != (0, manifest["size"]) or not model["file"]:
+            raise ValueError("the mean is of a part of a model")
     _check_whole(manifest)
 
 

@@ -29,6 +29,7 @@ from dlctl.roles.protocol.effects import (
     ComputeStateTaken,
     EngineRan,
     EvaluationRun,
+    ExchangeOwn,
     LoadBuffers,
     LocateTask,
     ModelBuilt,
@@ -40,6 +41,7 @@ from dlctl.roles.protocol.effects import (
     Settled,
     SignalProcess,
     StartProcess,
+    StepAlong,
     TakeComputeState,
     TaskLocated,
     Unwritten,
@@ -91,6 +93,12 @@ class Stepping(Protocol):
     def forget(self) -> None:
         """Be as a new one is."""
 
+    def packed(self) -> Array:
+        """All that it keeps: float32[n]."""
+
+    def take_packed(self, packed: Array) -> None:
+        """Go on with what another one keeps."""
+
 
 Inner = Callable[[Array], Stepping]
 """Parameters -> their optimiser."""
@@ -113,6 +121,12 @@ class PlainSGD:
 
     def forget(self) -> None:
         """There is nothing."""
+
+    def packed(self) -> Array:
+        return np.zeros(0, np.float32)
+
+    def take_packed(self, packed: Array) -> None:
+        assert not packed.size
 
 
 def plain_inner(choice: Choice) -> Inner | None:
@@ -179,6 +193,8 @@ class ComputeDriver:
             engine = registry.attribute(twin)(problem, self.parameters)
             self._engine = Operations(engine, method)
             process.perform(RunEngine, self._run_engine)
+        process.perform(StepAlong, self._step_along)
+        process.perform(ExchangeOwn, self._exchange_own)
         process.perform(TakeComputeState, self._take_state)
         process.perform(RestoreComputeState, self._restore_state)
         process.perform(Settled, self._settled)
@@ -291,6 +307,26 @@ class ComputeDriver:
             self.process.post(EngineRan(arrays))
 
         self._later(self._step_s(), finish)
+
+    def _step_along(self, effect: StepAlong) -> None:
+        before = effect.gradient.copy()
+
+        def finish() -> None:
+            assert self._inner is not None, "this replica has no optimiser of its own"
+            assert np.array_equal(before, effect.gradient), "changed under a step"
+            self._inner.step(effect.gradient, effect.rate)
+            self.process.post(EngineRan(()))
+
+        self._later(0.0, finish)
+
+    def _exchange_own(self, effect: ExchangeOwn) -> None:
+        def finish() -> None:
+            assert self._inner is not None, "this replica has no optimiser of its own"
+            if effect.take is not None:
+                self._inner.take_packed(effect.take)
+            self.process.post(EngineRan((self._inner.packed(),)))
+
+        self._later(0.0, finish)
 
     def _take_state(self, _: TakeComputeState) -> None:
         self._is_taken = True

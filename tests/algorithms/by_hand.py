@@ -42,12 +42,14 @@ from dlctl.roles.protocol.effects import (
     Compute,
     Computed,
     EngineRan,
+    ExchangeOwn,
     GroupFailed,
     GroupJoined,
     JoinGroup,
     Reduce,
     Reduced,
     RunEngine,
+    StepAlong,
 )
 from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.server.table_shard import TableShard
@@ -350,8 +352,12 @@ class Player:
             case Compute():
                 self._compute(effect)
             case RunEngine(op, arrays, shapes):
-                self.training.on_engine(EngineRan(self._engine.run(op, arrays, shapes)), self._now)
-                self.go_on()
+                self._ran(self._engine.run(op, arrays, shapes))
+            case StepAlong(gradient, rate):
+                self.parameters -= np.float32(rate) * gradient
+                self._ran(())
+            case ExchangeOwn():
+                self._ran((np.zeros(0, np.float32),))
             case Send(_, m.LeaseRequest() as asked):
                 self._asked = asked
             case Send(peer, m.Fetch() as fetch):
@@ -370,6 +376,9 @@ class Player:
                 key = ("portion", done.data_epoch, done.portion)
                 self._context.retries.done(key, self._now)
                 self.samples_done += done.samples
+
+    def _ran(self, arrays: tuple[Array, ...]) -> None:
+        self.training.on_engine(EngineRan(arrays), self._now)
 
     # ------------------------------------------------------------ data
 

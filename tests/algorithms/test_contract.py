@@ -104,7 +104,10 @@ def test_what_changes_live_is_an_option_and_can_be_set(algorithm):
 def test_a_job_file_can_name_it(name, tmp_path):
     (tmp_path / "train.py").touch()
     path = tmp_path / "job.toml"
-    path.write_text(f'job = {{ name = "a", task = "train.py:task" }}\nalgorithm.name = "{name}"\n')
+    path.write_text(
+        f'job = {{ name = "a", task = "train.py:task" }}\nalgorithm.name = "{name}"\n'
+        "workers.count = 2\n"  # Some need somebody to talk to.
+    )
     assert jobfile.load(path).algorithm.name == name
 
 

@@ -922,9 +922,11 @@ def the_lead_forgets_its_clock(patch: Patch) -> None:
 )  # fmt: skip
 def a_replaced_replica_answers(patch: Patch) -> None:
     def on_answer(self, peer, answer, now):
-        if self._asked is not None and answer.slot == self._asked[0] and not answer.error:
-            self._outstanding.drop(self._key())
-            self._asked, self._answer = None, answer.payload.arrays
+        for number, question in list(self._open.items()):
+            if question.slot == answer.slot and not answer.error:
+                self._outstanding.drop(("ask", number))
+                self.newest = answer.payload.arrays
+                self._open.pop(number).then(self.newest)
 
     patch.setattr(Asking, "on_answer", on_answer)
     patch.setattr(Asking, "_has_left", lambda self, slot, epoch: False)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from of_torch import OfTorch
 from simulated import job_file
 
 from dlctl import config, registry
 from dlctl.algorithms.base import Lead, Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import Done, Gradient
 from dlctl.inner import SAVED_AS
-from dlctl.messages import Array
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
@@ -73,27 +72,6 @@ def test_a_run_goes_on_from_its_end_as_if_it_had_never_stopped(name: str, worker
     assert not np.array_equal(stopped.weights, whole.weights)
     resumed = run(name, workers, 3, stopped.store)
     assert resumed.weights.tolist() == whole.weights.tolist()
-
-
-class OfTorch:
-    """Torch's own optimiser over the parameters of a simulated replica."""
-
-    def __init__(self, choice: config.Choice, parameters: Array) -> None:
-        import torch
-
-        from daemons.worker.inner import InnerOptimizer
-
-        self._tensor = torch.from_numpy
-        self._inner = InnerOptimizer(choice, [torch.from_numpy(parameters)])
-
-    def step(self, gradient: Array, lr: float) -> None:
-        self._inner.step([self._tensor(gradient)], lr)
-
-    def state(self) -> Mapping[str, Array]:
-        return self._inner.state()
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self._inner.restore(state)
 
 
 def with_adamw(

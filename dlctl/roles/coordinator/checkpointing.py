@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from dlctl import messages as m
+from dlctl import registry
 from dlctl.config import Checkpoints, JobFile
 from dlctl.flat import Layout
 from dlctl.messages import Json
@@ -35,7 +36,7 @@ from dlctl.roles.coordinator.records import (
 )
 from dlctl.roles.protocol.files import Transfers, Wanted, checkpoint_file, saved_file
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.runs.manifest import FAILURE
+from dlctl.runs.manifest import FAILURE, MEAN
 from dlctl.util.names import HOME_AGENT
 
 SAVE_S_MAX = 120.0
@@ -437,6 +438,7 @@ def manifest_of(
     `data`: how far it is (`Scheduler.to_json`). `failure`: why the run has failed, or "".
     `frozen`: the file of its frozen parameters (`FrozenParameters.part`), if there are any.
     """
+    is_mean = registry.load("algorithms", job.algorithm.name).shape.model == "mean"
     return {
         "run_id": run_id,
         "job": job.job.name,
@@ -449,6 +451,7 @@ def manifest_of(
         "data": data,
         "evaluation": evaluation,
         **({"frozen": frozen} if frozen else {}),
+        **({MEAN: True} if is_mean else {}),
         **({FAILURE: failure[:FAILURE_CHARS]} if failure else {}),
     }
 

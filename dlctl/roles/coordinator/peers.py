@@ -39,6 +39,8 @@ class Peers:
         self.number = 0
         """Of the newest list; of all coordinators of this run: workers go by the newest."""
         self.has_links = "peers" in run.algorithm.shape.links
+        self._keeps_drained = run.algorithm.shape.model == "mean"
+        """Their models are part of the run's."""
         self._list: tuple[tuple[int, int, str, bool], ...] = ()
         """Slot, epoch, address, and whether it takes part."""
         self._told: dict[str, tuple[int, int]] = {}
@@ -69,7 +71,7 @@ class Peers:
         rows = tuple(
             (d.index, d.term, d.address, d.index in slots)
             for d in workers
-            if d.alive and d.model_ready and not d.drained
+            if d.alive and d.model_ready and (self._keeps_drained or not d.drained)
         )
         if rows != self._list:
             self._list, self.number = rows, self.number + 1

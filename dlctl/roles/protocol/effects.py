@@ -272,6 +272,25 @@ class Computed(Event):
 
 
 @record
+class StepAlong(Effect):
+    """A step of the replica's own optimiser along this gradient; answered by `EngineRan`, or by
+    `TaskFailed`.
+    """
+
+    gradient: Array
+    rate: float
+
+
+@record
+class ExchangeOwn(Effect):
+    """What the replica's own optimiser keeps, as one vector; it keeps `take` from then on, if it is
+    given. Answered by `EngineRan`, or by `TaskFailed`.
+    """
+
+    take: Array | None
+
+
+@record
 class RunEngine(Effect):
     """An operation of the method's engine; answered by `EngineRan`, or by `TaskFailed`."""
 

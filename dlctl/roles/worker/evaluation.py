@@ -2,35 +2,83 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from dlctl import messages as m
+from dlctl.messages import Array
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.roles.worker.fetching import Fetched
 from dlctl.roles.worker.joining import buffers_key
+from dlctl.roles.worker.services.asking import MODEL
 from dlctl.roles.worker.training import Training
 from dlctl.vector import to_host
+
+ANSWER_S = 10.0
+"""So long the other replicas have to send their models; the mean is of those that came."""
+
+
+class Mean:
+    """Of the models of all replicas, float64 while they come."""
+
+    def __init__(self, training: Training, now: float) -> None:
+        asking, own = training.asking, to_host(training.side.parameters)
+        assert asking is not None
+        self._sum = own.astype(np.float64)
+        self._squares = float(np.dot(self._sum, self._sum))
+        self._models = 1
+        # Who has drained, too; who only joins says so.
+        self._waits_for = {*asking.members.known} - {training.identity.slot}
+        for slot in sorted(self._waits_for):
+            asking.ask(slot, MODEL, (), now + ANSWER_S, partial(self._come, slot), now)
+
+    def _come(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
+        self._waits_for.discard(slot)
+        if arrays and arrays[0].size == self._sum.size:
+            model = arrays[0].astype(np.float64)
+            self._sum += model
+            self._squares += float(np.dot(model, model))
+            self._models += 1
+
+    def is_here(self) -> bool:
+        return not self._waits_for
+
+    def value(self) -> Array:
+        """float32[d]"""
+        return (self._sum / self._models).astype(np.float32)
+
+    def distance(self) -> float:
+        """The root of the mean squared distance of the replicas from it."""
+        mean = self._sum / self._models
+        return math.sqrt(max(0.0, self._squares / self._models - float(np.dot(mean, mean))))
 
 
 @dataclass(slots=True)
 class Evaluation:
     number: int
     fetched: Fetched | None
-    """The model on its way from the servers; None: the replica's own is evaluated."""
+    """The model on its way from the servers; None: the replica's own is evaluated, or the mean."""
     finish_with: m.Json | None = None
     """Metrics: the task's `finish` is run, with these, and not its `evaluate`."""
+    mean: Mean | None = None
+    """Of all replicas, if that is the run's model."""
     buffers: m.Buffers | None = None
     running: bool = False
 
     @staticmethod
-    def begin(message: m.Evaluate, training: Training, now: float) -> Evaluation:
+    def begin(
+        message: m.Evaluate, training: Training, now: float, *, is_of_all: bool = False
+    ) -> Evaluation:
+        """is_of_all: the model is the mean of all replicas."""
         number = message.evaluation
         finish_with = dict(message.metrics) if message.finishes else None
         if not training.channels:
-            return Evaluation(number, None, finish_with)
+            mean = Mean(training, now) if is_of_all else None
+            return Evaluation(number, None, finish_with, mean)
         fetched = training.fetcher.start(0, whole=True, average=message.average)
         me, first = training.identity, training.channels[0]
         request = m.FetchBuffers(me.slot, me.epoch, fetched.request)
@@ -42,13 +90,17 @@ class Evaluation:
         if self.running or not self._is_here() or not training.pause(now):
             return
         self.running = True
-        if self.fetched is None or self.buffers is None:
+        averaged = np.array(training.computing.averaged)
+        if self.mean is not None:
+            parameters = self.mean.value()
+        elif self.fetched is None or self.buffers is None:
             parameters = to_host(training.side.parameters).copy()
-            averaged = np.array(training.computing.averaged)
         else:
             parameters = training.fetcher.assemble(self.fetched)
             averaged = self.buffers.averaged
         context.do(RunEvaluation(self.number, parameters, averaged, self.finish_with))
 
     def _is_here(self) -> bool:
+        if self.mean is not None:
+            return self.mean.is_here()
         return self.fetched is None or (self.buffers is not None and self.fetched.complete)

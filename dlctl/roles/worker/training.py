@@ -22,6 +22,8 @@ from dlctl.algorithms.needs import (
     Gradient,
     Need,
     NextData,
+    OwnState,
+    OwnStep,
     Read,
     Settle,
     Write,
@@ -91,6 +93,7 @@ class Training:
         )  # fmt: skip
         self.progress = Progress(replicas)
         self.own_rate = own_rate or OwnRate(0.0)
+        side.own_rate = self.own_rate.at
         self.reading = Reading(
             self.fetcher, side, method.shape, self.pacing, self.writing, self.progress
         )
@@ -120,6 +123,8 @@ class Training:
             Gradient: self.computing,
             Done: self.computing,
             Engine: self.engines,
+            OwnStep: self.engines,
+            OwnState: self.engines,
         }
         if self.tables:
             services |= {Read: self.reading, Write: self.writing, Settle: self.writing}
@@ -156,14 +161,17 @@ class Training:
 
     def advance(self, now: float) -> None:
         """Serve the method's needs for as long as they can be served at once."""
+        if self.asking is not None:
+            self.asking.go_on(now)
         if self._paused:
             return
         self.reading.arrived(now)
         self.fetcher.model_changes(self.side.changes_parameters())
         self._place_arrivals()
         self.reading.go_on(now)
-        if self.answering is not None and not self.is_at_work():
+        if self.asking is not None and self.answering is not None and not self.is_at_work():
             self.answering.serve()
+            self.asking.hand_out(self.side)
         if self._need is None and not self.parked:
             self._resume(None, now)
         while not self.parked:
@@ -211,9 +219,10 @@ class Training:
 
     def deadline(self) -> float | None:
         """When `advance` has to be called if nothing happens."""
-        if self.parked or self._paused or self._need is None:
-            return None
-        return self.service.deadline()
+        times = [] if self.asking is None else [self.asking.deadline()]
+        if not (self.parked or self._paused or self._need is None):
+            times.append(self.service.deadline())
+        return min((time for time in times if time is not None), default=None)
 
     def pause(self, now: float) -> bool:
         """Leave the model alone until `resume`, if no gradient is being computed now."""
@@ -267,7 +276,8 @@ class Training:
 
     def busy(self) -> bool:
         """Whether something of this replica is not settled yet."""
-        return self.writing.busy() or self.context.retries.count("portion") > 0
+        asks = self.asking is not None and self.asking.is_open()
+        return self.writing.busy() or self.context.retries.count("portion") > 0 or asks
 
     # ------------------------------------------------------------ what happens
 
@@ -341,6 +351,8 @@ class Training:
         if self.asking is not None and self.answering is not None:
             values["unanswered"] = self.asking.unanswered
             values["answered"] = self.answering.served
+        if figures := self.side.figures():
+            values["method"] = figures
         if self.collecting is not None:
             group = self.collecting
             values["group"] = [group.generation, len(group.slots), group.is_made]

@@ -72,9 +72,9 @@ from dlctl.roles.worker.evaluation import Evaluation
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.progress import OwnRate
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.services.asking import Members
+from dlctl.roles.worker.services.asking import MODEL, Members, pack
 from dlctl.roles.worker.services.collecting import Collecting
-from dlctl.roles.worker.services.computing import RUNNING
+from dlctl.roles.worker.services.computing import RUNNING, STEPPING
 from dlctl.roles.worker.settings import WorkerSettings
 from dlctl.roles.worker.shard_client import Fenced, Identity
 from dlctl.roles.worker.stall import StallDetector
@@ -82,12 +82,13 @@ from dlctl.roles.worker.training import Training
 from dlctl.util.text import NO_USE, REFUSED
 from dlctl.vector import copy_into, to_host
 
-PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUNNING}
+PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUNNING, STEPPING}
 """Phases that come and go with every step: they are reported once a second and not at each change.
 """
 DETAIL_CHARS_MAX = 16_000
 OF_TORCH = (engines.SAVED_AS, inner.SAVED_AS)
 """How the names of what torch keeps begin, among those that a replica saves."""
+NO_MODEL = "it has no model of this run"
 W = "w"
 DICE = "dice"
 RESERVED = frozenset({W, "averaged", DICE})
@@ -287,8 +288,12 @@ class Worker:
     def _on_ask(self, peer: Peer, message: m.Ask, identity: str) -> None:
         """Raises RemoteProtocolError for what no replica of this run would ask."""
         self.members.authz.check(identity, message)
+        me = self.joining.identity
         if self.training is not None and self.training.answering is not None:
             self.training.answering.on_ask(peer, message)
+        elif self.training is None and me is not None and message.op == MODEL:
+            none = m.Answer(me.slot, me.epoch, message.request, NO_MODEL, pack(()))
+            self.context.send(peer, none)
 
     def _on_answer(self, peer: Peer, message: m.Answer, now: float) -> None:
         if self.training is not None and self.training.asking is not None:
@@ -411,13 +416,13 @@ class Worker:
 
     def _restore_model(self, side: ReplicaSide, saved: Mapping[str, m.Array]) -> None:
         """The replica's own model of before the stop, if that is where the run's models are."""
-        if self.algorithm.shape.model == "replica" and W in saved:
+        if self.algorithm.shape.model != "tables" and W in saved:
             copy_into(side.parameters, saved[W])
             self.context.do(LoadBuffers(saved["averaged"]))
 
     def _own_model(self, training: Training) -> dict[str, m.Array]:
         """All that makes the model which stands here, where the run's models are the replicas'."""
-        if self.algorithm.shape.model != "replica":
+        if self.algorithm.shape.model == "tables":
             return {}
         return {
             W: to_host(training.side.parameters).copy(),
@@ -440,10 +445,11 @@ class Worker:
             if self.training.parked:  # Else it is asked again.
                 self.context.send(COORDINATOR, self._without_model(message))
         elif self.training is not None and self._evaluation is None:
-            self._evaluation = Evaluation.begin(message, self.training, now)
+            is_of_all = self.algorithm.shape.model == "mean"
+            self._evaluation = Evaluation.begin(message, self.training, now, is_of_all=is_of_all)
 
     def _without_model(self, message: m.Evaluate) -> m.Evaluated:
-        return m.Evaluated(message.evaluation, self.birth.name, {}, "it has no model of this run")
+        return m.Evaluated(message.evaluation, self.birth.name, {}, NO_MODEL)
 
     def _on_buffers(self, message: m.Buffers, now: float) -> None:
         if not self.joining.on_buffers(message, now):
@@ -455,11 +461,12 @@ class Worker:
 
     def _on_evaluated(self, run: EvaluationRun) -> None:
         assert self.training is not None
-        self._evaluation = None
+        more, self._evaluation = self._evaluation, None
         self.training.resume()
-        self._evaluated = m.Evaluated(
-            run.evaluation, self.birth.name, run.metrics, run.error, run.text
-        )
+        metrics = dict(run.metrics)
+        if metrics and more is not None and more.mean is not None:
+            metrics["consensus_distance"] = more.mean.distance()
+        self._evaluated = m.Evaluated(run.evaluation, self.birth.name, metrics, run.error, run.text)
         self.context.send(COORDINATOR, self._evaluated)
 
     def _on_save(self, message: m.Save, now: float) -> None:
@@ -488,7 +495,7 @@ class Worker:
 
     def _is_quiet_to_save(self) -> bool:
         """Whether what is saved changes with every step, and not only with pushes."""
-        return self._keeps_more() or self.algorithm.shape.model == "replica"
+        return self._keeps_more() or self.algorithm.shape.model != "tables"
 
     def _save_if_clean(self, training: Training) -> bool:
         """Gradients that are not pushed belong to portions that are not done: a run that goes on

@@ -84,7 +84,7 @@ class AnswersChecker(Checker):
         late = self._late.pop(process, None)
         asking = getattr(getattr(process.machine, "training", None), "asking", None)
         if late is not None and asking is not None and late.payload.arrays:
-            used = asking._answer
+            used = asking.newest
             if used and used[0] is late.payload.arrays[0]:
                 raise self.broken(f"{process} uses an answer of a replaced worker-{late.slot}")
 

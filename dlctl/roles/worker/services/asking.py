@@ -8,8 +8,11 @@ while a gradient is computed, and nothing is answered by a process whose slot ha
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,11 +26,14 @@ from dlctl.roles.protocol.authz import Authz
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.worker.services.base import Phase
 from dlctl.roles.worker.shard_client import Identity
+from dlctl.vector import to_host
 
 GONE = "gone"
 """The process that was asked is none of the epoch that was meant."""
 RAW = "raw"
 """The arrays of a question as they are: no compressor expands them."""
+MODEL = "dlctl.model"
+"""What the role asks, and answers by itself: the replica's model as it is."""
 ARRAYS_MAX = 8
 OP_CHARS_MAX = 64
 ERROR_CHARS_MAX = 400
@@ -121,8 +127,25 @@ class Members:
                 self.context.do(Connect(f"worker-{slot}", member.address, member.key))
 
 
+Then = Callable[[tuple[m.Array, ...] | None], None]
+"""What hears of the answer to a question; None: there is none."""
+
+
+class Question(NamedTuple):
+    """One that is not answered yet."""
+
+    number: int
+    slot: int
+    op: str
+    payload: m.Packed
+    until: float
+    then: Then
+    epoch: int = 0
+    """Of whom it was sent to."""
+
+
 class Asking:
-    """Serves `Ask`: one question at a time."""
+    """Serves `Ask`. Questions to one replica go one after the other."""
 
     def __init__(self, context: Context, identity: Identity, members: Members, size: int) -> None:
         """size: elements of the model, which questions and answers are measured by."""
@@ -131,80 +154,148 @@ class Asking:
         self.members = members
         self.unanswered = 0
         """Questions that came to nothing."""
+        self.newest: tuple[m.Array, ...] = ()
+        """The answer that came last."""
         # An answer waits for the end of a step: that says nothing of how soon others answer.
         self._outstanding = context.measures_apart()
         self._bytes_max = bytes_max(size)
         self._number = 0
-        self._asked: tuple[int, int] | None = None
-        """(slot, epoch) of whom it waits for."""
-        self._until = 0.0
+        self._open: dict[int, Question] = {}
+        """Number -> a question that was sent."""
+        self._behind: list[Question] = []
+        """Those that wait for one before them."""
+        self._waits_for = 0
+        """The question that the replica waits for; 0: none."""
         self._answer: tuple[m.Array, ...] | None = None
+        self._ended: list[tuple[int, tuple[m.Array, ...] | None]] = []
+        """Slot and answer of questions that nobody waits for."""
+
+    # ------------------------------------------------------------ the service
 
     def begin(self, need: Ask, now: float) -> None:
         """Raises TypeError for a question that nobody would take."""
-        self._answer, self._asked = None, None
-        payload = pack(need.arrays)
-        if wrong := fault(payload, self._bytes_max):
-            raise TypeError(f"it asks {need.op!r:.80}: {wrong}")
-        if len(need.op) > OP_CHARS_MAX:
-            raise TypeError(
-                f"it asks {need.op!r:.80}: that has more than {OP_CHARS_MAX} characters"
-            )
-        member = self.members.known.get(need.slot)
-        can_answer = member is not None and member.takes_part and bool(member.address)
-        if member is None or not can_answer or need.slot == self.identity.slot:
-            self.unanswered += 1
-            return
-        self._number += 1
-        self._asked, self._until = (need.slot, member.epoch), now + need.within_s
-        me, peer = self.identity, f"worker-{need.slot}"
-        ask = m.Ask(me.slot, me.epoch, member.epoch, self._number, need.op, payload)
-        self.context.do(self._outstanding.add(self._key(), peer, ask, now, payload.nbytes))
-
-    def _key(self) -> tuple[str, int]:
-        return ("ask", self._number)
+        if self._waits_for in self._open:
+            self._give_up(self._waits_for)
+        self._answer, self._waits_for = None, self._number + 1 if need.wait else 0
+        then: Then = self._come if need.wait else partial(self._end, need.slot)
+        self.ask(need.slot, need.op, need.arrays, now + need.within_s, then, now)
 
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
-        if self._asked is not None and (now >= self._until or self._has_left(*self._asked)):
-            self._give_up()
-        self.context.do(*self._outstanding.due(now))
-        return self._asked is None, self._answer
+        self.go_on(now)
+        return not self._waits_for, self._answer
 
-    def _has_left(self, slot: int, epoch: int) -> bool:
+    def phase(self) -> Phase:
+        waits_for = self._open.get(self._waits_for)
+        return Phase("asking", (f"worker-{waits_for.slot}",) if waits_for else ())
+
+    def deadline(self) -> float | None:
+        """When to `go_on`, whatever the replica waits for."""
+        every = (*self._open.values(), *self._behind)
+        times = [question.until for question in every if question.until < math.inf]
+        repeat = self._outstanding.deadline() if self._open else None
+        return min([*times, *([] if repeat is None else [repeat])], default=None)
+
+    def _come(self, answer: tuple[m.Array, ...] | None) -> None:
+        self._answer, self._waits_for = answer, 0
+
+    def _end(self, slot: int, answer: tuple[m.Array, ...] | None) -> None:
+        self._ended.append((slot, answer))
+
+    # ------------------------------------------------------------ questions
+
+    def ask(
+        self, slot: int, op: str, arrays: tuple[Any, ...], until: float, then: Then, now: float
+    ) -> None:
+        """`then` may be called at once. Raises TypeError for a question that nobody would take."""
+        payload = pack(arrays)
+        if wrong := fault(payload, self._bytes_max):
+            raise TypeError(f"it asks {op!r:.80}: {wrong}")
+        if len(op) > OP_CHARS_MAX:
+            raise TypeError(f"it asks {op!r:.80}: that has more than {OP_CHARS_MAX} characters")
+        self._number += 1
+        self._behind.append(Question(self._number, slot, op, payload, until, then))
+        self._send_next(now)
+
+    def _send_next(self, now: float) -> None:
+        """All questions with none before them."""
+        behind, self._behind = self._behind, []
+        for question in behind:
+            if any(other.slot == question.slot for other in self._open.values()):
+                self._behind.append(question)
+            else:
+                self._send(question, now)
+
+    def _send(self, question: Question, now: float) -> None:
+        slot, number = question.slot, question.number
         member = self.members.known.get(slot)
-        return member is None or member.epoch != epoch
+        takes_part = member is not None and (member.takes_part or question.op == MODEL)
+        can_answer = member is not None and takes_part and bool(member.address)
+        if member is None or not can_answer or slot == self.identity.slot:
+            self.unanswered += 1
+            question.then(None)
+            return
+        self._open[number] = question._replace(epoch=member.epoch)
+        me, payload = self.identity, question.payload
+        ask = m.Ask(me.slot, me.epoch, member.epoch, number, question.op, payload)
+        peer = f"worker-{slot}"
+        self.context.do(self._outstanding.add(_key(number), peer, ask, now, payload.nbytes))
+
+    def is_open(self) -> bool:
+        """Whether somebody has not answered yet."""
+        return bool(self._open or self._behind)
+
+    def go_on(self, now: float) -> None:
+        """Repeat what is not answered, and give up what nobody will answer."""
+        for number, question in list(self._open.items()):
+            if now >= question.until or self._has_left(question.slot, question.epoch):
+                self._give_up(number)
+        late = [question for question in self._behind if now >= question.until]
+        self._behind = [question for question in self._behind if now < question.until]
+        for question in late:
+            self.unanswered += 1
+            question.then(None)
+        self._send_next(now)
+        self.context.do(*self._outstanding.due(now))
+
+    def hand_out(self, side: ReplicaSide) -> None:
+        """Tell the method of the answers that it does not wait for, while it computes nothing."""
+        ended, self._ended = self._ended, []
+        for slot, answer in ended:
+            side.answered(slot, answer)
 
     def on_answer(self, peer: Peer, answer: m.Answer, now: float) -> None:
         """A late answer, or of another process than was asked, is dropped.
 
         Raises RemoteProtocolError for one that no replica would give; nobody waits for another one.
         """
-        is_theirs = self._asked == (answer.slot, answer.epoch) and peer == f"worker-{answer.slot}"
-        if not is_theirs or answer.request != self._number:
+        question = self._open.get(answer.request)
+        if question is None or peer != f"worker-{answer.slot}":
+            return
+        if (question.slot, question.epoch) != (answer.slot, answer.epoch):
             return
         wrong = fault(answer.payload, self._bytes_max)
         if answer.error or wrong:
-            self._give_up()
+            self._give_up(answer.request)
         else:
-            self._outstanding.done(self._key(), now)
-            self._asked, self._answer = None, answer.payload.arrays
+            self._outstanding.done(_key(answer.request), now)
+            del self._open[answer.request]
+            self.newest = answer.payload.arrays
+            question.then(self.newest)
         if wrong:
             raise RemoteProtocolError(wrong)
 
-    def phase(self) -> Phase:
-        return Phase("asking", (f"worker-{self._asked[0]}",) if self._asked else ())
+    def _has_left(self, slot: int, epoch: int) -> bool:
+        member = self.members.known.get(slot)
+        return member is None or member.epoch != epoch
 
-    def deadline(self) -> float | None:
-        if self._asked is None:
-            return None
-        repeat = self._outstanding.deadline()
-        return self._until if repeat is None else min(self._until, repeat)
+    def _give_up(self, number: int) -> None:
+        self.unanswered += 1
+        self._outstanding.drop(_key(number))
+        self._open.pop(number).then(None)
 
-    def _give_up(self) -> None:
-        if self._asked is not None:
-            self.unanswered += 1
-            self._outstanding.drop(self._key())
-            self._asked = None
+
+def _key(number: int) -> tuple[str, int]:
+    return ("ask", number)
 
 
 class Answering:
@@ -288,6 +379,8 @@ class Answering:
 
     def _answer(self, ask: m.Ask) -> m.Answer:
         where = type(self.side).__module__
+        if ask.op == MODEL:
+            return self._reply(ask, pack((to_host(self.side.parameters),)))
         try:
             payload = pack(self.side.serve(ask.op, ask.payload.arrays))
             why = fault(payload, self._bytes_max)

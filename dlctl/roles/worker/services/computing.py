@@ -9,14 +9,16 @@ from itertools import repeat
 from typing import Any
 
 from dlctl import messages as m
-from dlctl.algorithms.needs import Data, Done, Engine, Gradient, NextData, Step
+from dlctl.algorithms.needs import Data, Done, Engine, Gradient, NextData, OwnState, OwnStep, Step
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     Compute,
     Computed,
     EngineRan,
+    ExchangeOwn,
     FailedSample,
     RunEngine,
+    StepAlong,
 )
 from dlctl.roles.protocol.meters import Rates, follow
 from dlctl.roles.worker.bad_gradients import BadGradients
@@ -39,6 +41,7 @@ STUCK_OPERATIONS = 3.0
 LONG_S_MIN, LONG_BATCHES = 2.0, 3.0  # One that is long is no fault yet.
 
 RUNNING = "running its engine"
+STEPPING = "making a step"
 
 
 class Computing:
@@ -308,20 +311,34 @@ class Computing:
 
 
 class Engines:
-    """Serves `Engine`: one operation at a time."""
+    """Serves `Engine`, `OwnStep` and `OwnState`: one operation at a time."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.is_at_work = False
         self._result: tuple[m.Array, ...] | None = None
         self._began = self._longest_s = 0.0
+        self._need: Engine | OwnStep | OwnState | None = None
 
-    def begin(self, need: Engine, now: float) -> None:
-        self.is_at_work, self._result, self._began = True, None, now
-        self.context.do(RunEngine(need.op, need.arrays, need.shapes))
+    def begin(self, need: Engine | OwnStep | OwnState, now: float) -> None:
+        self.is_at_work, self._result, self._began, self._need = True, None, now, need
+        match need:
+            case OwnStep():
+                self.context.do(StepAlong(need.gradient, need.rate))
+            case OwnState():
+                self.context.do(ExchangeOwn(need.take))
+            case Engine():
+                self.context.do(RunEngine(need.op, need.arrays, need.shapes))
 
     def poll(self, now: float) -> tuple[bool, Any]:
-        return not self.is_at_work, self._result
+        if self.is_at_work or self._result is None:
+            return not self.is_at_work, None
+        match self._need:
+            case OwnStep():
+                return True, None
+            case OwnState():
+                return True, self._result[0]
+        return True, self._result
 
     def on_ran(self, event: EngineRan, now: float) -> None:
         self.is_at_work, self._result = False, event.arrays
@@ -333,7 +350,7 @@ class Engines:
         return took_s if took_s > max(STUCK_S_MIN, STUCK_OPERATIONS * self._longest_s) else 0.0
 
     def phase(self) -> Phase:
-        return Phase(RUNNING)
+        return Phase(RUNNING if isinstance(self._need, Engine) else STEPPING)
 
     def deadline(self) -> float | None:
         return None

@@ -1,0 +1,176 @@
+"""Gossiping SGD: replicas average with a random other one, and nobody waits. Jin et al., "How to
+scale distributed deep learning?", 2016, section 3; symmetric: Lian et al., "Asynchronous
+Decentralized Parallel SGD", ICML 2018.
+
+Every replica i steps with an optimiser of its own, and every tau steps it contacts a random j:
+
+    pull         asks for theta_j              theta_i = (1 - beta) theta_i + beta theta_j
+    push         sends theta_i                 theta_j = (1 - beta) theta_j + beta theta_i
+    symmetric    sends theta_i, j answers      delta = beta (theta_i - theta_j)
+                                               theta_j += delta,  theta_i -= delta
+
+tau = `contact_every_steps`; with `random_times` a contact has the probability 1 / tau at each step.
+beta = `mix`, 1/2 in the paper. What is sent is a snapshot between two steps. Nobody waits for an
+answer: it is put in between two steps when it has come, `age` steps after it was asked for.
+
+- Only "symmetric" conserves the mean of all replicas: pull and push let it drift. Both replicas
+  move by the same delta, however late it comes, so such a question is open for as long as who was
+  asked lives. An answer that is lost is asked for again, and delta is the same then.
+- Pull and push give up a contact after `CONTACT_S`; a push may still arrive.
+- The model of the run is the mean of all replicas: it is evaluated, exported, and what `status`
+  shows. `consensus_distance`, a metric of each evaluation, is how far they are from it.
+- Optimisers' states are not averaged, as in the paper.
+- Who joins, or whose checkpoint is lost, begins with the model of another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from annotated_types import Ge, Gt, Le
+
+from dlctl.algorithms.base import Fault, Method, Needs, ReplicaSide, Shape, Start
+from dlctl.algorithms.needs import Ask, Done, Gradient, NextData
+from dlctl.config import Choice, JobFile
+from dlctl.errors import RemoteProtocolError
+from dlctl.messages import Array, Json
+from dlctl.settings import Setting, count
+from dlctl.vector import Vector, all_finite, copy_into, to_host
+
+CONTACT_S = 5.0
+TAKE_OVER_S = 2.0
+AGE_WEIGHT = 0.1
+"""Of the newest exchange in what is reported."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    mode: Literal["pull", "push", "symmetric"] = "symmetric"
+    """Who is moved by a contact: who asks, who is asked, or both, which conserves the mean."""
+    contact_every_steps: Annotated[int, Ge(1)] = 1
+    """Steps from one contact to the next, tau. Changes live."""
+    random_times: bool = False
+    """A contact after each step with probability 1/tau, instead of every tau steps."""
+    mix: Annotated[float, Gt(0), Le(0.5)] = 0.5
+    """The part of the other model that is taken over, beta."""
+
+
+class Replica(ReplicaSide):
+    options: Options
+
+    def begin(self, start: Start) -> None:
+        self._joins = start == "joins"
+        self.steps = 0
+        self.asked_at: dict[int, int] = {}
+        """Slot -> our step when it was asked; it has not answered yet."""
+        self.exchanges = 0
+        self.age = self.distance = 0.0
+        """Of exchanges, smoothed: our steps between question and answer; how far both were apart.
+        """
+
+    def state(self) -> dict[str, Vector]:
+        return {"steps": np.array([self.steps], np.float64)}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.steps = int(state["steps"][0])
+
+    def run(self) -> Needs:
+        if self._joins:
+            yield from self._take_over()
+        while True:
+            if (yield NextData()) is None:
+                continue
+            if (yield Gradient(step=True, gather=False)) is None:
+                continue
+            yield Done()
+            self.steps += 1
+            others = sorted(self.members - {self.slot} - self.asked_at.keys())
+            if others and self._is_time():
+                other = int(self.rng.choice(others))
+                self.asked_at[other] = self.steps
+                yield self._contact(other)
+
+    def _is_time(self) -> bool:
+        every = self.options.contact_every_steps
+        if self.options.random_times:
+            return bool(self.rng.random() < 1 / every)
+        return self.steps % every == 0
+
+    def _contact(self, other: int) -> Ask:
+        mode = self.options.mode
+        arrays = () if mode == "pull" else (to_host(self.parameters),)
+        within_s = math.inf if mode == "symmetric" else CONTACT_S
+        return Ask(slot=other, op=mode, arrays=arrays, within_s=within_s, wait=False)
+
+    def answered(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
+        age = self.steps - self.asked_at.pop(slot)
+        if not arrays:
+            return
+        mine, (theirs,) = to_host(self.parameters), arrays
+        if theirs.shape != mine.shape or not all_finite(theirs):
+            return
+        if self.options.mode == "symmetric":
+            self._move(-theirs, age)
+        else:
+            self._move(np.float32(self.options.mix) * (theirs - mine), age)
+
+    def serve(self, op: str, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Between two steps: what is sent, or averaged with, is whole."""
+        mine = to_host(self.parameters)
+        if op == "pull" and not arrays:
+            return (mine,)
+        if op not in ("push", "symmetric") or len(arrays) != 1:
+            raise RemoteProtocolError(f"gossip has no {op:.20} with {len(arrays)} arrays")
+        (theirs,) = arrays
+        if theirs.dtype != np.float32 or theirs.shape != mine.shape or not all_finite(theirs):
+            raise RemoteProtocolError("that is no model of this run")
+        delta = np.float32(self.options.mix) * (theirs - mine)
+        self._move(delta)
+        return (delta,) if op == "symmetric" else ()
+
+    def _move(self, delta: Array, age: int = 0) -> None:
+        copy_into(self.parameters, to_host(self.parameters) + delta)
+        self.exchanges += 1
+        apart = float(np.linalg.norm(delta)) / self.options.mix
+        self.age += AGE_WEIGHT * (age - self.age)
+        self.distance += AGE_WEIGHT * (apart - self.distance)
+
+    def _take_over(self) -> Needs:
+        """The model of somebody who has trained. Nobody answers: its own is as good."""
+        for slot in sorted(self.members - {self.slot}):
+            answer = yield Ask(slot=slot, op="pull", within_s=TAKE_OVER_S)
+            if answer and answer[0].shape == to_host(self.parameters).shape:
+                copy_into(self.parameters, answer[0])
+                return
+
+    def figures(self) -> Json:
+        return {
+            "exchanges": self.exchanges, "age": round(self.age, 3),
+            "distance": float(f"{self.distance:.4g}"),
+        }  # fmt: skip
+
+
+def check(job: JobFile) -> list[Fault]:
+    """There has to be somebody to talk to."""
+    if job.workers.count > 1:
+        return []
+    return [(("workers", "count"), "gossip needs somebody to talk to", "use 2 or more")]
+
+
+GOSSIP = Method(
+    Options=Options,
+    replica=Replica,
+    shape=Shape(
+        tables=(),
+        model="mean",
+        links=frozenset({"peers"}),
+        survives=frozenset({"worker", "coordinator"}),
+    ),
+    inner=Choice(name="sgd", options={"lr": 0.01}),
+    live={"contact_every_steps": Setting(help="steps between two contacts", parse=count)},
+    check=check,
+)

@@ -1,0 +1,70 @@
+"""Gossip in whole runs: nobody waits, and the mean of all replicas is the run's model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import Watcher, job_file
+
+from dlctl import messages as m
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.problems import LeastSquares
+from dlctl.sim.simulation import Simulation
+
+
+def simulated(*checkers: Any, workers: int = 4, **job: Any) -> Simulation:
+    options = {"inner_lr": 0.05, **job.pop("options", {})}
+    wanted = {"epochs": 20.0, "portion_batches": 1} | job
+    return Simulation(
+        job_file(workers, 0, algorithm=("gossip", options), **wanted), LeastSquares(samples=128),
+        compute=ComputeOptions(step_s=0.1), checkers=checkers,
+        network=NetworkOptions(link=Link(latency_s=0.01)),
+    )  # fmt: skip
+
+
+def steps_of(simulation: Simulation) -> list[int]:
+    return [simulation.world.machine(f"worker-{slot}").training.side.steps for slot in range(4)]
+
+
+@pytest.mark.parametrize("mode", ["pull", "push", "symmetric"])
+def test_nobody_waits_for_one_that_stands_still(mode):
+    """Ten seconds of one worker; the others make as many steps in them as in the ten before."""
+    simulation = simulated(options={"mode": mode}, epochs=1000.0)
+    world, seen = simulation.world, {}
+    for at_s in (5.0, 15.0, 25.0):
+        simulation.at(at_s, lambda at_s=at_s: seen.update({at_s: steps_of(simulation)}))  # type: ignore[misc]
+    simulation.at(15.0, lambda: world.freeze("worker-3"))
+    simulation.at(24.9, lambda: world.thaw("worker-3"))
+    simulation.request(27.0, "stop", {"checkpoint": False, "grace_s": 30.0})
+    assert simulation.run().state == "stopped"
+    before, during = (np.subtract(seen[b], seen[a]) for a, b in ((5.0, 15.0), (15.0, 25.0)))
+    assert (during[:3] > 0.95 * before[:3]).all(), (before, during)
+    assert during[3] < 0.2 * before[3]
+
+
+def test_the_mean_is_evaluated_with_how_far_the_replicas_are_from_it():
+    evaluated = Watcher(m.Evaluated)
+    outcome = simulated(evaluated, options={"contact_every_steps": 4}, evaluate_epochs=1.0).run()
+    assert outcome.state == "finished", outcome.reason
+    models = [
+        outcome.world.machine(f"worker-{slot}").training.side.parameters.astype(np.float64)
+        for slot in range(4)
+    ]
+    mean = np.mean(models, axis=0)
+    distance = np.sqrt(np.mean([np.sum((model - mean) ** 2) for model in models]))
+    problem, last = LeastSquares(samples=128), evaluated.messages()[-1].metrics
+    assert last["consensus_distance"] == pytest.approx(distance, rel=1e-3)
+    assert last["loss"] == pytest.approx(problem.evaluate(mean.astype("f4"))["loss"], rel=1e-3)
+    assert evaluated.messages()[0].metrics["consensus_distance"] > 10 * distance > 0
+
+
+def test_who_comes_back_begins_with_the_model_of_another_one():
+    simulation = simulated(epochs=60.0)
+    simulation.at(8.0, lambda: simulation.world.kill("worker-2"))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.reason
+    found = LeastSquares(samples=128).evaluate(outcome.weights)["loss"]
+    assert found < 2e-3
