@@ -361,6 +361,11 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     elif type(count) is int and count > 0 and not shape.needs_servers:
         faults.append(Fault(path, f"{name} has no servers", "use 0, or remove it"))
         faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count = 0"))
+    if not shape.needs_servers:
+        uses = {"optimizer": "steps are the replicas' own: use [inner]", "compression": "remove it"}
+        for section, instead in uses.items():
+            if section in resolved:
+                faults.append(Fault((section, "name"), f"{name} has no servers", instead))
     if method.lead.drive is not Lead.drive and get(document, ("job", "stop", "target")):
         what = f"{name} evaluates the model at its end only: nobody would look at the target"
         faults.append(Fault(("job", "stop", "target"), what, "remove it"))

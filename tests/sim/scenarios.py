@@ -472,6 +472,30 @@ def toys(seed: int) -> Simulation:
     return simulation
 
 
+def serverless(seed: int) -> Simulation:
+    """Replicas that sum with each other, or average in pairs."""
+    name = ("allreduce", "gossip")[seed % 2]
+    mode = ("symmetric", "pull", "push")[seed // 2 % 3]
+    faults = replace(mixed_faults(seed), save_errors=0.0, full_disks=0, slow_disks=0)
+    problem, epochs = LeastSquares(samples=128), 4
+    job = job_file(
+        WORKERS, 0, algorithm=(name, {"mode": mode} if name == "gossip" else {}), batch_size=4,
+        portion_batches=2, seed=seed, epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS,
+        checkpoint_s=0.6, evaluate_epochs=1.0,
+    )  # fmt: skip
+    checkers = (
+        TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),
+        LeasesChecker(problem.samples, epochs), AnswersChecker(), LivenessChecker(HEAL_AT_S),
+        NothingLeft(), GroupChecker(),
+    )  # fmt: skip
+    simulation = Simulation(
+        job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
+        checkers=checkers,
+    )  # fmt: skip
+    simulation.world.groups.torn = 0.1
+    return simulation
+
+
 def streams(seed: int) -> Simulation:
     """A dataset of unknown length: what is done is on record by shards and their offsets; all are
     read twice or three times, and every third run loses servers and its coordinator, too.
@@ -513,6 +537,7 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "full-disks": full_disks,
     "stops": stops,
     "toys": toys,
+    "serverless": serverless,
     "streams": streams,
 }
 """Name -> seed -> a run that has not begun."""
