@@ -76,6 +76,8 @@ DIGITS = {
     "ringmaster": Setting("", SGD.format(lr=0.05)),
     "ringleader": Setting("", SGD.format(lr=0.1)),
     "epoch-cut": Setting("", SGD.format(lr=0.05)),
+    "allreduce": Setting("", ADAMW),
+    "gossip": Setting("", ADAMW),
 }
 GPT_SAMPLES = 12_800
 OF_GRADIENTS = '[optimizer]\nname = "adamw"\nlr = 1e-3\nbeta2 = 0.95\nweight_decay = 0.1\n'
@@ -100,6 +102,8 @@ GPT = {
     "fedavg": Setting("fraction = 0.02", OF_WAYS + "[data]\nclients = 400\n"),
     "fedbuff": Setting("local_steps = 10\nbuffer_pushes = 4", OF_WAYS),
     "ssp": Setting("", OF_WAYS.replace("2e-3", "5e-4")),
+    "allreduce": Setting("", OF_WAYS),
+    "gossip": Setting("", OF_WAYS),
     "sandblaster": Setting("", "", epochs=6),
 }
 """`epochs`: of sandblaster alone, an evaluation of whose loss is a whole one."""
@@ -111,8 +115,7 @@ stop = {{ epochs = {epochs} }}
 name = "{name}"
 {options}
 {sections}
-[servers]
-count = 2
+{servers}
 [workers]
 count = 4
 batch_size = 16
@@ -126,8 +129,7 @@ name = "{name}"
 {options}
 {sections}
 {schedule}
-[servers]
-count = 2
+{servers}
 [workers]
 count = 4
 batch_size = 4
@@ -153,7 +155,7 @@ def measure(*, quick: bool) -> list[Figure]:
 
 def _digits(directory: Path, name: str) -> Figure:
     setting = DIGITS.get(name, Setting())
-    job = DIGITS_JOB.format(name=name, **setting._asdict())
+    job = DIGITS_JOB.format(name=name, servers=_servers(name), **setting._asdict())
     figure = Figure(CHAPTER, f"digits, {name}", "% wrong", (), asked=WRONG_ASKED)
     return _measured(figure, directory, job, lambda found: 100 * (1 - found["accuracy"]))
 
@@ -165,10 +167,15 @@ def _gpt(directory: Path, name: str) -> Figure:
     job = GPT_JOB.format(
         name=name, options=setting.options, sections=setting.sections,
         stop=f"epochs = {setting.epochs}" if is_batch else f"samples = {GPT_SAMPLES}",
-        schedule="" if is_batch else SCHEDULE,
+        schedule="" if is_batch else SCHEDULE, servers=_servers(name),
     )  # fmt: skip
     figure = Figure(CHAPTER, f"chargpt, {name}", "nats", ())
     return _measured(figure, directory, job, lambda found: found["val_loss"])
+
+
+def _servers(name: str) -> str:
+    is_needed = registry.load("algorithms", name).shape.needs_servers
+    return "[servers]\ncount = 2" if is_needed else ""
 
 
 def _measured(

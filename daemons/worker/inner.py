@@ -97,7 +97,8 @@ class InnerOptimizer:
 
     def packed(self) -> Array:
         """All that it keeps, as one vector in the order of its names: float32[n]."""
-        return np.concatenate([np.zeros(0, np.float32), *map(np.ravel, self._kept().values())])
+        parts = [array.ravel().astype(np.float32) for array in self._kept().values()]
+        return np.concatenate([np.zeros(0, np.float32), *parts])
 
     def take_packed(self, packed: Array) -> None:
         """Go on with what another replica's one keeps. Raises DlctlError if that is of another
@@ -109,9 +110,9 @@ class InnerOptimizer:
             self.step([torch.zeros_like(tensor) for tensor in self.tensors], 0.0)
             kept = self._kept()
         ends = np.cumsum([array.size for array in kept.values()])
-        if packed.size != (ends[-1] if kept else 0):
+        if packed.size != (own := int(ends[-1]) if kept else 0):
             raise DlctlError(
-                f"another replica's optimiser keeps {packed.size} numbers, this one {ends[-1:]}",
+                f"another replica's optimiser keeps {packed.size} numbers, this one {own}",
                 hint="the task's code has to build the same model everywhere",
             )
         parts = np.split(packed, ends[:-1])

@@ -7,7 +7,7 @@ same step:
     w_{t+1} = inner(w_t, sum_i n_i g_i / sum_i n_i)          n_i: samples of replica i
 
 which is `sync` with the optimiser in the replicas. The sum has the same bits for all of them, and
-so has what they make of it: they never differ.
+so has what they make of it, if their processors are alike: they do not differ.
 
 - torch.distributed makes the sums (gloo). If a member dies, the group is made anew without it, and
   the sum is begun again of what the living have given; no step is lost or made twice.
@@ -18,6 +18,8 @@ so has what they make of it: they never differ.
   inner_lr` may reach them at different steps.
 - A replica without data takes part with nothing, so that nobody waits for it.
 - A sum that is not finite is left out by all of them.
+- What an optimiser keeps is its state for each parameter. One that keeps more, as numbers in its
+  groups, begins with these anew in who joins.
 - Buffers of a model, as of a BatchNorm, are each replica's own, as in torch without a broadcast.
 """
 
@@ -61,6 +63,8 @@ class Replica(ReplicaSide):
         self.step = self.samples = 0
         self._meets = start != "new"
         """The others may be further: its first sum is without a gradient."""
+        self._uncounted: Step | None = None
+        """What the last sum was without: it is brought to the next one."""
 
     def state(self) -> dict[str, Vector]:
         return {"progress": np.array([self.step, self.samples], np.float64)}
@@ -71,8 +75,8 @@ class Replica(ReplicaSide):
     def run(self) -> Needs:
         while True:
             data = yield NextData()
-            computed: Step | None = None
-            if data is not None and not self._meets:
+            computed, self._uncounted = self._uncounted, None
+            if computed is None and data is not None and not self._meets:
                 computed = yield Gradient()
             self._meets = False
             samples = 0 if computed is None else computed.samples
@@ -85,6 +89,8 @@ class Replica(ReplicaSide):
                 yield from self._hand_on(summed)
             if samples and summed.is_counted:
                 yield Done()
+            elif samples:
+                self._uncounted = computed
 
     def _brought(self, computed: Step | None) -> Array:
         """float32[d + 1]: the gradient, and the rate."""
@@ -108,10 +114,11 @@ class Replica(ReplicaSide):
         whole = np.concatenate([to_host(self.parameters), place, kept], dtype=np.float32)
         whole, self.step = yield from handed_on(whole, self.slot, self.step, summed)
         size = len(self.parameters)
-        copy_into(self.parameters, whole[:size])
         high, low = (int(digit) for digit in whole[size : size + 2])
         self.samples = high * DIGIT + low
+        # First, for an optimiser may have to make a step to have a state at all.
         yield OwnState(whole[size + 2 :])
+        copy_into(self.parameters, whole[:size])
 
 
 def check(job: JobFile) -> list[Fault]:

@@ -11,7 +11,8 @@ Every replica i steps with an optimiser of its own, and every tau steps it conta
 
 tau = `contact_every_steps`; with `random_times` a contact has the probability 1 / tau at each step.
 beta = `mix`, 1/2 in the paper. What is sent is a snapshot between two steps. Nobody waits for an
-answer: it is put in between two steps when it has come, `age` steps after it was asked for.
+answer: it is put in between two steps when it has come, `age` steps after it was asked for. A
+replica has one contact at a time: of several, each would be of where it was before the others.
 
 - Only "symmetric" conserves the mean of all replicas: pull and push let it drift. Both replicas
   move by the same delta, however late it comes, so such a question is open for as long as who was
@@ -19,6 +20,10 @@ answer: it is put in between two steps when it has come, `age` steps after it wa
 - Pull and push give up a contact after `CONTACT_S`; a push may still arrive.
 - The model of the run is the mean of all replicas: it is evaluated, exported, and what `status`
   shows. `consensus_distance`, a metric of each evaluation, is how far they are from it.
+- Of two replicas that contact each other at the same time, symmetrically, one contact counts: that
+  of the lower slot.
+- A checkpoint may be of between the two halves of an exchange: on the way through it the mean is
+  not conserved.
 - Optimisers' states are not averaged, as in the paper.
 - Who joins, or whose checkpoint is lost, begins with the model of another one.
 """
@@ -42,7 +47,6 @@ from dlctl.settings import Setting, count
 from dlctl.vector import Vector, all_finite, copy_into, to_host
 
 CONTACT_S = 5.0
-TAKE_OVER_S = 2.0
 AGE_WEIGHT = 0.1
 """Of the newest exchange in what is reported."""
 
@@ -63,7 +67,6 @@ class Replica(ReplicaSide):
     options: Options
 
     def begin(self, start: Start) -> None:
-        self._joins = start == "joins"
         self.steps = 0
         self.asked_at: dict[int, int] = {}
         """Slot -> our step when it was asked; it has not answered yet."""
@@ -79,8 +82,6 @@ class Replica(ReplicaSide):
         self.steps = int(state["steps"][0])
 
     def run(self) -> Needs:
-        if self._joins:
-            yield from self._take_over()
         while True:
             if (yield NextData()) is None:
                 continue
@@ -88,8 +89,8 @@ class Replica(ReplicaSide):
                 continue
             yield Done()
             self.steps += 1
-            others = sorted(self.members - {self.slot} - self.asked_at.keys())
-            if others and self._is_time():
+            others = sorted(self.members - {self.slot})
+            if others and not self.asked_at and self._is_time():
                 other = int(self.rng.choice(others))
                 self.asked_at[other] = self.steps
                 yield self._contact(other)
@@ -102,7 +103,8 @@ class Replica(ReplicaSide):
 
     def _contact(self, other: int) -> Ask:
         mode = self.options.mode
-        arrays = () if mode == "pull" else (to_host(self.parameters),)
+        me = np.array([self.slot], np.float32)
+        arrays = () if mode == "pull" else (to_host(self.parameters), me)
         within_s = math.inf if mode == "symmetric" else CONTACT_S
         return Ask(slot=other, op=mode, arrays=arrays, within_s=within_s, wait=False)
 
@@ -123,9 +125,11 @@ class Replica(ReplicaSide):
         mine = to_host(self.parameters)
         if op == "pull" and not arrays:
             return (mine,)
-        if op not in ("push", "symmetric") or len(arrays) != 1:
+        if op not in ("push", "symmetric") or len(arrays) != 2 or arrays[1].size != 1:
             raise RemoteProtocolError(f"gossip has no {op:.20} with {len(arrays)} arrays")
-        (theirs,) = arrays
+        theirs, who = arrays[0], int(arrays[1][0])
+        if op == "symmetric" and who in self.asked_at and self.slot < who:
+            return ()  # Both would move twice: with a mix of 1/2 they would only change places.
         if theirs.dtype != np.float32 or theirs.shape != mine.shape or not all_finite(theirs):
             raise RemoteProtocolError("that is no model of this run")
         delta = np.float32(self.options.mix) * (theirs - mine)
@@ -138,14 +142,6 @@ class Replica(ReplicaSide):
         apart = float(np.linalg.norm(delta)) / self.options.mix
         self.age += AGE_WEIGHT * (age - self.age)
         self.distance += AGE_WEIGHT * (apart - self.distance)
-
-    def _take_over(self) -> Needs:
-        """The model of somebody who has trained. Nobody answers: its own is as good."""
-        for slot in sorted(self.members - {self.slot}):
-            answer = yield Ask(slot=slot, op="pull", within_s=TAKE_OVER_S)
-            if answer and answer[0].shape == to_host(self.parameters).shape:
-                copy_into(self.parameters, answer[0])
-                return
 
     def figures(self) -> Json:
         return {

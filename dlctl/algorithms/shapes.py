@@ -9,7 +9,17 @@ from types import CodeType, FunctionType
 
 from dlctl.algorithms import needs
 from dlctl.algorithms.base import Lead, Method, ReplicaSide
-from dlctl.algorithms.needs import PARAMETERS, Ask, Collective, Engine, Need, OwnStep, Read, Write
+from dlctl.algorithms.needs import (
+    PARAMETERS,
+    Ask,
+    Collective,
+    Engine,
+    Need,
+    OwnState,
+    OwnStep,
+    Read,
+    Write,
+)
 from dlctl.inner import NONE
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -54,7 +64,11 @@ def faults_of(method: Method) -> list[str]:
         ({Ask}, "peers" in shape.links, 'asks other replicas, and does not declare links "peers"'),
         ({Collective}, "group" in shape.links, 'has collectives, and no links "group"'),
         ({Engine}, bool(shape.engine), "uses an engine, and declares none"),
-        ({OwnStep}, method.inner.name != NONE, "steps with its own optimiser, and has no default"),
+        (
+            {OwnStep, OwnState},
+            method.inner.name != NONE,
+            "has steps of its own, and no optimiser",
+        ),
     ):
         if asked & kinds and not has_it:
             found.append(f"it {what}")

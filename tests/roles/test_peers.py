@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,10 @@ class Office:
         members = Membership((HOME_AGENT,), placed, {})
         method = registry.load("algorithms", algorithm)
         self.run = RunState("run", job(algorithm), method, keyring, self.context, members)
-        self.peers = Peers(self.run)
+        self.ended: list[str] = []
+        """Why the run was ended."""
+        control = SimpleNamespace(end=lambda state, why, now, **_: self.ended.append(why))
+        self.peers = Peers(self.run, control)  # type: ignore[arg-type]
         for slot in range(3):
             self.comes(slot)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from of_torch import OfTorch
 from simulated import (
     ACCOUNT,
     FullAtDrain,
@@ -481,7 +482,7 @@ def serverless(seed: int) -> Simulation:
     job = job_file(
         WORKERS, 0, algorithm=(name, {"mode": mode} if name == "gossip" else {}), batch_size=4,
         portion_batches=2, seed=seed, epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS,
-        checkpoint_s=0.6, evaluate_epochs=1.0,
+        checkpoint_s=0.6, evaluate_epochs=1.0, inner=("adamw", {"lr": 0.05}),
     )  # fmt: skip
     checkers = (
         TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),
@@ -490,7 +491,7 @@ def serverless(seed: int) -> Simulation:
     )  # fmt: skip
     simulation = Simulation(
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
-        checkers=checkers,
+        checkers=checkers, inner=lambda choice: partial(OfTorch, choice),
     )  # fmt: skip
     simulation.world.groups.torn = 0.1
     return simulation

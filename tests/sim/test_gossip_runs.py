@@ -9,19 +9,20 @@ import pytest
 from simulated import Watcher, job_file
 
 from dlctl import messages as m
+from dlctl.roles.coordinator.groups import LOST
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 
-def simulated(*checkers: Any, workers: int = 4, **job: Any) -> Simulation:
+def simulated(*checkers: Any, workers: int = 4, latency_s: float = 0.01, **job: Any) -> Simulation:
     options = {"inner_lr": 0.05, **job.pop("options", {})}
     wanted = {"epochs": 20.0, "portion_batches": 1} | job
     return Simulation(
         job_file(workers, 0, algorithm=("gossip", options), **wanted), LeastSquares(samples=128),
         compute=ComputeOptions(step_s=0.1), checkers=checkers,
-        network=NetworkOptions(link=Link(latency_s=0.01)),
+        network=NetworkOptions(link=Link(latency_s=latency_s)),
     )  # fmt: skip
 
 
@@ -61,10 +62,44 @@ def test_the_mean_is_evaluated_with_how_far_the_replicas_are_from_it():
     assert evaluated.messages()[0].metrics["consensus_distance"] > 10 * distance > 0
 
 
-def test_who_comes_back_begins_with_the_model_of_another_one():
-    simulation = simulated(epochs=60.0)
-    simulation.at(8.0, lambda: simulation.world.kill("worker-2"))
+@pytest.mark.parametrize("latency_s", [0.01, 0.3])
+def test_who_comes_back_begins_with_the_model_of_another_one(latency_s):
+    problem = LeastSquares(samples=128)
+    simulation = simulated(epochs=200.0, latency_s=latency_s)
+    world, losses = simulation.world, list[float]()
+
+    def look() -> None:
+        training = getattr(world.machine("worker-2"), "training", None)
+        if training is not None and training.has_model():
+            losses.append(float(problem.evaluate(training.side.parameters)["loss"]))
+
+    simulation.at(12.0, lambda: world.kill("worker-2"))
+    for at_s in np.arange(12.5, 18.0, 0.01):
+        simulation.at(float(at_s), look)
+    simulation.request(20.0, "stop", {"checkpoint": True, "grace_s": 30.0})
     outcome = simulation.run()
+    assert outcome.state == "stopped", outcome.reason
+    begun = float(problem.evaluate(problem.initial())["loss"])
+    assert losses
+    assert max(losses) < 0.5 * begun
+
+
+@pytest.mark.parametrize("mode", ["pull", "push", "symmetric"])
+def test_answers_that_come_many_steps_late_ruin_nothing(mode):
+    wanted = {"epochs": 40.0, "latency_s": 0.4, "portion_batches": 16}
+    outcome = simulated(options={"mode": mode}, **wanted).run()
     assert outcome.state == "finished", outcome.reason
-    found = LeastSquares(samples=128).evaluate(outcome.weights)["loss"]
-    assert found < 2e-3
+    sides = [outcome.world.machine(f"worker-{slot}").training.side for slot in range(4)]
+    if mode != "push":
+        assert max(side.age for side in sides) > 3
+    problem = LeastSquares(samples=128)
+    assert max(problem.evaluate(side.parameters)["loss"] for side in sides) < 1e-2
+
+
+def test_a_run_of_which_all_replicas_die_fails_and_says_why():
+    simulation = simulated(epochs=1000.0)
+    for slot in range(4):
+        simulation.at(5.0, lambda slot=slot: simulation.world.kill(f"worker-{slot}"))  # type: ignore[misc]
+    outcome = simulation.run()
+    assert (outcome.state, outcome.reason) == ("failed", LOST)
+    assert outcome.seconds < 10.0

@@ -110,7 +110,7 @@ class Coordinator:
             Best.parse(job.checkpoints.best),
             of_average=job.average.evaluate,
         )  # fmt: skip
-        self.peers = Peers(run)
+        self.peers = Peers(run, self)
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
         self.quorums = Quorums(run, self.scheduler.side)
         self.norms = Norms(run)

@@ -11,6 +11,8 @@ import re
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
+from dlctl.roles.coordinator.control import Control
+from dlctl.roles.coordinator.groups import LOST
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import RunState
 
@@ -34,13 +36,18 @@ def is_address(text: str) -> bool:
 
 
 class Peers:
-    def __init__(self, run: RunState) -> None:
+    def __init__(self, run: RunState, control: Control) -> None:
         self.run = run
+        self.control = control
         self.number = 0
         """Of the newest list; of all coordinators of this run: workers go by the newest."""
         self.has_links = "peers" in run.algorithm.shape.links
         self._keeps_drained = run.algorithm.shape.model == "mean"
         """Their models are part of the run's."""
+        shape = run.algorithm.shape
+        self._hands_on = self.has_links and shape.model != "tables" and "group" not in shape.links
+        """Who joins gets its model from those that take part."""
+        self._has_members = False
         self._list: tuple[tuple[int, int, str, bool], ...] = ()
         """Slot, epoch, address, and whether it takes part."""
         self._told: dict[str, tuple[int, int]] = {}
@@ -67,6 +74,10 @@ class Peers:
         """Send the list to whoever has not been told of it."""
         members = self.run.members
         slots = set(members.live_slots())
+        self._has_members |= bool(slots)
+        if self._hands_on and self._has_members and not slots and self.run.shutdown is None:
+            self.control.end("failed", LOST, now, at_once=True)
+            return
         workers = members.of_role("worker")
         rows = tuple(
             (d.index, d.term, d.address, d.index in slots)

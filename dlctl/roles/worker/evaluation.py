@@ -18,7 +18,7 @@ from dlctl.roles.worker.services.asking import MODEL
 from dlctl.roles.worker.training import Training
 from dlctl.vector import to_host
 
-ANSWER_S = 10.0
+ANSWER_S = 60.0
 """So long the other replicas have to send their models; the mean is of those that came."""
 
 
@@ -26,11 +26,10 @@ class Mean:
     """Of the models of all replicas, float64 while they come."""
 
     def __init__(self, training: Training, now: float) -> None:
-        asking, own = training.asking, to_host(training.side.parameters)
+        asking = training.asking
         assert asking is not None
-        self._sum = own.astype(np.float64)
-        self._squares = float(np.dot(self._sum, self._sum))
-        self._models = 1
+        self._sum = np.zeros(len(training.side.parameters), np.float64)
+        self._squares, self.models = 0.0, 0
         # Who has drained, too; who only joins says so.
         self._waits_for = {*asking.members.known} - {training.identity.slot}
         for slot in sorted(self._waits_for):
@@ -39,22 +38,25 @@ class Mean:
     def _come(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
         self._waits_for.discard(slot)
         if arrays and arrays[0].size == self._sum.size:
-            model = arrays[0].astype(np.float64)
-            self._sum += model
-            self._squares += float(np.dot(model, model))
-            self._models += 1
+            self.add(arrays[0])
+
+    def add(self, parameters: Array) -> None:
+        model = parameters.astype(np.float64)
+        self._sum += model
+        self._squares += float(np.dot(model, model))
+        self.models += 1
 
     def is_here(self) -> bool:
         return not self._waits_for
 
     def value(self) -> Array:
         """float32[d]"""
-        return (self._sum / self._models).astype(np.float32)
+        return (self._sum / self.models).astype(np.float32)
 
     def distance(self) -> float:
         """The root of the mean squared distance of the replicas from it."""
-        mean = self._sum / self._models
-        return math.sqrt(max(0.0, self._squares / self._models - float(np.dot(mean, mean))))
+        mean = self._sum / self.models
+        return math.sqrt(max(0.0, self._squares / self.models - float(np.dot(mean, mean))))
 
 
 @dataclass(slots=True)
@@ -92,6 +94,7 @@ class Evaluation:
         self.running = True
         averaged = np.array(training.computing.averaged)
         if self.mean is not None:
+            self.mean.add(to_host(training.side.parameters))
             parameters = self.mean.value()
         elif self.fetched is None or self.buffers is None:
             parameters = to_host(training.side.parameters).copy()

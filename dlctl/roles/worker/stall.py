@@ -12,7 +12,7 @@ from typing import Any
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import LocateTask, TaskLocated
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.roles.worker.services.computing import RUNNING
+from dlctl.roles.worker.services.computing import RUNNING, STEPPING
 from dlctl.roles.worker.training import Training
 from dlctl.util.text import bounded_place
 
@@ -41,7 +41,8 @@ class StallDetector:
             self._asked = True
             self._desk.do(LocateTask())
         evaluates = phase == "evaluating"
-        what = {"evaluating": "evaluation", RUNNING: "operation of its engine"}.get(phase, "batch")
+        kinds = {"evaluating": "evaluation", RUNNING: "operation of its engine", STEPPING: "step"}
+        what = kinds.get(phase, "batch")
         metrics: dict[str, Any] = {"stuck_s": round(stuck_s, 1)}
         metrics["hangs"] = not evaluates or stuck_s > EVALUATE_S_MAX
         if self._place:

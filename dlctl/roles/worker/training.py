@@ -43,6 +43,7 @@ from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import Computing, Engines
 from dlctl.roles.worker.services.reading import Reading
+from dlctl.roles.worker.services.taking_over import TakingOver
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import Identity, ShardClient
 
@@ -69,12 +70,13 @@ class Training:
         collecting: Collecting | None = None,
         own_rate: OwnRate | None = None,
         replicas: Callable[[], int] = lambda: 1,
+        takes_over: bool = False,
     ) -> None:
         """tables: the clients of each table of the method, in shard order. compression: the name of
         the compressor. averaged: float64[n], the model's buffers. members: who takes part, if
         replicas ask each other. collecting: their group, if they have one. own_rate: of the
         replica's own optimiser, if it has one. replicas: how many train, those that are about to
-        begin included.
+        begin included. takes_over: its model is that of another replica.
         """
         self.context = context
         self.identity = identity
@@ -101,7 +103,7 @@ class Training:
             context, identity, self.portions, self.writing, self.bad_gradients, self.pacing,
             self.rates, averaged, self.progress, self.own_rate,
         )  # fmt: skip
-        self.engines = Engines(context)
+        self.engines = Engines(context, self.computing.is_held)
         self.collecting = collecting
         if collecting is not None:
             collecting.finished = self._on_collected
@@ -109,7 +111,10 @@ class Training:
         self.answering: Answering | None = None
         if members is not None:
             self.asking = Asking(context, identity, members, len(side.parameters))
-            self.answering = Answering(context, identity, members, side)
+            self.answering = Answering(context, identity, members, side, self.has_model)
+        self._taking_over: TakingOver | None = None
+        if takes_over and self.asking is not None:
+            self._taking_over = TakingOver(self.asking, side)
         self._services = self._all_services()
         self.parked = False
         """Drained: the method will not be resumed any more."""
@@ -172,6 +177,8 @@ class Training:
         if self.asking is not None and self.answering is not None and not self.is_at_work():
             self.answering.serve()
             self.asking.hand_out(self.side)
+        if not self._has_taken_over(now):
+            return
         if self._need is None and not self.parked:
             self._resume(None, now)
         while not self.parked:
@@ -182,6 +189,14 @@ class Training:
             if not done:
                 return
             self._resume(value, now)
+
+    def _has_taken_over(self, now: float) -> bool:
+        """Whether the method can begin, or is never to. Raises JobFailed if nobody has a model."""
+        if self._taking_over is not None and self.draining:
+            self.parked = True  # It has nothing that anybody waits for.
+        elif self._taking_over is not None and self._taking_over.advance(now):
+            self._taking_over = None
+        return self._taking_over is None or self.parked
 
     def _resume(self, value: Any, now: float) -> None:
         """Hand the method what it has asked for, and begin what it needs next. Raises TypeError for
@@ -220,7 +235,9 @@ class Training:
     def deadline(self) -> float | None:
         """When `advance` has to be called if nothing happens."""
         times = [] if self.asking is None else [self.asking.deadline()]
-        if not (self.parked or self._paused or self._need is None):
+        if self._taking_over is not None and not self.parked:
+            times.append(self._taking_over.deadline())
+        elif not (self.parked or self._paused or self._need is None):
             times.append(self.service.deadline())
         return min((time for time in times if time is not None), default=None)
 
@@ -246,11 +263,14 @@ class Training:
 
     def waits(self) -> Phase:
         """What the method waits for, and for whom."""
+        if self._taking_over is not None:
+            return self._taking_over.phase()
         return self.service.phase() if self._need is not None else Phase("starting")
 
     def has_model(self) -> bool:
-        """Whether what stands here is a model of the run: who joins a group is given it first."""
-        return self.collecting is None or self.collecting.has_model
+        """Whether what stands here is a model of the run: who joins is given it first."""
+        has_own = self.collecting is None or self.collecting.has_model
+        return has_own and self._taking_over is None
 
     def waits_for_group(self) -> bool:
         return isinstance(self._need, Collective) and not self.parked
@@ -265,6 +285,11 @@ class Training:
     def long_s(self, now: float) -> float:
         """The same of a batch that only takes longer than the others did."""
         return self.computing.long_s(now)
+
+    @property
+    def is_paused(self) -> bool:
+        """An evaluation is at work, perhaps with other values in the model's place."""
+        return self._paused
 
     def is_at_work(self) -> bool:
         """Whether the model is being computed with just now."""

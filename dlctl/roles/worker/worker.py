@@ -18,7 +18,7 @@ from dlctl.algorithms import engines
 from dlctl.algorithms.base import Method, ReplicaSide, Site, Start
 from dlctl.compress.base import Compressor
 from dlctl.config import JobFile
-from dlctl.errors import RemoteProtocolError
+from dlctl.errors import JobFailed, RemoteProtocolError
 from dlctl.flat import Layout
 from dlctl.machine import (
     DeadlineReached,
@@ -72,7 +72,7 @@ from dlctl.roles.worker.evaluation import Evaluation
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.progress import OwnRate
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.services.asking import MODEL, Members, pack
+from dlctl.roles.worker.services.asking import MODEL, NO_MODEL, Members, pack
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import RUNNING, STEPPING
 from dlctl.roles.worker.settings import WorkerSettings
@@ -88,7 +88,6 @@ PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUN
 DETAIL_CHARS_MAX = 16_000
 OF_TORCH = (engines.SAVED_AS, inner.SAVED_AS)
 """How the names of what torch keeps begin, among those that a replica saves."""
-NO_MODEL = "it has no model of this run"
 W = "w"
 DICE = "dice"
 RESERVED = frozenset({W, "averaged", DICE})
@@ -146,6 +145,8 @@ class Worker:
         try:
             self._on_event(event, now)
             self._advance(now)
+        except JobFailed as failed:
+            self._fail(failed.message, failed.hint or "")
         except Fenced as fenced:
             self.context.note("warning", f"another process has this slot now: {fenced}")
             self.context.do(Exit(EXIT_FENCED, "fenced"))
@@ -384,6 +385,7 @@ class Worker:
             collecting=self._collecting(identity, begins=start == "new" or bool(saved)),
             own_rate=self._own_rate,
             replicas=lambda: len(self.members.known),
+            takes_over=start == "joins" and not saved and self.algorithm.shape.model != "tables",
         )
 
     def _collecting(self, identity: Identity, *, begins: bool) -> Collecting | None:
@@ -466,6 +468,7 @@ class Worker:
         metrics = dict(run.metrics)
         if metrics and more is not None and more.mean is not None:
             metrics["consensus_distance"] = more.mean.distance()
+            metrics["replicas"] = float(more.mean.models)
         self._evaluated = m.Evaluated(run.evaluation, self.birth.name, metrics, run.error, run.text)
         self.context.send(COORDINATOR, self._evaluated)
 
@@ -506,6 +509,8 @@ class Worker:
         if message is None or training.has_unpushed_steps():
             return False
         if self._is_quiet_to_save() and training.is_at_work():
+            return False
+        if self.algorithm.shape.model != "tables" and training.is_paused:
             return False
         self._save = None
         if not training.has_model():
@@ -572,6 +577,7 @@ class Worker:
             "saving",
             "evaluating",
             RUNNING,
+            STEPPING,
             "building the model",
             "drained",
         ):

@@ -29,14 +29,11 @@ class Replica(ReplicaSide):
 
     def begin(self, start: Start) -> None:
         self.residual = self.residual[:0]
-        self._joins = start == "joins"
 
     def state(self) -> dict[str, Vector]:
         return {}
 
     def run(self) -> Needs:
-        if self._joins:
-            yield from self._take_over()
         while True:
             data = yield NextData()
             if data is None:
@@ -49,13 +46,6 @@ class Replica(ReplicaSide):
                 answer = yield Ask(slot=neighbour, op="model", within_s=1.0)
                 if answer is not None:
                     self._mix(answer, 0.5)
-
-    def _take_over(self) -> Needs:
-        for slot in sorted(self.members - {self.slot}):
-            answer = yield Ask(slot=slot, op="model", within_s=2.0)
-            if answer is not None:
-                self._mix(answer, 1.0)
-                return
 
     def _mix(self, answer: tuple[Array, ...], share: float) -> None:
         (theirs,) = answer

@@ -32,6 +32,7 @@ GONE = "gone"
 """The process that was asked is none of the epoch that was meant."""
 RAW = "raw"
 """The arrays of a question as they are: no compressor expands them."""
+NO_MODEL = "it has no model of this run"
 MODEL = "dlctl.model"
 """What the role asks, and answers by itself: the replica's model as it is."""
 ARRAYS_MAX = 8
@@ -174,11 +175,16 @@ class Asking:
 
     def begin(self, need: Ask, now: float) -> None:
         """Raises TypeError for a question that nobody would take."""
-        if self._waits_for in self._open:
-            self._give_up(self._waits_for)
+        self._forget(self._waits_for)
         self._answer, self._waits_for = None, self._number + 1 if need.wait else 0
         then: Then = self._come if need.wait else partial(self._end, need.slot)
         self.ask(need.slot, need.op, need.arrays, now + need.within_s, then, now)
+
+    def _forget(self, number: int) -> None:
+        """Nobody waits for this question any more."""
+        if number in self._open:
+            self._give_up(number)
+        self._behind = [question for question in self._behind if question.number != number]
 
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
         self.go_on(now)
@@ -302,12 +308,19 @@ class Answering:
     """Answers other replicas, between two steps of its own."""
 
     def __init__(
-        self, context: Context, identity: Identity, members: Members, side: ReplicaSide
+        self,
+        context: Context,
+        identity: Identity,
+        members: Members,
+        side: ReplicaSide,
+        has_model: Callable[[], bool] = lambda: True,
     ) -> None:
+        """has_model: whether what this replica has is a model of the run."""
         self.context = context
         self.identity = identity
         self.members = members
         self.side = side
+        self._has_model = has_model
         self.served = 0
         self._bytes_max = bytes_max(len(side.parameters))
         self._waiting: dict[int, tuple[Peer, m.Ask]] = {}
@@ -363,7 +376,8 @@ class Answering:
             if not self._is_known(ask) or self.is_fenced():
                 continue
             answer = self._answer(ask)
-            self._answers[slot] = ask.epoch, answer
+            if ask.op != MODEL:  # A model is large, and may be told of again as it is then.
+                self._answers[slot] = ask.epoch, answer
             self.context.send(peer, answer)
 
     def _forget_gone(self) -> None:
@@ -379,6 +393,8 @@ class Answering:
 
     def _answer(self, ask: m.Ask) -> m.Answer:
         where = type(self.side).__module__
+        if ask.op == MODEL and not self._has_model():
+            return self._reply(ask, error=NO_MODEL)
         if ask.op == MODEL:
             return self._reply(ask, pack((to_host(self.side.parameters),)))
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 from typing import Any
 
@@ -313,15 +313,20 @@ class Computing:
 class Engines:
     """Serves `Engine`, `OwnStep` and `OwnState`: one operation at a time."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, is_held: Callable[[], bool]) -> None:
+        """is_held: whether what torch keeps must stay as it is, because it is being saved."""
         self.context = context
+        self.is_held = is_held
         self.is_at_work = False
         self._result: tuple[m.Array, ...] | None = None
         self._began = self._longest_s = 0.0
         self._need: Engine | OwnStep | OwnState | None = None
 
     def begin(self, need: Engine | OwnStep | OwnState, now: float) -> None:
-        self.is_at_work, self._result, self._began, self._need = True, None, now, need
+        self._need, self._result = need, None
+
+    def _begin(self, need: Engine | OwnStep | OwnState, now: float) -> None:
+        self.is_at_work, self._began = True, now
         match need:
             case OwnStep():
                 self.context.do(StepAlong(need.gradient, need.rate))
@@ -331,8 +336,12 @@ class Engines:
                 self.context.do(RunEngine(need.op, need.arrays, need.shapes))
 
     def poll(self, now: float) -> tuple[bool, Any]:
-        if self.is_at_work or self._result is None:
-            return not self.is_at_work, None
+        if self._result is None and not self.is_at_work:
+            assert self._need is not None
+            if isinstance(self._need, Engine) or not self.is_held():
+                self._begin(self._need, now)
+        if self._result is None:
+            return False, None
         match self._need:
             case OwnStep():
                 return True, None
@@ -350,6 +359,8 @@ class Engines:
         return took_s if took_s > max(STUCK_S_MIN, STUCK_OPERATIONS * self._longest_s) else 0.0
 
     def phase(self) -> Phase:
+        if not self.is_at_work:
+            return Phase("saving")
         return Phase(RUNNING if isinstance(self._need, Engine) else STEPPING)
 
     def deadline(self) -> float | None:
