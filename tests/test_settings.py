@@ -27,6 +27,7 @@ GOOD = {
     "clock_steps": ["1", "8"],
     "fetch_every_clocks": ["1", "100"],
     "rate": ["0.1"],
+    "contact_every_steps": ["1", "100"],
 }
 BAD = [
     ("push_every_steps", "0"),
@@ -53,6 +54,7 @@ BAD = [
     ("local_steps", "0"),
     ("local_steps", "auto"),
     ("local_steps", "1.5"),
+    ("contact_every_steps", "0"),
     ("staleness", "-1"),
     ("staleness", "all"),
     ("clock_steps", "0"),
