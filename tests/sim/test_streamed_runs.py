@@ -120,7 +120,10 @@ def test_evaluations_go_by_steps_or_by_passes() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"epochs": 1.0}, "the dataset is a stream, of unknown length, so job.stop cannot count"),
+        (
+            {"epochs": 1.0},
+            "an iterable dataset is a stream, whatever its __len__ says, so job.stop cannot",
+        ),
         ({"algorithm": ("sandblaster", {})}, '"sandblaster" goes over the whole dataset again'),
     ],
 )

@@ -253,9 +253,10 @@ class Scheduler:
             )
         if epochs:
             raise DlctlError(
-                "the dataset is a stream, of unknown length, so job.stop cannot count epochs "
-                f"(epochs = {epochs:g}, which is also what holds if the job file says nothing)",
-                hint="write stop = { samples = 1_000_000 } under [job], or steps, seconds, target",
+                "an iterable dataset is a stream, whatever its __len__ says, so job.stop cannot "
+                f"count epochs (epochs = {epochs:g}, also where the job file says nothing)",
+                hint="write stop = { samples = 1_000_000 } under [job], or steps, seconds, target; "
+                "or return a map-style dataset, with __len__ and __getitem__",
             )
         if batches.smallest(self.job) != batches.largest(self.job):
             raise DlctlError(
