@@ -41,10 +41,10 @@ class Peers:
         self.control = control
         self.number = 0
         """Of the newest list; of all coordinators of this run: workers go by the newest."""
-        self.has_links = "peers" in run.algorithm.shape.links
-        self._keeps_drained = run.algorithm.shape.model == "mean"
-        """Their models are part of the run's."""
         shape = run.algorithm.shape
+        self.has_links = "peers" in shape.links
+        self._keeps_drained = shape.model == "mean"
+        """Their models are part of the run's."""
         self._hands_on = self.has_links and shape.model != "tables" and "group" not in shape.links
         """Who joins gets its model from those that take part."""
         self._has_members = False

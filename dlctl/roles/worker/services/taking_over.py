@@ -5,7 +5,6 @@ anything else. Where replicas are a group, the group hands it on instead (`needs
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from dlctl import messages as m
 from dlctl.algorithms.base import ReplicaSide
@@ -27,19 +26,21 @@ class TakingOver:
         self._whom = ""
         """Who has not answered yet."""
         self._until: float | None = None
+        """When it gives up, while nobody is left to be asked."""
         self._is_done = False
 
     def advance(self, now: float) -> bool:
         """Whether the model is here. Raises JobFailed if nobody has it."""
         if self._is_done or self._whom:
             return self._is_done
-        self._until = self._until or now + NOBODY_S
+        if self._until is None:
+            self._until = now + NOBODY_S
         me, known = self._asking.identity.slot, self._asking.members.known
         for slot, member in sorted(known.items()):
             if slot != me and member.takes_part and (slot, member.epoch) not in self._asked:
                 self._asked.add((slot, member.epoch))
                 self._whom = f"worker-{slot}"
-                self._asking.ask(slot, MODEL, (), math.inf, partial(self._come, now), now)
+                self._asking.ask(slot, MODEL, (), math.inf, self._come, now)
                 return self._is_done
         if now >= self._until:
             raise JobFailed(
@@ -48,8 +49,8 @@ class TakingOver:
             )
         return False
 
-    def _come(self, now: float, arrays: tuple[m.Array, ...] | None) -> None:
-        self._whom, self._until = "", now + NOBODY_S
+    def _come(self, arrays: tuple[m.Array, ...] | None) -> None:
+        self._whom, self._until = "", None
         if arrays and arrays[0].shape == to_host(self._side.parameters).shape:
             copy_into(self._side.parameters, arrays[0])
             self._is_done = True
@@ -59,4 +60,5 @@ class TakingOver:
         return Phase("waiting for the model of another worker", whom)
 
     def deadline(self) -> float | None:
-        return self._until
+        """Who was asked is waited for as long as it lives."""
+        return None if self._whom else self._until
