@@ -7,16 +7,17 @@ Nothing can interrupt a collective of gloo's, and a store whose process stands s
 so every generation has a thread of its own, which is left to itself when the next one begins. Its
 last operation ends with its timeout, or when the connections do. What lasts for as long as the
 slowest member computes is therefore none of gloo's operations: members wait for each other at the
-store, where the wait can be given up at any time.
+store, each for an answer of its own, which is written by the one that comes last, or from here by
+a second thread, when the generation is given up.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -51,13 +52,16 @@ from dlctl.roles.worker.services.sums import (
     row_of,
 )
 
-LOOK_PART, LOOK_S_MAX = 0.1, 0.01
-"""Between two looks whether the others have come: a part of the time so far, and at most so long.
-"""
+log = logging.getLogger("dlctl")
+
 WORD_S = 1.0
 """Between two words about whom we wait for."""
 STORE_S = 10.0
 """For a single answer of the store, before it is known how long a member may be silent."""
+NEVER = timedelta(days=7)
+"""For a wait that has no limit: it is begun again then."""
+GIVEN_UP = "given up"
+"""The answer that a member gives itself."""
 STORES_KEPT = 2
 """An old one may still be looked at by those who do not know of the new one."""
 
@@ -167,6 +171,9 @@ class _Member:
         self._timeout_s = STORE_S
         self._sums = 0
         """That were begun in this generation."""
+        self._waits: tuple[str, int] | None = None
+        """For what, for the how manieth time, this member waits at the store."""
+        self._is_over = threading.Event()
         self._work: queue.SimpleQueue[Callable[[_Member], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"group-{generation}", daemon=True).start()
 
@@ -174,7 +181,8 @@ class _Member:
         self._work.put(work)
 
     def end(self) -> None:
-        """When nothing else is to be done any more."""
+        """There is another generation, or none."""
+        self._is_over.set()
         self._work.put(None)
 
     def _run(self) -> None:
@@ -224,7 +232,12 @@ class _Member:
         self._try(host, int(port), effect)
         store = dist.TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
         self._store = dist.PrefixStore(f"generation-{effect.generation}", store)
-        texts = self._exchange("claim", 1, json.dumps(self._owner.claim()), effect.timeout_s)
+        # Of its own connection: the other one has to be free for a wait.
+        watched = dist.PrefixStore(f"generation-{effect.generation}", store.clone())
+        threading.Thread(
+            target=self._watch, args=(watched,), name=f"group-{self.generation}-watch", daemon=True
+        ).start()
+        texts = self._exchange("claim", 1, json.dumps(self._owner.claim()), timeout)
         if self._size > 1:
             options = dist.ProcessGroupGloo._Options()
             options._timeout = timeout
@@ -244,7 +257,7 @@ class _Member:
 
     def reduce(self, effect: Reduce) -> None:
         self._sums += 1
-        texts = self._exchange("row", self._sums, json.dumps(row_of(effect)), None)
+        texts = self._exchange("row", self._sums, json.dumps(row_of(effect)), NEVER)
         rows = [Row(*json.loads(text)) for text in texts]
         try:
             plan = plan_of(rows)
@@ -258,75 +271,108 @@ class _Member:
         is_counted = not effect.joins and effect.step == plan.step
         result = Reduced(
             self.generation, 0, vector, sum(plan.weights), self._size, plan.step, plan.joined,
-            is_counted, plan.first,
+            is_counted, plan.first, plan.beside,
         )  # fmt: skip
         self._owner.keep(self, result)
-        self._exchange("kept", self._sums, "", self._timeout_s)
+        self._know_that_all_have_it()
         self._owner.hand_out(self)
 
     def _summed(self, own: Array, plan: Plan) -> Array:
         """float32[plan.size], the sum over all members; the same bits for all of them."""
+        import torch
+
+        total = 1.0 if plan.dtype == "float32" else sum(plan.weights)
         weight = plan.weights[self._rank]
         # Zero times what is not finite would not be zero.
-        vector = np.float32(weight) * own if weight else np.zeros(plan.size, np.float32)
-        if self._group is not None and any(plan.weights):
+        vector = np.zeros(plan.size, np.float32) if not weight else np.float32(weight / total) * own
+        if any(plan.weights):
+            tensor = torch.from_numpy(vector).to(getattr(torch, plan.dtype))
+            if self._group is not None:
+                self._group.allreduce([tensor]).wait(timedelta(seconds=self._timeout_s))
+            vector = tensor.float().numpy()
+        return vector if total == 1.0 else vector * np.float32(total)
+
+    def _know_that_all_have_it(self) -> None:
+        """Return when every member has kept the result of this sum."""
+        if self._group is not None:
             import torch
 
-            work = self._group.allreduce([torch.from_numpy(vector)])
-            work.wait(timedelta(seconds=self._timeout_s))
-        return vector
+            self._group.allreduce([torch.zeros(1)]).wait(timedelta(seconds=self._timeout_s))
 
     # ------------------------------------------------------------ at the store
 
-    def _exchange(self, what: str, number: int, own: str, within_s: float | None) -> list[str]:
+    def _exchange(self, what: str, number: int, own: str, within: timedelta) -> list[str]:
         """What all members say, by rank, when all of them have come here for the `number`-th time.
 
-        within_s: raises TimeoutError then; None: never, as a member may compute for long.
+        Raises TimeoutError if they have not come within that; never, if it is `NEVER`, as a member
+        may compute for long.
         """
-        store, everything = self._store, f"{what}-all-{number}"
-        store.set(self._place(what, self._rank), f"{number} {own}")
+        store, ranks = self._store, range(self._size)
+        store.set(_place(what, self._rank), f"{number} {own}")
         # A counter that is never reset, as are the places: a run may make millions of sums.
         if store.add(f"{what}-count", 1) == self._size * number:
-            places = [self._place(what, rank) for rank in range(self._size)]
-            said = [text.decode().partition(" ")[2] for text in store.multi_get(places)]
-            store.set(everything, json.dumps(said))
-            store.delete_key(f"{what}-all-{number - 1}")  # They are all here, so they have read it.
+            places = store.multi_get([_place(what, rank) for rank in ranks])
+            said = [text.decode().partition(" ")[2] for text in places]
+            others = [_answer(rank) for rank in ranks if rank != self._rank]
+            if others:
+                store.multi_set(others, [json.dumps(said)] * len(others))
             return said
-        self._wait(everything, what, number, within_s)
-        rows: list[str] = json.loads(store.get(everything))
+        rows: list[str] = json.loads(self._answered(what, number, within))
         return rows
 
-    @staticmethod
-    def _place(what: str, rank: int) -> str:
-        return f"{what}-{rank}"
+    def _answered(self, what: str, number: int, within: timedelta) -> bytes:
+        """What the one that comes last has to say to this member."""
+        answer = _answer(self._rank)
+        self._waits = what, number
+        while True:
+            try:
+                self._store.wait([answer], within)
+                break
+            except _torch().DistStoreError:
+                if within is not NEVER:
+                    missing = ", ".join(map(str, self._missing(self._store, what, number)))
+                    raise TimeoutError(f"rank {missing} did not come in time") from None
+        self._waits = None
+        text: bytes = self._store.get(answer)
+        if self._is_over.is_set():
+            raise _GivenUp
+        self._store.delete_key(answer)
+        return text
 
-    def _wait(self, key: str, what: str, number: int, within_s: float | None) -> None:
-        begun = told_at = time.monotonic()
-        # The store's own wait writes into the log each time that it ends without the key.
-        while not self._store.check([key]):
-            if not self._owner.is_current(self):
-                raise _GivenUp
-            now = time.monotonic()
-            if within_s is not None and now > begun + within_s:
-                raise TimeoutError(f"{self._who_is_missing(what, number)} did not come in time")
-            if now > told_at + WORD_S:
-                told_at = now
-                missing = self._missing(what, number)
-                self._owner.post(self, GroupWaits(self.generation, missing))
-            time.sleep(min((now - begun) * LOOK_PART, LOOK_S_MAX))
+    def _watch(self, store: Any) -> None:
+        """Say whom this member waits for, and end its wait with the generation."""
+        before = None
+        try:
+            while not self._is_over.wait(WORD_S):
+                waits = self._waits
+                if waits is not None and waits == before:
+                    missing = self._missing(store, *waits)
+                    self._owner.post(self, GroupWaits(self.generation, missing))
+                before = waits
+            store.set(_answer(self._rank), GIVEN_UP)
+        except Exception:  # The store is gone, which the other thread learns, too.
+            log.debug("generation %d: its store is gone", self.generation, exc_info=True)
 
-    def _missing(self, what: str, number: int) -> tuple[int, ...]:
+    def _missing(self, store: Any, what: str, number: int) -> tuple[int, ...]:
         """The ranks that have not come here for the `number`-th time."""
-        return tuple(rank for rank in range(self._size) if not self._has_come(what, rank, number))
 
-    def _has_come(self, what: str, rank: int, number: int) -> bool:
-        place = self._place(what, rank)
-        if not self._store.check([place]):
-            return False
-        return int(self._store.get(place).partition(b" ")[0]) >= number
+        def has_come(rank: int) -> bool:
+            place = _place(what, rank)
+            if not store.check([place]):
+                return False
+            return int(store.get(place).partition(b" ")[0]) >= number
 
-    def _who_is_missing(self, what: str, number: int) -> str:
-        return "rank " + ", ".join(map(str, self._missing(what, number)))
+        return tuple(rank for rank in range(self._size) if not has_come(rank))
+
+
+def _place(what: str, rank: int) -> str:
+    """Where a member says what it brings."""
+    return f"{what}-{rank}"
+
+
+def _answer(rank: int) -> str:
+    """Where a member is told what all have brought."""
+    return f"answer-{rank}"
 
 
 def _family(host: str) -> socket.AddressFamily:

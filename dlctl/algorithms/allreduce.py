@@ -1,5 +1,5 @@
 """All-reduce: synchronous SGD without servers. Goyal et al., "Accurate, Large Minibatch SGD",
-2017, section 4; torch's DistributedDataParallel (Li et al., VLDB 2020).
+2017, section 4; torch's DistributedDataParallel (Li et al., VLDB 2020) and its hooks.
 
 Every replica has the whole model and an optimiser of its own. All sum their gradients, and make the
 same step:
@@ -7,28 +7,38 @@ same step:
     w_{t+1} = inner(w_t, sum_i n_i g_i / sum_i n_i)          n_i: samples of replica i
 
 which is `sync` with the optimiser in the replicas. The sum has the same bits for all of them, and
-so has what they make of it, if their processors are alike: they do not differ.
+so has what they make of it, if their processors are alike: they do not differ. `hook` changes what
+is summed, as torch's hook of that name does:
+
+    fp16, bf16        n_i g_i / n, in half the bits
+    powersgd          products of narrow matrices, after `powersgd_after_steps` (powersgd.py)
+    post-local-sgd    after `local_after_steps`, replicas step along their own gradients, and every
+                      `local_steps` steps go on from the mean of their models. Lin et al., "Don't
+                      Use Large Mini-Batches, Use Local SGD", ICLR 2020, algorithm 2
 
 - torch.distributed makes the sums (gloo). If a member dies, the group is made anew without it, and
   the sum is begun again of what the living have given; no step is lost or made twice.
 - Who joins takes part in its first sum without a gradient, and is then handed the model, what the
   optimiser keeps, and how far the run is, in one more sum. So is who goes on from a checkpoint that
   is older than the others'.
-- The rate of a step is part of the sum: the mean of what all have in force. So `dlctl set
+- The rate of a step travels with the sum: it is the mean of what all have in force. So `dlctl set
   inner_lr` may reach them at different steps.
 - A replica without data takes part with nothing, so that nobody waits for it.
 - A sum that is not finite is left out by all of them.
 - What an optimiser keeps is its state for each parameter. One that keeps more, as numbers in its
   groups, begins with these anew in who joins.
 - Buffers of a model, as of a BatchNorm, are each replica's own, as in torch without a broadcast.
+- In the mean of models all replicas that have made steps weigh the same, as in torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from dlctl.algorithms.base import Fault, Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import (
@@ -42,6 +52,7 @@ from dlctl.algorithms.needs import (
     Summed,
     handed_on,
 )
+from dlctl.algorithms.powersgd import PowerSgd
 from dlctl.config import Choice, JobFile
 from dlctl.inner import NONE
 from dlctl.messages import Array
@@ -49,11 +60,37 @@ from dlctl.vector import Vector, all_finite, copy_into, to_host
 
 DIGIT = 2**20
 """Samples are handed on as two float32, which are exact up to 2**24."""
+SUMS, SECOND, HANDED_ON = 3, 1, 2
+"""A sum has the number of its step, times `SUMS`, and more if it is the second of two, or hands on
+what the step has come to.
+"""
+NOTHING = np.zeros(0, np.float32)
+HALVES: dict[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    pass
+    hook: Literal["none", "fp16", "bf16", "powersgd", "post-local-sgd"] = "none"
+    """What is summed instead of whole gradients, as by torch's hook of that name."""
+    powersgd_rank: Annotated[int, Ge(1), Le(64)] = 1
+    """Columns of the narrow matrices."""
+    powersgd_after_steps: Annotated[int, Ge(0)] = 1000
+    """Steps with whole gradients, before they are compressed."""
+    local_after_steps: Annotated[int, Ge(0)] = 100
+    """Steps along the gradients of all, before replicas step along their own."""
+    local_steps: Annotated[int, Ge(1)] = 4
+    """Steps from one mean of the models to the next, from then on."""
+
+
+class Sum(NamedTuple):
+    """What the sums of one step have come to."""
+
+    newest: Summed
+    mean: Array | None
+    """float32[d], the gradient; None: there is none."""
+    is_counted: bool
+    """What this replica gave is in it."""
+    joined: int
 
 
 class Replica(ReplicaSide):
@@ -65,67 +102,138 @@ class Replica(ReplicaSide):
         """The others may be further: its first sum is without a gradient."""
         self._uncounted: Step | None = None
         """What the last sum was without: it is brought to the next one."""
+        self._low_rank: PowerSgd | None = None
+        if self.options.hook == "powersgd":
+            self._low_rank = PowerSgd(self.layout, self.options.powersgd_rank)
 
     def state(self) -> dict[str, Vector]:
-        return {"progress": np.array([self.step, self.samples], np.float64)}
+        state = {"progress": np.array([self.step, self.samples], np.float64)}
+        if self._low_rank is None:
+            return state
+        return state | {"error": self._low_rank.error, "q": self._low_rank.q}
 
     def restore(self, state: Mapping[str, Array]) -> None:
         self.step, self.samples = (int(number) for number in state["progress"])
+        if self._low_rank is not None and "q" in state:
+            self._low_rank.error, self._low_rank.q = state["error"], state["q"]
 
     def run(self) -> Needs:
         while True:
-            data = yield NextData()
-            computed, self._uncounted = self._uncounted, None
-            if computed is None and data is not None and not self._meets:
-                computed = yield Gradient()
-            self._meets = False
-            samples = 0 if computed is None else computed.samples
-            vector = self._brought(computed)
-            summed: Summed = yield Collective(vector=vector, weight=samples, step=self.step)
-            if summed.is_counted and summed.weight:
-                yield from self._make_step(summed)
-            self.step = summed.step + 1
-            if summed.joined:
-                yield from self._hand_on(summed)
-            if samples and summed.is_counted:
+            has_data = (yield NextData()) is not None
+            is_local = self.options.hook == "post-local-sgd"
+            if is_local and self.step >= self.options.local_after_steps:
+                sums = yield from self._local_steps(has_data)
+            else:
+                sums = yield from self._common_step(has_data)
+            self.step = sums.newest.step // SUMS + 1
+            if sums.joined:
+                yield from self._hand_on(sums)
+
+    # ------------------------------------------------------------ one step of all
+
+    def _common_step(self, has_data: bool) -> Generator[Any, Any, Sum]:
+        computed, self._uncounted = self._uncounted, None
+        if computed is None and has_data and not self._meets:
+            computed = yield Gradient()
+        self._meets = False
+        sums: Sum = yield from self._sum(computed)
+        if sums.is_counted and sums.mean is not None:
+            self.samples += round(sums.newest.weight)
+            if all_finite(sums.mean):
+                yield OwnStep(sums.mean, sums.newest.beside)
+        if computed is not None and not sums.is_counted:
+            self._uncounted = computed
+        elif computed is not None:
+            yield Done()
+        return sums
+
+    def _sum(self, computed: Step | None) -> Generator[Any, Any, Sum]:
+        """Of all gradients; computed: this replica's, if it has one."""
+        gradient = NOTHING if computed is None else to_host(computed.gradient)
+        if gradient.size and (low_rank := self._low_rank_at(self.step)) is not None:
+            gradient = low_rank.first(gradient)
+        summed: Summed = yield self._collective(gradient, computed, self.step * SUMS)
+        mean = to_host(summed.vector) / np.float32(summed.weight) if summed.weight else None
+        low_rank = None if summed.step % SUMS else self._low_rank_at(summed.step // SUMS)
+        if low_rank is None or mean is None:
+            return Sum(summed, mean, summed.is_counted, summed.joined)
+        # Who has just joined is in the second one, too, with nothing.
+        is_in = bool(gradient.size) and summed.is_counted
+        narrow = low_rank.second(mean, takes_part=is_in)
+        second: Summed = yield self._collective(
+            narrow, computed if is_in else None, summed.step + SECOND
+        )
+        is_counted, joined = summed.is_counted and second.is_counted, summed.joined + second.joined
+        if not (is_counted and second.weight):
+            return Sum(second, None, is_counted, joined)
+        mean = to_host(second.vector) / np.float32(second.weight)
+        return Sum(second, low_rank.commit(mean, is_counted=is_in), is_counted, joined)
+
+    def _low_rank_at(self, step: int) -> PowerSgd | None:
+        return self._low_rank if step >= self.options.powersgd_after_steps else None
+
+    def _collective(self, vector: Array, computed: Step | None, step: int) -> Collective:
+        samples = 0 if computed is None else computed.samples
+        return Collective(
+            vector=vector, weight=samples, step=step, beside=self.own_rate(self.samples),
+            dtype=HALVES.get(self.options.hook, "float32"),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ steps of one's own
+
+    def _local_steps(self, has_data: bool) -> Generator[Any, Any, Sum]:
+        """Some, and then the mean of all models."""
+        samples = 0
+        for _ in range(self.options.local_steps if has_data and not self._meets else 0):
+            step: Step | None = yield Gradient(step=True, gather=False)
+            if step is None:
+                break
+            samples += step.samples
+        self._meets = False
+        summed: Summed = yield Collective(
+            vector=self.parameters, weight=float(samples > 0), step=self.step * SUMS, beside=samples
+        )
+        if summed.is_counted and summed.weight:
+            copy_into(self.parameters, to_host(summed.vector) / np.float32(summed.weight))
+            self.samples += round(summed.beside * summed.weight)
+            if samples:
                 yield Done()
-            elif samples:
-                self._uncounted = computed
+        return Sum(summed, None, summed.is_counted, summed.joined)
 
-    def _brought(self, computed: Step | None) -> Array:
-        """float32[d + 1]: the gradient, and the rate."""
-        brought = np.zeros(len(self.parameters) + 1, np.float32)
-        if computed is not None:
-            assert computed.gradient is not None
-            brought[:-1] = to_host(computed.gradient)
-            brought[-1] = self.own_rate(self.samples)
-        return brought
+    # ------------------------------------------------------------ who joins
 
-    def _make_step(self, summed: Summed) -> Needs:
-        mean = to_host(summed.vector) / np.float32(summed.weight)
-        self.samples += round(summed.weight)
-        if all_finite(mean):
-            yield OwnStep(mean[:-1], float(mean[-1]))
-
-    def _hand_on(self, summed: Summed) -> Needs:
-        """Of who has joined it is what the others have come to that counts."""
+    def _hand_on(self, sums: Sum) -> Needs:
+        """Who has joined takes over what the others have come to."""
         kept: Array = yield OwnState()
-        place = divmod(self.samples, DIGIT)
-        whole = np.concatenate([to_host(self.parameters), place, kept], dtype=np.float32)
-        whole, self.step = yield from handed_on(whole, self.slot, self.step, summed)
-        size = len(self.parameters)
-        high, low = (int(digit) for digit in whole[size : size + 2])
-        self.samples = high * DIGIT + low
+        place, q = divmod(self.samples, DIGIT), NOTHING
+        if self._low_rank is not None:
+            q = self._low_rank.q
+        whole = np.concatenate([to_host(self.parameters), place, q, kept], dtype=np.float32)
+        step = (self.step - 1) * SUMS + HANDED_ON
+        whole, step = yield from handed_on(whole, self.slot, step, sums.newest)
+        if sums.is_counted:
+            return
+        ends = np.cumsum([len(self.parameters), len(place), q.size])
+        model, (high, low), q, kept = np.split(whole, ends)
+        self.step, self.samples = step // SUMS + 1, int(high) * DIGIT + int(low)
+        if self._low_rank is not None:
+            self._low_rank.q = q
         # First, for an optimiser may have to make a step to have a state at all.
-        yield OwnState(whole[size + 2 :])
-        copy_into(self.parameters, whole[:size])
+        yield OwnState(kept)
+        copy_into(self.parameters, model)
 
 
 def check(job: JobFile) -> list[Fault]:
-    """Somebody has to make the steps."""
-    if job.inner.name != NONE:
-        return []
-    return [(("inner", "name"), "allreduce steps with the replicas' own optimiser", 'use "adamw"')]
+    """Somebody has to make the steps; of one replica's own there is no gradient of all to clip."""
+    found: list[Fault] = []
+    if job.inner.name == NONE:
+        what = "allreduce steps with the replicas' own optimiser"
+        found.append((("inner", "name"), what, 'use "adamw"'))
+    is_local = job.algorithm.options.get("hook") == "post-local-sgd"
+    if is_local and job.gradient.clip == "global" and job.gradient.clip_norm:
+        what = "post-local-sgd steps along the gradients of single replicas"
+        found.append((("gradient", "clip"), what, 'use clip = "replica"'))
+    return found
 
 
 ALLREDUCE = Method(

@@ -307,6 +307,11 @@ class Collective(Need):
     """Of this replica; 0: it takes part with nothing."""
     step: int = 0
     """What it is the sum of: all members must be at the same one; who joins takes it over."""
+    beside: float = 0.0
+    """A number that travels with it, in float64 whatever the `dtype`."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """What is summed, and travels. Of the others it is the mean that is formed, so that a sum of
+    many is no larger than each: weight / sum of the weights * vector."""
 
 
 class Summed(NamedTuple):
@@ -326,6 +331,8 @@ class Summed(NamedTuple):
     `handed_on`. 0 in a new group, of which all members have begun alike."""
     first: int
     """The lowest slot of the members that have what the group has come to."""
+    beside: float = 0.0
+    """The mean of what was `beside` the vectors, by weight."""
 
 
 def handed_on(

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from dlctl import messages as m
+from dlctl.compress import bfloat16
 from dlctl.errors import DlctlError
 from dlctl.roles.protocol.effects import (
     GroupFailed,
@@ -35,6 +36,13 @@ NOTICED_S = 0.2
 """From a member's death in a sum to the others' hearing of it."""
 WORD_S = 1.0
 """Between two words about whom a member waits for."""
+
+
+def _rounded(vector: m.Array, dtype: str) -> m.Array:
+    """float32[d], as it is in this dtype."""
+    if dtype == "bfloat16":
+        return bfloat16.decode(bfloat16.encode(vector))
+    return vector.astype(dtype).astype(np.float32)
 
 
 @dataclass(slots=True)
@@ -172,13 +180,15 @@ class GroupDriver:
                 driver.process.post(TaskFailed(error.message, ""))
             return
         total = np.zeros(plan.size, np.float32)
+        weights = sum(plan.weights) if plan.dtype != "float32" else 1.0
         for weight, effect in zip(plan.weights, effects, strict=True):
             if weight:
-                total += np.float32(weight) * effect.vector
+                total += _rounded(np.float32(weight / weights) * effect.vector, plan.dtype)
+        total = _rounded(total, plan.dtype) * np.float32(weights)
         total.flags.writeable = False
         result = Reduced(
             group.number, 0, total, sum(plan.weights), group.size, plan.step, plan.joined, True,
-            plan.first,
+            plan.first, plan.beside,
         )  # fmt: skip
         without = self._one_of(group) if self.groups.is_torn() and group.size > 1 else None
         for rank, driver in group.members.items():

@@ -13,6 +13,7 @@ from of_torch import OfTorch
 from simulated import job_file, rows_in_order
 
 from dlctl.config import Choice, Data, Schedule
+from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.messages import Array
 from dlctl.sim.checkers.tables import GroupChecker
 from dlctl.sim.drivers import ComputeOptions
@@ -22,7 +23,12 @@ from dlctl.sim.simulation import Outcome, Simulation
 PEAK = 0.1
 
 
-def simulated(workers: int, made: list[OfTorch] | None = None, **job: Any) -> Simulation:
+def simulated(
+    workers: int,
+    made: list[OfTorch] | None = None,
+    problem: LeastSquares | None = None,
+    **job: Any,
+) -> Simulation:
     """With torch's AdamW in the replicas, and a schedule. made: gets every optimiser."""
     wanted = {
         "batch_size": 8, "algorithm": ("allreduce", {}),
@@ -41,7 +47,7 @@ def simulated(workers: int, made: list[OfTorch] | None = None, **job: Any) -> Si
         job_file(workers, 0, **(wanted | job)), data=Data(portion_batches=1, lease_ahead_s=0.0)
     )
     return Simulation(
-        file, LeastSquares(samples=256),
+        file, problem or LeastSquares(samples=256),
         compute=ComputeOptions(step_s=0.1), checkers=(GroupChecker(),),
         inner=lambda choice: partial(make, choice),
     )  # fmt: skip
@@ -99,6 +105,27 @@ def test_who_comes_back_has_the_model_and_the_optimiser_of_the_others_to_the_las
     first, *others = replicas(outcome, made, 3)
     assert len(made) == 3 + sum(victim != "coordinator" for victim in victims)
     assert others == [first, first]
+
+
+@pytest.mark.per_commit(4)
+@pytest.mark.parametrize("at_s", [1.5, 3.0])
+@pytest.mark.parametrize("hook", ["bf16", "powersgd", "post-local-sgd", "none"])
+def test_with_every_hook_all_have_one_model_in_the_end_whoever_has_died(hook, at_s):
+    """And what they keep of low-rank sums is handed on, too."""
+    made: list[OfTorch] = []
+    problem = LeastSquares(samples=256, size=400)
+    problem.layout = Layout((Entry("w", TRAINED, (20, 20), "float32"),))
+    options = {"hook": hook, "powersgd_after_steps": 20, "local_after_steps": 20}
+    simulation = simulated(3, made, problem, epochs=8.0, algorithm=("allreduce", options))
+    simulation.at(at_s, lambda: simulation.world.kill("worker-1"))
+    outcome = simulation.run()
+    first, *others = replicas(outcome, made, 3)
+    kept = 401 if hook == "post-local-sgd" else len(first)
+    assert [other[:kept] for other in others] == [first[:kept]] * 2
+    if hook == "powersgd":
+        sides = [outcome.world.machine(f"worker-{slot}").training.side for slot in range(3)]
+        assert all(np.array_equal(side.state()["q"], sides[0].state()["q"]) for side in sides)
+        assert any(side.state()["error"].any() for side in sides)
 
 
 def test_a_rate_that_is_set_live_is_the_same_in_all_replicas_at_each_step():

@@ -376,6 +376,9 @@ class Reduce(Effect):
     is_behind: bool
     """It has joined, and no sum with a weight has come since: it is no source of the model yet."""
     slot: int
+    beside: float = 0.0
+    dtype: str = "float32"
+    """What is summed in: of the vectors by their parts of the weight, if that is fewer bits."""
 
 
 @record
@@ -396,6 +399,8 @@ class Reduced(Event):
     """Whether this member was at that step, and does not join."""
     first: int
     """The lowest slot of the members that neither join nor are behind, if there is one."""
+    beside: float = 0.0
+    """The mean of what was `beside` the vectors, by weight."""
 
 
 @record

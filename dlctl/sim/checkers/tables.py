@@ -104,7 +104,7 @@ class LeadChecker(Checker):
 
 
 class GroupChecker(Checker):
-    """Of a method whose replicas make the same steps together: at one step all who live have the
+    """Of a method whose replicas make the same steps together: all who live begin one step with the
     same model, to the last bit, whoever has died in a sum. Who has finished a sum and dies before
     it could hand it on leaves the others to make it again, without it. The run fails for want of
     the model only if nobody who lives has it.
@@ -114,6 +114,8 @@ class GroupChecker(Checker):
         self._models: dict[int, tuple[Process, Array]] = {}
         """Step -> whoever has computed with a model at it, and that model."""
         self._workers: dict[Process, Collecting] = {}
+        self._at: dict[Process, int] = {}
+        """The step that it has begun last."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, AddEvent) and effect.kind == "state" and LOST in effect.text:
@@ -126,6 +128,9 @@ class GroupChecker(Checker):
         if collecting._joins or not collecting.number:
             return  # It has not taken part in anything yet.
         step, model = training.side.step, training.side.parameters
+        if self._at.get(process) == step:
+            return  # By now it may have stepped by itself.
+        self._at[process] = step
         holder, known = self._models.setdefault(step, (process, model.copy()))
         if np.array_equal(known, model):
             return

@@ -127,7 +127,7 @@ class Collecting:
         self.context.do(
             Reduce(
                 self.generation, self._vector, need.weight, need.step, self._joins,
-                self._is_behind, self.identity.slot,
+                self._is_behind, self.identity.slot, need.beside, need.dtype,
             )
         )  # fmt: skip
 
@@ -241,7 +241,7 @@ class Collecting:
         self.number, self._joins, self._has_summed = event.number, False, True
         self._result = Summed(
             event.vector, event.weight, event.members, event.step, event.is_counted, event.joined,
-            event.first,
+            event.first, event.beside,
         )  # fmt: skip
         self.finished()
 

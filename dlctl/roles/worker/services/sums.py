@@ -39,12 +39,14 @@ class Row(NamedTuple):
     """It has taken part in no sum yet."""
     is_behind: bool
     """It has joined, and was not handed what the others have come to."""
+    beside: float = 0.0
+    dtype: str = "float32"
 
 
 def row_of(effect: Reduce) -> Row:
     return Row(
         effect.slot, effect.vector.size, effect.weight, effect.step, effect.joins,
-        effect.is_behind,
+        effect.is_behind, effect.beside, effect.dtype,
     )  # fmt: skip
 
 
@@ -58,28 +60,34 @@ class Plan(NamedTuple):
     joined: int
     first: int
     """The lowest slot of those that have what the group has come to."""
+    beside: float
+    """The mean, by weight; 0 if nobody has a weight."""
+    dtype: str
 
 
 def plan_of(rows: Sequence[Row]) -> Plan:
     """Those that join, or have just done so, have nothing to say about step and size. Who is at an
-    older step than others joins, too: replicas save at different steps, and go on from there.
+    older step than others joins, too: replicas save at different steps, and go on from there. Of
+    what has no weight the size does not matter.
 
     Raises ModelLost if there is nobody else; DlctlError if members at one step bring vectors of
-    different sizes.
+    different kinds.
     """
     told = [row for row in rows if not row.joins and not row.is_behind]
     if not told:
         raise ModelLost
     step = max(row.step for row in told)
-    sizes = {row.size for row in told if row.step == step}
-    if len(sizes) > 1:
-        raise DlctlError(
-            f"at step {step} members of the group sum vectors of sizes {sorted(sizes)}"
-        )
+    newest = [row for row in told if row.step == step]
+    kinds = {(row.size, row.dtype) for row in newest if row.weight} or {(0, "float32")}
+    if len(kinds) > 1:
+        of = " and ".join(f"{size} {dtype}" for size, dtype in sorted(kinds))
+        raise DlctlError(f"at step {step} members of the group sum vectors of {of}")
+    size, dtype = kinds.pop()
     weights = tuple(row.weight if row.step == step and not row.joins else 0.0 for row in rows)
     joined = sum(row.joins or (row in told and row.step != step) for row in rows)
-    first = min(row.slot for row in told if row.step == step)
-    return Plan(sizes.pop(), step, weights, joined, first)
+    first = min(row.slot for row in newest)
+    beside = sum(weight * row.beside for weight, row in zip(weights, rows, strict=True) if weight)
+    return Plan(size, step, weights, joined, first, beside / (sum(weights) or 1.0), dtype)
 
 
 class Claim(NamedTuple):

@@ -13,8 +13,10 @@ from dlctl.roles.worker.services.asking import MODEL, Asking
 from dlctl.roles.worker.services.base import Phase
 from dlctl.vector import copy_into, to_host
 
-NOBODY_S = 60.0
-"""So long it waits for somebody who has the model: others may begin later than this one."""
+NOBODY_S, AGAIN_S = 15.0, 1.0
+"""So long it waits for somebody who has the model, and asks all again now and then: others may
+begin later than this one.
+"""
 
 
 class TakingOver:
@@ -22,19 +24,22 @@ class TakingOver:
         self._asking = asking
         self._side = side
         self._asked: set[tuple[int, int]] = set()
-        """(slot, epoch) of those that have been asked."""
+        """(slot, epoch) of those that have been asked this time."""
+        self._again_at: float | None = None
+        """When all are asked again."""
         self._whom = ""
         """Who has not answered yet."""
         self._until: float | None = None
-        """When it gives up, while nobody is left to be asked."""
+        """When it gives up."""
         self._is_done = False
 
     def advance(self, now: float) -> bool:
         """Whether the model is here. Raises JobFailed if nobody has it."""
         if self._is_done or self._whom:
             return self._is_done
-        if self._until is None:
-            self._until = now + NOBODY_S
+        if self._again_at is not None and now >= self._again_at:
+            self._asked.clear()
+            self._again_at = None
         me, known = self._asking.identity.slot, self._asking.members.known
         for slot, member in sorted(known.items()):
             if slot != me and member.takes_part and (slot, member.epoch) not in self._asked:
@@ -42,15 +47,19 @@ class TakingOver:
                 self._whom = f"worker-{slot}"
                 self._asking.ask(slot, MODEL, (), math.inf, self._come, now)
                 return self._is_done
+        if self._until is None:
+            self._until = now + NOBODY_S
         if now >= self._until:
             raise JobFailed(
                 "no other worker has the model of this run",
                 hint="the run goes on from its newest checkpoint when it is started again",
             )
+        if self._again_at is None:
+            self._again_at = now + AGAIN_S
         return False
 
     def _come(self, arrays: tuple[m.Array, ...] | None) -> None:
-        self._whom, self._until = "", None
+        self._whom = ""
         if arrays and arrays[0].shape == to_host(self._side.parameters).shape:
             copy_into(self._side.parameters, arrays[0])
             self._is_done = True
@@ -61,4 +70,5 @@ class TakingOver:
 
     def deadline(self) -> float | None:
         """Who was asked is waited for as long as it lives."""
-        return None if self._whom else self._until
+        times = [time for time in (self._until, self._again_at) if time is not None]
+        return min(times) if times and not self._whom else None
