@@ -124,6 +124,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.gossip:GOSSIP",
             "no servers: replicas average with random others, and nobody waits (Jin 2016)",
         ),
+        "noloco": Entry(
+            "dlctl.algorithms.noloco:NOLOCO",
+            "DiLoCo's outer steps with one random replica instead of all (Kolehmainen 2025)",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",

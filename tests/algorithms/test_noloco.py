@@ -1,0 +1,86 @@
+"""NoLoCo: an outer step with one other replica, and what holds replicas together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from by_hand import Player, Shards
+
+from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.noloco import NOLOCO, Options
+
+SIZE, LR = 8, 0.1
+
+
+def gradient_of(w: np.ndarray[Any, Any], batch: list[int]) -> Step:
+    """Of |w - x|^2 / 2, where x is the batch's own."""
+    x = np.random.default_rng(batch).standard_normal(SIZE).astype(np.float32)
+    return Step((w - x).astype(np.float32), 1, 1.0)
+
+
+def players(workers: int, **options: Any) -> list[Player]:
+    """Each of them begins somewhere else."""
+    shards = Shards(NOLOCO, np.zeros(SIZE, np.float32), 0)
+    shards.slots = frozenset(range(workers))
+    everybody = [
+        Player(NOLOCO, shards, gradient_of, slot, own_lr=LR, options=Options(**options))
+        for slot in range(workers)
+    ]
+    for player in everybody:
+        dice = np.random.default_rng(100 + player.slot)
+        player.parameters[:] = dice.standard_normal(SIZE)
+    return everybody
+
+
+def step(player: Player, number: int) -> None:
+    player.todo += [(Data(0, number, True), [player.slot, number])]
+    player.go_on()
+
+
+@pytest.mark.oracle("noloco", "a loop of the paper, two replicas")
+def test_two_replicas_are_the_loop_of_the_paper(agree):
+    both = players(2, steps=3, outer_lr=0.7, outer_momentum=0.5, consensus=0.8)
+    theta = [player.parameters.astype(np.float64) for player in both]
+    phi, delta = [w.copy() for w in theta], [np.zeros(SIZE), np.zeros(SIZE)]
+    for number in range(12):
+        for i, j in ((0, 1), (1, 0)):
+            step(both[i], number)
+            x = np.random.default_rng([i, number]).standard_normal(SIZE)
+            theta[i] = theta[i] - LR * (theta[i] - x)
+            if number % 3 == 2:
+                way = (theta[i] - phi[i] + theta[j] - phi[j]) / 2
+                middle = (phi[i] + phi[j]) / 2
+                delta[i] = 0.5 * delta[i] + 0.7 * way - 0.8 * (phi[i] - middle)
+                phi[i] = phi[i] + delta[i]
+                theta[i] = phi[i].copy()
+    for player, own in zip(both, theta, strict=True):
+        agree(player.parameters, own, atol=1e-5)
+        assert player.side.figures() == {"outer_steps": 4, "alone": 0}
+
+
+@pytest.mark.oracle("noloco", "local SGD with an outer momentum, one replica")
+def test_alone_it_is_local_sgd_with_an_outer_momentum(agree):
+    (alone,) = players(1, steps=2)
+    theta = alone.parameters.astype(np.float64)
+    phi, delta = theta.copy(), np.zeros(SIZE)
+    for number in range(8):
+        step(alone, number)
+        theta = theta - LR * (theta - np.random.default_rng([0, number]).standard_normal(SIZE))
+        if number % 2:
+            delta = 0.5 * delta + 0.7 * (theta - phi)
+            phi = phi + delta
+            theta = phi.copy()
+    agree(alone.parameters, theta, atol=1e-5)
+
+
+def test_without_gradients_replicas_come_together():
+    everybody = players(4, steps=1)
+    for player in everybody:
+        player.gradient = lambda w, batch: Step(np.zeros(SIZE, np.float32), 1, 1.0)
+    apart = np.std([player.parameters for player in everybody], axis=0).max()
+    for number in range(200):
+        for player in everybody:
+            step(player, number)
+    assert np.std([player.parameters for player in everybody], axis=0).max() < 1e-3 * apart
