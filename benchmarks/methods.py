@@ -78,7 +78,7 @@ DIGITS = {
     "epoch-cut": Setting("", SGD.format(lr=0.05)),
     "allreduce": Setting("", ADAMW),
     "gossip": Setting("", ADAMW),
-    "noloco": Setting("steps = 4", ADAMW),
+    "noloco": Setting("local_steps = 4", ADAMW),
 }
 GPT_SAMPLES = 12_800
 OF_GRADIENTS = '[optimizer]\nname = "adamw"\nlr = 1e-3\nbeta2 = 0.95\nweight_decay = 0.1\n'
@@ -105,7 +105,7 @@ GPT = {
     "ssp": Setting("", OF_WAYS.replace("2e-3", "5e-4")),
     "allreduce": Setting("", OF_WAYS),
     "gossip": Setting("", OF_WAYS),
-    "noloco": Setting("steps = 10", OF_WAYS),
+    "noloco": Setting("local_steps = 10", OF_WAYS),
     "sandblaster": Setting("", "", epochs=6),
 }
 """`epochs`: of sandblaster alone, an evaluation of whose loss is a whole one."""

@@ -9,7 +9,7 @@ step with a random j (n = 2):
     phi_i   = phi_i + delta_i,     and the next steps begin there
 
 alpha = `outer_momentum`, beta = `outer_lr`, gamma = `consensus`: the last term is what holds the
-replicas together without a sum over all of them. H = `steps`.
+replicas together without a sum over all of them. H = `local_steps`.
 
 - In the paper both replicas of a pair wait for each other, and make the outer step together. Here i
   asks, and j answers between two of its steps with Delta_j as it is by then; its own outer step is
@@ -47,7 +47,7 @@ OP = "pair"
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    steps: Annotated[int, Ge(1)] = 50
+    local_steps: Annotated[int, Ge(1)] = 50
     """From one outer step to the next, H. Changes live."""
     outer_lr: Annotated[float, Gt(0), Le(2)] = 0.7
     """beta."""
@@ -86,7 +86,7 @@ class Replica(ReplicaSide):
                 continue
             yield Done()
             self.steps += 1
-            if self.steps % self.options.steps == 0:
+            if self.steps % self.options.local_steps == 0:
                 yield from self._outer_step(self.phi)
 
     def _outer_step(self, phi: Array) -> Needs:
@@ -95,14 +95,13 @@ class Replica(ReplicaSide):
             slot = int(self.rng.choice(others))
             answer = yield Ask(slot=slot, op=OP, within_s=CONTACT_S)
         way: Array = to_host(self.parameters) - phi
-        apart: Array = np.zeros_like(phi)
+        middle: Array = phi
         if answer and len(answer) == 2 and all(_is_like(phi, array) for array in answer):
-            way = (way + answer[1]) / 2
-            apart = (phi - answer[0]) / 2
+            middle, way = (phi + answer[0]) / 2, (way + answer[1]) / 2
         else:
             self.alone += 1
         o = self.options
-        self.delta = o.outer_momentum * self.delta + o.outer_lr * way - o.consensus * apart
+        self.delta = o.outer_momentum * self.delta + o.outer_lr * way - o.consensus * (phi - middle)
         self.phi = phi + self.delta
         copy_into(self.parameters, self.phi)
         self.outer_steps += 1
@@ -132,5 +131,5 @@ NOLOCO = Method(
         survives=frozenset({"worker", "coordinator"}),
     ),
     inner=Choice(name="adamw", options={"lr": 0.001}),
-    live={"steps": Setting(help="steps between two outer steps", parse=count)},
+    live={"local_steps": Setting(help="steps from one outer step to the next", parse=count)},
 )

@@ -41,7 +41,7 @@ def step(player: Player, number: int) -> None:
 
 @pytest.mark.oracle("noloco", "a loop of the paper, two replicas")
 def test_two_replicas_are_the_loop_of_the_paper(agree):
-    both = players(2, steps=3, outer_lr=0.7, outer_momentum=0.5, consensus=0.8)
+    both = players(2, local_steps=3, outer_lr=0.7, outer_momentum=0.5, consensus=0.8)
     theta = [player.parameters.astype(np.float64) for player in both]
     phi, delta = [w.copy() for w in theta], [np.zeros(SIZE), np.zeros(SIZE)]
     for number in range(12):
@@ -62,7 +62,7 @@ def test_two_replicas_are_the_loop_of_the_paper(agree):
 
 @pytest.mark.oracle("noloco", "local SGD with an outer momentum, one replica")
 def test_alone_it_is_local_sgd_with_an_outer_momentum(agree):
-    (alone,) = players(1, steps=2)
+    (alone,) = players(1, local_steps=2)
     theta = alone.parameters.astype(np.float64)
     phi, delta = theta.copy(), np.zeros(SIZE)
     for number in range(8):
@@ -76,7 +76,7 @@ def test_alone_it_is_local_sgd_with_an_outer_momentum(agree):
 
 
 def test_without_gradients_replicas_come_together():
-    everybody = players(4, steps=1)
+    everybody = players(4, local_steps=1)
     for player in everybody:
         player.gradient = lambda w, batch: Step(np.zeros(SIZE, np.float32), 1, 1.0)
     apart = np.std([player.parameters for player in everybody], axis=0).max()

@@ -481,7 +481,7 @@ def serverless(seed: int) -> Simulation:
     faults = replace(mixed_faults(seed), save_errors=0.0, full_disks=0, slow_disks=0)
     hook = ("none", "powersgd", "post-local-sgd", "bf16")[seed // 2 % 4]
     sums = {"hook": hook, "powersgd_after_steps": 10, "local_after_steps": 10}
-    options = {"allreduce": sums, "gossip": {"mode": mode}, "noloco": {"steps": 3}}[name]
+    options = {"allreduce": sums, "gossip": {"mode": mode}, "noloco": {"local_steps": 3}}[name]
     problem, epochs = LeastSquares(samples=128, size=144), 4
     problem.layout = Layout((Entry("w", TRAINED, (12, 12), "float32"),))
     job = job_file(
