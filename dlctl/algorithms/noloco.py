@@ -64,7 +64,7 @@ class Replica(ReplicaSide):
         self.steps = self.outer_steps = self.alone = 0
         self.phi: Array | None = None
         """float32[d], where the steps since the last outer one have begun; None: nowhere yet."""
-        self.delta = np.zeros(0, np.float32)
+        self.delta: Array = np.zeros(0, np.float32)
 
     def state(self) -> dict[str, Vector]:
         state = {"steps": np.array([self.steps], np.float64)}
