@@ -32,6 +32,7 @@ CHAPTERS = {
     "allreduce": "a step of the small GPT, and a worker's death, against DDP under torchrun",
     "methods": "every method on digits and on a small GPT: how good, bytes, seconds; 45 minutes",
     "methods_slow": "a small GPT behind 100 Mbit/s while a worker and a server are killed",
+    "straggler": "sandblaster with one of eight workers ten times slower, against the ideal time",
     "quality": "the loss of a small GPT after the same samples, against one process; 45 minutes",
 }
 
