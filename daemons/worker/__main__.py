@@ -89,7 +89,8 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     ranks = _later_ranks(context, loop)
     run = context.directory if context.is_home else None  # Elsewhere are copies, which stay.
     place = context.directory, context.birth
-    thread = ComputeThread(loop, job, method.shape.engine, ranks, run, place)
+    shares = "memory" in method.shape.links
+    thread = ComputeThread(loop, job, method.shape.engine, ranks, run, place, shares=shares)
     main.begin.put(thread)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)

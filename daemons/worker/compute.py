@@ -71,13 +71,17 @@ class ComputeThread:
         ranks: Ranks | None = None,
         run: Path | None = None,
         place: tuple[Path, Birth] | None = None,
+        *,
+        shares: bool = False,
     ) -> None:
         """engine: "module:Class", the torch part of the method; "" if it has none. ranks: the other
         processes of the replica, if it is several. run: directory of the run whose code it is to
         be; None: the task's files as they are. place: the run
-        directory, or the host directory, and who this is there: of the file of frozen parameters.
+        directory, or the host directory, and who this is there: of the file of frozen parameters,
+        and of the memory. shares: the model is that of all workers of this host.
         """
         self._place = place
+        self._shares = shares
         self._frozen: Any = None
         self._run = run
         self._engine_name = engine
@@ -199,6 +203,9 @@ class ComputeThread:
         replica.reseed(effect.slot, effect.epoch)
         self._loader.reseed(effect.slot, effect.epoch)
         self._replica = replica
+        mark = None
+        if self._shares and self._place is not None:
+            mark = self._share(replica, self._place[0])
         if self._place is not None:
             self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
@@ -216,7 +223,17 @@ class ComputeThread:
             batch_size,
             shards,
             clients,
+            mark,
         )
+
+    def _share(self, replica: Any, directory: Path) -> Array:
+        """The mark of the memory that the model lies in now."""
+        from daemons.worker.shared_model import share
+
+        shared = share(replica, directory)
+        log.info("the model lies in memory that %s",
+                 "others may share" if shared.is_new else "other workers have, too")  # fmt: skip
+        return shared.mark
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
         self._replica.load_averaged(np.array(effect.averaged))

@@ -102,6 +102,23 @@ class Replica:
         self._autocast = _AUTOCAST[precision]
         self._compiled: Any = torch.compile(self.model) if compiled else None
         self._has_compiled = False
+        self._is_shared = False
+
+    def move_to(self, vector: Tensor) -> None:
+        """From now on the model is what stands here, float32[d] on the CPU; others may write to it,
+        too, at any time.
+        """
+        self._place(vector)
+        self._vector, self.parameters = vector, _own(vector)
+        self._is_shared = True
+        self._changes.others_step()
+
+    def _place(self, vector: Tensor) -> None:
+        """Have the values of the model be views of this memory; they remain the same tensors."""
+        for (parameter, value), view in zip(self._bound, _views(vector, self.layout), strict=True):
+            value.data = view
+            if parameter.dtype is torch.float32:
+                parameter.data = view
 
     @cached_property
     def _gradient(self) -> Tensor:
@@ -362,12 +379,27 @@ class Replica:
         meanwhile: another copy may be one too many.
         """
         values = torch.from_numpy(parameters if parameters.flags.writeable else parameters.copy())
-        with self._restored(values), torch.no_grad():
+        with self._apart(), self._restored(values), torch.no_grad():
             _swap(self._vector, values)
             self.load_averaged(averaged)
             self._cast()
             self._set_mode(training=False)
             yield
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Within this, what is written to a model that others step in is not seen by them."""
+        if not self._is_shared:
+            yield
+            return
+        shared = self._vector
+        self._vector = torch.zeros_like(shared)
+        self._place(self._vector)
+        try:
+            yield
+        finally:
+            self._vector = shared
+            self._place(shared)
 
     @contextmanager
     def _restored(self, swapped: Tensor | None = None) -> Iterator[None]:

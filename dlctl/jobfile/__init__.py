@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import batches, inner, parameter_groups, registry, schedule
+from dlctl import batches, inner, parameter_groups, placement, registry, schedule
 from dlctl.algorithms import shapes
 from dlctl.algorithms.needs import OwnStep
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
@@ -94,6 +94,7 @@ def _own_checks(job: JobFile) -> list[Fault]:
         return unclear
     found: list[tuple[KeyPath, str, str]] = [*_clip_faults(job, method)]
     found += [*_average_faults(job, method), *_scaling_faults(job, method)]
+    found += [*_memory_faults(job, method)]
     steps = _gradient_steps(job, method)
     if schedule.is_needed(job.schedule) and not steps and not schedule.scales(job.schedule):
         what = f"{job.algorithm.name} has no optimiser that takes gradient steps"
@@ -138,6 +139,18 @@ def _scaling_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, s
     if schedule.scales(job.schedule) and not _averages_gradients(job, method):
         what = f"more workers of {job.algorithm.name} do not make the batch of an update larger"
         yield ("schedule", "lr_scaling"), what, "remove it"
+
+
+def _memory_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """Memory ends where its host does."""
+    if "memory" not in method.shape.links:
+        return
+    hosts = {agent for name, agent in placement.place(job).items() if name.startswith("worker")}
+    if len(hosts) > 1:
+        what = (
+            f"all workers of {job.algorithm.name} share the memory of one host, not of {len(hosts)}"
+        )
+        yield ("algorithm", "name"), what, "put them on one host, or use a method with servers"
 
 
 def _averages_gradients(job: JobFile, method: Any) -> bool:

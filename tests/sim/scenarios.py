@@ -474,15 +474,16 @@ def toys(seed: int) -> Simulation:
 
 
 def serverless(seed: int) -> Simulation:
-    """Replicas that sum with each other, or average in pairs."""
-    name = ("allreduce", "gossip")[seed % 2]
+    """Replicas that sum with each other, average in pairs, or have one model."""
+    name = ("allreduce", "gossip")[seed % 2] if seed % 5 != 4 else "hogwild"
     mode = ("symmetric", "pull", "push")[seed // 2 % 3]
     faults = replace(mixed_faults(seed), save_errors=0.0, full_disks=0, slow_disks=0)
     problem, epochs = LeastSquares(samples=128), 4
     job = job_file(
         WORKERS, 0, algorithm=(name, {"mode": mode} if name == "gossip" else {}), batch_size=4,
         portion_batches=2, seed=seed, epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS,
-        checkpoint_s=0.6, evaluate_epochs=1.0, inner=("adamw", {"lr": 0.05}),
+        checkpoint_s=0.6, evaluate_epochs=1.0,
+        inner=("sgd" if name == "hogwild" else "adamw", {"lr": 0.05}),
     )  # fmt: skip
     checkers = (
         TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),
