@@ -78,6 +78,7 @@ DIGITS = {
     "epoch-cut": Setting("", SGD.format(lr=0.05)),
     "allreduce": Setting("", ADAMW),
     "gossip": Setting("", ADAMW),
+    "hogwild": Setting("", OWN_SGD.format(lr=0.05)),
 }
 GPT_SAMPLES = 12_800
 OF_GRADIENTS = '[optimizer]\nname = "adamw"\nlr = 1e-3\nbeta2 = 0.95\nweight_decay = 0.1\n'

@@ -243,13 +243,13 @@ class ComputeThread:
     def _compute(self, effect: Compute) -> Computed:
         """The batches of an effect; the first one that is of no use ends it."""
         if effect.count == 1:
-            return self._batch(effect)
+            return self._batch(effect, effect.number, is_fresh=effect.fresh)
         losses: list[float] = []
         metrics: list[Mapping[str, float]] = []
         failed: tuple[FailedSample, ...] = ()
         for number in range(effect.number, effect.number + effect.count):
-            is_fresh = effect.fresh and number == effect.number
-            computed = self._batch(replace(effect, number=number, fresh=is_fresh))
+            is_first = number == effect.number
+            computed = self._batch(effect, number, is_fresh=effect.fresh and is_first)
             failed += computed.failed
             if computed.is_usable:
                 losses.append(computed.loss)
@@ -314,16 +314,16 @@ class ComputeThread:
             raise
         self._ranks.done()
 
-    def _batch(self, effect: Compute) -> Computed:
+    def _batch(self, effect: Compute, number: int, *, is_fresh: bool) -> Computed:
         from daemons.worker.out_of_memory import explained
 
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
         with explained(self._job, self._loader.batch_size):
             batches = self._loader.step(
-                effect.data_epoch, effect.start, effect.stop, effect.number, effect.shard
+                effect.data_epoch, effect.start, effect.stop, number, effect.shard
             )
-            failed = tuple(FailedSample(effect.number, *bad) for bad in self._loader.bad)
+            failed = tuple(FailedSample(number, *bad) for bad in self._loader.bad)
             if not batches and failed:
                 return Computed(
                     math.nan, None, self._averaged, math.nan, is_usable=False, is_skipped=True,
@@ -333,7 +333,7 @@ class ComputeThread:
                 return Computed.of_nothing(self._averaged)
             step = self._stepper.step(
                 batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
-                epoch=effect.data_epoch, pull=effect.pull, fresh=effect.fresh,
+                epoch=effect.data_epoch, pull=effect.pull, fresh=is_fresh,
             )  # fmt: skip
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
