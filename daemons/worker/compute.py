@@ -89,6 +89,8 @@ class ComputeThread:
         self._ranks = ranks
         self._loop = loop
         self._job = job
+        self._ahead: Any = None
+        """What later ranks compute, if they step in the same model."""
         self._replica: Any = None
         self._stepper: Any = None
         self._loader: Any = None
@@ -209,6 +211,10 @@ class ComputeThread:
         if self._place is not None:
             self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
+        if self._ranks is not None and self._job.replica.hogwild > 1:
+            from daemons.worker.hogwild_ranks import Ahead
+
+            self._ahead = Ahead(self._ranks, replica)
         if self._engine_name:
             self._engine = self._make_engine()
         return ModelBuilt(
@@ -319,6 +325,12 @@ class ComputeThread:
 
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
+        if self._ahead is not None and effect.own_lr is not None:
+            samples = self._loader.batch_size * self._job.gradient.accumulate
+            batches = -((effect.start - effect.stop) // samples)
+            taken: Computed | None = self._ahead.take(effect, number, batches, self._averaged)
+            if taken is not None:
+                return taken
         with explained(self._job, self._loader.batch_size):
             batches = self._loader.step(
                 effect.data_epoch, effect.start, effect.stop, number, effect.shard

@@ -39,7 +39,7 @@ from annotated_types import Ge, Le
 from dlctl.algorithms.base import Fault, Method, Needs, ReplicaSide, Shape
 from dlctl.algorithms.needs import Done, Gradient
 from dlctl.config import Choice, JobFile
-from dlctl.inner import NONE
+from dlctl.inner import NONE, is_plain
 from dlctl.settings import Setting, count
 
 
@@ -62,15 +62,13 @@ class Replica(ReplicaSide):
 
 def check(job: JobFile) -> list[Fault]:
     """Somebody has to make the steps, and each has to be nothing but an addition."""
-    name, options = job.inner.name, job.inner.options
     found: list[Fault] = []
-    if name == NONE:
+    if job.inner.name == NONE:
         found.append((("inner", "name"), "hogwild steps with the workers' own SGD", 'use "sgd"'))
-    elif name == "sgd" and options.get("momentum"):
-        what = "the momentum would be each process's own, and write to every parameter"
-        found.append((("inner", "momentum"), what, "remove it"))
-    elif name != "sgd" and ":" not in name:
-        what = f"what {name} keeps would be each process's own: only the parameters are shared"
+    elif not is_plain(job.inner):
+        what = (
+            f"what {job.inner.name} keeps would be each process's own: parameters are shared alone"
+        )
         found.append((("inner", "name"), what, 'use "sgd" without momentum'))
     if job.workers.device == "cuda":
         what = "the model lies in the host's memory"
