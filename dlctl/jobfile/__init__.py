@@ -150,7 +150,14 @@ def _memory_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, st
         what = (
             f"all workers of {job.algorithm.name} share the memory of one host, not of {len(hosts)}"
         )
-        yield ("algorithm", "name"), what, "put them on one host, or use a method with servers"
+        yield (
+            ("algorithm", "name"),
+            what,
+            (
+                "put them on one host, or use a method with servers and [replica] hogwild: so many "
+                "processes of each host step in one model there"
+            ),
+        )
 
 
 def _replica_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
