@@ -115,8 +115,11 @@ def _open_any(key: bytes, rows: list[Any], size: int) -> int:
 
 def _make(key: bytes, size: int) -> int:
     memory = os.memfd_create(MEMORY, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    # Taken now: where there is none left, a write into it would end the process.
-    os.posix_fallocate(memory, 0, size)
+    try:  # Taken now: where there is none left, a write into it would end the process.
+        os.posix_fallocate(memory, 0, size)
+    except OSError as error:
+        os.close(memory)
+        raise DlctlError(f"no {size} bytes of memory for the model: {error.strerror}") from error
     os.pwrite(memory, key, 0)
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
     fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)

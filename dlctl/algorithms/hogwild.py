@@ -46,8 +46,8 @@ from dlctl.settings import Setting, count
 @dataclass(slots=True, kw_only=True)
 class Options:
     steps_at_once: Annotated[int, Ge(1), Le(10**6)] = 32
-    """Steps of one portion that a worker makes in one go, before it looks at its messages. Changes
-    live."""
+    """Steps that a worker makes in one go, before it looks at its messages; at most those of one
+    portion (`data.portion_batches`): short steps want many of both. Changes live."""
 
 
 class Replica(ReplicaSide):
