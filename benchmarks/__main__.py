@@ -30,6 +30,7 @@ CHAPTERS = {
     "train": "time to an accuracy on one machine: dlctl, Hogwild, DDP, RPC, Ray, DiLoCo ...",
     "train_slow": "the same with every worker behind 100 Mbit/s and 5 ms",
     "allreduce": "a step of the small GPT, and a worker's death, against DDP under torchrun",
+    "hogwild": "sparse logistic regression without locks: a step, 2 workers, against bare torch",
     "methods": "every method on digits and on a small GPT: how good, bytes, seconds; 45 minutes",
     "methods_slow": "a small GPT behind 100 Mbit/s while a worker and a server are killed",
     "straggler": "sandblaster with one of eight workers ten times slower, against the ideal time",

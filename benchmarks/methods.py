@@ -79,6 +79,7 @@ DIGITS = {
     "allreduce": Setting("", ADAMW),
     "gossip": Setting("", ADAMW),
     "noloco": Setting("local_steps = 4", ADAMW),
+    "hogwild": Setting("", OWN_SGD.format(lr=0.05)),
 }
 GPT_SAMPLES = 12_800
 OF_GRADIENTS = '[optimizer]\nname = "adamw"\nlr = 1e-3\nbeta2 = 0.95\nweight_decay = 0.1\n'

@@ -239,6 +239,16 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    __pydantic_config__ = STRICT
+
+    hogwild: Annotated[int, Ge(1), Le(256)] = 1
+    """Processes of each replica that step in its model without locks, each along batches of its
+    own; they share memory, and live and die together. For methods that push gradients, with
+    `[inner]` SGD, on the CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     __pydantic_config__ = STRICT
 
@@ -488,6 +498,7 @@ class JobFile:
     compression: Choice = Choice(name="none")
     servers: Servers = Servers()
     workers: Workers = Workers()
+    replica: Replica = Replica()
     data: Data = Data()
     limits: Limits = Limits()
     checkpoints: Checkpoints = Checkpoints()

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from dlctl.config import STRICT
+from dlctl.config import STRICT, Choice
 from dlctl.settings import Setting, number_within
 from dlctl.util.numeric_limits import LocalRate, WeightDecay
 
@@ -208,3 +208,8 @@ RPROP = Inner(RpropOptions, "Rprop", live={})
 ASGD = Inner(ASGDOptions, "ASGD")
 ADAFACTOR = Inner(AdafactorOptions, "Adafactor")
 MUON = Inner(MuonOptions, "Muon")
+
+
+def is_plain(choice: Choice) -> bool:
+    """Whether torch keeps nothing for it, as far as is known here: a step is an addition then."""
+    return ":" in choice.name or (choice.name == "sgd" and not choice.options.get("momentum"))

@@ -128,6 +128,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.noloco:NOLOCO",
             "DiLoCo's outer steps with one random replica instead of all (Kolehmainen 2025)",
         ),
+        "hogwild": Entry(
+            "dlctl.algorithms.hogwild:HOGWILD",
+            "no servers: the workers of a host step in one model without locks (Niu 2011)",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",
@@ -225,7 +229,7 @@ ALIASES: dict[str, str] = {
     # algorithms
     "all-reduce": "allreduce", "asgd": "downpour", "async": "downpour", "async-sgd": "downpour",
     "asynchronous": "downpour", "bsp": "sync", "ddp": "allreduce", "horovod": "allreduce",
-    "fedadam": "fedavg", "fedprox": "fedavg", "fedyogi": "fedavg", "hogwild": "downpour",
+    "fedadam": "fedavg", "fedprox": "fedavg", "fedyogi": "fedavg",
     "localsgd": "local-sgd", "post-local-sgd": "local-sgd", "synchronous": "sync",
     # compressors
     "1-bit": "onebit", "1bit": "onebit", "bfloat16": "bf16", "dense": "none",

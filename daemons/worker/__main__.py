@@ -89,7 +89,8 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     ranks = _later_ranks(context, loop)
     run = context.directory if context.is_home else None  # Elsewhere are copies, which stay.
     place = context.directory, context.birth
-    thread = ComputeThread(loop, job, method.shape.engine, ranks, run, place)
+    shares = "memory" in method.shape.links
+    thread = ComputeThread(loop, job, method.shape.engine, ranks, run, place, shares=shares)
     main.begin.put(thread)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
@@ -149,10 +150,10 @@ def serve(main: Main, context: process.DaemonContext) -> int:
 def _later_ranks(context: process.DaemonContext, loop: Loop) -> Ranks | None:
     """The other processes of this replica, if it is to have any."""
     job, birth = context.job, context.birth
-    if job.workers.processes == 1:
+    if (processes := max(job.workers.processes, job.replica.hogwild)) == 1:
         return None
     return Ranks(
-        job.workers.processes,
+        processes,
         loop.fail,
         loop.post,
         directory=context.directory,

@@ -71,13 +71,17 @@ class ComputeThread:
         ranks: Ranks | None = None,
         run: Path | None = None,
         place: tuple[Path, Birth] | None = None,
+        *,
+        shares: bool = False,
     ) -> None:
         """engine: "module:Class", the torch part of the method; "" if it has none. ranks: the other
         processes of the replica, if it is several. run: directory of the run whose code it is to
         be; None: the task's files as they are. place: the run
-        directory, or the host directory, and who this is there: of the file of frozen parameters.
+        directory, or the host directory, and who this is there: of the file of frozen parameters,
+        and of the memory. shares: the model is that of all workers of this host.
         """
         self._place = place
+        self._shares = shares
         self._frozen: Any = None
         self._run = run
         self._engine_name = engine
@@ -85,6 +89,8 @@ class ComputeThread:
         self._ranks = ranks
         self._loop = loop
         self._job = job
+        self._ahead: Any = None
+        """What later ranks compute, if they step in the same model."""
         self._replica: Any = None
         self._stepper: Any = None
         self._loader: Any = None
@@ -199,9 +205,16 @@ class ComputeThread:
         replica.reseed(effect.slot, effect.epoch)
         self._loader.reseed(effect.slot, effect.epoch)
         self._replica = replica
+        mark = None
+        if self._shares and self._place is not None:
+            mark = self._share(replica, self._place[0])
         if self._place is not None:
             self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
+        if self._ranks is not None and self._job.replica.hogwild > 1:
+            from daemons.worker.hogwild_ranks import Ahead
+
+            self._ahead = Ahead(self._ranks, replica)
         if self._engine_name:
             self._engine = self._make_engine()
         return ModelBuilt(
@@ -216,7 +229,17 @@ class ComputeThread:
             batch_size,
             shards,
             clients,
+            mark,
         )
+
+    def _share(self, replica: Any, directory: Path) -> Array:
+        """The mark of the memory that the model lies in now."""
+        from daemons.worker.shared_model import share
+
+        shared = share(replica, directory)
+        log.info("the model lies in memory that %s",
+                 "others may share" if shared.is_new else "other workers have, too")  # fmt: skip
+        return shared.mark
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
         self._replica.load_averaged(np.array(effect.averaged))
@@ -226,13 +249,13 @@ class ComputeThread:
     def _compute(self, effect: Compute) -> Computed:
         """The batches of an effect; the first one that is of no use ends it."""
         if effect.count == 1:
-            return self._batch(effect)
+            return self._batch(effect, effect.number, is_fresh=effect.fresh)
         losses: list[float] = []
         metrics: list[Mapping[str, float]] = []
         failed: tuple[FailedSample, ...] = ()
         for number in range(effect.number, effect.number + effect.count):
-            is_fresh = effect.fresh and number == effect.number
-            computed = self._batch(replace(effect, number=number, fresh=is_fresh))
+            is_first = number == effect.number
+            computed = self._batch(effect, number, is_fresh=effect.fresh and is_first)
             failed += computed.failed
             if computed.is_usable:
                 losses.append(computed.loss)
@@ -297,16 +320,22 @@ class ComputeThread:
             raise
         self._ranks.done()
 
-    def _batch(self, effect: Compute) -> Computed:
+    def _batch(self, effect: Compute, number: int, *, is_fresh: bool) -> Computed:
         from daemons.worker.out_of_memory import explained
 
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
+        if self._ahead is not None and effect.own_lr is not None:
+            samples = self._loader.batch_size * self._job.gradient.accumulate
+            batches = -((effect.start - effect.stop) // samples)
+            taken: Computed | None = self._ahead.take(effect, number, batches, self._averaged)
+            if taken is not None:
+                return taken
         with explained(self._job, self._loader.batch_size):
             batches = self._loader.step(
-                effect.data_epoch, effect.start, effect.stop, effect.number, effect.shard
+                effect.data_epoch, effect.start, effect.stop, number, effect.shard
             )
-            failed = tuple(FailedSample(effect.number, *bad) for bad in self._loader.bad)
+            failed = tuple(FailedSample(number, *bad) for bad in self._loader.bad)
             if not batches and failed:
                 return Computed(
                     math.nan, None, self._averaged, math.nan, is_usable=False, is_skipped=True,
@@ -316,7 +345,7 @@ class ComputeThread:
                 return Computed.of_nothing(self._averaged)
             step = self._stepper.step(
                 batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
-                epoch=effect.data_epoch, pull=effect.pull, fresh=effect.fresh,
+                epoch=effect.data_epoch, pull=effect.pull, fresh=is_fresh,
             )  # fmt: skip
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,

@@ -64,6 +64,10 @@ class ModelChanges:
         """The frozen parameters are meant to be what they are now: they have been loaded."""
         self._values = self._sample(self._frozen)
 
+    def others_step(self) -> None:
+        """The trained parameters may change at any time: it need not be the task that does it."""
+        self._trained = []
+
     def begin(self) -> None:
         self._steps += 1
         is_due = not self._steps & (self._steps - 1) or time.monotonic() >= self._look_at

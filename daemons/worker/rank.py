@@ -16,7 +16,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from daemons.process import read_job
 from daemons.worker.rank_messages import ALIVE_S, BUILT, MET, Said, receive, send
@@ -59,6 +59,8 @@ class Rank:
         from daemons.worker.rank_group import join_group
 
         begin = self._calls.get().header
+        if self.job.replica.hogwild > 1:
+            self._step_without_locks(begin)
         replica = build_replica(self.job, begin["slot"], self.rank, self._run)
         replica.reseed(begin["slot"], begin["epoch"])
         self._came_to(BUILT)
@@ -73,9 +75,20 @@ class Rank:
             _make(engine, self._calls.get())
             self._came_to(self.step + 1)
 
-    def _came_to(self, step: int) -> None:
+    def _step_without_locks(self, begin: dict[str, Any]) -> NoReturn:
+        from daemons.worker.hogwild_ranks import Later
+
+        later = Later(self.job, begin, self.rank, self._run)
+        self._came_to(BUILT)
+        self._calls.get()
+        later.share()
+        self._came_to(MET)
+        while True:
+            self._came_to(self.step + 1, result=later.batch(self._calls.get().header))
+
+    def _came_to(self, step: int, **more: Any) -> None:
         self.step = step
-        self._say("at", step=step)
+        self._say("at", step=step, **more)
 
     def _say(self, kind: str, **header: Any) -> None:
         try:

@@ -1,7 +1,8 @@
 """What the ranks of one replica say to each other: a JSON header, and the bytes of its arrays.
 
 To a rank: "begin" (slot, epoch, ranks, store, limit_s), "meet", and then calls: "run" (op, shapes),
-"state", "restore" (names). From it: "alive" once a second, "at" (step), "failed" (error, detail).
+"state", "restore" (names), or to one alone "batch" (`hogwild_ranks.py`). From it: "alive" once a
+second, "at" (step, result), "failed" (error, detail).
 """
 
 from __future__ import annotations

@@ -116,6 +116,33 @@ class Ranks:
         log.info("%d ranks make up this replica; the pids of the others: %s", self.count, pids)
         return group
 
+    @property
+    def store(self) -> int:
+        """The file without a name that all ranks have inherited."""
+        return self._store
+
+    def share(self) -> None:
+        """Return when all ranks have the model that stands in the store. Raises RanksEnded."""
+        self._await(BUILT, "to build its model", self._begun + self._ready_s)
+        self._tell("meet", limit_s=MEET_S)
+        self._await(MET, "to come to the model of all", time.monotonic() + MEET_S)
+
+    def ask(self, rank: int, kind: str, **header: Any) -> None:
+        """Have one later rank do something, and then say what has come of it (`result_of`)."""
+        each = self._ranks[rank - 1]
+        each.result = None
+        with suppress(OSError):  # Whoever watches it knows.
+            send(each.link, kind, **header)
+
+    def result_of(self, rank: int) -> dict[str, Any]:
+        """Of what it was asked for last, when that is done. Raises RanksEnded."""
+        each = self._ranks[rank - 1]
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or each.result is not None)
+            if self._is_over or each.result is None:
+                raise RanksEnded
+            return each.result
+
     def call(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
         """Have all later ranks make this call, too. Raises RanksEnded."""
         self._calls += 1
@@ -190,9 +217,9 @@ class Ranks:
         if is_news:
             self._post(event)
 
-    def came(self, rank: _Rank, step: int) -> None:
+    def came(self, rank: _Rank, step: int, result: dict[str, Any] | None) -> None:
         with self._changed:
-            rank.step = step
+            rank.step, rank.result = step, result
             self._changed.notify_all()
 
 
@@ -205,6 +232,7 @@ class _Rank:
         """Raises OSError."""
         self.rank = rank
         self.step = 0
+        self.result: dict[str, Any] | None = None
         self._owner = owner
         self._last: deque[str] = deque(maxlen=LINES)
         ours, theirs = socket.socketpair()
@@ -264,7 +292,7 @@ class _Rank:
                 self._owner.lost(self._how_it_ended())
                 return
             if kind == "at":
-                self._owner.came(self, header["step"])
+                self._owner.came(self, header["step"], header.get("result"))
             elif kind == "failed":
                 failed = TaskFailed(f"rank {self.rank}: {header['error']}", header["detail"])
                 threading.Thread(target=self._owner.failed, args=(failed,), daemon=True).start()

@@ -15,7 +15,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -102,6 +102,23 @@ class Replica:
         self._autocast = _AUTOCAST[precision]
         self._compiled: Any = torch.compile(self.model) if compiled else None
         self._has_compiled = False
+        self._is_shared = False
+
+    def move_to(self, vector: Tensor) -> None:
+        """From now on the model is what stands here, float32[d] on the CPU; others may write to it,
+        too, at any time.
+        """
+        self._place(vector)
+        self._vector, self.parameters = vector, _own(vector)
+        self._is_shared = True
+        self._changes.others_step()
+
+    def _place(self, vector: Tensor) -> None:
+        """Have the values of the model be views of this memory; they remain the same tensors."""
+        for (parameter, value), view in zip(self._bound, _views(vector, self.layout), strict=True):
+            value.data = view
+            if parameter.dtype is torch.float32:
+                parameter.data = view
 
     @cached_property
     def _gradient(self) -> Tensor:
@@ -212,12 +229,19 @@ class Replica:
 
     def _backward(self, model: nn.Module, told: tuple[Any, int, int], weight: float) -> Measured:
         """told: the batch, with its step and epoch."""
-        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
+        with self._autocast_or_nothing():
             loss = self.task.loss(model, *told)
         with calling(_BACKWARD, self.task.at("loss")):
             value = loss.value if weight == 1.0 else loss.value * weight
             value.backward()  # type: ignore[no-untyped-call]
             return _in_numbers(loss)  # A GPU tells of its errors only now.
+
+    def _autocast_or_nothing(self) -> AbstractContextManager[Any]:
+        if self._autocast is None:
+            return (
+                nullcontext()
+            )  # One that is switched off costs a small model a tenth of its step.
+        return torch.autocast(self.device.type, self._autocast)
 
     def gradients(self) -> list[Tensor | None]:
         """What autograd has kept, float32, one for each of `values`; it keeps none any more."""
@@ -362,12 +386,27 @@ class Replica:
         meanwhile: another copy may be one too many.
         """
         values = torch.from_numpy(parameters if parameters.flags.writeable else parameters.copy())
-        with self._restored(values), torch.no_grad():
+        with self._apart(), self._restored(values), torch.no_grad():
             _swap(self._vector, values)
             self.load_averaged(averaged)
             self._cast()
             self._set_mode(training=False)
             yield
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Within this, what is written to a model that others step in is not seen by them."""
+        if not self._is_shared:
+            yield
+            return
+        shared = self._vector
+        self._vector = torch.zeros_like(shared)
+        self._place(self._vector)
+        try:
+            yield
+        finally:
+            self._vector = shared
+            self._place(shared)
 
     @contextmanager
     def _restored(self, swapped: Tensor | None = None) -> Iterator[None]:

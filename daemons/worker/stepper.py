@@ -43,7 +43,8 @@ class Stepped(NamedTuple):
     """float32[d], clipped; the vector is used again by the next step. None: it was not asked for.
     """
     norm: float
-    """Euclidean, before it was clipped; not finite if it is too large for that."""
+    """Euclidean, before it was clipped; not finite if it is too large for that, or was not needed.
+    """
     is_usable: bool
     """If not, no step was made."""
     is_skipped: bool = False
@@ -103,12 +104,16 @@ class Stepper:
         if self._scaler is not None:
             self._unscale(gradients)
         vector = self.replica.gathered(gradients) if gather and own_lr is None else None
-        norm = euclidean_norm(vector) if vector is not None else _norm(gradients)
+        needs_norm = vector is not None or bool(self.clip_norm) or self._scaler is not None
+        is_sure = not needs_norm and math.isfinite(loss) and _is_below(gradients, norm_max)
+        norm = math.inf
+        if not is_sure:
+            norm = euclidean_norm(vector) if vector is not None else _norm(gradients)
         if self._scaler is not None:
             self._update_scale(loss, norm, scale)
         is_skipped = math.isfinite(loss) and not math.isfinite(norm) and scale > SCALE_MIN
         clipped = min(norm, self.clip_norm) if self.clip_norm and math.isfinite(norm) else norm
-        if not (math.isfinite(loss) and clipped <= norm_max):
+        if not (is_sure or (math.isfinite(loss) and clipped <= norm_max)):
             return Stepped(loss, vector, norm, is_usable=False, is_skipped=is_skipped)
         self.steps += 1
         metrics = _means(measured, parts)
@@ -209,11 +214,30 @@ def _parts(gradients: Sequence[Tensor | None]) -> list[Tensor]:
     return [g.coalesce().values() if g.is_sparse else g for g in found]
 
 
+def _is_below(gradients: Sequence[Tensor | None], norm_max: float) -> bool:
+    """Whether some of them are sparse, and the norm of all is surely not above this. To sum up the
+    rows that occur more than once, for the norm itself, takes longer than many a step.
+    """
+    found = [gradient for gradient in gradients if gradient is not None]
+    sparse = [gradient for gradient in found if gradient.is_sparse]
+    if not sparse:
+        return False
+    parts = [gradient._values() if gradient.is_sparse else gradient for gradient in found]
+    times = max(gradient._nnz() for gradient in sparse)
+    return _norm_of(parts) * math.sqrt(max(times, 1)) <= norm_max
+
+
 def _norm(gradients: Sequence[Tensor | None]) -> float:
     """Of all of them, on one device; not finite if squares overflow in float32."""
     parts = _parts(gradients)
     if not parts:
         return 0.0
+    return _norm_of(parts)
+
+
+def _norm_of(parts: list[Tensor]) -> float:
+    if len(parts) == 1:
+        return float(torch.linalg.vector_norm(parts[0]))
     return math.hypot(*torch.stack(torch._foreach_norm(parts)).tolist())
 
 

@@ -27,8 +27,7 @@ import numbers
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -404,20 +403,25 @@ Place = str | Callable[[], str | None] | None
 """file:line of what was called, or what says it, if that is known."""
 
 
-@contextmanager
-def calling(what: str, place: Place = None) -> Iterator[None]:
+class calling:  # noqa: N801  it reads like a function, and is a class because that is faster
     """Turn whatever the user's code raises inside into a TaskError saying that `what` raised it.
 
     place: of the user's code to look at if none of its lines has raised the error, but a library
     that got something wrong from it. A TaskError passes through unchanged: the innermost call is
     the one to name.
     """
-    try:
-        yield
-    except (TaskError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise blame(what, error, place) from error
+
+    __slots__ = ("place", "what")
+
+    def __init__(self, what: str, place: Place = None) -> None:
+        self.what, self.place = what, place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        if error is not None and not isinstance(error, TaskError | KeyboardInterrupt):
+            raise blame(self.what, error, self.place) from error
 
 
 def blame(what: str, error: BaseException, place: Place = None) -> TaskError:

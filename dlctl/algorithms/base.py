@@ -85,8 +85,9 @@ class Shape:
     model: Literal["tables", "replica", "mean"] = "tables"
     """What is evaluated, saved and exported: the table of parameters, or replicas' own models; of
     these every one is saved, and the first one, or the mean of all, is the run's."""
-    links: frozenset[Literal["peers", "group"]] = frozenset()
-    """peers: replicas ask each other. group: they make collectives together."""
+    links: frozenset[Literal["peers", "group", "memory"]] = frozenset()
+    """peers: replicas ask each other. group: they make collectives together. memory: they are all
+    on one host, and one vector there is the model of all of them."""
     engine: str = ""
     """"module:Class", the torch part of the method (`engines.py`): Class(replica, rank, ranks,
     group), with the worker's `Replica`. rank, ranks: 0 of 1, unless `ranks` is set."""

@@ -58,6 +58,8 @@ def faults_of(method: Method) -> list[str]:
         found.append("it needs an engine and its twin, or neither")
     if shape.ranks and not shape.engine:
         found.append("its replicas can be several processes, and have no engine")
+    if "memory" in shape.links and (shape.model != "replica" or shape.needs_servers):
+        found.append('its replicas share one model: it has no tables, and model = "replica"')
     asked = needs_of(method.replica)
     for kinds, has_it, what in (
         ({Read, Write}, bool(names), "reads or writes, and declares no tables"),

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import batches, inner, parameter_groups, registry, schedule
+from dlctl import batches, inner, parameter_groups, placement, registry, schedule
 from dlctl.algorithms import shapes
 from dlctl.algorithms.needs import OwnStep
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
@@ -94,6 +94,7 @@ def _own_checks(job: JobFile) -> list[Fault]:
         return unclear
     found: list[tuple[KeyPath, str, str]] = [*_clip_faults(job, method)]
     found += [*_average_faults(job, method), *_scaling_faults(job, method)]
+    found += [*_memory_faults(job, method), *_replica_faults(job, method)]
     steps = _gradient_steps(job, method)
     if schedule.is_needed(job.schedule) and not steps and not schedule.scales(job.schedule):
         what = f"{job.algorithm.name} has no optimiser that takes gradient steps"
@@ -138,6 +139,51 @@ def _scaling_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, s
     if schedule.scales(job.schedule) and not _averages_gradients(job, method):
         what = f"more workers of {job.algorithm.name} do not make the batch of an update larger"
         yield ("schedule", "lr_scaling"), what, "remove it"
+
+
+def _memory_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """Memory ends where its host does."""
+    if "memory" not in method.shape.links:
+        return
+    hosts = {agent for name, agent in placement.place(job).items() if name.startswith("worker")}
+    if len(hosts) > 1:
+        what = (
+            f"all workers of {job.algorithm.name} share the memory of one host, not of {len(hosts)}"
+        )
+        yield (
+            ("algorithm", "name"),
+            what,
+            (
+                "put them on one host, or use a method with servers and [replica] hogwild: so many "
+                "processes of each host step in one model there"
+            ),
+        )
+
+
+def _replica_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """Processes of a replica that step without locks."""
+    if job.replica.hogwild == 1:
+        return
+    at, name = ("replica", "hogwild"), job.algorithm.name
+    steps = method.inner.name != inner.NONE
+    if not (steps and method.pushes_gradients(method.Options(**job.algorithm.options))):
+        what = f"replicas of {name} do not both step by themselves and push gradients"
+        yield at, what, 'use "downpour", or 1'
+    elif job.inner.name == inner.NONE or not inner.is_plain(job.inner):
+        what = (
+            f"what {job.inner.name} keeps would be each process's own: parameters are shared alone"
+        )
+        yield ("inner", "name"), what, 'use "sgd" without momentum'
+    if job.workers.device == "cuda":
+        yield ("workers", "device"), "processes of a replica share the host's memory", 'use "cpu"'
+    if job.workers.processes > 1:
+        yield ("workers", "processes"), "its processes are those of [replica] hogwild", "use 1"
+    if job.workers.loader_processes:
+        what = "with [replica] hogwild each process loads its own data"
+        yield ("workers", "loader_processes"), what, "use 0"
+    if job.gradient.precision == "fp16":
+        what = "with [replica] hogwild each process would have its own scale"
+        yield ("gradient", "precision"), what, 'use "bf16"'
 
 
 def _averages_gradients(job: JobFile, method: Any) -> bool:

@@ -53,6 +53,7 @@ from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.frozen import FrozenDriver
 from dlctl.sim.problems import Batch, Problem, batch_rows, stream_rows
 from dlctl.sim.process import Process
+from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.store import Store
 from dlctl.util.names import HOME_AGENT
 from dlctl.vector import euclidean_norm
@@ -159,10 +160,14 @@ class ComputeDriver:
         *,
         files: FilesDriver,
         cohort: Callable[[int], Cohort] = Cohort,
+        memory: SharedModels | None = None,
     ) -> None:
         """twin: "module:Class", the engine of this method in numpy; "" if it has none. own: makes
         the replica's own optimiser of its parameters; None: it has none. cohort: `Lead.cohort`.
+        memory: of all hosts, if their replicas share the model.
         """
+        self._memory = memory
+        self._mark: Array | None = None
         self._cohort = cohort
         self.process = process
         self.problem = problem
@@ -187,6 +192,7 @@ class ComputeDriver:
         process.perform(Compute, self._compute)
         process.perform(RunEvaluation, self._evaluate)
         self.frozen = FrozenDriver(process, problem, files)
+        self._own = own
         self._inner = own(self.parameters) if own is not None else None
         self._engine: Operations | None = None
         if twin:
@@ -207,12 +213,15 @@ class ComputeDriver:
     def _build(self, effect: BuildModel) -> None:
         self._who = (effect.slot, effect.epoch)
         layout = self.problem.layout
+        if self._memory is not None:
+            self.parameters, self._mark = self._memory.join(self.process, self.parameters)
+            self._inner = self._own(self.parameters) if self._own is not None else None
         built = ModelBuilt(
             layout.to_bytes(), self._samples(), self.parameters,
             self._averaged, has_finish=bool(self.options.finish_s),
             frozen=self.frozen.build(effect.slot), batch_size=FOUND if effect.finds else 0,
             shards=len(self._lengths),
-            clients=() if self._clients is None else self._clients.sizes,
+            clients=() if self._clients is None else self._clients.sizes, mark=self._mark,
         )  # fmt: skip
         self.process.post(built, self.options.build_s)
 
@@ -243,11 +252,14 @@ class ComputeDriver:
         timeline.at(self._free_at, lambda: do() if self.process.alive else None)
 
     def _finish(self, effect: Compute, before: Array) -> None:
-        assert np.array_equal(before, self.parameters), "the model was changed under a gradient"
+        is_alone = self._memory is None
+        is_same = np.array_equal(before, self.parameters)
+        assert is_same or not is_alone, "the model was changed under a gradient"
         losses: list[float] = []
         for number in range(effect.number, effect.number + effect.count):
             is_fresh = effect.fresh and number == effect.number
-            computed = self._batch(replace(effect, number=number, fresh=is_fresh))
+            seen = before if number == effect.number else self.parameters
+            computed = self._batch(replace(effect, number=number, fresh=is_fresh), seen)
             if computed.is_usable:
                 losses.append(computed.loss)
             if not computed.is_usable or computed.ended_after is not None:
@@ -255,7 +267,8 @@ class ComputeDriver:
         before_it = losses[:-1] if computed.is_usable else losses
         self.process.post(replace(computed, before=tuple(before_it)))
 
-    def _batch(self, effect: Compute) -> Computed:
+    def _batch(self, effect: Compute, seen: Array) -> Computed:
+        """seen: the parameters that the gradient is of, which others may have changed since."""
         rows = self._rows(effect)
         length = effect.stop - effect.start
         lo, hi = slice_bounds(length, -(-length // effect.step_samples), effect.number)
@@ -266,7 +279,7 @@ class ComputeDriver:
             return Computed.of_nothing(self._averaged)
         batch = Batch(rows, *self._who, self.computed)
         self.computed += 1
-        loss, self._gradient[:] = self.problem.gradient(self.parameters, batch)
+        loss, self._gradient[:] = self.problem.gradient(seen, batch)
         self._averaged = self.problem.averaged(self._averaged, batch)
         norm = euclidean_norm(self._gradient)
         is_usable = effect.is_usable(loss, norm)

@@ -45,6 +45,7 @@ from dlctl.sim.keys import SimulatedKeys
 from dlctl.sim.network import Network, NetworkOptions
 from dlctl.sim.problems import Problem
 from dlctl.sim.process import Observer, Process
+from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.states import KeptStates
 from dlctl.sim.store import Store
 from dlctl.sim.supervision import Supervision
@@ -90,6 +91,7 @@ class World:
         self.network = Network(self.timeline, network, network_rng, self.note)
         self.observers: list[Observer] = []
         self.groups = Groups(np.random.default_rng([seed, 12]))
+        self.shared_models = SharedModels()
         self.processes: list[Process] = []
         """Every process that there has been, in the order of their starts."""
         self.coordinator: Process
@@ -295,6 +297,7 @@ class World:
             process, self.problem, job.job.seed, self.compute,
             self._compute_rng, job.algorithm.name, method.shape.twin, self.inner(job.inner),
             files=files, cohort=lead.cohort,
+            memory=self.shared_models if "memory" in method.shape.links else None,
         )  # fmt: skip
         if "group" in method.shape.links:
             GroupDriver(process, self.groups)

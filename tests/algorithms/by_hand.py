@@ -119,6 +119,8 @@ class Shards:
             self.tables.append(OfTable(shards, sides))
         self.vectors = [self._vectors(index) for index in range(self.count)]
         self.groups = Groups(np.random.default_rng(0))
+        self.memory = np.ones(w.size, np.float32)
+        """The model of all replicas, if they share one."""
         self.players: dict[tuple[int, int], Player] = {}
         """(slot, epoch) -> whoever gets the answers."""
         self._number = 0
@@ -273,6 +275,8 @@ class Player:
         of_servers = algorithm.shape.needs_servers
         self._progress = algorithm.shape.table(algorithm.shape.progress) if of_servers else 0
         self.parameters = np.full(shards.size, np.nan if of_servers else 1.0, np.float32)
+        if "memory" in algorithm.shape.links:
+            self.parameters = shards.memory
         self.acks: list[m.Ack] = []
         self.side = replica(algorithm, self.parameters, options, slot)
         self._context = Context(resend_s=1e6)

@@ -475,19 +475,22 @@ def toys(seed: int) -> Simulation:
 
 
 def serverless(seed: int) -> Simulation:
-    """Replicas that sum with each other, or average in pairs."""
+    """Replicas that sum with each other, average in pairs, or have one model."""
     name = ("allreduce", ("gossip", "noloco")[seed // 2 % 2])[seed % 2]
+    name = "hogwild" if seed % 5 == 4 else name
     mode = ("symmetric", "pull", "push")[seed // 2 % 3]
     faults = replace(mixed_faults(seed), save_errors=0.0, full_disks=0, slow_disks=0)
     hook = ("none", "powersgd", "post-local-sgd", "bf16")[seed // 2 % 4]
     sums = {"hook": hook, "powersgd_after_steps": 10, "local_after_steps": 10}
-    options = {"allreduce": sums, "gossip": {"mode": mode}, "noloco": {"local_steps": 3}}[name]
+    contacts = {"gossip": {"mode": mode}, "noloco": {"local_steps": 3}, "hogwild": {}}
+    options = sums if name == "allreduce" else contacts[name]
     problem, epochs = LeastSquares(samples=128, size=144), 4
     problem.layout = Layout((Entry("w", TRAINED, (12, 12), "float32"),))
     job = job_file(
         WORKERS, 0, algorithm=(name, options), batch_size=4,
         portion_batches=2, seed=seed, epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS,
-        checkpoint_s=0.6, evaluate_epochs=1.0, inner=("adamw", {"lr": 0.05}),
+        checkpoint_s=0.6, evaluate_epochs=1.0,
+        inner=("sgd" if name == "hogwild" else "adamw", {"lr": 0.05}),
     )  # fmt: skip
     checkers = (
         TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),

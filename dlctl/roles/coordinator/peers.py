@@ -45,7 +45,8 @@ class Peers:
         self.has_links = "peers" in shape.links
         self._keeps_drained = shape.model == "mean"
         """Their models are part of the run's."""
-        self._hands_on = self.has_links and shape.model != "tables" and "group" not in shape.links
+        has_model = bool({"peers", "memory"} & shape.links) and shape.model != "tables"
+        self._hands_on = has_model and "group" not in shape.links
         """Who joins gets its model from those that take part."""
         self._has_members = False
         self._list: tuple[tuple[int, int, str, bool], ...] = ()

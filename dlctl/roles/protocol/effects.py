@@ -145,6 +145,9 @@ class ModelBuilt(Event):
     """Of a stream; 0: the dataset is none."""
     clients: tuple[int, ...] = ()
     """The samples of each client, if the dataset is cut into clients."""
+    mark: Array | None = None
+    """If the replicas of this host share the model: uint8[1] that they share, too, not a copy. Not
+    0: what stands there is a model of the run."""
 
 
 @record

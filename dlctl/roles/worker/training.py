@@ -43,6 +43,7 @@ from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import Computing, Engines
 from dlctl.roles.worker.services.reading import Reading
+from dlctl.roles.worker.services.sharing import Sharing
 from dlctl.roles.worker.services.taking_over import TakingOver
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import Identity, ShardClient
@@ -71,12 +72,13 @@ class Training:
         own_rate: OwnRate | None = None,
         replicas: Callable[[], int] = lambda: 1,
         takes_over: bool = False,
+        sharing: Sharing | None = None,
     ) -> None:
         """tables: the clients of each table of the method, in shard order. compression: the name of
         the compressor. averaged: float64[n], the model's buffers. members: who takes part, if
         replicas ask each other. collecting: their group, if they have one. own_rate: of the
         replica's own optimiser, if it has one. replicas: how many train, those that are about to
-        begin included. takes_over: its model is that of another replica.
+        begin included. takes_over: its model is that of another replica, or of `sharing`.
         """
         self.context = context
         self.identity = identity
@@ -112,9 +114,8 @@ class Training:
         if members is not None:
             self.asking = Asking(context, identity, members, len(side.parameters))
             self.answering = Answering(context, identity, members, side, self.has_model)
-        self._taking_over: TakingOver | None = None
-        if takes_over and self.asking is not None:
-            self._taking_over = TakingOver(self.asking, side)
+        asks = TakingOver(self.asking, side) if takes_over and self.asking else None
+        self._taking_over: TakingOver | Sharing | None = asks or sharing
         self._services = self._all_services()
         self.parked = False
         """Drained: the method will not be resumed any more."""

@@ -75,6 +75,7 @@ from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import MODEL, NO_MODEL, Members, pack
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import RUNNING, STEPPING
+from dlctl.roles.worker.services.sharing import Sharing
 from dlctl.roles.worker.settings import WorkerSettings
 from dlctl.roles.worker.shard_client import Fenced, Identity
 from dlctl.roles.worker.stall import StallDetector
@@ -357,6 +358,7 @@ class Worker:
         if self._own_rate is not None:
             self._own_rate.factor = schedule.factor(self.job, model.samples)
         start: Start = "joins" if self.joining.is_under_way() else "new"
+        sharing = Sharing(model.mark) if model.mark is not None else None
         side.begin("restored" if saved else start)
         if saved:
             self._restore_model(side, saved)
@@ -367,6 +369,9 @@ class Worker:
                 self.context.do(RestoreComputeState(of_torch))
             if DICE in saved:
                 side.rng.bit_generator.state = json.loads(saved[DICE].tobytes())
+        if sharing is not None and (saved or start == "new"):
+            sharing.has_come()
+        takes_over = start == "joins" and not saved and self.algorithm.shape.model != "tables"
         self.compressor.reseed(*seed)
         self.training = Training(
             context=self.context,
@@ -385,7 +390,8 @@ class Worker:
             collecting=self._collecting(identity, begins=start == "new" or bool(saved)),
             own_rate=self._own_rate,
             replicas=lambda: len(self.members.known),
-            takes_over=start == "joins" and not saved and self.algorithm.shape.model != "tables",
+            takes_over=takes_over,
+            sharing=sharing if takes_over else None,
         )
 
     def _collecting(self, identity: Identity, *, begins: bool) -> Collecting | None:

@@ -36,9 +36,10 @@ class SamplesChecker(Checker):
         job = world.job
         counts = {e.data_epoch: np.zeros(self.samples, np.int64) for e in self._asked}
         for e in self._asked:
-            portion, batch = (e.start, e.stop), (e.number, e.step_samples)
-            rows = batch_rows(self.samples, job.job.seed, e.data_epoch, portion, batch)
-            counts[e.data_epoch][rows] += 1
+            for number in range(e.number, e.number + e.count):
+                portion, batch = (e.start, e.stop), (number, e.step_samples)
+                rows = batch_rows(self.samples, job.job.seed, e.data_epoch, portion, batch)
+                counts[e.data_epoch][rows] += 1
         return counts
 
     def at_end(self, world: World) -> None:

@@ -1,0 +1,141 @@
+"""A replica of several processes that step in one model without locks (`[replica] hogwild`).
+
+The method sees one replica, and asks rank 0 for one batch after the other. While rank 0 computes
+the first of some, each later rank computes one of those that follow in the same portion, and steps
+along it in the memory that all ranks share; its gradient lies there, too, for when rank 0 is asked
+for that batch. So nothing that any of them has moved is missing in what the method accrues.
+
+The memory is the file without a name that the ranks inherit: it ends with them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from daemons.worker.building import build
+from daemons.worker.ranks import Ranks
+from daemons.worker.replica import Replica, seed_all
+from dlctl.config import JobFile
+from dlctl.errors import DlctlError
+from dlctl.messages import Array
+from dlctl.roles.protocol.effects import Compute, Computed, FailedSample
+
+
+class Memory(NamedTuple):
+    parameters: torch.Tensor
+    """float32[d]"""
+    gradients: Array
+    """float32[ranks, d]: of each rank its newest one; that of rank 0 lies elsewhere."""
+
+
+def map_memory(replica: Replica, descriptor: int, ranks: int) -> Memory:
+    """Raises DlctlError if the model lies on a GPU."""
+    if replica.device.type != "cpu":
+        raise DlctlError(
+            f"the processes of a replica share memory, and the model is on {replica.device}",
+            hint='set workers.device = "cpu"',
+        )
+    size = replica.layout.size()
+    mapped = mmap.mmap(descriptor, 4 * size * (ranks + 1))
+    whole = np.frombuffer(mapped, np.float32).reshape(ranks + 1, size)
+    return Memory(torch.from_numpy(whole[-1]), whole[:-1])
+
+
+class Ahead:
+    """What later ranks compute ahead of rank 0, which this is."""
+
+    def __init__(self, ranks: Ranks, replica: Replica) -> None:
+        """Returns when all ranks have the model. Raises RanksEnded, DlctlError."""
+        self._ranks = ranks
+        size = 4 * replica.layout.size() * (len(ranks) + 1)
+        os.posix_fallocate(ranks.store, 0, size)
+        memory = map_memory(replica, ranks.store, len(ranks))
+        memory.parameters.copy_(torch.from_numpy(replica.parameters))
+        replica.move_to(memory.parameters)
+        ranks.share()
+        self._gradients = memory.gradients
+        self._begun: dict[int, int] = {}
+        """Batch -> the rank that has begun it."""
+        self._portion: tuple[int, ...] = ()
+
+    def take(self, effect: Compute, number: int, batches: int, averaged: Array) -> Computed | None:
+        """A batch that a later rank has begun. None: rank 0 has to compute it, and the others have
+        begun those behind it. batches: of the portion. Raises RanksEnded.
+        """
+        portion = (effect.data_epoch, effect.start, effect.stop)
+        if portion == self._portion and number in self._begun:
+            return self._ended(self._begun.pop(number), number, averaged)
+        for rank in self._begun.values():
+            self._ranks.result_of(rank)  # Nobody has asked for it.
+        self._begun, self._portion = {}, portion
+        for rank, following in zip(
+            range(1, len(self._ranks)), range(number + 1, batches), strict=False
+        ):
+            self._ranks.ask(
+                rank, "batch", portion=portion, number=following, own_lr=effect.own_lr,
+                norm_max=effect.norm_max, step_samples=effect.step_samples,
+            )  # fmt: skip
+            self._begun[following] = rank
+        return None
+
+    def _ended(self, rank: int, number: int, averaged: Array) -> Computed:
+        of = self._ranks.result_of(rank)
+        return Computed(
+            of["loss"], self._gradients[rank], averaged, of["norm"], of["is_usable"],
+            is_skipped=of["is_skipped"], metrics=(of["metrics"],) if of["metrics"] else (),
+            failed=tuple(FailedSample(number, *bad) for bad in of["failed"]),
+        )  # fmt: skip
+
+
+class Later:
+    """A later rank."""
+
+    def __init__(self, job: JobFile, begin: Mapping[str, Any], rank: int, run: Path | None) -> None:
+        """begin: what rank 0 has said. Raises as `build` does, and DlctlError for a stream."""
+        built = build(job, begin["slot"], 0, run)
+        if built.shards:
+            raise DlctlError(
+                "a stream is read in its order by one process",
+                hint="use a dataset with a length, or leave hogwild out of [replica]",
+            )
+        self._stepper, self._loader = built.stepper, built.loader
+        self._begin, self._rank = begin, rank
+        self._accumulate = job.gradient.accumulate
+        sequence = np.random.SeedSequence([job.job.seed, begin["slot"], begin["epoch"], rank])
+        seed_all(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+
+    def share(self) -> None:
+        """Rank 0 has put its model into the memory."""
+        replica = self._stepper.replica
+        memory = map_memory(replica, self._begin["store"], self._begin["ranks"])
+        replica.move_to(memory.parameters)
+        self._gradient = memory.gradients[self._rank]
+
+    def batch(self, of: Mapping[str, Any]) -> dict[str, Any]:
+        """Step along one batch. Returns what has come of it; its gradient lies in the memory."""
+        if of["step_samples"]:
+            self._loader.resize(of["step_samples"] // self._accumulate)
+        data_epoch, start, stop = of["portion"]
+        batches = self._loader.step(data_epoch, start, stop, of["number"])
+        found: dict[str, Any] = {
+            "loss": float("nan"), "norm": float("nan"), "is_usable": False, "is_skipped": True,
+            "metrics": {}, "failed": self._loader.bad,
+        }  # fmt: skip
+        if not batches:
+            return found
+        step = self._stepper.step(
+            batches, own_lr=of["own_lr"], norm_max=of["norm_max"], epoch=data_epoch
+        )
+        if step.gradient is not None:
+            np.copyto(self._gradient, step.gradient)
+        return found | {
+            "loss": step.loss, "norm": step.norm, "is_usable": step.is_usable,
+            "is_skipped": step.is_skipped, "metrics": dict(step.metrics),
+        }  # fmt: skip

@@ -1,0 +1,91 @@
+"""Hogwild!: the workers of one host step in one model, and nobody locks anything. Niu et al.,
+"Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent", NIPS 2011.
+
+Every worker i, over and over, with a batch e of its own:
+
+    read x_e                          which others may be changing
+    x_v -= gamma G_e(x)_v             for each v in e, and nothing else is written
+
+There are no servers. One vector in the host's memory is the model of all workers; each is a
+process that makes `steps_at_once` steps in it before it looks at its messages.
+
+- An addition is a load, an add and a store: of two to one element at the same time one may be lost.
+  That is rare, and does no harm, where a batch has few of all elements: sparse gradients, as of
+  nn.Embedding(sparse=True), write their rows alone. A dense model is written whole by every step:
+  it may train, too, but that is not what the analysis is of, and processors pass the memory around.
+- Only SGD without momentum steps lock-free. What torch keeps for other optimisers (momentum, means
+  of squares) is dense and each process's own, so they are refused. A weight decay writes to every
+  element, and torch has none for sparse gradients.
+- Data is leased as in other methods: nobody computes what another one does. The experiments of the
+  paper go through it without replacement, too. Of a worker that dies the steps of its unfinished
+  portions stay in the model, and are made again.
+- The memory has no name. It lives as long as any worker, and goes with the last one: then the run
+  fails, and goes on from its newest checkpoint. Who joins finds it as it is.
+- A checkpoint is what one worker sees while others step, in which some steps are that it does not
+  count as done. After a drain, as at every orderly stop, it is exact.
+- Buffers of a model, as of a BatchNorm, are each worker's own.
+- The paper's gamma falls by a factor of 0.9 at each epoch: `[schedule]`.
+
+All workers have to be on one host, and the model on the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from dlctl.algorithms.base import Fault, Method, Needs, ReplicaSide, Shape
+from dlctl.algorithms.needs import Done, Gradient
+from dlctl.config import Choice, JobFile
+from dlctl.inner import NONE, is_plain
+from dlctl.settings import Setting, count
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    steps_at_once: Annotated[int, Ge(1), Le(10**6)] = 32
+    """Steps that a worker makes in one go, before it looks at its messages; at most those of one
+    portion (`data.portion_batches`): short steps want many of both. Changes live."""
+
+
+class Replica(ReplicaSide):
+    options: Options
+
+    def run(self) -> Needs:
+        while True:
+            steps = self.options.steps_at_once
+            if (yield Gradient(step=True, gather=False, steps=steps)) is not None:
+                yield Done()
+
+
+def check(job: JobFile) -> list[Fault]:
+    """Somebody has to make the steps, and each has to be nothing but an addition."""
+    found: list[Fault] = []
+    if job.inner.name == NONE:
+        found.append((("inner", "name"), "hogwild steps with the workers' own SGD", 'use "sgd"'))
+    elif not is_plain(job.inner):
+        what = (
+            f"what {job.inner.name} keeps would be each process's own: parameters are shared alone"
+        )
+        found.append((("inner", "name"), what, 'use "sgd" without momentum'))
+    if job.workers.device == "cuda":
+        what = "the model lies in the host's memory"
+        found.append((("workers", "device"), what, 'use "cpu"'))
+    return found
+
+
+HOGWILD = Method(
+    Options=Options,
+    replica=Replica,
+    shape=Shape(
+        tables=(),
+        model="replica",
+        links=frozenset({"memory"}),
+        survives=frozenset({"worker", "coordinator"}),
+    ),
+    inner=Choice(name="sgd", options={"lr": 0.01}),
+    live={"steps_at_once": Setting(help="steps between two looks at messages", parse=count)},
+    check=check,
+)

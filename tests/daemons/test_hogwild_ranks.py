@@ -1,0 +1,85 @@
+"""A replica of two processes that step in one model: real ones, with this process as rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daemons.worker.building import build
+from daemons.worker.hogwild_ranks import Ahead
+from daemons.worker.ranks import Ranks, RanksEnded
+from dlctl import config
+from dlctl.roles.protocol.effects import Compute
+
+TASK = """
+    import torch
+
+    def model():
+        return torch.nn.EmbeddingBag(24, 1, mode="sum", sparse=True)
+
+    def dataset():
+        return torch.utils.data.TensorDataset(torch.arange(24).reshape(24, 1))
+
+    def loss(model, batch):
+        return model(batch[0]).sum()  # The gradient of each sample is 1, in a row of its own.
+    """
+LR, BATCH, BATCHES = 0.5, 2, 6
+COMES_S = 60.0
+
+
+def job(path: Path) -> config.JobFile:
+    (path / "train.py").write_text(dedent(TASK))
+    made = config.JobFile(
+        job=config.Job(name="ranks", task=str(path / "train.py:")),
+        inner=config.Choice(name="sgd", options={"lr": LR}),
+        workers=config.Workers(count=1, device="cpu", threads=2, batch_size=BATCH),
+        replica=config.Replica(hogwild=2),
+    )
+    (path / "job.json").write_text(json.dumps(config.to_dict(made)))
+    return made
+
+
+def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told: list[Any] = []
+    ranks = Ranks(
+        2, told.append, told.append, directory=tmp_path, name="worker-0", incarnation=1,
+        ready_s=COMES_S, silent_s=COMES_S,
+    )  # fmt: skip
+    try:
+        ranks.start(slot=0, epoch=1)
+        stepper, loader, *_ = build(job(tmp_path), 0, 0)
+        replica = stepper.replica
+        ahead = Ahead(ranks, replica)
+        before, accrued, by_others = replica.parameters.copy(), np.zeros(24, np.float32), []
+        for number in range(BATCHES):
+            effect = Compute(0, 0, BATCH * BATCHES, number, LR)
+            computed = ahead.take(effect, number, BATCHES, np.zeros(0))
+            if computed is None:
+                step = stepper.step(loader.step(0, 0, BATCH * BATCHES, number), own_lr=LR)
+                gradient: Any = step.gradient
+            else:
+                by_others.append(number)
+                gradient = computed.gradient
+                assert computed.is_usable
+            assert np.count_nonzero(gradient) == BATCH
+            accrued += gradient
+        assert by_others == [1, 3, 5]
+        assert sorted(accrued.tolist()) == [0.0] * 12 + [1.0] * 12
+        np.testing.assert_allclose(replica.parameters, before - LR * accrued, rtol=1e-6)
+        os.kill(ranks._ranks[0].process.pid, signal.SIGKILL)
+        assert ahead.take(Compute(0, 12, 16, 0, LR), 0, 2, np.zeros(0)) is None
+        with pytest.raises(RanksEnded):
+            ahead.take(Compute(0, 12, 16, 1, LR), 1, 2, np.zeros(0))
+        assert told[0].exit_code == 5
+    finally:
+        ranks.end()
