@@ -124,6 +124,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.gossip:GOSSIP",
             "no servers: replicas average with random others, and nobody waits (Jin 2016)",
         ),
+        "rows": Entry(
+            "dlctl.algorithms.rows:ROWS",
+            "embeddings that only the servers hold: a batch's rows come, their changes go",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",

@@ -34,6 +34,7 @@ from dlctl.roles.protocol.effects import (
     LoadBuffers,
     LoadFrozen,
     LocateTask,
+    NameRows,
     OpenStore,
     Reduce,
     RestoreComputeState,
@@ -98,6 +99,7 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     loop.perform(WriteFrozen, thread.write_frozen)
     loop.perform(LoadFrozen, thread.load_frozen)
     loop.perform(Compute, thread.compute)
+    loop.perform(NameRows, thread.name_rows)
     loop.perform(RunEngine, thread.run_engine)
     loop.perform(StepAlong, thread.step_along)
     loop.perform(ExchangeOwn, thread.exchange_own)

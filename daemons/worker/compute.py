@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -48,7 +48,9 @@ from dlctl.roles.protocol.effects import (
     LoadFrozen,
     LocateTask,
     ModelBuilt,
+    NameRows,
     RestoreComputeState,
+    RowsNamed,
     RunEngine,
     RunEvaluation,
     StepAlong,
@@ -58,6 +60,17 @@ from dlctl.roles.protocol.effects import (
 )
 
 log = logging.getLogger("dlctl")
+
+
+class Loaded(NamedTuple):
+    """The batches of a step."""
+
+    batches: list[tuple[Any, float]]
+    """With the part of its samples that each has."""
+    samples: int
+    bad: Any
+    """What failed to load."""
+    ended_after: int | None
 
 
 class ComputeThread:
@@ -90,6 +103,8 @@ class ComputeThread:
         self._loader: Any = None
         self._averaged: Array = np.zeros(0)
         """float64[n], the averaged buffers of the model before the next batch."""
+        self._ahead: dict[tuple[int, int, int, int], Loaded] = {}
+        """(data epoch, portion, number) -> batches that have named their rows."""
         self._told = False
         """It is in the log that a good batch has left bad buffers."""
         self._work: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
@@ -109,6 +124,9 @@ class ComputeThread:
 
     def compute(self, effect: Compute) -> None:
         self._work.put(partial(self._compute, effect))
+
+    def name_rows(self, effect: NameRows) -> None:
+        self._work.put(partial(self._name_rows, effect))
 
     def run_engine(self, effect: RunEngine) -> None:
         self._work.put(partial(self._run_engine, effect))
@@ -225,6 +243,15 @@ class ComputeThread:
 
     def _compute(self, effect: Compute) -> Computed:
         """The batches of an effect; the first one that is of no use ends it."""
+        if effect.rows is None:
+            return self._batches(effect)
+        rows = self._replica.rows
+        rows.begin(effect.rows)
+        computed = self._batches(effect)
+        self._ahead.clear()
+        return replace(computed, rows=rows.changes())
+
+    def _batches(self, effect: Compute) -> Computed:
         if effect.count == 1:
             return self._batch(effect)
         losses: list[float] = []
@@ -242,6 +269,28 @@ class ComputeThread:
         before = tuple(losses[:-1] if computed.is_usable else losses)
         told = tuple(metrics) if any(metrics) else ()
         return replace(computed, before=before, metrics=told, failed=failed)
+
+    def _name_rows(self, effect: NameRows) -> RowsNamed:
+        """Their batches are loaded, and kept for `Compute`."""
+        if effect.step_samples:
+            self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
+        place = (effect.data_epoch, effect.start, effect.stop)
+        self._ahead.clear()
+        for number in range(effect.number, effect.number + effect.count):
+            loaded = self._load(*place, number, effect.shard)
+            self._ahead[(*place, number)] = loaded
+            if loaded.ended_after is not None:
+                break
+        steps = [[batch for batch, _ in each.batches] for each in self._ahead.values()]
+        return RowsNamed(self._replica.rows.name(steps))
+
+    def _load(self, data_epoch: int, start: int, stop: int, number: int, shard: int) -> Loaded:
+        from daemons.worker.out_of_memory import explained
+
+        with explained(self._job, self._loader.batch_size):
+            batches = self._loader.step(data_epoch, start, stop, number, shard)
+        samples = self._loader.samples - len(self._loader.bad)
+        return Loaded(batches, samples, self._loader.bad, self._loader.ended_after)
 
     def _make_engine(self) -> Operations:
         from daemons.worker.building import make_engine
@@ -302,11 +351,11 @@ class ComputeThread:
 
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
+        place = (effect.data_epoch, effect.start, effect.stop, effect.number)
+        loaded = self._ahead.get(place) or self._load(*place, effect.shard)
+        batches = loaded.batches
         with explained(self._job, self._loader.batch_size):
-            batches = self._loader.step(
-                effect.data_epoch, effect.start, effect.stop, effect.number, effect.shard
-            )
-            failed = tuple(FailedSample(effect.number, *bad) for bad in self._loader.bad)
+            failed = tuple(FailedSample(effect.number, *bad) for bad in loaded.bad)
             if not batches and failed:
                 return Computed(
                     math.nan, None, self._averaged, math.nan, is_usable=False, is_skipped=True,
@@ -317,12 +366,13 @@ class ComputeThread:
             step = self._stepper.step(
                 batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
                 epoch=effect.data_epoch, pull=effect.pull, fresh=effect.fresh,
+                samples=loaded.samples,
             )  # fmt: skip
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
             is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),
             failed=failed,
-            ended_after=self._loader.ended_after,
+            ended_after=loaded.ended_after,
         )  # fmt: skip
         if not self._averaged.size:
             return computed

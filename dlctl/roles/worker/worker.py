@@ -59,6 +59,7 @@ from dlctl.roles.protocol.effects import (
     ModelBuilt,
     Reduced,
     RestoreComputeState,
+    RowsNamed,
     StoreOpened,
     TakeComputeState,
     TaskFailed,
@@ -169,6 +170,8 @@ class Worker:
                 self.training.on_computed(event, now)
             case StoreOpened() | GroupJoined() | Reduced() | GroupWaits() | GroupFailed():
                 self._on_group_event(event, now)
+            case RowsNamed() if self.training:
+                self.training.on_rows_named(event)
             case EngineRan() if self.training:
                 self.training.on_engine(event, now)
             case ComputeStateTaken(arrays):
