@@ -23,7 +23,7 @@ from dlctl.flat import ROWS, Entry, Layout
 from dlctl.messages import Array, Packed
 
 KIND = "rows"
-"""Of their pushes."""
+"""Of their pushes; and the name of the table that they all are."""
 BLOCK = 1 << 20
 """Elements whose first values are made at once."""
 

@@ -45,8 +45,7 @@ from dlctl.algorithms.needs import Gradient, Named, NextRows, Read, Step, View, 
 from dlctl.config import Choice, JobFile
 from dlctl.errors import JobFailed
 from dlctl.inner import NONE
-
-TABLE = "rows"
+from dlctl.rows import KIND as TABLE
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +53,8 @@ class Options:
     steps: Annotated[int, Ge(1)] = 1
     """Batches whose rows are fetched together, once, and pushed together; each of them makes a step
     on these rows. More than 1 only without other parameters."""
+    overlap: bool = True
+    """Compute while fetches of the other parameters are under way; false: wait for each."""
 
 
 class Replica(ReplicaSide):
@@ -73,7 +74,7 @@ class Replica(ReplicaSide):
             named: Named | None = yield NextRows(steps=self.options.steps)
             if named is None:
                 continue
-            yield Read(wait=False)
+            yield Read(wait=not self.options.overlap)
             values = None
             if named.rows.size:
                 view: View = yield Read(

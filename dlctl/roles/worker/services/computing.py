@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 from typing import Any
 
+import numpy as np
+
 from dlctl import messages as m
 from dlctl.algorithms.needs import (
     Data,
@@ -193,10 +195,18 @@ class Computing:
             self._announced = False
             return done, None
         portion, number, count = self.portions.batches_ahead(need.steps)
+        if not self._has_rows():
+            self._announced = True
+            return True, Named(np.empty(0, np.int64), count)
         lease, self._naming, self._busy_since = portion.lease, count, now
         place = (lease.data_epoch, lease.start, lease.stop, number, count)
         self.context.do(NameRows(*place, portion.batch_size, lease.shard))
         return False, None
+
+    def _has_rows(self) -> bool:
+        """Whether the task has any tables of rows."""
+        clients = (client for table in self.writing.tables for client in table[:1])
+        return any(client.rows is not None and client.rows.tables.size for client in clients)
 
     def on_rows_named(self, event: RowsNamed) -> None:
         assert self._naming is not None
