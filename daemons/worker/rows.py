@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from daemons.worker.task import Task, TaskError
 from dlctl.flat import ROWS, Entry, Layout
@@ -51,6 +51,19 @@ def _entry(task: Task, name: str, table: Any) -> Entry:
     return entry
 
 
+@dataclass(slots=True)
+class _Used:
+    """Rows of one table, as a batch has named them."""
+
+    name: str
+    where: Tensor
+    """int64[k], which of those that are named."""
+    rows: Tensor
+    """Their values, k of them in the shape of their names."""
+    change: Tensor | None = None
+    """The gradient at each of the k, or what is added there."""
+
+
 class RowSteps:
     """What the batches that come next have named, and the rows themselves while they compute."""
 
@@ -59,17 +72,16 @@ class RowSteps:
         self._device = device
         self.tables = RowTables(layout)
         self._places: list[dict[str, Tensor]] = []
-        """Of each batch that is ahead: table -> which of its leaf's rows, shaped as the task has
-        named them."""
+        """Of each batch that is ahead: table -> which of its rows that are named, in the shape in
+        which the task has named them."""
         self._counts: dict[str, int] = {}
         """Table -> rows that are named."""
-        self._leaves: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor] = {}
+        """Table -> its rows that are named, as the steps so far have left them."""
         self._begun: Array | None = None
-        """The values as they came."""
-        self._at: dict[str, Tensor] = {}
-        """The places of the newest batch."""
-        self._added: dict[str, Tensor] = {}
-        """What the task's own `change` adds in this step."""
+        """As they came."""
+        self._used: list[_Used] = []
+        """By the batches of the step that is made now."""
         self._rate, self._scale = 0.0, 1.0
 
     # ------------------------------------------------------------ names
@@ -124,62 +136,66 @@ class RowSteps:
         for entry in self.tables.entries:
             count, width = self._counts[entry.name], entry.shape[1]
             part = torch.from_numpy(np.array(values[at : at + count * width], np.float32))
-            leaf = part.view(count, width).to(self._device)
-            self._leaves[entry.name] = leaf.requires_grad_(not self._task.has_change)
+            self._values[entry.name] = part.view(count, width).to(self._device)
             at += count * width
 
     def next_step(self, rate: float, scale: float) -> None:
         """A step begins, of this rate along the gradient of the mean. scale: of its loss."""
         self._rate, self._scale = rate, scale
-        self._added = {}
-        for leaf in self._leaves.values():
-            leaf.grad = None
+        self._used = []
 
     def of_next_batch(self) -> dict[str, Tensor]:
-        """The rows that it has named, in the shapes of their names."""
-        self._at = self._places.pop(0)
-        return {
-            name: functional.embedding(where, self._leaves[name])
-            for name, where in self._at.items()
-        }
+        """The rows that it has named, in the shapes of their names: leaves of autograd, if the task
+        has no `change`.
+        """
+        found = {}
+        for name, where in self._places.pop(0).items():
+            values = self._values[name].index_select(0, where.reshape(-1))
+            found[name] = values.view(*where.shape, values.shape[1])
+            found[name].requires_grad_(not self._task.has_change)
+            self._used.append(_Used(name, where.reshape(-1), found[name]))
+        return found
 
     def add(self, changes: Mapping[str, Tensor]) -> None:
         """What the task's own `change` adds to these."""
-        for name, change in changes.items():
-            if name not in self._added:
-                self._added[name] = torch.zeros_like(self._leaves[name])
-            rows = change.reshape(-1, change.shape[-1]).float()
-            self._added[name].index_add_(0, self._at[name].reshape(-1), rows)
+        for used in self._used:
+            if used.change is None and used.name in changes:
+                used.change = changes[used.name].float()
 
-    def gradients(self) -> list[Tensor]:
-        """Of the mean loss; or what is added in place of a step along it."""
-        if self._task.has_change:
-            return list(self._added.values())
-        found = [leaf.grad for leaf in self._leaves.values() if leaf.grad is not None]
-        if self._scale != 1.0:
-            for gradient in found:
-                gradient /= self._scale
-            self._scale = 1.0
-        return found
+    def gradients(self, *, summed: bool) -> list[Tensor]:
+        """Of the mean loss; or what is added in place of a step along it. summed: over the places
+        where a row is named, as its own gradient is.
+        """
+        found = []
+        for used in self._used:
+            if used.rows.grad is not None:
+                used.change, used.rows.grad = used.rows.grad / self._scale, None
+            if used.change is not None:
+                found.append((used, used.change.reshape(len(used.where), -1)))
+        if not summed:
+            return [values for _, values in found]
+        sums = {name: torch.zeros_like(self._values[name]) for name in self._counts}
+        for used, values in found:
+            sums[used.name].index_add_(0, used.where, values)
+        return list(sums.values())
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
         """Make it, `factor` times as long: it was clipped."""
-        for name, leaf in self._leaves.items():
-            if name in self._added:
-                leaf.add_(self._added[name], alpha=factor)
-            elif leaf.grad is not None:
-                leaf.add_(leaf.grad, alpha=-self._rate * factor)
-                leaf.grad = None
+        rate = 1.0 if self._task.has_change else -self._rate
+        for used in self._used:
+            if used.change is not None:
+                values = used.change.reshape(len(used.where), -1)
+                self._values[used.name].index_add_(0, used.where, values, alpha=rate * factor)
 
     @torch.no_grad()
     def changes(self) -> Array:
         """float32[n]: how the rows have changed since `begin`, of which nothing is kept."""
-        parts = [leaf.detach().reshape(-1).cpu() for leaf in self._leaves.values()]
+        parts = [rows.reshape(-1).cpu() for rows in self._values.values()]
         values: Array = torch.cat(parts).numpy() if len(parts) > 1 else parts[0].numpy()
         assert self._begun is not None
         values -= self._begun
-        self._begun, self._leaves, self._places = None, {}, []
+        self._begun, self._values, self._places, self._used = None, {}, [], []
         return values
 
 

@@ -109,7 +109,7 @@ class Stepper:
         vector = self.replica.gathered(gradients) if gather and own_lr is None else None
         norm = euclidean_norm(vector) if vector is not None else _norm(gradients)
         if rows is not None:
-            norm = math.hypot(norm, _norm(rows.gradients()))
+            norm = math.hypot(norm, _norm(rows.gradients(summed=self.clip_norm > 0)))
         if self._scaler is not None:
             self._update_scale(loss, norm, scale)
         is_skipped = math.isfinite(loss) and not math.isfinite(norm) and scale > SCALE_MIN

@@ -1,0 +1,182 @@
+"""word2vec, skip-gram with negative sampling, on the words of the standard library's source text.
+
+    dlctl run examples/word2vec/job.toml
+    dlctl checkpoint export -j examples/word2vec/job.toml -o word2vec.safetensors
+    python examples/word2vec/task.py word2vec.safetensors socket      # the loss, and its neighbours
+
+Nothing is downloaded. The rules are those of word2vec.c (Mikolov et al. 2013): frequent words are
+left out at random, windows shrink at random, negatives are drawn by their frequency to the power of
+0.75, and each pair has a step of its own along its gradient. What differs: the pairs of one
+sentence are computed at once, from the same vectors, and sigmoids are exact. Its two tables are on
+the servers; a worker has those of their rows that its next sentences need.
+"""
+
+import re
+import sys
+import sysconfig
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+CHARACTERS = 5_000_000
+"""At the beginning of the text."""
+SENTENCE = 100
+"""Words that windows do not reach out of. Those of a sentence make their steps at once: in one of
+1,000 words, as word2vec.c has them, some are so often that their steps add up to far too long ones.
+"""
+WIDTH, WINDOW, NEGATIVES = 100, 5, 5
+SAMPLE, LEAST = 1e-3, 5
+"""The frequency above which words are left out at random; words that are rarer are no words."""
+LEFT_OUT = {"encodings", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
+"""Directories of the standard library: tables of characters, tests, and what is not everywhere."""
+
+
+class Word2Vec:
+    def tables(self):
+        words = len(vocabulary()[0])
+        return {
+            "input": (words, WIDTH, ("uniform", -0.5 / WIDTH, 0.5 / WIDTH)),
+            "output": (words, WIDTH, 0.0),
+        }
+
+    def dataset(self):
+        return sentences()
+
+    def collate(self, sentences):
+        return pairs(sentences)
+
+    def rows(self, batch):
+        inputs, targets, _ = batch
+        return {"input": inputs, "output": targets}
+
+    def loss(self, model, batch, rows):
+        """Of a sentence: the sum over its pairs, each of which has a step of its own so."""
+        _, targets, sentences = batch
+        loss = loss_of(rows["input"], rows["output"], targets)
+        return loss / sentences, {"pair_loss": float(loss.detach()) / max(len(targets), 1)}
+
+
+def loss_of(inputs, outputs, targets):
+    """The sum over all pairs of -log s(v w) - sum of log s(-v w_n) over their negatives n; s is the
+    sigmoid. A negative that is the target itself does not count.
+
+    inputs: float32[pairs, WIDTH]; outputs: float32[pairs, 1 + NEGATIVES, WIDTH], the target's
+    first; targets: their words, int64[pairs, 1 + NEGATIVES].
+    """
+    scores = torch.bmm(outputs, inputs[:, :, None])[:, :, 0]
+    signs = torch.full_like(scores, -1.0)
+    signs[:, 0] = 1.0
+    counts = targets != targets[:, :1]
+    counts[:, 0] = True
+    return -(functional.logsigmoid(signs * scores) * counts).sum()
+
+
+# ---------------------------------------------------------------- pairs
+
+
+def pairs(sentences):
+    """(words int64[pairs], targets int64[pairs, 1 + NEGATIVES], how many sentences): of each word
+    that is kept, all those in its window, with the word itself as their target.
+    """
+    words = np.concatenate(sentences)
+    of = np.repeat(np.arange(len(sentences)), [len(each) for each in sentences])
+    kept = np.random.random(len(words)) < chances()[0][words]
+    words, of = words[kept], of[kept]
+    reach = np.random.randint(1, WINDOW + 1, len(words))
+    inputs, centers = [], []
+    for off in range(1, WINDOW + 1):
+        near = of[off:] == of[:-off]
+        before, after = near & (reach[off:] >= off), near & (reach[:-off] >= off)
+        inputs += [words[:-off][before], words[off:][after]]
+        centers += [words[off:][before], words[:-off][after]]
+    inputs, centers = np.concatenate(inputs), np.concatenate(centers)
+    table = chances()[1]
+    drawn = table[np.random.randint(0, len(table), (len(centers), NEGATIVES))]
+    targets = np.concatenate([centers[:, None], drawn], axis=1)
+    return torch.from_numpy(inputs), torch.from_numpy(targets), len(sentences)
+
+
+@cache
+def chances():
+    """(of each word, that it is kept; a table to draw negatives from)."""
+    counts = np.array(vocabulary()[1], np.float64)
+    limit = SAMPLE * counts.sum()
+    kept = (np.sqrt(counts / limit) + 1) * limit / counts
+    shares = counts**0.75 / (counts**0.75).sum()
+    table = np.repeat(np.arange(len(counts)), np.ceil(shares * 1_000_000).astype(np.int64))
+    return kept, table
+
+
+# ---------------------------------------------------------------- text
+
+
+@cache
+def vocabulary():
+    """(words, how often each of them is there), the most frequent first."""
+    counts = Counter(text()).most_common()
+    return tuple(zip(*[(word, n) for word, n in counts if n >= LEAST], strict=True))
+
+
+@cache
+def sentences():
+    """The numbers of all words, int64[at most SENTENCE] each, in the order of the text."""
+    number = {word: n for n, word in enumerate(vocabulary()[0])}
+    known = np.array([number[word] for word in text() if word in number])
+    return [known[at : at + SENTENCE] for at in range(0, len(known), SENTENCE)]
+
+
+@cache
+def text():
+    """The parts of all names and other words in the standard library's modules, in small letters.
+
+    It is the same wherever the same version of Python is: private modules are left out, some of
+    which are made when Python is built.
+    """
+    directory, found, characters = Path(sysconfig.get_path("stdlib")), [], 0
+    for path in sorted(directory.rglob("[a-z]*.py")):
+        if LEFT_OUT & set(path.relative_to(directory).parts):
+            continue
+        source = path.read_text("utf-8", errors="replace")[: CHARACTERS - characters]
+        characters += len(source)
+        found += re.findall(r"[a-z]+|[A-Z][a-z]+|[A-Z]+(?![a-z])", source)
+        if characters == CHARACTERS:
+            return [word.lower() for word in found]
+    raise ValueError(f"{directory} has {characters:,} characters of source: {CHARACTERS:,} needed")
+
+
+# ---------------------------------------------------------------- what came of it
+
+
+@torch.no_grad()
+def pair_loss(inputs, outputs, seed=0):
+    """The mean loss of a pair, over those of every fourth sentence; the same ones for one seed."""
+    state = np.random.get_state()
+    np.random.seed(seed)
+    words, targets, _ = pairs(sentences()[::4])
+    np.random.set_state(state)
+    parts = zip(words.split(20_000), targets.split(20_000), strict=True)
+    total = sum(float(loss_of(inputs[w], outputs[t], t)) for w, t in parts)
+    return total / len(words)
+
+
+def nearest(inputs, word, count=8):
+    """The words whose vectors point in the most similar direction."""
+    number = vocabulary()[0].index(word)
+    directions = functional.normalize(inputs, dim=1)
+    found = (directions @ directions[number]).topk(count + 1).indices.tolist()
+    return [vocabulary()[0][n] for n in found if n != number][:count]
+
+
+task = Word2Vec()
+
+if __name__ == "__main__":
+    from safetensors.torch import load_file
+
+    trained = load_file(sys.argv[1])
+    print(f"loss of a pair: {pair_loss(trained['input'], trained['output']):.4f}")
+    for word in sys.argv[2:]:
+        print(f"{word}: {', '.join(nearest(trained['input'], word))}")
