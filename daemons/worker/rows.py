@@ -169,7 +169,8 @@ class RowSteps:
         found = []
         for used in self._used:
             if used.rows.grad is not None:
-                used.change, used.rows.grad = used.rows.grad / self._scale, None
+                gradient, used.rows.grad = used.rows.grad, None
+                used.change = gradient if self._scale == 1.0 else gradient / self._scale
             if used.change is not None:
                 found.append((used, used.change.reshape(len(used.where), -1)))
         if not summed:

@@ -358,11 +358,10 @@ class Task:
                 raise self._wrong(part, value, "a number up to 1.8e308", item=f'["{key}"]')
 
     def _check_size(self, part: str, metrics: dict[str, Any]) -> None:
-        where = self.place(part)
         if len(metrics) > METRICS_MAX:
             raise TaskError(
                 f"task.{part} returned {len(metrics)} metrics; at most {METRICS_MAX} can be kept",
-                where=where,
+                where=self.place(part),
                 hint="return averages over classes or layers",
             )
         longest = max(metrics, key=len, default="")
@@ -370,7 +369,7 @@ class Task:
             raise TaskError(
                 f'task.{part} returned a name of {len(longest)} characters, "{longest[:20]}..."; '
                 f"at most {METRIC_NAME_CHARS_MAX} are allowed",
-                where=where,
+                where=self.place(part),
             )
 
     def _wrong(

@@ -67,7 +67,7 @@ def loss_of(inputs, outputs, targets):
     inputs: float32[pairs, WIDTH]; outputs: float32[pairs, 1 + NEGATIVES, WIDTH], the target's
     first; targets: their words, int64[pairs, 1 + NEGATIVES].
     """
-    scores = torch.bmm(outputs, inputs[:, :, None])[:, :, 0]
+    scores = (outputs * inputs[:, None]).sum(-1)
     signs = torch.full_like(scores, -1.0)
     signs[:, 0] = 1.0
     counts = targets != targets[:, :1]
