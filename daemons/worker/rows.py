@@ -168,7 +168,7 @@ class RowSteps:
         """
         found = []
         for used in self._used:
-            if used.rows.grad is not None:
+            if used.change is None and used.rows.grad is not None:
                 gradient, used.rows.grad = used.rows.grad, None
                 used.change = gradient if self._scale == 1.0 else gradient / self._scale
             if used.change is not None:
