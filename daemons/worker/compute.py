@@ -35,6 +35,7 @@ from dlctl.machine import Event
 from dlctl.messages import Array
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
+    BringRows,
     BuffersLoaded,
     BuildModel,
     Compute,
@@ -51,6 +52,7 @@ from dlctl.roles.protocol.effects import (
     NameRows,
     RestoreComputeState,
     RowsNamed,
+    RowsWanted,
     RunEngine,
     RunEvaluation,
     StepAlong,
@@ -107,6 +109,7 @@ class ComputeThread:
         """(data epoch, portion, number) -> batches that have named their rows."""
         self._told = False
         """It is in the log that a good batch has left bad buffers."""
+        self._brought: queue.SimpleQueue[Array] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
         self._thread = threading.main_thread()
 
@@ -217,6 +220,8 @@ class ComputeThread:
         replica.reseed(effect.slot, effect.epoch)
         self._loader.reseed(effect.slot, effect.epoch)
         self._replica = replica
+        if replica.rows is not None:
+            replica.rows.fetch = self._fetch_rows
         if self._place is not None:
             self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
@@ -283,6 +288,14 @@ class ComputeThread:
                 break
         steps = [[batch for batch, _ in each.batches] for each in self._ahead.values()]
         return RowsNamed(self._replica.rows.name(steps))
+
+    def bring_rows(self, effect: BringRows) -> None:
+        """In another thread: this one waits for them."""
+        self._brought.put(effect.values)
+
+    def _fetch_rows(self, rows: Array) -> Array:
+        self._loop.post(RowsWanted(rows))
+        return self._brought.get()
 
     def _load(self, data_epoch: int, start: int, stop: int, number: int, shard: int) -> Loaded:
         from daemons.worker.out_of_memory import explained

@@ -352,7 +352,7 @@ class Replica:
             return {}
         self._changes.check()
         with self._at(parameters, averaged):
-            metrics = self.task.evaluate(self.model)
+            metrics = self.task.evaluate(self.model, self.rows.read if self.rows else None)
         self._changes.check()
         return metrics
 
@@ -364,7 +364,7 @@ class Replica:
     ) -> str:
         """What the task's `finish` returns at these values. Raises TaskError."""
         with self._at(parameters, averaged):
-            return self.task.finish(self.model, metrics)
+            return self.task.finish(self.model, metrics, self.rows.read if self.rows else None)
 
     @contextmanager
     def _at(

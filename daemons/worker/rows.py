@@ -9,7 +9,7 @@ has a step of its own as in word2vec.c and GloVe, and those of a batch are made 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,8 @@ class RowSteps:
         self._task = task
         self._device = device
         self.tables = RowTables(layout)
+        self.fetch: Callable[[Array], Array] = _no_servers
+        """Fetches these rows from the servers; whoever has some sees to it."""
         self._places: list[dict[str, Tensor]] = []
         """Of each batch that is ahead: table -> which of its rows that are named, in the shape in
         which the task has named them."""
@@ -110,7 +112,9 @@ class RowSteps:
 
     def _named(self, batch: Any) -> dict[str, Tensor]:
         """What the task says of a batch, checked: int64 on the CPU."""
-        named = self._task.rows(batch)
+        return self._checked(self._task.rows(batch), "task.rows returned", "rows")
+
+    def _checked(self, named: Mapping[str, Any], what: str, part: str) -> dict[str, Tensor]:
         sizes = {entry.name: entry.shape[0] for entry in self.tables.entries}
         for name, rows in named.items():
             fault = ""
@@ -122,11 +126,22 @@ class RowSteps:
                 fault = f'for "{name}" rows {int(rows.min())} to {int(rows.max())} of {sizes[name]}'
             if fault:
                 raise TaskError(
-                    f"task.rows returned {fault}",
-                    where=self._task.place("rows"),
+                    f"{what} {fault}",
+                    where=self._task.place(part),
                     hint='as in {"input": centers, "output": targets}, numbers of rows from 0 on',
                 )
         return {name: rows.detach().cpu().long() for name, rows in named.items()}
+
+    def read(self, name: str, rows: Tensor) -> Tensor:
+        """As the servers have them now, for the task's `evaluate`. Raises TaskError."""
+        rows = self._checked({name: rows}, "task.evaluate asked", "evaluate")[name]
+        number = [entry.name for entry in self.tables.entries].index(name)
+        entry, flat = self.tables.entries[number], rows.numpy().ravel()
+        once, where = _unique(flat, entry.shape[0])
+        values = self.fetch(once + self.tables.rows[number]) if once.size else np.zeros(0)
+        whole = torch.from_numpy(np.array(values, np.float32)).view(-1, entry.shape[1])
+        found = whole.index_select(0, torch.from_numpy(where))
+        return found.view(*rows.shape, entry.shape[1]).to(self._device)
 
     # ------------------------------------------------------------ steps
 
@@ -198,6 +213,10 @@ class RowSteps:
         values -= self._begun
         self._begun, self._values, self._places, self._used = None, {}, [], []
         return values
+
+
+def _no_servers(rows: Array) -> Array:
+    raise AssertionError("there are no servers here")
 
 
 def _unique(rows: Array, size: int) -> tuple[Array, Array]:

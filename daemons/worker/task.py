@@ -21,6 +21,8 @@ With tables of rows that only the servers hold (`rows.py` beside this file), it 
     loss(model, batch, rows)                 rows: name -> float32[shape of its numbers, width]
     change(model, batch, rows, lr)           optional, instead: (loss, {name: what is added to its
                                              rows}), or a dict of numbers behind these
+    evaluate(model, rows)                    rows(name, numbers of rows) fetches and returns them:
+    finish(model, metrics, rows)             float32[shape of the numbers, width]
 
 and may do without model().
 
@@ -88,6 +90,10 @@ class Loss(NamedTuple):
     """0-d, with a gradient."""
     metrics: dict[str, Any]
     """Numbers, and tensors and arrays of one element, which may be on a device."""
+
+
+ReadRows = Callable[[str, Tensor], Tensor]
+"""Name of a table and numbers of its rows -> these: float32[shape of the numbers, width]."""
 
 
 class UserTask(Protocol):
@@ -331,22 +337,31 @@ class Task:
             )
         return Loss(loss, metrics)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, rows: ReadRows | None = None) -> dict[str, float]:
         """The task's metrics, at most `METRICS_MAX`; {} if it has no `evaluate`."""
         if not self.has_evaluate:
             return {}
+        told = self._with_rows("evaluate", 1, rows)
         with calling("task.evaluate", self.at("evaluate")):
-            metrics = self._user.evaluate(model)  # type: ignore[attr-defined]
+            metrics = self._user.evaluate(model, **told)  # type: ignore[attr-defined]
         self._check_metrics("evaluate", metrics)
         return {key: number_of(value) for key, value in metrics.items()}
 
-    def finish(self, model: nn.Module, metrics: dict[str, float]) -> str:
+    def finish(
+        self, model: nn.Module, metrics: dict[str, float], rows: ReadRows | None = None
+    ) -> str:
         """What it returns, which is text or None, and "" for that."""
+        told = self._with_rows("finish", 2, rows)
         with calling("task.finish", self.at("finish")):
-            text = self._user.finish(model, metrics)  # type: ignore[attr-defined]
+            text = self._user.finish(model, metrics, **told)  # type: ignore[attr-defined]
         if text is not None and not isinstance(text, str):
             raise self._wrong("finish", text, "text or None")
         return text or ""
+
+    def _with_rows(self, part: str, behind: int, rows: ReadRows | None) -> dict[str, Any]:
+        """What the user's `part` is told behind so many arguments."""
+        takes = rows is not None and "rows" in _taken(_get(self._user, part), behind)
+        return {"rows": rows} if takes else {}
 
     def _check_metrics(self, part: str, metrics: Any) -> None:
         """Nothing is fetched from a device for that."""
@@ -622,10 +637,10 @@ def _vector(returned: Any) -> npt.NDArray[Any]:
     return returned if isinstance(returned, np.ndarray) else np.array(list(returned))
 
 
-def _taken(loss: Callable[..., Any]) -> tuple[str, ...]:
-    """Of `TOLD`, the parameters behind the model and the batch."""
+def _taken(function: Callable[..., Any], behind_them: int = 2) -> tuple[str, ...]:
+    """Of `TOLD`, the parameters behind the first ones, which are a loss's model and batch."""
     try:
-        behind = list(inspect.signature(loss).parameters.values())[2:]
+        behind = list(inspect.signature(function).parameters.values())[behind_them:]
     except (TypeError, ValueError):  # not every callable tells
         return ()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -1,4 +1,4 @@
-"""Tables of rows: what lies where, and that one worker with some servers is a loop on one machine."""
+"""Tables of rows: what lies where, and that one worker with servers is a loop on one machine."""
 
 from __future__ import annotations
 
@@ -224,7 +224,8 @@ class Run:
             Received(
                 COORDINATOR,
                 m.Topology(
-                    ("a",) * self.servers, ("",) * self.servers, True, "", batch_size=self.batch_size
+                    ("a",) * self.servers, ("",) * self.servers, True, "",
+                    batch_size=self.batch_size,
                 ),
             ),
         ]  # fmt: skip

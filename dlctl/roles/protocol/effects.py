@@ -297,6 +297,20 @@ class RowsNamed(Event):
 
 
 @record
+class RowsWanted(Event):
+    """The task's `evaluate`, which is running, waits for these rows; answered by `BringRows`."""
+
+    rows: Array
+    """As in `RowsNamed`, at least one."""
+
+
+@record
+class BringRows(Effect):
+    values: Array
+    """float32[n], as the servers have them now."""
+
+
+@record
 class StepAlong(Effect):
     """A step of the replica's own optimiser along this gradient; answered by `EngineRan`, or by
     `TaskFailed`.

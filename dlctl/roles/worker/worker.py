@@ -60,6 +60,7 @@ from dlctl.roles.protocol.effects import (
     Reduced,
     RestoreComputeState,
     RowsNamed,
+    RowsWanted,
     StoreOpened,
     TakeComputeState,
     TaskFailed,
@@ -170,6 +171,8 @@ class Worker:
                 self.training.on_computed(event, now)
             case StoreOpened() | GroupJoined() | Reduced() | GroupWaits() | GroupFailed():
                 self._on_group_event(event, now)
+            case RowsWanted(rows) if self.training and self._evaluation:
+                self._evaluation.want(rows, self.training)
             case RowsNamed() if self.training:
                 self.training.on_rows_named(event)
             case EngineRan() if self.training:
