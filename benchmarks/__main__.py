@@ -30,6 +30,7 @@ CHAPTERS = {
     "train": "time to an accuracy on one machine: dlctl, Hogwild, DDP, RPC, Ray, DiLoCo ...",
     "train_slow": "the same with every worker behind 100 Mbit/s and 5 ms",
     "allreduce": "a step of the small GPT, and a worker's death, against DDP under torchrun",
+    "word2vec": "embeddings by rows: loss with 1, 2, 4 workers, words/s beside gensim; 20 minutes",
     "methods": "every method on digits and on a small GPT: how good, bytes, seconds; 45 minutes",
     "methods_slow": "a small GPT behind 100 Mbit/s while a worker and a server are killed",
     "quality": "the loss of a small GPT after the same samples, against one process; 45 minutes",

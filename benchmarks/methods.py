@@ -78,6 +78,7 @@ DIGITS = {
     "epoch-cut": Setting("", SGD.format(lr=0.05)),
     "allreduce": Setting("", ADAMW),
     "gossip": Setting("", ADAMW),
+    "rows": Setting("", OWN_SGD.format(lr=0.05) + SGD.format(lr=0.05)),
 }
 GPT_SAMPLES = 12_800
 OF_GRADIENTS = '[optimizer]\nname = "adamw"\nlr = 1e-3\nbeta2 = 0.95\nweight_decay = 0.1\n'
@@ -104,6 +105,7 @@ GPT = {
     "ssp": Setting("", OF_WAYS.replace("2e-3", "5e-4")),
     "allreduce": Setting("", OF_WAYS),
     "gossip": Setting("", OF_WAYS),
+    "rows": Setting("overlap = false", '[inner]\nname = "sgd"\nlr = 0.0\n' + OF_GRADIENTS),
     "sandblaster": Setting("", "", epochs=6),
 }
 """`epochs`: of sandblaster alone, an evaluation of whose loss is a whole one."""
