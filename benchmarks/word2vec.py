@@ -42,7 +42,8 @@ class Ended(NamedTuple):
 def measure(*, quick: bool) -> list[Figure]:
     epochs = 1 if quick else EPOCHS
     with sandbox() as directory:
-        shutil.copy(EXAMPLE / "task.py", directory)
+        for name in ("task.py", "words.py"):
+            shutil.copy(EXAMPLE / name, directory)
         ours = {n: _run(directory, n, epochs) for n in (WORKERS[:2] if quick else WORKERS)}
         # A run without words would take its time to start and to end alone.
         short = Ended(0.0, 0.0, 0) if quick else _run(directory, 2, 1)

@@ -4,32 +4,30 @@
     dlctl checkpoint export -j examples/glove/job.toml -o glove.safetensors
     python examples/glove/task.py glove.safetensors socket            # the cost, and its neighbours
 
-The text and its words are those of the word2vec example beside this one. The rules are those of
+The text and its words are those of the word2vec example. The rules are those of
 glove.c (Pennington et al. 2014): its AdaGrad, too, which begins at 1, divides before it adds the
 newest square, and has the rate in its squares, but not in those of biases. So the task makes the
 steps by itself, and their squares are rows of two more tables. What differs: the records of one
 batch make their steps at once, from the same vectors.
 """
 
-import importlib.util
 import sys
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn import functional
 from torch.utils.data import TensorDataset
+from words import nearest, sentences, vocabulary
 
 WIDTH, WINDOW = 50, 5
 X_MAX, ALPHA, CLIP = 100.0, 0.75, 100.0
 SHOWN = ("socket", "thread", "import", "http")
-WORD2VEC = Path(__file__).parents[1] / "word2vec" / "task.py"
 
 
 class GloVe:
     def tables(self):
-        words = len(text().vocabulary()[0])
+        words = len(vocabulary()[0])
         begin = ("uniform", -0.5 / WIDTH, 0.5 / WIDTH)
         vectors, squares = (words, WIDTH + 1, begin), (words, WIDTH + 1, 1.0)
         return {
@@ -67,9 +65,9 @@ class GloVe:
 
     def finish(self, model, metrics, rows):
         """Once, when a run has finished: `dlctl run` shows what it returns."""
-        every = torch.arange(len(text().vocabulary()[0]))
+        every = torch.arange(len(vocabulary()[0]))
         vectors = (rows("word", every) + rows("context", every))[:, :-1]
-        words = [f"{word}: {', '.join(text().nearest(vectors, word))}" for word in SHOWN]
+        words = [f"{word}: {', '.join(nearest(vectors, word))}" for word in SHOWN]
         return "\n".join(["Words that are nearest to others:", *words])
 
 
@@ -85,8 +83,8 @@ def records():
     """(words int64[n], contexts int64[n], how often they are near each other float32[n]), where two
     words that are d words apart, d <= WINDOW, count 1 / d, in both orders.
     """
-    words = np.concatenate(text().sentences())
-    size = len(text().vocabulary()[0])
+    words = np.concatenate(sentences())
+    size = len(vocabulary()[0])
     keys = [words[:-d] * size + words[d:] for d in range(1, WINDOW + 1)]
     near = [np.full(len(key), 1 / d) for d, key in enumerate(keys, 1)]
     once, of = np.unique(np.concatenate(keys), return_inverse=True)
@@ -95,15 +93,6 @@ def records():
     once, of = np.unique(both, return_inverse=True)
     counts = np.bincount(of, np.concatenate([counts, counts])).astype(np.float32)
     return tuple(map(torch.from_numpy, (once // size, once % size, counts)))
-
-
-@cache
-def text():
-    """The other example, as a module."""
-    spec = importlib.util.spec_from_file_location("word2vec_task", WORD2VEC)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 task = GloVe()
@@ -116,4 +105,4 @@ if __name__ == "__main__":
     print(f"cost of a record: {metrics['cost_of_record']:.4f}")
     sums = functional.normalize((trained["word"] + trained["context"])[:, :-1], dim=1)
     for each in sys.argv[2:] or SHOWN:
-        print(f"{each}: {', '.join(text().nearest(sums, each))}")
+        print(f"{each}: {', '.join(nearest(sums, each))}")

@@ -11,31 +11,20 @@ sentence are computed at once, from the same vectors, and sigmoids are exact. It
 the servers; a worker has those of their rows that its next sentences need.
 """
 
-import re
 import sys
-import sysconfig
-from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn import functional
+from words import nearest, sentences, vocabulary
 
-CHARACTERS = 5_000_000
-"""At the beginning of the text."""
-SENTENCE = 100
-"""Words that windows do not reach out of. Those of a sentence make their steps at once: in one of
-1,000 words, as word2vec.c has them, some are so often that their steps add up to far too long ones.
-"""
 WIDTH, WINDOW, NEGATIVES = 100, 5, 5
-SAMPLE, LEAST = 1e-3, 5
-"""The frequency above which words are left out at random; words that are rarer are no words."""
+SAMPLE = 1e-3
+"""The frequency above which words are left out at random."""
 PART = 20_000
 """Pairs that are evaluated at once."""
 SHOWN = ("socket", "thread", "import", "http")
-LEFT_OUT = {"encodings", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
-"""Directories of the standard library: tables of characters, tests, and what is not everywhere."""
 
 
 class Word2Vec:
@@ -49,8 +38,8 @@ class Word2Vec:
     def dataset(self):
         return sentences()
 
-    def collate(self, sentences):
-        return pairs(sentences)
+    def collate(self, samples):
+        return pairs(samples)
 
     def rows(self, batch):
         inputs, targets, _ = batch
@@ -58,9 +47,9 @@ class Word2Vec:
 
     def loss(self, model, batch, rows):
         """Of a sentence: the sum over its pairs, each of which has a step of its own so."""
-        _, targets, sentences = batch
+        _, targets, samples = batch
         loss = loss_of(rows["input"], rows["output"], targets)
-        return loss / sentences, {"pair_loss": float(loss.detach()) / max(len(targets), 1)}
+        return loss / samples, {"pair_loss": float(loss.detach()) / max(len(targets), 1)}
 
     def evaluate(self, model, rows):
         """The loss of the same pairs each time; `rows` fetches what they need."""
@@ -94,12 +83,12 @@ def loss_of(inputs, outputs, targets):
 # ---------------------------------------------------------------- pairs
 
 
-def pairs(sentences):
+def pairs(samples):
     """(words int64[pairs], targets int64[pairs, 1 + NEGATIVES], how many sentences): of each word
     that is kept, all those in its window, with the word itself as their target.
     """
-    words = np.concatenate(sentences)
-    of = np.repeat(np.arange(len(sentences)), [len(each) for each in sentences])
+    words = np.concatenate(samples)
+    of = np.repeat(np.arange(len(samples)), [len(each) for each in samples])
     kept = np.random.random(len(words)) < chances()[0][words]
     words, of = words[kept], of[kept]
     reach = np.random.randint(1, WINDOW + 1, len(words))
@@ -113,7 +102,7 @@ def pairs(sentences):
     table = chances()[1]
     drawn = table[np.random.randint(0, len(table), (len(centers), NEGATIVES))]
     targets = np.concatenate([centers[:, None], drawn], axis=1)
-    return torch.from_numpy(inputs), torch.from_numpy(targets), len(sentences)
+    return torch.from_numpy(inputs), torch.from_numpy(targets), len(samples)
 
 
 @cache
@@ -127,43 +116,6 @@ def chances():
     return kept, table
 
 
-# ---------------------------------------------------------------- text
-
-
-@cache
-def vocabulary():
-    """(words, how often each of them is there), the most frequent first."""
-    counts = Counter(text()).most_common()
-    return tuple(zip(*[(word, n) for word, n in counts if n >= LEAST], strict=True))
-
-
-@cache
-def sentences():
-    """The numbers of all words, int64[at most SENTENCE] each, in the order of the text."""
-    number = {word: n for n, word in enumerate(vocabulary()[0])}
-    known = np.array([number[word] for word in text() if word in number])
-    return [known[at : at + SENTENCE] for at in range(0, len(known), SENTENCE)]
-
-
-@cache
-def text():
-    """The parts of all names and other words in the standard library's modules, in small letters.
-
-    It is the same wherever the same version of Python is: private modules are left out, some of
-    which are made when Python is built.
-    """
-    directory, found, characters = Path(sysconfig.get_path("stdlib")), [], 0
-    for path in sorted(directory.rglob("[a-z]*.py")):
-        if LEFT_OUT & set(path.relative_to(directory).parts):
-            continue
-        source = path.read_text("utf-8", errors="replace")[: CHARACTERS - characters]
-        characters += len(source)
-        found += re.findall(r"[a-z]+|[A-Z][a-z]+|[A-Z]+(?![a-z])", source)
-        if characters == CHARACTERS:
-            return [word.lower() for word in found]
-    raise ValueError(f"{directory} has {characters:,} characters of source: {CHARACTERS:,} needed")
-
-
 # ---------------------------------------------------------------- what came of it
 
 
@@ -175,14 +127,6 @@ def fixed_pairs():
     words, targets, _ = pairs(sentences()[::10])
     np.random.set_state(state)
     return words, targets
-
-
-def nearest(inputs, word, count=8):
-    """The words whose vectors point in the most similar direction."""
-    number = vocabulary()[0].index(word)
-    directions = functional.normalize(inputs, dim=1)
-    found = (directions @ directions[number]).topk(count + 1).indices.tolist()
-    return [vocabulary()[0][n] for n in found if n != number][:count]
 
 
 task = Word2Vec()
