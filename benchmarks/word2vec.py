@@ -27,6 +27,7 @@ LOSS_ASKED = 1.02
 WORKERS = 1, 2, 4
 EPOCHS = 5
 RUN_S_MAX = 1800.0
+BESIDE = "loss of a pair, 2 workers, to gensim's", "gensim's words per second, to ours"
 PEER = Path(__file__).parent / "peers" / "gensim_word2vec.py"
 
 
@@ -48,11 +49,11 @@ def measure(*, quick: bool) -> list[Figure]:
         # A run without words would take its time to start and to end alone.
         short = Ended(0.0, 0.0, 0) if quick else _run(directory, 2, 1)
         figures = [_loss(n, ours) for n in ours if n > 1]
-        if find_spec("gensim") is None:
-            why = "gensim is not installed"
-            names = ("loss of a pair, 2 workers, to gensim's", "gensim's words per second, to ours")
-            return figures + [Figure(CHAPTER, name, "x", (), skipped=why) for name in names]
-        return figures + _beside(_gensim(directory, epochs), ours[2], short, epochs, quick=quick)
+        try:
+            peer = _gensim(directory, epochs)
+        except RuntimeError as error:
+            return figures + [Figure(CHAPTER, n, "x", (), skipped=str(error)) for n in BESIDE]
+        return figures + _beside(peer, ours[2], short, epochs, quick=quick)
 
 
 def _loss(workers: int, ours: dict[int, Ended]) -> Figure:
@@ -68,10 +69,9 @@ def _beside(peer: Ended, ours: Ended, short: Ended, epochs: int, *, quick: bool)
     loss = f"{ours.loss:.3f} against {peer.loss:.3f}"
     rates = f"{theirs:,.0f} against {rate:,.0f} words/s, 2 workers each"
     return [
-        Figure(CHAPTER, "loss of a pair, 2 workers, to gensim's", "x", (ours.loss / peer.loss,),
-               detail=loss),
-        Figure(CHAPTER, "gensim's words per second, to ours", "x", (theirs / rate,), detail=rates),
-    ]  # fmt: skip
+        Figure(CHAPTER, BESIDE[0], "x", (ours.loss / peer.loss,), detail=loss),
+        Figure(CHAPTER, BESIDE[1], "x", (theirs / rate,), detail=rates),
+    ]
 
 
 def _run(directory: Path, workers: int, epochs: int) -> Ended:
@@ -92,8 +92,13 @@ def _run(directory: Path, workers: int, epochs: int) -> Ended:
 
 
 def _gensim(directory: Path, epochs: int) -> Ended:
+    """Raises RuntimeError if it is not here, or fails."""
+    if find_spec("gensim") is None:
+        raise RuntimeError("gensim is not installed")
     command = [sys.executable, str(PEER), str(epochs)]
     ended = subprocess.run(
-        command, cwd=directory, check=True, capture_output=True, text=True, timeout=RUN_S_MAX
+        command, cwd=directory, capture_output=True, text=True, timeout=RUN_S_MAX
     )
+    if ended.returncode:
+        raise RuntimeError(f"gensim failed: {ended.stderr.splitlines()[-1]}")
     return Ended(**json.loads(ended.stdout.splitlines()[-1]))
