@@ -26,9 +26,9 @@ _TABLE = (
     "a table is (rows, width, init), and init a number, "
     '("uniform", from, to) or ("normal", mean, standard deviation)'
 )
-MARKS_MAX = 1 << 24
-"""Rows of a table up to which those that are named are marked in an array, which is faster than
-sorting."""
+MARKED = 16
+"""Of a table that has up to so many rows for each that is named, these are marked in an array,
+which is faster than sorting, and in memory much smaller than the rows that come."""
 
 
 def entries_of(task: Task) -> tuple[Entry, ...]:
@@ -221,7 +221,7 @@ def _no_servers(rows: Array) -> Array:
 
 def _unique(rows: Array, size: int) -> tuple[Array, Array]:
     """Each of them once, ascending, and the place there of each: int64."""
-    if size > MARKS_MAX:
+    if size > MARKED * len(rows):
         once, where = np.unique(rows, return_inverse=True)
         return once, where
     marks = np.zeros(size, bool)

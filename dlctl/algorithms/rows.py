@@ -93,10 +93,17 @@ class Replica(ReplicaSide):
 
 
 def check(job: JobFile) -> list[Fault]:
-    """Rows have no other steps than the replicas'."""
-    if job.inner.name != NONE:
-        return []
-    return [(("inner", "name"), "rows are changed by the replicas' own steps", 'use "sgd"')]
+    """Rows have no other steps than the replicas', and a batch that is tried has no rows."""
+    found: list[Fault] = []
+    if job.inner.name == NONE:
+        found.append(
+            (("inner", "name"), "rows are changed by the replicas' own steps", 'use "sgd"')
+        )
+    if job.workers.batch_size == "auto":
+        found.append(
+            (("workers", "batch_size"), "it cannot be tried without rows", "give a number")
+        )
+    return found
 
 
 ROWS = Method(

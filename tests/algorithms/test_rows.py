@@ -27,7 +27,7 @@ from dlctl import wire
 from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.algorithms.rows import ROWS
 from dlctl.compress.none import Dense
-from dlctl.config import Choice, Data, Job, JobFile, Servers
+from dlctl.config import Choice, Data, Job, JobFile, Servers, Workers
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.flat import Entry, Layout
 from dlctl.machine import Event, Received, Send, Started
@@ -432,3 +432,16 @@ def test_other_methods_say_that_they_train_no_rows() -> None:
     with pytest.raises(DlctlError, match="tables of rows"):
         DOWNPOUR.shape.check_sizes(LAYOUT)
     ROWS.shape.check_sizes(Layout(ENTRIES))
+
+
+def test_a_job_file_is_told_what_rows_cannot_do() -> None:
+    job = JobFile(
+        job=Job(name="rows", task="train.py:task"),
+        algorithm=Choice(name="rows"),
+        inner=Choice(name="none"),
+        workers=Workers(batch_size="auto"),
+    )
+    assert [path for path, _, _ in ROWS.check(job)] == [
+        ("inner", "name"),
+        ("workers", "batch_size"),
+    ]
