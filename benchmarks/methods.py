@@ -80,6 +80,7 @@ DIGITS = {
     "gossip": Setting("", ADAMW),
     "noloco": Setting("local_steps = 4", ADAMW),
     "hogwild": Setting("", OWN_SGD.format(lr=0.05)),
+    "rows": Setting("", OWN_SGD.format(lr=0.05) + SGD.format(lr=0.05)),
 }
 GPT_SAMPLES = 12_800
 OF_GRADIENTS = '[optimizer]\nname = "adamw"\nlr = 1e-3\nbeta2 = 0.95\nweight_decay = 0.1\n'
@@ -107,6 +108,7 @@ GPT = {
     "allreduce": Setting("", OF_WAYS),
     "gossip": Setting("", OF_WAYS),
     "noloco": Setting("local_steps = 10", OF_WAYS),
+    "rows": Setting("overlap = false", '[inner]\nname = "sgd"\nlr = 0.0\n' + OF_GRADIENTS),
     "sandblaster": Setting("", "", epochs=6),
 }
 """`epochs`: of sandblaster alone, an evaluation of whose loss is a whole one."""

@@ -6,6 +6,8 @@ Three kinds of tensors make up a model. Only the first is trained and travels al
 - `averaged`: a buffer (BatchNorm statistics); averaged over the replicas by samples.
 - `constant`: a frozen parameter; the same everywhere, in no vector (`dlctl/frozen.py`).
 
+Beside the model a task may have tables of rows, `rows`, which only servers hold (`dlctl/rows.py`).
+
 A tied parameter has one entry; its other names are in `aliases`.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from dlctl.errors import RemoteProtocolError
@@ -21,6 +24,10 @@ from dlctl.errors import RemoteProtocolError
 TRAINED = "trained"
 AVERAGED = "averaged"
 CONSTANT = "constant"
+ROWS = "rows"
+INITS = ("constant", "uniform", "normal")
+"""Of rows: (value, 0), (from, to), (mean, standard deviation)."""
+KINDS = (TRAINED, AVERAGED, CONSTANT, ROWS)
 DIMENSIONS_MAX = 64
 """As in torch and numpy."""
 ELEMENTS_MAX = 2**48
@@ -36,6 +43,8 @@ class Entry:
     shape: tuple[int, ...]
     dtype: str
     aliases: tuple[str, ...] = ()
+    init: tuple[str, float, float] | None = None
+    """Of a table of rows: what its rows begin with (`rows.initial`)."""
 
     @property
     def size(self) -> int:
@@ -65,15 +74,18 @@ class Layout:
         return sum(entry.size for entry in self.entries if entry.kind == kind)
 
     def to_rows(self) -> list[list[Any]]:
-        """[[name, kind, shape, dtype, aliases], ...]: plain data for JSON."""
-        return [[e.name, e.kind, [*e.shape], e.dtype, [*e.aliases]] for e in self.entries]
+        """[[name, kind, shape, dtype, aliases], ...]: data for JSON; of rows the init, too."""
+        return [
+            [e.name, e.kind, [*e.shape], e.dtype, [*e.aliases], *([[*e.init]] if e.init else [])]
+            for e in self.entries
+        ]
 
     @staticmethod
     def from_rows(rows: list[list[Any]]) -> Layout:
         return Layout(
             tuple(
-                Entry(name, kind, tuple(shape), dtype, tuple(aliases))
-                for name, kind, shape, dtype, aliases in rows
+                Entry(name, kind, tuple(shape), dtype, tuple(aliases), *map(tuple, init))
+                for name, kind, shape, dtype, aliases, *init in rows
             )
         )
 
@@ -102,21 +114,29 @@ def check_rows(rows: Any) -> None:
     for row in rows:
         _check_row(row)
     whole = Layout.from_rows(rows)
-    for kind in (TRAINED, AVERAGED, CONSTANT):
+    for kind in KINDS:
         if whole.size(kind) > ELEMENTS_MAX:
             raise ValueError(f"a model has at most {ELEMENTS_MAX} {kind} elements")
 
 
 def _check_row(row: Any) -> None:
-    if type(row) is not list or len(row) != 5:
+    if type(row) is not list or len(row) not in (5, 6):
         raise ValueError("layout has an entry that is not [name, kind, shape, dtype, aliases]")
-    name, kind, shape, dtype, aliases = row
-    if type(name) is not str or type(dtype) is not str or kind not in (TRAINED, AVERAGED, CONSTANT):
+    name, kind, shape, dtype, aliases, *init = row
+    if type(name) is not str or type(dtype) is not str or kind not in KINDS:
         raise ValueError(f"layout has a wrong entry: {name!r:.60}")
     if type(shape) is not list or len(shape) > DIMENSIONS_MAX or not all(map(_is_extent, shape)):
         raise ValueError(f"layout: wrong shape of {name!r:.60}")
     if type(aliases) is not list or not all(type(alias) is str for alias in aliases):
         raise ValueError(f"layout: wrong aliases of {name!r:.60}")
+    if (kind == ROWS) != bool(init) or (init and not _is_rows(shape, init[0])):
+        raise ValueError(f"layout: wrong table of rows {name!r:.60}")
+
+
+def _is_rows(shape: list[int], init: Any) -> bool:
+    is_init = type(init) is list and len(init) == 3 and init[0] in INITS
+    is_table = len(shape) == 2 and min(shape) > 0
+    return is_table and is_init and all(type(n) is float and isfinite(n) for n in init[1:])
 
 
 def _is_extent(value: Any) -> bool:

@@ -132,6 +132,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.hogwild:HOGWILD",
             "no servers: the workers of a host step in one model without locks (Niu 2011)",
         ),
+        "rows": Entry(
+            "dlctl.algorithms.rows:ROWS",
+            "embeddings that only the servers hold: a batch's rows come, their changes go",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",

@@ -28,7 +28,8 @@ from safetensors import SafetensorError, safe_open
 
 from dlctl import frozen
 from dlctl.errors import DlctlError, UsageError
-from dlctl.flat import AVERAGED, TRAINED, Entry
+from dlctl.flat import AVERAGED, ROWS, TRAINED, Entry
+from dlctl.rows import KIND as TABLE
 from dlctl.runs import checkpoints
 from dlctl.runs.manifest import Manifest, layout
 from dlctl.util.names import AVERAGE
@@ -118,8 +119,8 @@ def _check_output(output: Path) -> None:
 
 
 def state_dict(directory: Path, manifest: Manifest, of: str = "w") -> StateDict:
-    """name -> tensor, in the model's own shapes and dtypes; tied names share one tensor. of: the
-    vector of the shards that has the parameters.
+    """name -> tensor, in the model's own shapes and dtypes; tied names share one tensor. With the
+    task's tables of rows, by their names. of: the vector of the shards that has the parameters.
 
     Raises DlctlError if a file is cut or torch is not installed.
     """
@@ -129,6 +130,8 @@ def state_dict(directory: Path, manifest: Manifest, of: str = "w") -> StateDict:
         TRAINED: checkpoints.read_slice(directory, manifest, of, 0, manifest["size"]),
         AVERAGED: checkpoints.read_extra(directory, manifest, "averaged"),
     }
+    if rows := model.size(ROWS):
+        vectors[ROWS] = checkpoints.read_table(directory, manifest, TABLE, rows, 0, rows)
     tensors: StateDict = {}
     for kind, vector in vectors.items():
         if vector.size != model.size(kind):

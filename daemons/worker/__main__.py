@@ -25,6 +25,7 @@ from dlctl.compress import values
 from dlctl.launch import addresses
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
+    BringRows,
     BuildModel,
     Compute,
     ExchangeOwn,
@@ -34,6 +35,7 @@ from dlctl.roles.protocol.effects import (
     LoadBuffers,
     LoadFrozen,
     LocateTask,
+    NameRows,
     OpenStore,
     Reduce,
     RestoreComputeState,
@@ -99,6 +101,8 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     loop.perform(WriteFrozen, thread.write_frozen)
     loop.perform(LoadFrozen, thread.load_frozen)
     loop.perform(Compute, thread.compute)
+    loop.perform(NameRows, thread.name_rows)
+    loop.perform(BringRows, thread.bring_rows)
     loop.perform(RunEngine, thread.run_engine)
     loop.perform(StepAlong, thread.step_along)
     loop.perform(ExchangeOwn, thread.exchange_own)

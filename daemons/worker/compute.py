@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from dlctl.machine import Event
 from dlctl.messages import Array
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
+    BringRows,
     BuffersLoaded,
     BuildModel,
     Compute,
@@ -48,7 +49,10 @@ from dlctl.roles.protocol.effects import (
     LoadFrozen,
     LocateTask,
     ModelBuilt,
+    NameRows,
     RestoreComputeState,
+    RowsNamed,
+    RowsWanted,
     RunEngine,
     RunEvaluation,
     StepAlong,
@@ -58,6 +62,17 @@ from dlctl.roles.protocol.effects import (
 )
 
 log = logging.getLogger("dlctl")
+
+
+class Loaded(NamedTuple):
+    """The batches of a step."""
+
+    batches: list[tuple[Any, float]]
+    """With the part of its samples that each has."""
+    samples: int
+    bad: Any
+    """What failed to load."""
+    ended_after: int | None
 
 
 class ComputeThread:
@@ -96,8 +111,11 @@ class ComputeThread:
         self._loader: Any = None
         self._averaged: Array = np.zeros(0)
         """float64[n], the averaged buffers of the model before the next batch."""
+        self._named: dict[tuple[int, int, int, int], Loaded] = {}
+        """(data epoch, portion, number) -> batches that have named their rows."""
         self._told = False
         """It is in the log that a good batch has left bad buffers."""
+        self._brought: queue.SimpleQueue[Array] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
         self._thread = threading.main_thread()
 
@@ -115,6 +133,9 @@ class ComputeThread:
 
     def compute(self, effect: Compute) -> None:
         self._work.put(partial(self._compute, effect))
+
+    def name_rows(self, effect: NameRows) -> None:
+        self._work.put(partial(self._name_rows, effect))
 
     def run_engine(self, effect: RunEngine) -> None:
         self._work.put(partial(self._run_engine, effect))
@@ -208,6 +229,8 @@ class ComputeThread:
         mark = None
         if self._shares and self._place is not None:
             mark = self._share(replica, self._place[0])
+        if replica.rows is not None:
+            replica.rows.fetch = self._fetch_rows
         if self._place is not None:
             self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
@@ -248,6 +271,15 @@ class ComputeThread:
 
     def _compute(self, effect: Compute) -> Computed:
         """The batches of an effect; the first one that is of no use ends it."""
+        if effect.rows is None:
+            return self._batches(effect)
+        rows = self._replica.rows
+        rows.begin(effect.rows)
+        computed = self._batches(effect)
+        self._named.clear()
+        return replace(computed, rows=rows.changes())
+
+    def _batches(self, effect: Compute) -> Computed:
         if effect.count == 1:
             return self._batch(effect, effect.number, is_fresh=effect.fresh)
         losses: list[float] = []
@@ -265,6 +297,36 @@ class ComputeThread:
         before = tuple(losses[:-1] if computed.is_usable else losses)
         told = tuple(metrics) if any(metrics) else ()
         return replace(computed, before=before, metrics=told, failed=failed)
+
+    def _name_rows(self, effect: NameRows) -> RowsNamed:
+        """Their batches are loaded, and kept for `Compute`."""
+        if effect.step_samples:
+            self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
+        place = (effect.data_epoch, effect.start, effect.stop)
+        self._named.clear()
+        for number in range(effect.number, effect.number + effect.count):
+            loaded = self._load(*place, number, effect.shard)
+            self._named[(*place, number)] = loaded
+            if loaded.ended_after is not None:
+                break
+        steps = [[batch for batch, _ in each.batches] for each in self._named.values()]
+        return RowsNamed(self._replica.rows.name(steps))
+
+    def bring_rows(self, effect: BringRows) -> None:
+        """In another thread: this one waits for them."""
+        self._brought.put(effect.values)
+
+    def _fetch_rows(self, rows: Array) -> Array:
+        self._loop.post(RowsWanted(rows))
+        return self._brought.get()
+
+    def _load(self, data_epoch: int, start: int, stop: int, number: int, shard: int) -> Loaded:
+        from daemons.worker.out_of_memory import explained
+
+        with explained(self._job, self._loader.batch_size):
+            batches = self._loader.step(data_epoch, start, stop, number, shard)
+        samples = self._loader.samples - len(self._loader.bad)
+        return Loaded(batches, samples, self._loader.bad, self._loader.ended_after)
 
     def _make_engine(self) -> Operations:
         from daemons.worker.building import make_engine
@@ -327,15 +389,15 @@ class ComputeThread:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
         if self._ahead is not None and effect.own_lr is not None:
             samples = self._loader.batch_size * self._job.gradient.accumulate
-            batches = -((effect.start - effect.stop) // samples)
-            taken: Computed | None = self._ahead.take(effect, number, batches, self._averaged)
+            steps = -((effect.start - effect.stop) // samples)
+            taken: Computed | None = self._ahead.take(effect, number, steps, self._averaged)
             if taken is not None:
                 return taken
+        place = (effect.data_epoch, effect.start, effect.stop, number)
+        loaded = self._named.get(place) or self._load(*place, effect.shard)
+        batches = loaded.batches
         with explained(self._job, self._loader.batch_size):
-            batches = self._loader.step(
-                effect.data_epoch, effect.start, effect.stop, number, effect.shard
-            )
-            failed = tuple(FailedSample(number, *bad) for bad in self._loader.bad)
+            failed = tuple(FailedSample(number, *bad) for bad in loaded.bad)
             if not batches and failed:
                 return Computed(
                     math.nan, None, self._averaged, math.nan, is_usable=False, is_skipped=True,
@@ -346,12 +408,13 @@ class ComputeThread:
             step = self._stepper.step(
                 batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
                 epoch=effect.data_epoch, pull=effect.pull, fresh=is_fresh,
+                samples=loaded.samples,
             )  # fmt: skip
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
             is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),
             failed=failed,
-            ended_after=self._loader.ended_after,
+            ended_after=loaded.ended_after,
         )  # fmt: skip
         if not self._averaged.size:
             return computed

@@ -115,6 +115,8 @@ class PortionLoader:
 
     shards = 0
     """Of a stream, which this is not."""
+    samples = 0
+    """Of the newest step, those that could not be loaded included."""
     ended_after: int | None = None
     """The samples of the newest step, if it has fewer than were asked for: never of such a dataset.
     """
@@ -140,6 +142,7 @@ class PortionLoader:
             self._restart(*wanted)
         self._next = (data_epoch, start, stop, number + 1)
         lo, hi = slice_bounds(stop - start, steps, number)
+        self.samples = hi - lo
         sizes = [b - a for a, b in self._cut(hi - lo)]
         loaded = [self._load() for _ in sizes]
         self.bad = tuple(bad for each in loaded if type(each) is Sifted for bad in each.bad)

@@ -182,6 +182,8 @@ def _parts(
     choice: Choice, tensors: Sequence[Tensor]
 ) -> list[tuple[Any, dict[str, Any], list[int]]]:
     """(class, options, which tensors) of each optimiser."""
+    if not tensors:
+        return []
     entry, options = registry.load("inner_optimizers", choice.name), dict(choice.options)
     if not entry.torch:
         with calling(f"importing the inner optimiser {choice.name}"):

@@ -23,14 +23,14 @@ _INTEGER_MAX = 2**53
 """Buffers travel as float64: integers beyond this would be rounded."""
 
 
-def layout_of(model: nn.Module) -> Layout:
-    """The layout of a model, in the order of its state_dict.
+def layout_of(model: nn.Module, tables: tuple[Entry, ...] = ()) -> Layout:
+    """The layout of a model, in the order of its state_dict; behind it the tables of rows.
 
     Tensors that are the same object have one entry; all other names are its aliases. Raises
     TaskError for a model that cannot be laid out, with `where` left to the caller.
     """
     tensors, names = _tensors(model)
-    _check_complete(model, tensors)
+    _check_complete(model, tensors, may_be_empty=bool(tables))
     _check_no_overlap(
         (names[key][0], tensor) for key, tensor in tensors.items() if kind(tensor) == TRAINED
     )
@@ -47,6 +47,7 @@ def layout_of(model: nn.Module) -> Layout:
             )
             for key, tensor in tensors.items()
         )
+        + tables
     )
 
 
@@ -95,8 +96,10 @@ def _tensors(model: nn.Module) -> tuple[dict[int, Tensor], dict[int, list[str]]]
     return tensors, names
 
 
-def _check_complete(model: nn.Module, tensors: dict[int, Tensor]) -> None:
-    if not any(kind(tensor) == TRAINED for tensor in tensors.values()):
+def _check_complete(
+    model: nn.Module, tensors: dict[int, Tensor], *, may_be_empty: bool = False
+) -> None:
+    if not may_be_empty and not any(kind(tensor) == TRAINED for tensor in tensors.values()):
         raise TaskError(
             "the model has nothing to train", hint="no parameter of it has requires_grad=True"
         )

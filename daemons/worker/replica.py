@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from daemons.worker.layout import describe, find, layout_of
 from daemons.worker.model_changes import ModelChanges
+from daemons.worker.rows import RowSteps, entries_of
 from daemons.worker.task import Loss, Task, TaskError, calling, number_of
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, TRAINED, Entry, Layout
@@ -38,6 +39,10 @@ SWAPPED = 1 << 20
 """Elements that are exchanged at once."""
 _BACKWARD = "the backward pass of task.loss"
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+Told = tuple[Any, int, int, dict[str, Tensor] | None]
+"""A batch, with its step, its epoch and the rows that it has named."""
 
 
 class Step(NamedTuple):
@@ -90,7 +95,9 @@ class Replica:
         model = task.model()
         if prepare is not None:
             prepare(model)
-        self.layout: Layout = _layout(task, model)
+        tables = entries_of(task)
+        self.layout: Layout = _layout(task, model, tables)
+        self.rows = RowSteps(task, self.layout, self.device) if tables else None
         with calling(f"moving the model to {self.device}", task.at("model")):
             self.model = model.to(self.device)
         self._set_mode(training=True)
@@ -186,7 +193,7 @@ class Replica:
                 batch = to_device(batch, self.device)
             self._set_mode(training=True)
             self._cast()
-            self._backward(self.model, (batch, 0, 0), 1.0)
+            self._backward(self.model, (batch, 0, 0, None), 1.0)
             self.gradients()
 
     def forget_gradients(self) -> None:
@@ -200,17 +207,23 @@ class Replica:
             parameter.grad = None
 
     def backward(
-        self, batch: Any, weight: float = 1.0, *, step: int = 0, epoch: int = 0
+        self,
+        batch: Any,
+        weight: float = 1.0,
+        *,
+        step: int = 0,
+        epoch: int = 0,
+        rows: dict[str, Tensor] | None = None,
     ) -> Measured:
-        """Add weight times the gradient of one batch to what autograd keeps. step, epoch: for a
-        loss that asks for them. Raises TaskError.
+        """Add weight times the gradient of one batch to what autograd keeps. step, epoch, rows: for
+        a loss that asks for them. Raises TaskError.
         """
         with calling("moving the batch to the device", self.task.at("dataset")):
             batch = to_device(batch, self.device)
         if not self.model.training:
             self._set_mode(training=True)
         self._cast()
-        told = (batch, step, epoch)
+        told = (batch, step, epoch, rows)
         if self._compiled is None or self._has_compiled:
             # A compiled module has a `len()`, which fails for most: no truth of it is asked.
             model = self.model if self._compiled is None else self._compiled
@@ -227,8 +240,7 @@ class Replica:
         self._has_compiled = True
         return loss
 
-    def _backward(self, model: nn.Module, told: tuple[Any, int, int], weight: float) -> Measured:
-        """told: the batch, with its step and epoch."""
+    def _backward(self, model: nn.Module, told: Told, weight: float) -> Measured:
         with self._autocast_or_nothing():
             loss = self.task.loss(model, *told)
         with calling(_BACKWARD, self.task.at("loss")):
@@ -364,7 +376,7 @@ class Replica:
             return {}
         self._changes.check()
         with self._at(parameters, averaged):
-            metrics = self.task.evaluate(self.model)
+            metrics = self.task.evaluate(self.model, self.rows.read if self.rows else None)
         self._changes.check()
         return metrics
 
@@ -376,7 +388,7 @@ class Replica:
     ) -> str:
         """What the task's `finish` returns at these values. Raises TaskError."""
         with self._at(parameters, averaged):
-            return self.task.finish(self.model, metrics)
+            return self.task.finish(self.model, metrics, self.rows.read if self.rows else None)
 
     @contextmanager
     def _at(
@@ -514,9 +526,9 @@ def seed_all(seed: int) -> None:
 # ---------------------------------------------------------------- vectors
 
 
-def _layout(task: Task, model: nn.Module) -> Layout:
+def _layout(task: Task, model: nn.Module, tables: tuple[Entry, ...]) -> Layout:
     try:
-        return layout_of(model)
+        return layout_of(model, tables)
     except TaskError as error:
         error.where = error.where or task.place("model")
         raise

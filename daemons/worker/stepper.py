@@ -86,18 +86,22 @@ class Stepper:
         epoch: int = 0,
         pull: Pull | None = None,
         fresh: bool = False,
+        samples: int = 1,
     ) -> Stepped:
         """batches: with the part of the step's samples that each has. own_lr: the replica's own
         optimiser makes a step with this rate. gather: hand the gradient out. norm_max: of what is
         used. epoch: of the data. pull: added to the gradient of the own step. fresh: the optimiser
-        begins anew with it. Raises TaskError.
+        begins anew with it. samples: of the step, for rows that were begun (`RowSteps.begin`).
+        Raises TaskError.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         self.replica.forget_gradients()
         parts = [part for _, part in batches]
+        rows = self.replica.rows
+        if rows is not None:
+            rows.next_step((own_lr or 0.0) * samples, scale)
         measured = [
-            self.replica.backward(batch, part * scale, step=self.steps, epoch=epoch)
-            for batch, part in batches
+            self._measure(batch, part * scale, epoch, own_lr or 0.0) for batch, part in batches
         ]
         loss = sum(part * each.loss for part, each in zip(parts, measured, strict=True))
         gradients = self.replica.gradients()
@@ -105,10 +109,13 @@ class Stepper:
             self._unscale(gradients)
         vector = self.replica.gathered(gradients) if gather and own_lr is None else None
         needs_norm = vector is not None or bool(self.clip_norm) or self._scaler is not None
+        needs_norm |= rows is not None
         is_sure = not needs_norm and math.isfinite(loss) and _is_below(gradients, norm_max)
         norm = math.inf
         if not is_sure:
             norm = euclidean_norm(vector) if vector is not None else _norm(gradients)
+        if rows is not None:
+            norm = math.hypot(norm, _norm(rows.gradients(summed=self.clip_norm > 0)))
         if self._scaler is not None:
             self._update_scale(loss, norm, scale)
         is_skipped = math.isfinite(loss) and not math.isfinite(norm) and scale > SCALE_MIN
@@ -120,8 +127,13 @@ class Stepper:
         if self.clip_norm and norm > self.clip_norm * (1 - CLOSE):
             if vector is not None:
                 vector *= min(1.0, self.clip_norm / (norm + 1e-6))
+            elif rows is not None:
+                for gradient in (g for g in gradients if g is not None):
+                    gradient.mul_(clipped / norm)
             else:
                 _clip(gradients, self.clip_norm)
+        if rows is not None:
+            rows.step(min(1.0, clipped / norm) if norm > 0 else 1.0)
         if own_lr is None:
             return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
         assert self.inner is not None
@@ -133,6 +145,18 @@ class Stepper:
         self.inner.step(gradients, own_lr)
         self.replica.drop_gradients()
         return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
+
+    def _measure(self, batch: Any, weight: float, epoch: int, lr: float) -> Measured:
+        """The backward pass of one batch, or the task's own change of its rows."""
+        replica = self.replica
+        if replica.rows is None:
+            return replica.backward(batch, weight, step=self.steps, epoch=epoch)
+        rows = replica.rows.of_next_batch()
+        if not replica.task.has_change:
+            return replica.backward(batch, weight, step=self.steps, epoch=epoch, rows=rows)
+        loss, changes, metrics = replica.task.change(replica.model, batch, rows, lr)
+        replica.rows.add(changes)
+        return Measured(loss, {n: value for n, value in metrics.items() if math.isfinite(value)})
 
     def along(self, gradient: Array, lr: float) -> None:
         """A step of the replica's own optimiser along a gradient from elsewhere, float32[d]; it may

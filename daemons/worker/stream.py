@@ -81,7 +81,7 @@ class StreamLoader(PortionLoader):
                 self.ended_after = sum(n for _, n in found)
                 self._next = None
                 break
-        total = sum(n for _, n in found)
+        total = self.samples = sum(n for _, n in found)
         return [(batch, samples / total) for batch, samples in found]
 
     def _restart_at(self, portion: Wanted, number: int) -> None:

@@ -13,6 +13,19 @@ A task is any object, class or module with these; there is no base class to inhe
                                              number: as many in every epoch, the same in all workers
     sample_weights(dataset) -> weights       optional, instead: one number >= 0 for each sample
 
+With tables of rows that only the servers hold (`rows.py` beside this file), it also has
+
+    tables() -> {name: (rows, width, init)}  init: a number, ("uniform", from, to) or
+                                             ("normal", mean, standard deviation)
+    rows(batch) -> {name: numbers of rows}   int64 tensors of any shape, the same row often
+    loss(model, batch, rows)                 rows: name -> float32[shape of its numbers, width]
+    change(model, batch, rows, lr)           optional, instead: (loss, {name: what is added to its
+                                             rows}), or a dict of numbers behind these
+    evaluate(model, rows)                    rows(name, numbers of rows) fetches and returns them:
+    finish(model, metrics, rows)             float32[shape of the numbers, width]
+
+and may do without model().
+
 Whatever the user's code does wrong comes out as a TaskError: what was called, what it raised, and
 where in the user's files. This holds for SystemExit and the like: only KeyboardInterrupt passes
 through.
@@ -50,7 +63,7 @@ _LOSS_RETURNS = 'it returns the loss, or (the loss, {"name": value})'
 MESSAGE_CHARS_MAX = 2_000
 DETAIL_CHARS_MAX = 7_000
 """At most 4 bytes each: message and detail fit into a message's header."""
-TOLD = ("step", "epoch")
+TOLD = ("step", "epoch", "rows")
 """What a task's loss is told if it takes arguments of these names behind model and batch."""
 
 
@@ -78,6 +91,10 @@ class Loss(NamedTuple):
     """Numbers, and tensors and arrays of one element, which may be on a device."""
 
 
+ReadRows = Callable[[str, Tensor], Tensor]
+"""Name of a table and numbers of its rows -> these: float32[shape of the numbers, width]."""
+
+
 class UserTask(Protocol):
     """What a user writes; the other functions named above may stand beside these."""
 
@@ -95,7 +112,12 @@ class Task:
     """
 
     def __init__(self, user: UserTask, name: str = "task") -> None:
-        missing = [part for part in ("model", "dataset", "loss") if not callable(_get(user, part))]
+        self.has_rows = callable(_get(user, "tables"))
+        self.has_change = self.has_rows and callable(_get(user, "change"))
+        needed = ["dataset"] if self.has_rows else ["model", "dataset"]
+        needed += ["rows"] if self.has_rows else []
+        needed += [] if self.has_change else ["loss"]
+        missing = [part for part in needed if not callable(_get(user, part))]
         if missing:
             raise TaskError(
                 f"{name} lacks {' and '.join(f'{part}()' for part in missing)}",
@@ -103,7 +125,7 @@ class Task:
                 hint="a task has model(), dataset() and loss(model, batch)",
             )
         self._user = user
-        self._told = _taken(_get(user, "loss"))
+        self._told = () if self.has_change else _taken(_get(user, "loss"))
         """Of `TOLD`, what the task's loss takes."""
 
     @property
@@ -137,6 +159,8 @@ class Task:
         return partial(self.place, part)
 
     def model(self) -> nn.Module:
+        if self.has_rows and not callable(_get(self._user, "model")):
+            return nn.Module()
         with calling("task.model", self.at("model")):
             model = self._user.model()
         if not isinstance(model, nn.Module):
@@ -253,9 +277,47 @@ class Task:
             )
         return dataset
 
-    def loss(self, model: nn.Module, batch: Any, step: int = 0, epoch: int = 0) -> Loss:
-        """step: that this worker has made before. epoch: of the data."""
-        told = {"step": step, "epoch": epoch} if self._told else {}
+    def tables(self) -> dict[str, tuple[int, int, Any]]:
+        """As the user's `tables` returns them; {} if there is none."""
+        if not self.has_rows:
+            return {}
+        with calling("task.tables", self.at("tables")):
+            tables: dict[str, tuple[int, int, Any]] = dict(self._user.tables())  # type: ignore[attr-defined]
+        return tables
+
+    def rows(self, batch: Any) -> dict[str, Tensor]:
+        """As the user's `rows` returns them."""
+        with calling("task.rows", self.at("rows")):
+            named: dict[str, Tensor] = dict(self._user.rows(batch))  # type: ignore[attr-defined]
+        return named
+
+    def change(
+        self, model: nn.Module, batch: Any, rows: dict[str, Tensor], lr: float
+    ) -> tuple[float, dict[str, Tensor], dict[str, Any]]:
+        """The loss, what is added to the rows, and other numbers."""
+        with calling("task.change", self.at("change")), torch.no_grad():
+            returned = self._user.change(model, batch, rows, lr)  # type: ignore[attr-defined]
+            if type(returned) is not tuple or len(returned) not in (2, 3):
+                wanted = "(loss, changes) or (loss, changes, dict of numbers)"
+                raise self._wrong("change", returned, wanted)
+            loss, changes, metrics = (*returned, {})[:3]
+            for name, change in changes.items():
+                if name not in rows or change.shape != rows[name].shape:
+                    raise self._wrong("change", change, "shaped as its rows", item=f'["{name}"]')
+        self._check_metrics("change", metrics)
+        return number_of(loss), changes, {n: number_of(value) for n, value in metrics.items()}
+
+    def loss(
+        self,
+        model: nn.Module,
+        batch: Any,
+        step: int = 0,
+        epoch: int = 0,
+        rows: dict[str, Tensor] | None = None,
+    ) -> Loss:
+        """step: that this worker has made before. epoch: of the data. rows: that the batch has
+        named."""
+        told = {"step": step, "epoch": epoch, "rows": rows} if self._told else {}
         with calling("task.loss", self.at("loss")):
             returned = self._user.loss(model, batch, **{name: told[name] for name in self._told})
         loss, metrics = returned, dict[str, Any]()
@@ -274,22 +336,31 @@ class Task:
             )
         return Loss(loss, metrics)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, rows: ReadRows | None = None) -> dict[str, float]:
         """The task's metrics, at most `METRICS_MAX`; {} if it has no `evaluate`."""
         if not self.has_evaluate:
             return {}
+        told = self._with_rows("evaluate", 1, rows)
         with calling("task.evaluate", self.at("evaluate")):
-            metrics = self._user.evaluate(model)  # type: ignore[attr-defined]
+            metrics = self._user.evaluate(model, **told)  # type: ignore[attr-defined]
         self._check_metrics("evaluate", metrics)
         return {key: number_of(value) for key, value in metrics.items()}
 
-    def finish(self, model: nn.Module, metrics: dict[str, float]) -> str:
+    def finish(
+        self, model: nn.Module, metrics: dict[str, float], rows: ReadRows | None = None
+    ) -> str:
         """What it returns, which is text or None, and "" for that."""
+        told = self._with_rows("finish", 2, rows)
         with calling("task.finish", self.at("finish")):
-            text = self._user.finish(model, metrics)  # type: ignore[attr-defined]
+            text = self._user.finish(model, metrics, **told)  # type: ignore[attr-defined]
         if text is not None and not isinstance(text, str):
             raise self._wrong("finish", text, "text or None")
         return text or ""
+
+    def _with_rows(self, part: str, behind: int, rows: ReadRows | None) -> dict[str, Any]:
+        """What the user's `part` is told behind so many arguments."""
+        takes = rows is not None and "rows" in _taken(_get(self._user, part), behind)
+        return {"rows": rows} if takes else {}
 
     def _check_metrics(self, part: str, metrics: Any) -> None:
         """Nothing is fetched from a device for that."""
@@ -301,11 +372,10 @@ class Task:
                 raise self._wrong(part, value, "a number up to 1.8e308", item=f'["{key}"]')
 
     def _check_size(self, part: str, metrics: dict[str, Any]) -> None:
-        where = self.place(part)
         if len(metrics) > METRICS_MAX:
             raise TaskError(
                 f"task.{part} returned {len(metrics)} metrics; at most {METRICS_MAX} can be kept",
-                where=where,
+                where=self.place(part),
                 hint="return averages over classes or layers",
             )
         longest = max(metrics, key=len, default="")
@@ -313,7 +383,7 @@ class Task:
             raise TaskError(
                 f'task.{part} returned a name of {len(longest)} characters, "{longest[:20]}..."; '
                 f"at most {METRIC_NAME_CHARS_MAX} are allowed",
-                where=where,
+                where=self.place(part),
             )
 
     def _wrong(
@@ -571,10 +641,10 @@ def _vector(returned: Any) -> npt.NDArray[Any]:
     return returned if isinstance(returned, np.ndarray) else np.array(list(returned))
 
 
-def _taken(loss: Callable[..., Any]) -> tuple[str, ...]:
-    """Of `TOLD`, the parameters behind the model and the batch."""
+def _taken(function: Callable[..., Any], behind_them: int = 2) -> tuple[str, ...]:
+    """Of `TOLD`, the parameters behind the first ones, which are a loss's model and batch."""
     try:
-        behind = list(inspect.signature(loss).parameters.values())[2:]
+        behind = list(inspect.signature(function).parameters.values())[behind_them:]
     except (TypeError, ValueError):  # not every callable tells
         return ()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -30,9 +30,10 @@ from dlctl.clients import Cohort
 from dlctl.compress.base import Delta
 from dlctl.config import COUNT_MAX, Choice, JobFile
 from dlctl.errors import DlctlError
-from dlctl.flat import Layout
+from dlctl.flat import ROWS, Layout, slice_bounds
 from dlctl.messages import REFUSED, Array
 from dlctl.optim.base import Optimizer
+from dlctl.rows import RowTables
 from dlctl.settings import Setting
 from dlctl.shards.base import Shard
 from dlctl.vector import Vector, copy_into, to_host, zeros_like
@@ -52,6 +53,11 @@ def whole(layout: Layout) -> int:
     return layout.size()
 
 
+def all_rows(layout: Layout) -> int:
+    """As many as the task's tables of rows have."""
+    return layout.size(ROWS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """A vector that is cut over all servers, durable like the parameters. It begins as zeros, the
@@ -61,12 +67,21 @@ class Table:
     name: str
     rule: Rule
     size: Callable[[Layout], int] = whole
-    """Elements, at least one."""
+    """Elements, at least one unless it is `of_rows`."""
     dtype: Literal["float32", "float64"] = "float32"
     """Of what the servers keep; what is pushed and read is float32."""
+    of_rows: bool = False
+    """It is all tables of rows that the task has (`dlctl/rows.py`), perhaps none, in one. Replicas
+    read and write single rows of it."""
     rows: Callable[[Any], int] | None = None
     """Options -> how many there are of it, each a table of its own, for the lead alone: "s0", "s1"
     ... for "s"."""
+
+    def bounds(self, layout: Layout, parts: int, index: int) -> tuple[int, int]:
+        """The elements [lo, hi) of it that server `index` of `parts` has."""
+        if self.of_rows:
+            return RowTables(layout).bounds(parts, index)
+        return slice_bounds(self.size(layout), parts, index)
 
 
 PEERS_MAX = 512
@@ -123,8 +138,15 @@ class Shape:
         """Raises DlctlError for a table that would be empty with this model, or for those of a lead
         that are not cut alike.
         """
+        has_rows = any(True for _ in layout.slices(ROWS))
+        if has_rows and not any(table.of_rows for table in self.tables):
+            raise DlctlError(
+                "the task has tables of rows, and this method does not train any",
+                hint='use [algorithm] name = "rows"',
+            )
         for table in self.tables:
-            if (size := table.size(layout)) < 1:
+            may_be_empty = table.of_rows or (has_rows and table.name == PARAMETERS)
+            if (size := table.size(layout)) < 1 and not may_be_empty:
                 raise DlctlError(
                     f'the method\'s table "{table.name}" has {size} elements with this model',
                     hint="its size() must be 1 or more",

@@ -4,7 +4,8 @@ The worker role has one service for each (`dlctl/roles/worker/services/`), which
 retries, windows, limits, epochs and deadlines, so that a method does not:
 
     NextData      wait until there is a batch         Read        fetch a table, or ranges of it
-    Gradient      compute one batch, or several       Write       push to a table
+    NextRows      the same, and the rows it names     Write       push to a table
+    Gradient      compute one batch, or several
                                                       Settle      learn what became of a push
     OwnStep       a step of the replica's own         Ask         another replica, and wait
                   optimiser, along any gradient       Collective  a sum over all replicas
@@ -66,6 +67,25 @@ class Data(NamedTuple):
     """Of its portion."""
 
 
+@record
+class NextRows(NextData):
+    """The same, of several batches perhaps. Resumed with the `Named` that they need of the task's
+    tables of rows, or None: no data for now. `Gradient` has to compute just these.
+    """
+
+    steps: int = 1
+    """Up to so many batches of one portion."""
+
+
+class Named(NamedTuple):
+    """The rows that the next batches name."""
+
+    rows: Array
+    """int64[n], ascending, each once, numbered as in `dlctl/rows.py`."""
+    steps: int
+    """Batches."""
+
+
 class Pull(NamedTuple):
     """strength * (parameters - toward)."""
 
@@ -96,6 +116,10 @@ class Gradient(Need):
     steps: int = 1
     """Up to so many batches of one portion in one go, each with a step of its own, and no gradient:
     `step` and not `gather`. `Step` has their samples and their mean loss."""
+    rows: Array | None = None
+    """Right after `NextRows`: the values of the rows that it has named, one after the other,
+    float32[n]. With `step`: each batch makes a step of plain SGD on them, along the gradient of the
+    sum over its samples, or the task's own one."""
 
 
 class Step(NamedTuple):
@@ -112,6 +136,8 @@ class Step(NamedTuple):
     """Euclidean, of the gradient; infinite if it is not known."""
     steps: int = 1
     """Batches."""
+    rows: Array | None = None
+    """float32[n]: how `Gradient.rows` have changed."""
 
 
 @record
@@ -188,6 +214,9 @@ class Read(Need):
     table: str = PARAMETERS
     ranges: tuple[Range, ...] = ()
     """Of the table; (): all of it."""
+    rows: Array | None = None
+    """Of the tables of rows, in place of ranges: int64[n], ascending, each once, at least one. They
+    are read beside."""
     into: Literal["model", "beside"] = "model"
     """model: into `parameters`. beside: into `View.values`, the model stays as it is. All tables
     but the parameters are read beside. Without `wait` that is a prefetch: the next such `Read`,
@@ -222,6 +251,11 @@ class Write(Need):
     table: str = PARAMETERS
     ranges: tuple[Range, ...] = ()
     """`vector` holds these elements of the table, one range after the other; (): all of it."""
+    rows: Array | None = None
+    """Of the tables of rows, in place of ranges, as in `Read`."""
+    behind: bool = False
+    """It is settled when all writes before it are, to other tables, too: what they hold of its
+    steps is in no other write."""
     to_all: bool = False
     """Shards that have nothing of `ranges` get an empty part, so that the clocks of all go on."""
     of: int = 1

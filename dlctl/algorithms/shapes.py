@@ -48,6 +48,8 @@ def faults_of(method: Method) -> list[str]:
         found.append("its tables with rows come last, or the others' numbers would depend on them")
     if any(table.rows is not None and table.rule != "lead" for table in shape.tables):
         found.append('tables with rows are the lead\'s: their rule is "lead"')
+    if any(table.of_rows and table.rule != "add" for table in shape.tables):
+        found.append('what is pushed to tables of rows is added: their rule is "add"')
     is_driven = method.lead.drive is not Lead.drive
     if is_driven != any(table.rule == "lead" for table in shape.tables):
         found.append('it needs tables of rule "lead" if the coordinator drives it, and none else')

@@ -269,3 +269,24 @@ class Answer(Message):
     error: str
     """Why there is no answer; "": `payload` is it. GONE: the slot has another process now."""
     payload: Packed
+
+
+# ---------------------------------------------------------------- rows
+
+
+@record
+class FetchRows(Message):
+    """Send me these rows of a table of rows. Answered by `Parameters` with their values, float32[n]
+    one after the other; otherwise as `Fetch`.
+    """
+
+    have_generation: ClassVar[int] = 0
+    exact: ClassVar[bool] = True
+    slot: int
+    epoch: int
+    request: int
+    clock_min: int
+    table: int
+    rows: Array
+    """int32[k] or int64[k], ascending, from the first row of the shard on."""
+    after: int = 0

@@ -273,6 +273,8 @@ class Shard:
         """Elements of each vector."""
         self.history = History(self.size)
         """What the newest updates changed. It does not survive, either."""
+        self.remembers = True
+        """Whether the newest updates are kept in mind."""
         self._alarm = Alarm()
         # To ask a protocol takes as long as a tenth of a sparse update.
         self._sweeping = optimizer if isinstance(optimizer, Sweeping) else None
@@ -372,7 +374,9 @@ class Shard:
         if delta.indices is not None and self._sweeps_next():
             delta = Delta(_with_zeros(delta, self.size))
         rule = self._alarm.over(self.optimizer.begin_update())
-        if changes is not None and delta.indices is not None and not self.clip_norm:
+        if not self.remembers:
+            pass
+        elif changes is not None and delta.indices is not None and not self.clip_norm:
             self.history.note(self.version + 1, changes)
         else:
             rule = self.history.watch(self.version + 1, delta, rule)

@@ -34,7 +34,7 @@ def _own_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield
-    for name in ("train", "dlctl_task_train", "fashion_data", "task"):
+    for name in ("train", "dlctl_task_train", "fashion_data", "task", "words"):
         if name not in before:
             sys.modules.pop(name, None)
 

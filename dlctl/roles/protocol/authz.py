@@ -77,6 +77,7 @@ _RULES: dict[type[m.Message], _Rule] = {
     m.Initialise: (_WORKERS, _slot),
     m.Push: (_WORKERS, _slot),
     m.Fetch: (_WORKERS, _slot),
+    m.FetchRows: (_WORKERS, _slot),
     m.PushBuffers: (_WORKERS, _slot),
     m.FetchBuffers: (_WORKERS, _slot),
     m.PeersNoted: (_WORKERS, _named),

@@ -217,6 +217,8 @@ class Compute(Effect):
     """Added to the gradient before the own step."""
     fresh: bool = False
     """The replica's own optimiser forgets what it keeps, before the first of these batches."""
+    rows: Array | None = None
+    """float32[n]: the rows that these batches have named (`NameRows`)."""
 
     def is_usable(self, loss: float, norm: float) -> bool:
         """Whether what was computed is finite and not too large: what is not gets no further."""
@@ -257,6 +259,8 @@ class Computed(Event):
     ended_after: int | None = None
     """The stream's shard has ended in the last batch, after so many samples of it; 0: there was
     nothing to compute. None: it had all."""
+    rows: Array | None = None
+    """float32[n]: how `Compute.rows` have changed, by all of these batches that are of use."""
 
     @classmethod
     def of_nothing(cls, averaged: Array) -> Computed:
@@ -272,6 +276,41 @@ class Computed(Event):
             return f"loss {self.loss}"
         limit = ", above what servers.push_norm_max allows" if math.isfinite(self.norm) else ""
         return f"gradient of norm {self.norm:.6g}{limit} (its loss is {self.loss:.6g})"
+
+
+@record
+class NameRows(Effect):
+    """Load the batches that `Compute` with the same fields will be of, and find the rows that they
+    need; answered by `RowsNamed`.
+    """
+
+    data_epoch: int
+    start: int
+    stop: int
+    number: int
+    count: int
+    step_samples: int
+    shard: int
+
+
+@record
+class RowsNamed(Event):
+    rows: Array
+    """int64[n], ascending, each once."""
+
+
+@record
+class RowsWanted(Event):
+    """The task's `evaluate`, which is running, waits for these rows; answered by `BringRows`."""
+
+    rows: Array
+    """As in `RowsNamed`, at least one."""
+
+
+@record
+class BringRows(Effect):
+    values: Array
+    """float32[n], as the servers have them now."""
 
 
 @record

@@ -22,7 +22,7 @@ from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Compressor
 from dlctl.config import COUNT_MAX, JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
-from dlctl.flat import AVERAGED, Layout, slice_bounds
+from dlctl.flat import AVERAGED, Layout
 from dlctl.machine import (
     Coming,
     Configure,
@@ -59,6 +59,7 @@ from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.space import Space
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import Vectors
+from dlctl.rows import RowSlice, RowTables
 from dlctl.schedule import Scale
 from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Storages, W
 from dlctl.shards.memory import InMemory
@@ -248,6 +249,11 @@ class Server:
             tables, (self.job.compression.name, self.compressor),
             self.job.servers.push_norm_max, self.job.servers.fetch_values,
         )  # fmt: skip
+        for served, table in zip(serving.tables, self.declared, strict=True):
+            if table.of_rows:
+                row_tables = RowTables(Layout.from_bytes(message.layout))
+                rows = RowSlice(row_tables, self.job.servers.count, welcome.index)
+                served.serve_rows(rows, self.job.job.seed)
         if message.keep:
             serving.resume()
             version = serving.shard.version
@@ -299,7 +305,7 @@ class Server:
         )  # fmt: skip
 
     def _bounds(self, table: Table, layout: Layout, index: int) -> tuple[int, int]:
-        return slice_bounds(table.size(layout), self.job.servers.count, index)
+        return table.bounds(layout, self.job.servers.count, index)
 
     def _do_without(self, message: m.Assign, error: DlctlError, now: float) -> None:
         """There is no shard to serve. One that was kept and has no room waits for it: another
@@ -514,6 +520,7 @@ class Server:
         m.Initialise: ShardProtocol.on_initialise,
         m.Push: ShardProtocol.on_push,
         m.Fetch: ShardProtocol.on_fetch,
+        m.FetchRows: ShardProtocol.on_fetch,
         m.PushBuffers: ShardProtocol.on_push_buffers,
         m.FetchBuffers: ShardProtocol.on_fetch_buffers,
     }

@@ -224,6 +224,8 @@ class ShardProtocol:
                 )
                 return
             extras = Extras(message.averaged) if self.index == 0 else None
+            for table in self.tables:
+                table.begin_rows()
             self.begin_with(self.shard.begins_with(message.values), extras)
         self._answer_join(peer, message.slot)
 
@@ -282,7 +284,7 @@ class ShardProtocol:
         if is_theirs and is_ours and not self.last_checkpoint:
             self.tables[push.table].on_push_coming(push, come)
 
-    def on_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
+    def on_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
         table = self._table(fetch.table)
         if self._is_at_work(peer, fetch.slot, fetch.epoch):
             table.on_fetch(peer, fetch)

@@ -33,7 +33,9 @@ from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.roles.server.early_apply import EarlyApply
-from dlctl.shards.base import Shard
+from dlctl.rows import KIND as ROWS_KIND
+from dlctl.rows import RowSlice
+from dlctl.shards.base import Shard, W
 from dlctl.shards.summary import Summary
 from dlctl.util.names import AVERAGE
 from dlctl.vector import euclidean_norm
@@ -88,8 +90,22 @@ class TableShard:
         self.newest_op = -1
         """The number of the newest operation of the lead that has changed it."""
         self._early_apply = EarlyApply(shard)
-        self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch]] = {}
+        self.rows: RowSlice | None = None
+        """Its rows, if it is one of rows."""
+        self._seed = 0
+        self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch | m.FetchRows]] = {}
         """(slot, number of the request) -> a read that waits, the oldest first."""
+
+    def serve_rows(self, rows: RowSlice, seed: int) -> None:
+        """It is one of rows, which begin with what follows from the seed."""
+        self.rows, self._seed = rows, seed
+        self.compressor_name = ROWS_KIND
+        self.shard.remembers = False  # Nobody has all of it.
+
+    def begin_rows(self) -> None:
+        """A new run begins, with new rows if it is one of rows."""
+        if self.rows is not None:
+            self.shard.storage.fill({W: self.rows.initial(self._seed)}, None)
 
     # ------------------------------------------------------------ what survives
 
@@ -245,7 +261,10 @@ class TableShard:
             raise RemoteProtocolError(
                 f"it is of {length} elements from {push.at} on, of {self.shard.size}"
             )
-        delta = expand(self.compressor, packed, length)
+        if self.rows is not None:
+            delta = self.rows.expand(packed)
+        else:
+            delta = expand(self.compressor, packed, length)
         norm = euclidean_norm(delta.values)
         if not math.isfinite(norm):
             raise RemoteProtocolError("it holds values that are not finite, or its norm is not")
@@ -295,13 +314,14 @@ class TableShard:
 
     # ------------------------------------------------------------ reads
 
-    def on_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
+    def on_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
         """Raises RemoteProtocolError for what is not there."""
-        is_range = fetch.lo > 0 or fetch.hi > 0
-        if is_range and not fetch.lo < fetch.hi <= self.shard.size:
-            raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")
-        if fetch.average and (AVERAGE not in self.shard.slots or fetch.have_generation):
-            raise RemoteProtocolError("there is no average, or no change of one")
+        if isinstance(fetch, m.Fetch):
+            self._check(fetch)
+        elif self.rows is None:
+            raise RemoteProtocolError(f'table "{self.name}" has no rows')
+        else:
+            self.rows.check(fetch.rows)
         if self._may_answer(fetch):
             self._answer_fetch(peer, fetch)
             return
@@ -310,7 +330,15 @@ class TableShard:
         for key in own[:-HELD_FETCHES_MAX]:
             del self._held_fetches[key]
 
-    def _may_answer(self, fetch: m.Fetch) -> bool:
+    def _check(self, fetch: m.Fetch) -> None:
+        """Raises RemoteProtocolError for what is not there."""
+        is_range = fetch.lo > 0 or fetch.hi > 0
+        if is_range and not fetch.lo < fetch.hi <= self.shard.size:
+            raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")
+        if fetch.average and (AVERAGE not in self.shard.slots or fetch.have_generation):
+            raise RemoteProtocolError("there is no average, or no change of one")
+
+    def _may_answer(self, fetch: m.Fetch | m.FetchRows) -> bool:
         has_own = self.dedup.settled(fetch.slot) >= fetch.after
         return has_own and self.side.may_read(fetch.slot, fetch.clock_min)
 
@@ -320,9 +348,12 @@ class TableShard:
                 del self._held_fetches[key]
                 self._answer_fetch(peer, fetch)
 
-    def _answer_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
+    def _answer_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
         """With what has changed since the version that the worker has, if that is known here."""
         shard = self.shard
+        if isinstance(fetch, m.FetchRows):
+            self._answer_rows(peer, fetch)
+            return
         told = (self.table, self.side.clock(), shard.samples)
         shown = None if fetch.exact else self.side.shown(fetch.slot)
         version, seen = shown or (shard.version, self._asked_for(fetch))
@@ -339,6 +370,14 @@ class TableShard:
         else:
             self._rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
             self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes, *told))
+
+    def _answer_rows(self, peer: Peer, fetch: m.FetchRows) -> None:
+        assert self.rows is not None
+        values = self.rows.take(self.shard.w, fetch.rows)
+        self._rates.add("fetch_bytes", values.nbytes)
+        of = (self.index, self.generation, fetch.request, self.shard.version)
+        told = (self.table, self.side.clock(), self.shard.samples)
+        self.context.send(peer, m.Parameters(*of, values, False, *told))
 
     def _asked_for(self, fetch: m.Fetch) -> m.Array:
         if fetch.average:

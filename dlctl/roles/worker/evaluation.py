@@ -11,7 +11,7 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.messages import Array
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.effects import RunEvaluation
+from dlctl.roles.protocol.effects import BringRows, RunEvaluation
 from dlctl.roles.worker.fetching import Fetched
 from dlctl.roles.worker.joining import buffers_key
 from dlctl.roles.worker.services.asking import MODEL
@@ -70,6 +70,13 @@ class Evaluation:
     """Of all replicas, if that is the run's model."""
     buffers: m.Buffers | None = None
     running: bool = False
+    rows: Fetched | None = None
+    """That the task waits for."""
+
+    def want(self, rows: Array, training: Training) -> None:
+        """The task that is running asks for rows of the tables of rows."""
+        number = next(n for n, table in enumerate(training.tables) if table[0].rows is not None)
+        self.rows = training.fetcher.start(0, table=number, whole=True, rows=rows)
 
     @staticmethod
     def begin(
@@ -89,6 +96,9 @@ class Evaluation:
 
     def advance(self, training: Training, context: Context, now: float) -> None:
         """Run it as soon as everything has come and no gradient is being computed."""
+        if self.rows is not None and self.rows.complete:
+            context.do(BringRows(training.fetcher.assemble(self.rows)))
+            self.rows = None
         if self.running or not self._is_here() or not training.pause(now):
             return
         self.running = True

@@ -14,7 +14,7 @@ import numpy as np
 
 from dlctl.algorithms.needs import Range, View
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array, Parameters, SparseParameters
+from dlctl.messages import Array, Fetch, FetchRows, Parameters, SparseParameters
 from dlctl.roles.protocol.meters import Latency, Rates
 from dlctl.roles.worker.basis import Slice
 from dlctl.roles.worker.send_queue import SendQueue
@@ -32,6 +32,8 @@ class Fetched:
     clock_min: int
     part: Range | None = None
     """Of the table; None: all of it."""
+    rows: Array | None = None
+    """Of the tables of rows, in place of a range: int64[n], ascending."""
     missing: int = 0
     slices: dict[int, Slice] = field(default_factory=dict)
     clocks: dict[int, int] = field(default_factory=dict)
@@ -85,18 +87,22 @@ class Fetcher:
         whole: bool = False,
         after_own: bool = False,
         average: bool = False,
+        rows: Array | None = None,
     ) -> Fetched:
-        """Ask every shard for its slice of a table, or of a range; the sends go out with the queue.
+        """Ask every shard for its slice of a table, of a range, or for the rows that it has of
+        these; the sends go out with the queue.
 
         whole: all values as they are, to be looked at beside the model; else only what has to be
         placed there, and rounded if the job says so. after_own: with all that was pushed before.
         average: the moving average of the parameters; with `whole`.
         """
         self._requests += 1
-        fetched = Fetched(self._requests, self.tables[table], clock_min, part)
+        fetched = Fetched(self._requests, self.tables[table], clock_min, part, rows)
         if part is not None:
             owners = [c for c in self.tables[table] if max(part[0], c.lo) < min(part[1], c.hi)]
             fetched.clients = owners
+        if rows is not None:
+            fetched.clients = [c for c in self.tables[table] if _rows_of(c, rows).size]
         fetched.missing = len(fetched.clients)
         self._under_way[fetched.request] = fetched
         for client in fetched.clients:
@@ -117,13 +123,20 @@ class Fetcher:
         average: bool = False,
     ) -> None:
         part = (0, 0)
-        if fetched.part is not None:
-            lo, hi = fetched.within(client)
-            part = lo - client.lo, hi - client.lo
-        message = client.fetch(
-            fetched.request, fetched.clock_min, whole=whole, exact=exact, part=part,
-            after_own=after_own, average=average,
-        )  # fmt: skip
+        message: Fetch | FetchRows
+        if fetched.rows is not None:
+            rows = _rows_of(client, fetched.rows)
+            message = client.fetch_rows(
+                fetched.request, fetched.clock_min, rows, after_own=after_own
+            )
+        else:
+            if fetched.part is not None:
+                lo, hi = fetched.within(client)
+                part = lo - client.lo, hi - client.lo
+            message = client.fetch(
+                fetched.request, fetched.clock_min, whole=whole, exact=exact, part=part,
+                after_own=after_own, average=average,
+            )  # fmt: skip
         nbytes = fetched.charged[client.shard] = client.expected_bytes(message)
         key = client.fetch_key(fetched.request)
         self.send_queue.queue("fetch", key, client.peer, message, nbytes)
@@ -184,6 +197,9 @@ class Fetcher:
         """float32[n], all of a complete fetch that asked for all values, beside the model; it holds
         none of them afterwards.
         """
+        if fetched.rows is not None:
+            parts = [fetched.slices.pop(client.shard).values for client in fetched.clients]
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
         bounds = [fetched.within(client) for client in fetched.clients]
         first, last = min(lo for lo, _ in bounds), max(hi for _, hi in bounds)
         into = np.empty(last - first, np.float32)
@@ -192,3 +208,10 @@ class Fetcher:
             assert arrived.where is None
             into[lo - first : hi - first] = arrived.values
         return into
+
+
+def _rows_of(client: ShardClient, rows: Array) -> Array:
+    """Those of these rows that are on this shard."""
+    assert client.rows is not None
+    i, j = client.rows.part(rows)
+    return rows[i:j]

@@ -24,6 +24,7 @@ from dlctl.roles.protocol.effects import (
     WriteFrozen,
 )
 from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
+from dlctl.rows import RowSlice, RowTables
 from dlctl.vector import to_host
 
 WRITING = "writing the frozen parameters"
@@ -137,10 +138,13 @@ class Joining:
         assert self.model is not None
         layout = Layout.from_bytes(self.model.layout)
         for number, table in enumerate(self.shape.of_replicas()):
-            size = table.size(layout)
-            bounds = [slice_bounds(size, len(links), link.shard) for link in links]
-            clients = zip(links, bounds, strict=True)
-            self.tables.append([ShardClient(link, number, *slice_) for link, slice_ in clients])
+            clients = []
+            for link in links:
+                client = ShardClient(link, number, *table.bounds(layout, len(links), link.shard))
+                if table.of_rows:
+                    client.rows = RowSlice(RowTables(layout), len(links), link.shard)
+                clients.append(client)
+            self.tables.append(clients)
 
     def on_moved(self, message: m.Moved, now: float) -> None:
         """A shard has a new process: join it, at its new address."""

@@ -148,13 +148,17 @@ class Portions:
         lease, is_last = self.current.lease, self.current.is_last(self.current.next_number)
         return Data(lease.data_epoch, lease.portion, is_last)
 
-    def next_batches(self, count: int) -> tuple[Portion, int, int]:
+    def batches_ahead(self, count: int) -> tuple[Portion, int, int]:
         """(portion, number of the first batch in it, how many); only if there is one ahead."""
         assert self.current is not None
         number = self.current.next_number
-        count = min(count, self.current.batches - number)
-        self.current.next_number += count
-        return self.current, number, count
+        return self.current, number, min(count, self.current.batches - number)
+
+    def next_batches(self, count: int) -> tuple[Portion, int, int]:
+        """The same; they are not ahead any more."""
+        portion, number, count = self.batches_ahead(count)
+        portion.next_number += count
+        return portion, number, count
 
     def count(
         self, portion: Portion, samples: int, loss: float, metrics: Mapping[str, float]

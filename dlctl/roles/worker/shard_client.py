@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Send
 from dlctl.messages import (
@@ -23,7 +25,9 @@ from dlctl.messages import (
     LATE,
     REFUSED,
     Ack,
+    Array,
     Fetch,
+    FetchRows,
     Join,
     Joined,
     Packed,
@@ -34,6 +38,7 @@ from dlctl.messages import (
 from dlctl.roles.protocol.limits import REACH
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.worker.basis import Basis, Slice, answer_bytes, slice_in
+from dlctl.rows import RowSlice
 
 WINDOW = 4
 """Pushes per shard that may be without an ack: bounds the memory of a worker."""
@@ -129,6 +134,8 @@ class ShardClient:
         self.retries = link.retries
         self.lo, self.hi = lo, hi
         link.clients.append(self)
+        self.rows: RowSlice | None = None
+        """Of its slice, if the table is one of rows."""
         self.basis = Basis()
         """The slice that stands in the model."""
         self.clock = 0
@@ -264,10 +271,26 @@ class ShardClient:
             self.next_seq if after_own else 0, average,
         )  # fmt: skip
 
-    def expected_bytes(self, fetch: Fetch) -> int:
+    def fetch_rows(
+        self, request: int, clock_min: int, rows: Array, *, after_own: bool = False
+    ) -> FetchRows:
+        """The same, of these rows, which are all here; numbers as in the tables."""
+        assert self.rows is not None
+        numbers = (rows - self.rows.lo).astype(self.rows.dtype)
+        after = self.next_seq if after_own else 0
+        me = self.identity
+        return FetchRows(me.slot, me.epoch, request, clock_min, self.table, numbers, after)
+
+    def expected_bytes(self, fetch: Fetch | FetchRows) -> int:
         """How large its answer will be: as the last one was, or all that is asked for."""
-        size = fetch.hi - fetch.lo if fetch.hi else self.hi - self.lo
-        return (fetch.have_generation and self._answer_bytes) or 4 * size
+        return (fetch.have_generation and self._answer_bytes) or 4 * self._elements(fetch)
+
+    def _elements(self, fetch: Fetch | FetchRows) -> int:
+        """That are asked for."""
+        if isinstance(fetch, FetchRows):
+            assert self.rows is not None
+            return self.rows.tables.count(fetch.rows.astype(np.int64) + self.rows.lo)
+        return fetch.hi - fetch.lo if fetch.hi else self.hi - self.lo
 
     def fetch_key(self, request: int) -> tuple[str, int, int, int]:
         return ("fetch", self.table, self.shard, request)
@@ -279,11 +302,11 @@ class ShardClient:
         """
         key = self.fetch_key(message.request)
         asked = self.retries.message(key)
-        if message.generation < self.generation or not isinstance(asked, Fetch):
+        if message.generation < self.generation or not isinstance(asked, Fetch | FetchRows):
             return None
-        size = asked.hi - asked.lo if asked.hi else self.hi - self.lo
-        arrived = slice_in(message, size)
-        base = (asked.have_generation, asked.have_version)
+        arrived = slice_in(message, self._elements(asked))
+        have_version = asked.have_version if isinstance(asked, Fetch) else 0
+        base = (asked.have_generation, have_version)
         if arrived.where is not None and (arrived.generation, arrived.since) != base:
             return None
         nbytes = answer_bytes(message)

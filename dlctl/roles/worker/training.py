@@ -22,6 +22,7 @@ from dlctl.algorithms.needs import (
     Gradient,
     Need,
     NextData,
+    NextRows,
     OwnState,
     OwnStep,
     Read,
@@ -30,7 +31,7 @@ from dlctl.algorithms.needs import (
 )
 from dlctl.compress.base import Compressor
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.effects import Computed, EngineRan
+from dlctl.roles.protocol.effects import Computed, EngineRan, RowsNamed
 from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.fetching import Fetcher
@@ -126,6 +127,7 @@ class Training:
     def _all_services(self) -> dict[type[Need], Service[Any]]:
         services: dict[type[Need], Service[Any]] = {
             NextData: self.computing,
+            NextRows: self.computing,
             Gradient: self.computing,
             Done: self.computing,
             Engine: self.engines,
@@ -321,13 +323,15 @@ class Training:
             self.progress.told(lease.samples)
         self.computing.leasing.on_lease(lease, now)
 
+    def on_rows_named(self, event: RowsNamed) -> None:
+        self.computing.on_rows_named(event)
+
     def on_engine(self, event: EngineRan, now: float) -> None:
         self.engines.on_ran(event, now)
 
     def on_ack(self, ack: m.Ack, now: float) -> None:
         """What a server says of a push. Raises Fenced."""
-        number = self.writing.on_ack(ack, now)
-        if number is not None:
+        for number in self.writing.on_ack(ack, now):
             self.computing.report_done(self.portions.settled(number), now)
 
     def _on_pushed(self) -> None:

@@ -59,6 +59,8 @@ from dlctl.roles.protocol.effects import (
     ModelBuilt,
     Reduced,
     RestoreComputeState,
+    RowsNamed,
+    RowsWanted,
     StoreOpened,
     TakeComputeState,
     TaskFailed,
@@ -170,6 +172,10 @@ class Worker:
                 self.training.on_computed(event, now)
             case StoreOpened() | GroupJoined() | Reduced() | GroupWaits() | GroupFailed():
                 self._on_group_event(event, now)
+            case RowsWanted(rows) if self.training and self._evaluation:
+                self._evaluation.want(rows, self.training)
+            case RowsNamed() if self.training:
+                self.training.on_rows_named(event)
             case EngineRan() if self.training:
                 self.training.on_engine(event, now)
             case ComputeStateTaken(arrays):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from dlctl.algorithms.needs import Need, Range
+from dlctl.messages import Array
+from dlctl.roles.worker.shard_client import ShardClient
 
 N = TypeVar("N", bound=Need, contravariant=True)
 
@@ -40,6 +42,17 @@ class Service(Protocol[N]):
     def deadline(self) -> float | None:
         """When to ask again if nothing happens; None: never."""
         ...
+
+
+def check_rows(rows: Array | None, clients: Sequence[ShardClient]) -> None:
+    """Raises ValueError unless they are rows of this table, at least one, in ascending order."""
+    if rows is None:
+        return
+    slices = [client.rows for client in clients if client.rows is not None]
+    if not slices:
+        raise ValueError("rows of a table that is none of rows")
+    if not rows.size or rows[0] < 0 or rows[-1] >= slices[-1].hi or (rows[1:] <= rows[:-1]).any():
+        raise ValueError(f"{rows.size} rows, ascending and of {slices[-1].hi}, are possible")
 
 
 def check_ranges(ranges: Iterable[Range], size: int) -> None:

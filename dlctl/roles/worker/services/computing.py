@@ -8,8 +8,21 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 from typing import Any
 
+import numpy as np
+
 from dlctl import messages as m
-from dlctl.algorithms.needs import Data, Done, Engine, Gradient, NextData, OwnState, OwnStep, Step
+from dlctl.algorithms.needs import (
+    Data,
+    Done,
+    Engine,
+    Gradient,
+    Named,
+    NextData,
+    NextRows,
+    OwnState,
+    OwnStep,
+    Step,
+)
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     Compute,
@@ -17,6 +30,8 @@ from dlctl.roles.protocol.effects import (
     EngineRan,
     ExchangeOwn,
     FailedSample,
+    NameRows,
+    RowsNamed,
     RunEngine,
     StepAlong,
 )
@@ -91,6 +106,10 @@ class Computing:
         self._step: Step | None = None
         self._announced = self._left_out = False
         """`NextData` has named the batch that is next; that batch was computed and refused."""
+        self._naming: int | None = None
+        """How many batches name their rows just now."""
+        self._named: Named | None = None
+        """What they have named."""
         self._was_nothing = False
         """It was none, or is skipped: the next one is computed instead, if there is one."""
 
@@ -103,6 +122,8 @@ class Computing:
         match self._need:
             case Gradient():
                 return self._gradient(self._need, now)
+            case NextRows():
+                return self._next_rows(self._need, now)
             case NextData():
                 return self._next_data(now)
             case need:
@@ -111,7 +132,7 @@ class Computing:
                 return True, None
 
     def phase(self) -> Phase:
-        if self._at_work:
+        if self._at_work or self._naming is not None:
             return Phase("computing")
         if self.is_held():
             return Phase("saving")
@@ -141,6 +162,9 @@ class Computing:
         if self._step is not None or self._left_out:
             step, self._step, self._left_out = self._step, None, False
             return True, step
+        if need.rows is not None and self._was_nothing:
+            self._was_nothing = False  # What comes next has not named its rows.
+            return True, None
         if (self._announced or self._was_nothing) and self.ends_here():
             # The batch was named before the end was: the method hears of the end where it asks for
             # data, which is where it pushes what it has accrued.
@@ -158,6 +182,35 @@ class Computing:
     def is_held(self) -> bool:
         """Whether nothing is computed because all that this replica has is about to be saved."""
         return self.holds and not self.writing.has_unpushed_steps()
+
+    def _next_rows(self, need: NextRows, now: float) -> tuple[bool, Named | None]:
+        """As `_next_data`; what is ahead is asked which rows it names."""
+        if self._naming is not None:
+            named, self._named = self._named, None
+            if named is not None:
+                self._naming, self._announced = None, True
+            return named is not None, named
+        done, data = self._find_data(now)
+        if data is None:
+            self._announced = False
+            return done, None
+        portion, number, count = self.portions.batches_ahead(need.steps)
+        if not self._has_rows():
+            self._announced = True
+            return True, Named(np.empty(0, np.int64), count)
+        lease, self._naming, self._busy_since = portion.lease, count, now
+        place = (lease.data_epoch, lease.start, lease.stop, number, count)
+        self.context.do(NameRows(*place, portion.batch_size, lease.shard))
+        return False, None
+
+    def _has_rows(self) -> bool:
+        """Whether the task has any tables of rows."""
+        clients = (client for table in self.writing.tables for client in table[:1])
+        return any(client.rows is not None and client.rows.tables.size for client in clients)
+
+    def on_rows_named(self, event: RowsNamed) -> None:
+        assert self._naming is not None
+        self._named = Named(event.rows, self._naming)
 
     def _next_data(self, now: float) -> tuple[bool, Data | None]:
         done, data = self._find_data(now)
@@ -187,7 +240,7 @@ class Computing:
         place = (lease.data_epoch, lease.start, lease.stop, number)
         cut = (portion.batch_size, lease.shard)
         own = (need.pull, need.fresh)
-        self.context.do(Compute(*place, own_lr, need.gather, limit, count, *cut, *own))
+        self.context.do(Compute(*place, own_lr, need.gather, limit, count, *cut, *own, need.rows))
         if not self.draining:
             self.leasing.look_ahead(self.batch_s, now)
 
@@ -215,7 +268,7 @@ class Computing:
         if losses:
             mean = sum(losses) / len(losses)
             norm = event.norm if event.is_usable else math.inf
-            self._step = Step(event.gradient, samples, mean, norm, len(losses))
+            self._step = Step(event.gradient, samples, mean, norm, len(losses), event.rows)
             self.averaged = event.averaged
         is_named = (announced or self._was_nothing) and not losses
         self._was_nothing = is_named and event.is_skipped
@@ -301,7 +354,8 @@ class Computing:
 
     def stuck_s(self, now: float, *, evaluates: bool) -> float:
         """How long the present batch or evaluation takes, if far longer than it should, else 0."""
-        took_s = now - self._busy_since if self._at_work or evaluates else 0.0
+        is_busy = self._at_work or self._naming is not None or evaluates
+        took_s = now - self._busy_since if is_busy else 0.0
         return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self.batch_s) else 0.0
 
     def long_s(self, now: float) -> float:

@@ -8,10 +8,11 @@ import numpy as np
 
 from dlctl.algorithms.base import ReplicaSide, Shape
 from dlctl.algorithms.needs import Range, Read, View
+from dlctl.messages import Array
 from dlctl.roles.worker.fetching import Fetched, Fetcher
 from dlctl.roles.worker.intervals import FETCH, Pacing
 from dlctl.roles.worker.progress import Progress
-from dlctl.roles.worker.services.base import Phase, check_ranges
+from dlctl.roles.worker.services.base import Phase, check_ranges, check_rows
 from dlctl.roles.worker.services.writing import Writing
 
 
@@ -24,6 +25,7 @@ class OneRead:
     ranges: tuple[Range, ...]
     after_own: bool
     waits: bool
+    rows: Array | None = None
     includes: int = -1
     """All writes up to this one are in it."""
     asked: list[Fetched] = field(default_factory=list)
@@ -42,7 +44,10 @@ class OneRead:
     def is_alike(self, other: OneRead) -> bool:
         """Whether it was asked for to get the same."""
         mine = (self.table, self.ranges, self.at_least, self.after_own)
-        return mine == (other.table, other.ranges, other.at_least, other.after_own)
+        is_alike = mine == (other.table, other.ranges, other.at_least, other.after_own)
+        if self.rows is None or other.rows is None:
+            return is_alike and self.rows is other.rows
+        return is_alike and np.array_equal(self.rows, other.rows)
 
     def take_in(self, other: OneRead) -> None:
         """Before it is under way: be as good as both."""
@@ -96,9 +101,12 @@ class Reading:
         check_ranges(need.ranges, self.fetcher.tables[table][-1].hi)
         if table and need.into == "model":
             raise ValueError(f'table "{need.table}" is read beside the model')
+        check_rows(need.rows, self.fetcher.tables[table])
         self._need, self._result = need, None
         includes = self.writing.number if need.after_own else -1
-        read = OneRead(table, need.at_least, need.ranges, need.after_own, need.wait, includes)
+        read = OneRead(
+            table, need.at_least, need.ranges, need.after_own, need.wait, need.rows, includes
+        )
         if need.into == "beside":
             if self._beside is None or not self._beside.is_alike(read):
                 self._beside = read
@@ -122,7 +130,12 @@ class Reading:
         parts: tuple[Range | None, ...] = read.ranges or (None,)
         read.asked = [
             self.fetcher.start(
-                read.at_least, table=read.table, part=part, whole=whole, after_own=read.after_own
+                read.at_least,
+                table=read.table,
+                part=part,
+                whole=whole,
+                after_own=read.after_own,
+                rows=read.rows,
             )
             for part in parts
         ]
@@ -146,7 +159,8 @@ class Reading:
                 return False
             read, self._beside = self._beside, None
             values = [self.fetcher.assemble(fetched) for fetched in read.asked]
-            self._result = read.view()._replace(values=np.concatenate(values))
+            joined = values[0] if len(values) == 1 else np.concatenate(values)
+            self._result = read.view()._replace(values=joined)
             return True
         waits = need.wait or not self.has_parameters
         return not waits or (self._placing is None and self._wanted is None)

@@ -16,6 +16,7 @@ from dlctl.algorithms.needs import Range, Receipt, Settle, Write
 from dlctl.compress.base import Compressor
 from dlctl.compress.plain import nothing
 from dlctl.errors import RemoteProtocolError
+from dlctl.messages import Array
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import Settled
 from dlctl.roles.protocol.limits import REACH
@@ -24,8 +25,9 @@ from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.intervals import PUSH, Pacing
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.services.base import Phase, check_ranges
+from dlctl.roles.worker.services.base import Phase, check_ranges, check_rows
 from dlctl.roles.worker.shard_client import Identity, ShardClient
+from dlctl.rows import KIND as ROWS
 from dlctl.vector import Vector, to_host, zeros_like
 
 WORSE = (m.DUPLICATE, m.APPLIED, m.BUFFERED, m.LATE, m.REFUSED)
@@ -44,6 +46,8 @@ class _Pushed:
     """Shards that have not settled it."""
     is_part: bool = False
     """Whether others hold the same steps, too."""
+    is_behind: bool = False
+    """Whether it is settled when all before it are."""
     outcomes: dict[int, str] = field(default_factory=dict)
 
 
@@ -97,6 +101,8 @@ class Writing:
         self.number = -1
         """Of the newest write, to whatever table."""
         self._under_way: dict[int, _Pushed] = {}
+        self._behind: list[int] = []
+        """Writes that are settled but for those before them."""
         self._numbers: dict[tuple[int, int, int], int] = {}
         """(table, shard, its number there) -> number of the write."""
         self._is_part = False
@@ -114,6 +120,7 @@ class Writing:
         if isinstance(need, Settle):
             return
         check_ranges(need.ranges, self.tables[self.shape.table(need.table)][-1].hi)
+        check_rows(need.rows, self.tables[self.shape.table(need.table)])
         if len(need.ranges) > REACH:
             raise ValueError(f"a write of {len(need.ranges)} ranges; {REACH} are possible")
 
@@ -148,7 +155,7 @@ class Writing:
         return min(under_way, default=self.number + 1) - 1
 
     def is_under_way(self, number: int) -> bool:
-        return number in self._under_way
+        return number in self._under_way or number in self._behind
 
     def busy(self) -> bool:
         return bool(self._under_way)
@@ -165,6 +172,8 @@ class Writing:
         if window is not None and sum(c.bytes_under_way() for c in clients) >= window:
             return False
         pushes = max(len(need.ranges), 1)  # At most so many to one shard.
+        if need.rows is not None:
+            clients = [client for client, _, _ in self._of_rows(need, need.rows)]
         return all(c.link.joined and c.has_room(pushes) for c in clients)
 
     def _push(self, need: Write, now: float) -> None:
@@ -173,7 +182,7 @@ class Writing:
         pieces = self._pieces(need, table)
         self.number += 1
         number, steps = self.number, (self.steps_pushed, max(self.steps - 1, 0))
-        self._under_way[number] = _Pushed(table, steps, len(pieces), need.of > 1)
+        self._under_way[number] = _Pushed(table, steps, len(pieces), need.of > 1, need.behind)
         for client, lo, values in pieces:
             self._send(client, lo, values, need, number, steps)
         if table == self._progress:
@@ -214,6 +223,8 @@ class Writing:
         part in a whole one, also if its slice is empty.
         """
         clients = self.tables[table]
+        if need.rows is not None:
+            return self._of_rows(need, need.rows)
         if need.vector is None and not need.ranges and not table:
             return [(c, c.lo, None) for c in clients]
         size = sum(hi - lo for lo, hi in need.ranges) or clients[-1].hi
@@ -234,6 +245,30 @@ class Writing:
             pieces += [(c, c.lo, vector[:0]) for c in clients if c.shard not in have]
         return pieces
 
+    def _of_rows(self, need: Write, rows: Array) -> list[tuple[ShardClient, int, Vector | None]]:
+        """The same of single rows; only of shards that have some."""
+        found: list[tuple[ShardClient, int, Vector | None]] = []
+        end = 0
+        for client in self.tables[self.shape.table(need.table)]:
+            assert client.rows is not None
+            i, j = client.rows.part(rows)
+            begin, end = end, end + client.rows.tables.count(rows[i:j])
+            if i < j:
+                values = None if need.vector is None else need.vector[begin:end]
+                found.append((client, client.lo, values))
+        if need.vector is None or len(need.vector) != end:
+            raise ValueError(f'not {end} elements for {len(rows)} rows of table "{need.table}"')
+        return found
+
+    def _packed_rows(self, client: ShardClient, need: Write, values: Vector) -> m.Packed:
+        assert client.rows is not None
+        assert need.rows is not None
+        i, j = client.rows.part(need.rows)
+        numbers = (need.rows[i:j] - client.rows.lo).astype(client.rows.dtype)
+        host = to_host(values)
+        kept = host if need.given else np.array(host, np.float32)
+        return m.Packed(ROWS, client.hi - client.lo, (numbers, kept))
+
     def _send(
         self,
         client: ShardClient,
@@ -243,7 +278,9 @@ class Writing:
         number: int,
         steps: tuple[int, int],
     ) -> None:
-        if values is None:
+        if need.rows is not None and values is not None:
+            delta = self._packed_rows(client, need, values)
+        elif values is None:
             delta = nothing(self.compression, client.hi - client.lo)
         elif need.given:
             delta = m.Packed(self.compression, len(values), (to_host(values),))
@@ -260,8 +297,8 @@ class Writing:
 
     # ------------------------------------------------------------ what becomes of them
 
-    def on_ack(self, ack: m.Ack, now: float) -> int | None:
-        """What a server says of a push. Returns the number of a write that holds steps and is
+    def on_ack(self, ack: m.Ack, now: float) -> list[int]:
+        """What a server says of a push. Returns the numbers of the writes that hold steps and are
         settled by it. Raises Fenced, and RemoteProtocolError for a table that there is not.
         """
         if ack.table >= len(self.tables):
@@ -270,7 +307,7 @@ class Writing:
         took_s, sends = client.on_ack(ack, now)
         self.context.do(*sends)
         if took_s is None:
-            return None
+            return []
         if ack.table == 0:
             self.context.do(Settled(self.identity.epoch, client.shard, client.settled()))
         if ack.table == self._progress:
@@ -284,20 +321,28 @@ class Writing:
         before = pushed.outcomes.get(ack.shard, ack.outcome)
         pushed.outcomes[ack.shard] = max(before, ack.outcome, key=WORSE.index)
         pushed.missing -= 1
-        return None if pushed.missing else self._settled(number, now)
+        done = self._settled(number, now) if not pushed.missing else []
+        if self._behind:
+            oldest = min(self._under_way, default=self.number + 1)
+            done += [n for n in self._behind if n < oldest]
+            self._behind = [n for n in self._behind if n >= oldest]
+        return done
 
-    def _settled(self, number: int, now: float) -> int | None:
-        """All shards have settled it."""
+    def _settled(self, number: int, now: float) -> list[int]:
+        """All shards have settled it; returns what holds steps and is settled by that."""
         pushed = self._under_way.pop(number)
         if number == self.number:
             self._receipt = Receipt(pushed.outcomes)
         self.bad_gradients.settled(number, pushed.table)
         if pushed.table != self._progress:
-            return None
+            return []
         if self._drops_late and not pushed.is_part and set(pushed.outcomes.values()) == {m.LATE}:
             self.portions.late(number)
         self.pacing.settled(number, now)
-        return number
+        if pushed.is_behind:
+            self._behind.append(number)
+            return []
+        return [number]
 
     def _refused(self, number: int, reason: str, what: str) -> None:
         """Of this push a shard gets nothing."""
