@@ -37,7 +37,7 @@ log = logging.getLogger("dlctl")
 SWAPPED = 1 << 20
 """Elements that are exchanged at once."""
 _BACKWARD = "the backward pass of task.loss"
-_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Step(NamedTuple):
@@ -99,7 +99,7 @@ class Replica:
         self.values = [view for _, view in self._bound]
         """float32, the trained parameters one by one: views of the vector."""
         self.parameters: Vector = _own(self._vector)
-        self._autocast = _AUTOCAST[precision]
+        self._autocast = AUTOCAST[precision]
         self._compiled: Any = torch.compile(self.model) if compiled else None
         self._has_compiled = False
 
@@ -130,12 +130,23 @@ class Replica:
             bound.append((parameter, view))
         return vector, bound
 
-    def reseed(self, slot: int, epoch: int) -> None:
+    def move_to(self, vector: Tensor) -> None:
+        """Have the parameters in other memory of the CPU; vector: float32[d]."""
+        vector.copy_(self._vector)
+        self._vector = vector
+        self.values = _views(vector, self.layout)
+        self._bound = [(p, view) for (p, _), view in zip(self._bound, self.values, strict=True)]
+        for parameter, view in self._bound:
+            if parameter.dtype is torch.float32:
+                parameter.data = view
+        self.parameters = _own(vector)
+
+    def reseed(self, slot: int, epoch: int, rank: int = 0) -> None:
         """From now on draw what belongs to this epoch of this slot (dropout, augmentation).
 
         Processes that load the data draw for themselves: `PortionLoader.reseed`.
         """
-        sequence = np.random.SeedSequence([self.seed, slot, epoch])
+        sequence = np.random.SeedSequence([self.seed, slot, epoch, *[rank][: rank > 0]])
         seed_all(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
     def check_finite(self) -> None:
@@ -217,7 +228,7 @@ class Replica:
         with calling(_BACKWARD, self.task.at("loss")):
             value = loss.value if weight == 1.0 else loss.value * weight
             value.backward()  # type: ignore[no-untyped-call]
-            return _in_numbers(loss)  # A GPU tells of its errors only now.
+            return in_numbers(loss)  # A GPU tells of its errors only now.
 
     def gradients(self) -> list[Tensor | None]:
         """What autograd has kept, float32, one for each of `values`; it keeps none any more."""
@@ -412,7 +423,7 @@ def _swap(a: Tensor, b: Tensor) -> None:
         b[cut] = before.to(b.device)
 
 
-def _in_numbers(loss: Loss) -> Measured:
+def in_numbers(loss: Loss) -> Measured:
     """What is on the loss's device comes from there with it, all in one transfer."""
     if not loss.metrics:
         return Measured(float(loss.value.detach()), {})

@@ -103,7 +103,7 @@ class Stepper:
         if self._scaler is not None:
             self._unscale(gradients)
         vector = self.replica.gathered(gradients) if gather and own_lr is None else None
-        norm = euclidean_norm(vector) if vector is not None else _norm(gradients)
+        norm = euclidean_norm(vector) if vector is not None else norm_of(gradients)
         if self._scaler is not None:
             self._update_scale(loss, norm, scale)
         is_skipped = math.isfinite(loss) and not math.isfinite(norm) and scale > SCALE_MIN
@@ -209,7 +209,7 @@ def _parts(gradients: Sequence[Tensor | None]) -> list[Tensor]:
     return [g.coalesce().values() if g.is_sparse else g for g in found]
 
 
-def _norm(gradients: Sequence[Tensor | None]) -> float:
+def norm_of(gradients: Sequence[Tensor | None]) -> float:
     """Of all of them, on one device; not finite if squares overflow in float32."""
     parts = _parts(gradients)
     if not parts:
