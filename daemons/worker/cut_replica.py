@@ -7,10 +7,12 @@ ranks are told what to do (`ranks.py`) and do it with their slices.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,9 @@ from dlctl.flat import TRAINED, Layout
 from dlctl.messages import Array
 
 log = logging.getLogger("dlctl")
+
+M_MMAP_THRESHOLD = -3
+GIVES_BACK_BYTES = 1 << 20
 
 
 class WholeReplica(Replica):
@@ -100,7 +105,20 @@ def make_stepper(
             part = Part(
                 task, model, layout, mine, memory, device, tells=by_fsdp or rank == 0, **about
             )
+    _give_memory_back()
     return PartStepper(part, job, _groups(job, layout))
+
+
+def _give_memory_back() -> None:
+    """Have tensors of some size go back to the system when they are freed. What FSDP gathers comes
+    and goes; glibc learns from that to keep it, in pieces that the next ones do not fit into, and
+    a rank would have twice what it needs.
+    """
+    gc.collect()  # The whole model, which nobody has any more.
+    with suppress(AttributeError):  # Another C library.
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, GIVES_BACK_BYTES)
+        libc.malloc_trim(0)
 
 
 def _groups(job: JobFile, layout: Layout) -> list[Any]:

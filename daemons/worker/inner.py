@@ -170,7 +170,7 @@ class InnerOptimizer:
         sizes = [t.numel() for group in optimizer.param_groups for t in group["params"]]
         return all(
             max((v.numel() for v in kept.values() if isinstance(v, Tensor)), default=0)
-            <= sizes[place]
+            <= max(1, sizes[place])
             for place, kept in state.items()
         )
 
