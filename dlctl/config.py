@@ -240,8 +240,13 @@ class Workers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """How the model of one worker is cut over several processes of its host, with a GPU each where
-    there are some. They live and die together. Without any of this a replica is one process."""
+    """How the model of one worker is cut over several processes of its host: in one of three ways,
+    with a GPU for each process where there are some. They live and die together. A checkpoint is
+    the same whatever the shape, so a run may go on with another one. The worker itself, the first
+    process, has the parameters on the host, for its method, and evaluates by itself, with the whole
+    model on its device; the others are idle meanwhile. Needs a method with servers; an inner
+    optimiser steps slices, or with stages whole parameters. With fsdp the buffers of the model, as
+    of BatchNorm, are those of the first process."""
 
     __pydantic_config__ = STRICT
 
@@ -259,7 +264,8 @@ class Replica:
     can be cut best, as many bytes in each as can be; `task.stages(model)` may say it, with a list
     of names of modules for each stage."""
     microbatches: Annotated[int, Ge(0), Le(4096)] = 0
-    """What a batch is cut into for the stages; 0: twice as many as there are stages."""
+    """What a batch is cut into for the stages; 0: twice as many as there are stages, and no more
+    than it has samples."""
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     """How these go through: "gpipe" computes all of them forward before the first backward; "1f1b"
     as few as it can, which keeps fewer activations."""

@@ -257,8 +257,10 @@ class CutStepper:
         pull: Pull | None = None,
         fresh: bool = False,
     ) -> Stepped:
-        told: dict[str, Any] = {"own_lr": own_lr, "gather": gather, "norm_max": norm_max, "epoch": epoch,
-                "pull": None if pull is None else pull.strength, "fresh": fresh}  # fmt: skip
+        told: dict[str, Any] = {
+            "own_lr": own_lr, "gather": gather, "norm_max": norm_max, "epoch": epoch,
+            "pull": None if pull is None else pull.strength, "fresh": fresh,
+        }  # fmt: skip
         if pull is not None:
             self._memory.vector(GIVEN).copy_(torch.from_numpy(pull.toward))
         shares = self._shares(batches)

@@ -79,6 +79,8 @@ def unpacked(form: Any, arrays: Sequence[Array]) -> Any:
     """The value whose `packed` this is."""
     tensors = [
         torch.from_numpy(array).view(dtype_of(name)).view(shape)
+        if array.size
+        else torch.empty(shape, dtype=dtype_of(name), device="cpu")
         for array, (name, shape) in zip(arrays, form[1], strict=True)
     ]
     return put_together(form[0], tensors)

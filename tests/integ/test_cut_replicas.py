@@ -33,7 +33,9 @@ def test_a_rank_that_is_killed_takes_its_replica_along_and_no_other(place: Workp
     (rank,) = ranks_of(place, "worker-1")
     rank.send_signal(signal.SIGKILL)
     again = r"worker-1 starts again; .*"
-    place.until("it is back", lambda: any(re.fullmatch(again, t) for t in place.events("lost")), 60.0)
+    place.until(
+        "it is back", lambda: any(re.fullmatch(again, t) for t in place.events("lost")), 60.0
+    )
     step = place.run()["step"]
     place.until_step(step + 4, 90.0)
     assert place.pid("worker-1") != doomed
