@@ -261,6 +261,9 @@ class CutStepper:
             "own_lr": own_lr, "gather": gather, "norm_max": norm_max, "epoch": epoch,
             "pull": None if pull is None else pull.strength, "fresh": fresh,
         }  # fmt: skip
+        if self._job.replica.tensor > 1:
+            # Where all ranks have the same activations, they have to drop the same ones.
+            told["dice"] = int(torch.randint(1 << 62, (), device="cpu"))
         if pull is not None:
             self._memory.vector(GIVEN).copy_(torch.from_numpy(pull.toward))
         shares = self._shares(batches)

@@ -23,7 +23,7 @@ from daemons.worker.layout import find
 from daemons.worker.rank_memory import GIVEN, GRADIENT, STATES, VECTORS, RankMemory
 from daemons.worker.replica import AUTOCAST, Measured, in_numbers, to_device
 from daemons.worker.stepper import CLOSE, Stepped, norm_of
-from daemons.worker.task import Task, calling
+from daemons.worker.task import Task, TaskError, calling
 from dlctl.config import JobFile, ParameterGroup
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, Layout
@@ -98,8 +98,16 @@ class Part:
         with calling("moving the batch to the device", self.task.at("dataset")):
             batch = to_device(batch, self.device)
         is_on = self._precision is not None
-        with torch.autocast(self.device.type, self._precision, enabled=is_on):
-            return self.task.loss(self.model, batch, step, epoch)
+        try:
+            with torch.autocast(self.device.type, self._precision, enabled=is_on):
+                return self.task.loss(self.model, batch, step, epoch)
+        except TaskError as error:
+            if "DTensor" in error.message:
+                error.hint = error.hint or (
+                    "a slice was computed with: the model has to be called as a whole, model(...), "
+                    "or the task has to cut it itself, by parallelize(model, mesh)"
+                )
+            raise
 
     def set_training(self) -> None:
         with calling("model.train()", self.task.at("model")):
@@ -185,10 +193,13 @@ class PartStepper:
         epoch: int = 0,
         pull: float | None = None,
         fresh: bool = False,
+        dice: int | None = None,
     ) -> tuple[Stepped, list[tuple[float, Measured]]]:
         """As `Stepper.step`, with the gradient in the replica's memory; and what this rank has
-        measured. pull: strength of one toward the vector GIVEN.
+        measured. pull: strength of one toward the vector GIVEN. dice: what all ranks draw from.
         """
+        if dice is not None:
+            torch.manual_seed(dice)
         self.part.begin()
         measured = self.part.run(batches, self.steps, epoch)
         gradients = self.part.gradients()

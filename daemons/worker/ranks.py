@@ -162,6 +162,7 @@ class Ranks:
         for file in (self._store, self.memory):
             if file >= 0:
                 os.close(file)
+        self._store = self.memory = -1
 
     def _tell(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
         for each in self._ranks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -102,14 +103,23 @@ class House:
         )
         (path / "job.json").write_text(json.dumps(config.to_dict(self.job)))
         self.told: list[Any] = []
+        self._is_told = threading.Event()
         self.ranks = Ranks(
-            self.job.ranks, self.told.append, self.told.append, directory=path, name="worker-0",
+            self.job.ranks, self._tell, self._tell, directory=path, name="worker-0",
             incarnation=1, ready_s=COMES_S, silent_s=COMES_S,
         )  # fmt: skip
 
     def build(self) -> Built:
         self.ranks.start(slot=0, epoch=1)
         return build(self.job, 0, 0, ranks=self.ranks)
+
+    def until_told(self) -> Any:
+        assert self._is_told.wait(COMES_S)
+        return self.told[0]
+
+    def _tell(self, event: Any) -> None:
+        self.told.append(event)
+        self._is_told.set()
 
     def pids(self) -> list[int]:
         return [each.process.pid for each in self.ranks._ranks]
@@ -219,9 +229,20 @@ def test_a_rank_without_memory_is_one_error_that_says_what_to_try(house) -> None
             return model(batch[0]).mean()
         """, fsdp=2)  # fmt: skip
     cut = at.build()
-    with pytest.raises(RanksEnded):
-        cut.stepper.step(cut.loader.step(0, 0, 60, 0), norm_max=1e9)
-    (failed,) = at.told
+    ended: list[BaseException] = []
+
+    def step() -> None:
+        with pytest.raises(RanksEnded) as caught:
+            cut.stepper.step(cut.loader.step(0, 0, 60, 0), norm_max=1e9)
+        ended.append(caught.value)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    failed = at.until_told()
+    at.ranks.end()  # As the worker does then.
+    thread.join(COMES_S)
+    assert ended
+    assert at.told == [failed]
     assert failed.error.startswith("rank 1: task.loss raised RuntimeError: ")
     assert "a batch has 8 samples (workers.batch_size): try " in failed.error
 
