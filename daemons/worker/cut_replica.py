@@ -45,7 +45,7 @@ from dlctl.messages import Array
 log = logging.getLogger("dlctl")
 
 M_MMAP_THRESHOLD = -3
-GIVES_BACK_BYTES = 1 << 20
+GIVES_BACK_BYTES = 1 << 18
 
 
 class WholeReplica(Replica):

@@ -1,5 +1,5 @@
 """Tensors in lists, tuples and dicts, as they go from one rank of a replica to another: a form that
-JSON has, and the tensors one by one. No pickle, so not everything can go.
+JSON has, and the tensors one by one. Nothing else can go.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -135,11 +136,12 @@ def house(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., House]]:
         return made[-1]
 
     yield make
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()  # Groups of stages look for their store when they go: it has to be there.
     for each in made:
         each.ranks.end()
         assert not any(map(psutil.pid_exists, each.pids()))
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def agrees(at: House, accumulate: int = 1) -> None:
