@@ -240,12 +240,51 @@ class Workers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
+    """How the model of one worker is cut over several processes of its host: in one of three ways,
+    with a GPU for each process where there are some. They live and die together. A checkpoint is
+    the same whatever the shape, so a run may go on with another one. The worker itself, the first
+    process, has the parameters on the host, for its method, and evaluates by itself, with the whole
+    model on its device; the others are idle meanwhile. Needs a method with servers; an inner
+    optimiser steps slices, or with stages whole parameters. With fsdp the buffers of the model, as
+    of BatchNorm, are those of the first process."""
+
     __pydantic_config__ = STRICT
 
+    fsdp: Annotated[int, Ge(1), Le(256)] = 1
+    """So many processes have the parameters, gradients and optimiser states in slices, by FSDP2
+    (fully_shard) over the modules in nn.Sequential and nn.ModuleList, and each computes its part of
+    every batch. A task's `parallelize(model, mesh)` takes the place of fully_shard."""
+    tensor: Annotated[int, Ge(1), Le(256)] = 1
+    """So many processes compute every batch together, by tensor parallelism:
+    `task.tensor_plan(model)` says which modules are cut, {"blocks.*.hidden": "colwise",
+    "blocks.*.out": "rowwise"}; the others are whole in each. Or `task.parallelize(model, mesh)`
+    does it."""
+    pipeline: Annotated[int, Ge(1), Le(256)] = 1
+    """So many stages, one behind the other: the modules of the nn.Sequential or nn.ModuleList that
+    can be cut best, as many bytes in each as can be; `task.stages(model)` may say it, with a list
+    of names of modules for each stage."""
+    microbatches: Annotated[int, Ge(0), Le(4096)] = 0
+    """What a batch is cut into for the stages; 0: twice as many as there are stages, and no more
+    than it has samples."""
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """How these go through: "gpipe" computes all of them forward before the first backward; "1f1b"
+    as few as it can, which keeps fewer activations."""
+
     hogwild: Annotated[int, Ge(1), Le(256)] = 1
-    """Processes of each replica that step in its model without locks, each along batches of its
-    own; they share memory, and live and die together. For methods that push gradients, with
-    `[inner]` SGD, on the CPU."""
+    """So many processes step in one model without locks, each along batches of its own. For methods
+    that push gradients, with `[inner]` SGD, on the CPU."""
+
+    @property
+    def ranks(self) -> int:
+        """The processes of a replica."""
+        return self.fsdp * self.tensor * self.pipeline
+
+    @property
+    def pieces(self) -> int:
+        """What each batch is cut into."""
+        if self.pipeline > 1:
+            return self.microbatches or 2 * self.pipeline
+        return self.fsdp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -508,6 +547,11 @@ class JobFile:
     slurm: Slurm = Slurm()
     network: Network = Network()
     timeouts: Timeouts = Timeouts()
+
+    @property
+    def ranks(self) -> int:
+        """The processes of a worker that have a model."""
+        return self.workers.processes * self.replica.ranks * self.replica.hogwild
 
     @property
     def places(self) -> tuple[Host, ...]:

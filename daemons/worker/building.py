@@ -20,6 +20,7 @@ from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
 from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.orders import chosen_by
+from daemons.worker.ranks import Ranks
 from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
 from daemons.worker.stream import StreamLoader
@@ -35,7 +36,8 @@ log = logging.getLogger("dlctl")
 
 
 class Built(NamedTuple):
-    stepper: Stepper
+    stepper: Any
+    """A Stepper, or a CutStepper."""
     loader: PortionLoader
     samples: int
     """Of a data epoch; 0: it is a stream."""
@@ -55,13 +57,15 @@ def build(
     lost: Callable[[LoaderLost], None] = lambda _: None,
     *,
     finds: bool = False,
+    ranks: Ranks | None = None,
 ) -> Built:
     """Load the task of a job; sets the number of torch's threads.
 
     slot: the worker's, which spreads workers over GPUs. processes: that load the data; 0: none.
     run: directory of the run whose code it is to be (`kept_code.py`); None: as it is. lost: told in
     another thread when a process that loads the data has ended. finds: look for the batch size.
-    Raises TaskError for what is wrong with the task, DlctlError if there is no such device.
+    ranks: the other processes of the replica, which have been started; None: it is whole. Raises
+    TaskError for what is wrong with the task, DlctlError if there is no such device, RanksEnded.
     """
     replica = build_replica(job, slot, run=run)
     task = replica.task
@@ -80,6 +84,7 @@ def build(
         draw=chosen_by(task, dataset, job.job.seed),
         tolerant=job.data.bad_samples_max > 0,
         clients=clients,
+        pieces=job.replica.pieces,
     )
     found = 0
     if finds:
@@ -95,8 +100,16 @@ def build(
     for line in parameter_groups.told(job.parameters, replica.layout) if slot == 0 else ():
         log.info("%s", line)
     groups = [None if n == parameter_groups.NONE else job.parameters[n] for n in numbers]
-    optimizer = inner.make(job.inner, replica.values, groups)
-    stepper = Stepper(replica, job.gradient, optimizer)
+    stepper: Any
+    if ranks is not None:
+        from daemons.worker.cut_replica import CutStepper, WholeReplica
+
+        assert isinstance(replica, WholeReplica)
+        devices = [choose_device(*_device(job, slot, rank)) for rank in range(job.replica.ranks)]
+        stepper = CutStepper(job, replica, ranks, devices)
+    else:
+        optimizer = inner.make(job.inner, replica.values, groups)
+        stepper = Stepper(replica, job.gradient, optimizer)
     if clients is None:
         return Built(stepper, loader, loader.order.length, found, loader.shards)
     return Built(stepper, loader, round_samples(job, clients), found, 0, clients.sizes)
@@ -108,14 +121,21 @@ def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = Non
     """
     workers = job.workers
     threads = workers.threads or _fair_share(workers.count)
-    torch.set_num_threads(max(1, threads // max(workers.processes, job.replica.hogwild)))
+    torch.set_num_threads(max(1, threads // job.ranks))
     make_first_calls()
     seed_all(job.job.seed)  # A dataset that is drawn while the file is imported is one for all.
     task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent, run)
-    device = choose_device(workers.device, slot * workers.processes + rank)
+    device = choose_device(*_device(job, slot, rank))
     how = {"precision": job.gradient.precision, "compiled": job.gradient.compile}
     lacks = _does_without_weights(job, slot)
-    replica = Replica(
+    kind = Replica
+    if job.replica.ranks > 1:
+        # It takes a second to import what cuts models.
+        from daemons.worker.cut_replica import WholeReplica
+
+        _check_devices(job, device)
+        kind, device = WholeReplica, torch.device("cpu")
+    replica = kind(
         task,
         device=str(device),
         seed=job.job.seed,
@@ -127,6 +147,23 @@ def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = Non
     return replica
 
 
+def _device(job: JobFile, slot: int, rank: int) -> tuple[str, int]:
+    """As `choose_device` takes it."""
+    return job.workers.device, slot * job.ranks + rank
+
+
+def _check_devices(job: JobFile, device: torch.device) -> None:
+    """Raises DlctlError if ranks would share a GPU: NCCL cannot do that."""
+    ranks, count = job.replica.ranks, torch.cuda.device_count()
+    if device.type == "cuda" and count < ranks:
+        raise DlctlError(
+            f"a replica of {ranks} processes needs as many GPUs, and this machine has {count}",
+            hint='use workers.device = "cpu", or fewer in [replica]',
+        )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def _does_without_weights(job: JobFile, slot: int) -> bool:
     """Whether the file to begin with is not on this host, and need not be: the servers have what is
     trained, from worker-0, and what is frozen is the run's.
@@ -134,7 +171,7 @@ def _does_without_weights(job: JobFile, slot: int) -> bool:
     if not job.job.weights or Path(job.job.weights).exists() or slot == 0:
         return False
     shape = registry.load("algorithms", job.algorithm.name).shape
-    if shape.model != "tables" or job.workers.processes > 1:
+    if shape.model != "tables" or job.ranks > 1:
         return False  # What is told of the run's values is told to the first process alone.
     log.warning("the weights are not on this host: it takes the run's (%s)", job.job.weights)
     return True

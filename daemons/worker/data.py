@@ -48,6 +48,7 @@ class PortionLoader:
     dataset, for errors that no line of the user's has raised. lost: told in another thread when a
     process has ended by itself. draw: the order of each data epoch, if the task has one of its own.
     tolerant: a batch goes on without samples that fail to load. clients: whose rows are whose.
+    pieces: what each batch is cut into, if it has as many samples; a step has as many batches more.
     Call `close` to end the processes.
     """
 
@@ -66,11 +67,12 @@ class PortionLoader:
         draw: Draw | None = None,
         tolerant: bool = False,
         clients: Clients | None = None,
+        pieces: int = 1,
     ) -> None:
         self.clients = clients
         self.order = Order(self._length_of(dataset), seed=seed, shuffle=shuffle, draw=draw)
         self.batch_size = batch_size
-        self._accumulate = accumulate
+        self._accumulate, self._pieces = accumulate, pieces
         self._seed = seed
         self._guarded = self._guard(dataset, collate, place, tolerant)
         self.bad: tuple[BadSample, ...] = ()
@@ -162,7 +164,7 @@ class PortionLoader:
 
     def _cut(self, samples: int) -> list[tuple[int, int]]:
         """The bounds of the batches of a step."""
-        batches = -(-samples // self.batch_size)
+        batches = min(samples, -(-samples // self.batch_size) * self._pieces)
         return [slice_bounds(samples, batches, i) for i in range(batches)]
 
     def _load(self) -> Any:

@@ -58,7 +58,7 @@ class Ahead:
         os.posix_fallocate(ranks.store, 0, size)
         memory = map_memory(replica, ranks.store, len(ranks))
         memory.parameters.copy_(torch.from_numpy(replica.parameters))
-        replica.move_to(memory.parameters)
+        replica.move_to(memory.parameters, is_shared=True)
         ranks.share()
         self._gradients = memory.gradients
         self._begun: dict[int, int] = {}
@@ -115,7 +115,7 @@ class Later:
         """Rank 0 has put its model into the memory."""
         replica = self._stepper.replica
         memory = map_memory(replica, self._begin["store"], self._begin["ranks"])
-        replica.move_to(memory.parameters)
+        replica.move_to(memory.parameters, is_shared=True)
         self._gradient = memory.gradients[self._rank]
 
     def batch(self, of: Mapping[str, Any]) -> dict[str, Any]:

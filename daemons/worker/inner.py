@@ -7,7 +7,7 @@ What is saved goes by the tensors, so that a run may go on with other groups.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,24 @@ class InnerOptimizer:
                         found[name + _PYTHON] = np.array(value)
         return found
 
+    def keys(self) -> list[str]:
+        """The names of what its optimisers keep of a parameter, in order."""
+        kept = (of for each in self._optimizers for of in each.state.values())
+        return sorted({key for of in kept for key, value in of.items() if _is_of_elements(value)})
+
+    def place(self, where: Callable[[int, Sequence[str], str, Tensor], Tensor]) -> None:
+        """Have tensors that are kept lie elsewhere. where: is told the number of a parameter, all
+        `keys`, the tensor's one and itself, and gives what is to take its place, of equal value.
+        """
+        keys = self.keys()
+        for optimizer, indices in zip(self._optimizers, self._indices, strict=True):
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for parameter, index in zip(parameters, indices, strict=True):
+                kept = optimizer.state.get(parameter, {})
+                for key, value in kept.items():
+                    if _is_of_elements(value):
+                        kept[key] = where(index, keys, key, value)
+
     def packed(self) -> Array:
         """All that it keeps, as one vector in the order of its names: float32[n]."""
         parts = [array.ravel().astype(np.float32) for array in self._kept().values()]
@@ -152,9 +170,20 @@ class InnerOptimizer:
         sizes = [t.numel() for group in optimizer.param_groups for t in group["params"]]
         return all(
             max((v.numel() for v in kept.values() if isinstance(v, Tensor)), default=0)
-            <= sizes[place]
+            <= max(1, sizes[place])
             for place, kept in state.items()
         )
+
+
+def of_name(name: str) -> tuple[int, str]:
+    """The number of the parameter, -1 for none, and the key of a name in `state`."""
+    parts = name.removeprefix(SAVED_AS).split(".", 2)
+    return (int(parts[1]), parts[2]) if len(parts) == 3 else (-1, "")
+
+
+def _is_of_elements(value: Any) -> bool:
+    """Whether it may have a number for each element of a parameter: a count of steps has not."""
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
 def _identity(choice: Choice) -> bytes:

@@ -14,6 +14,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +26,7 @@ from dlctl import registry
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
 from dlctl.launch.base import HOST_FILE
+from dlctl.messages import Array
 
 PR_SET_PDEATHSIG = 1
 
@@ -62,18 +65,27 @@ class Rank:
         if self.job.replica.hogwild > 1:
             self._step_without_locks(begin)
         replica = build_replica(self.job, begin["slot"], self.rank, self._run)
-        replica.reseed(begin["slot"], begin["epoch"])
+        replica.reseed(begin["slot"], begin["epoch"], self.rank * (self.job.replica.ranks > 1))
         self._came_to(BUILT)
-        limit_s = self._calls.get().header["limit_s"]
-        group = join_group(begin["store"], self.rank, begin["ranks"], limit_s)
-        method = registry.load("algorithms", self.job.algorithm.name)
-        engine = make_engine(
-            self.job, method.shape.engine, replica, self.rank, begin["ranks"], group
+        meet = self._calls.get().header
+        group = join_group(
+            begin["store"], self.rank, begin["ranks"], meet["limit_s"], meet["device"]
         )
+        if self.job.replica.ranks > 1:
+            from daemons.worker.cut_replica import PartCalls
+
+            make = PartCalls(self.job, replica, begin["memory"], self.rank).make
+        else:
+            method = registry.load("algorithms", self.job.algorithm.name)
+            engine = make_engine(
+                self.job, method.shape.engine, replica, self.rank, begin["ranks"], group
+            )
+            make = partial(_make, engine)
+        del replica  # A part does without the whole model.
         self._came_to(MET)
         while True:
-            _make(engine, self._calls.get())
-            self._came_to(self.step + 1)
+            said, arrays = make(self._calls.get())
+            self._came_to(self.step + 1, arrays, **said)
 
     def _step_without_locks(self, begin: dict[str, Any]) -> NoReturn:
         from daemons.worker.hogwild_ranks import Later
@@ -86,14 +98,14 @@ class Rank:
         while True:
             self._came_to(self.step + 1, result=later.batch(self._calls.get().header))
 
-    def _came_to(self, step: int, **more: Any) -> None:
+    def _came_to(self, step: int, arrays: Sequence[Array] = (), **said: Any) -> None:
         self.step = step
-        self._say("at", step=step, **more)
+        self._say("at", arrays, step=step, **said)
 
-    def _say(self, kind: str, **header: Any) -> None:
+    def _say(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
         try:
             with self._lock:
-                send(self.link, kind, **header)
+                send(self.link, kind, arrays, **header)
         except OSError:
             os._exit(0)
 
@@ -110,7 +122,7 @@ class Rank:
             time.sleep(ALIVE_S)
 
 
-def _make(engine: Operations, call: Said) -> None:
+def _make(engine: Operations, call: Said) -> tuple[dict[str, Any], Sequence[Array]]:
     """What comes of it is rank 0's to use."""
     match call.kind:
         case "run":
@@ -119,6 +131,7 @@ def _make(engine: Operations, call: Said) -> None:
             engine.state()
         case "restore":
             engine.restore(dict(zip(call.header["names"], call.arrays, strict=True)))
+    return {}, ()
 
 
 def _end_with_parent() -> None:

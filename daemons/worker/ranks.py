@@ -27,7 +27,7 @@ from typing import Any
 
 from daemons.log_tail import LINE_CHARS_MAX, LINES
 from daemons.worker.failures import KILLED, ProcessLost, how_it_ended
-from daemons.worker.rank_messages import BUILT, MET, receive, send
+from daemons.worker.rank_messages import BUILT, MET, Said, receive, send
 from dlctl.machine import Event
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import TaskFailed
@@ -78,6 +78,8 @@ class Ranks:
         self._changed = threading.Condition()
         self._is_over = False
         self._store = -1
+        self.memory = -1
+        """A file that all ranks have open, for `RankMemory`."""
         self._begun = 0.0
         self._calls = 0
 
@@ -89,7 +91,9 @@ class Ranks:
     def start(self, slot: int, epoch: int) -> None:
         """Start all processes; they build their models meanwhile. Raises DlctlError."""
         self._store, self._begun = os.memfd_create("dlctl-ranks", os.MFD_CLOEXEC), time.monotonic()
-        order = {"slot": slot, "epoch": epoch, "ranks": self.count, "store": self._store}
+        self.memory = os.memfd_create("dlctl-replica", os.MFD_CLOEXEC)
+        order = {"slot": slot, "epoch": epoch, "ranks": self.count, "store": self._store,
+                 "memory": self.memory}  # fmt: skip
         try:
             for rank in range(1, self.count):
                 argv = [str(self._directory), self._name, str(self._incarnation), str(rank)]
@@ -99,15 +103,17 @@ class Ranks:
         for each in self._ranks:
             each.watch()
 
-    def meet(self) -> Any:
-        """torch.distributed's group of all ranks, when each of them is in it. Raises RanksEnded."""
+    def meet(self, device: str = "cpu") -> Any:
+        """torch.distributed's group of all ranks, when each of them is in it; device: of its
+        tensors. Raises RanksEnded.
+        """
         from daemons.worker.rank_group import join_group
 
         self._await(BUILT, "to build its model", self._begun + self._ready_s)
         deadline = time.monotonic() + MEET_S
-        self._tell("meet", limit_s=MEET_S)
+        self._tell("meet", limit_s=MEET_S, device=device)
         try:
-            group = join_group(self._store, 0, self.count, MEET_S)
+            group = join_group(self._store, 0, self.count, MEET_S, device)
         except Exception as error:
             self.blame()
             self._lose(self._late(MET, "to come into the group", f"; {error}"))
@@ -148,6 +154,19 @@ class Ranks:
         self._calls += 1
         self._tell(kind, arrays, **header)
 
+    def call_each(
+        self, kind: str, calls: Sequence[tuple[Sequence[Array], Mapping[str, Any]]]
+    ) -> None:
+        """Have each of the later ranks make a call of its own: its arrays and header."""
+        self._calls += 1
+        for each, (arrays, header) in zip(self._ranks, calls, strict=True):
+            with suppress(OSError):
+                send(each.link, kind, arrays, **header)
+
+    def told(self) -> list[Said]:
+        """What each of them has said of the newest call, which is done."""
+        return [each.said for each in self._ranks]
+
     def done(self) -> None:
         """Return when all of them have made the newest call. Raises RanksEnded."""
         self._await(MET + self._calls, "", None)
@@ -167,8 +186,10 @@ class Ranks:
             each.process.kill()
         for each in self._ranks:
             each.end()
-        if self._store >= 0:
-            os.close(self._store)
+        for file in (self._store, self.memory):
+            if file >= 0:
+                os.close(file)
+        self._store = self.memory = -1
 
     def _tell(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
         for each in self._ranks:
@@ -217,9 +238,10 @@ class Ranks:
         if is_news:
             self._post(event)
 
-    def came(self, rank: _Rank, step: int, result: dict[str, Any] | None) -> None:
+    def came(self, rank: _Rank, said: Said) -> None:
         with self._changed:
-            rank.step, rank.result = step, result
+            rank.step, rank.said = said.header["step"], said
+            rank.result = said.header.get("result")
             self._changed.notify_all()
 
 
@@ -233,6 +255,8 @@ class _Rank:
         self.rank = rank
         self.step = 0
         self.result: dict[str, Any] | None = None
+        self.said = Said("", {}, ())
+        """With its newest step."""
         self._owner = owner
         self._last: deque[str] = deque(maxlen=LINES)
         ours, theirs = socket.socketpair()
@@ -245,7 +269,7 @@ class _Rank:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(fd, order["store"]),
+                pass_fds=(fd, order["store"], order["memory"]),
             )
         send(self.link, "begin", **order)
         self._threads = [
@@ -287,14 +311,15 @@ class _Rank:
             try:
                 if self.link not in ready:
                     raise EOFError
-                kind, header, _ = receive(self.link)
+                said = receive(self.link)
             except (EOFError, OSError):
                 self._owner.lost(self._how_it_ended())
                 return
-            if kind == "at":
-                self._owner.came(self, header["step"], header.get("result"))
-            elif kind == "failed":
-                failed = TaskFailed(f"rank {self.rank}: {header['error']}", header["detail"])
+            if said.kind == "at":
+                self._owner.came(self, said)
+            elif said.kind == "failed":
+                error, detail = said.header["error"], said.header["detail"]
+                failed = TaskFailed(f"rank {self.rank}: {error}", detail)
                 threading.Thread(target=self._owner.failed, args=(failed,), daemon=True).start()
         silent = f"has said nothing for {self._owner.silent_s:g} s: it is stopped, or hangs"
         self._owner.lost(RankLost(f"{self._named()} {silent}"))

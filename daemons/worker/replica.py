@@ -38,7 +38,7 @@ log = logging.getLogger("dlctl")
 SWAPPED = 1 << 20
 """Elements that are exchanged at once."""
 _BACKWARD = "the backward pass of task.loss"
-_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 Told = tuple[Any, int, int, dict[str, Tensor] | None]
@@ -106,19 +106,22 @@ class Replica:
         self.values = [view for _, view in self._bound]
         """float32, the trained parameters one by one: views of the vector."""
         self.parameters: Vector = _own(self._vector)
-        self._autocast = _AUTOCAST[precision]
+        self._autocast = AUTOCAST[precision]
         self._compiled: Any = torch.compile(self.model) if compiled else None
         self._has_compiled = False
         self._is_shared = False
 
-    def move_to(self, vector: Tensor) -> None:
-        """From now on the model is what stands here, float32[d] on the CPU; others may write to it,
-        too, at any time.
+    def move_to(self, vector: Tensor, *, is_shared: bool = False) -> None:
+        """From now on the model is in this memory of the CPU, float32[d]. is_shared: it is what
+        stands there already, and others may write to it, too, at any time.
         """
+        if not is_shared:
+            vector.copy_(self._vector)
         self._place(vector)
         self._vector, self.parameters = vector, _own(vector)
-        self._is_shared = True
-        self._changes.others_step()
+        if is_shared:
+            self._is_shared = True
+            self._changes.others_step()
 
     def _place(self, vector: Tensor) -> None:
         """Have the values of the model be views of this memory; they remain the same tensors."""
@@ -154,12 +157,12 @@ class Replica:
             bound.append((parameter, view))
         return vector, bound
 
-    def reseed(self, slot: int, epoch: int) -> None:
+    def reseed(self, slot: int, epoch: int, rank: int = 0) -> None:
         """From now on draw what belongs to this epoch of this slot (dropout, augmentation).
 
         Processes that load the data draw for themselves: `PortionLoader.reseed`.
         """
-        sequence = np.random.SeedSequence([self.seed, slot, epoch])
+        sequence = np.random.SeedSequence([self.seed, slot, epoch, *[rank][: rank > 0]])
         seed_all(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
     def check_finite(self) -> None:
@@ -246,7 +249,7 @@ class Replica:
         with calling(_BACKWARD, self.task.at("loss")):
             value = loss.value if weight == 1.0 else loss.value * weight
             value.backward()  # type: ignore[no-untyped-call]
-            return _in_numbers(loss)  # A GPU tells of its errors only now.
+            return in_numbers(loss)  # A GPU tells of its errors only now.
 
     def _autocast_or_nothing(self) -> AbstractContextManager[Any]:
         if self._autocast is None:
@@ -463,7 +466,7 @@ def _swap(a: Tensor, b: Tensor) -> None:
         b[cut] = before.to(b.device)
 
 
-def _in_numbers(loss: Loss) -> Measured:
+def in_numbers(loss: Loss) -> Measured:
     """What is on the loss's device comes from there with it, all in one transfer."""
     if not loss.metrics:
         return Measured(float(loss.value.detach()), {})

@@ -67,7 +67,7 @@ def share(replica: Replica, directory: Path) -> Shared:
         values = torch.from_numpy(np.frombuffer(mapped, np.float32, offset=HEADER_BYTES))
         if is_new:
             values.copy_(torch.from_numpy(replica.parameters))
-        replica.move_to(values)
+        replica.move_to(values, is_shared=True)
         rows = [row for row in rows if os.path.exists(f"/proc/{row[0]}/fd/{row[1]}")]
         file.seek(0)
         file.truncate()

@@ -113,9 +113,9 @@ class Stepper:
         is_sure = not needs_norm and math.isfinite(loss) and _is_below(gradients, norm_max)
         norm = math.inf
         if not is_sure:
-            norm = euclidean_norm(vector) if vector is not None else _norm(gradients)
+            norm = euclidean_norm(vector) if vector is not None else norm_of(gradients)
         if rows is not None:
-            norm = math.hypot(norm, _norm(rows.gradients(summed=self.clip_norm > 0)))
+            norm = math.hypot(norm, norm_of(rows.gradients(summed=self.clip_norm > 0)))
         if self._scaler is not None:
             self._update_scale(loss, norm, scale)
         is_skipped = math.isfinite(loss) and not math.isfinite(norm) and scale > SCALE_MIN
@@ -251,7 +251,7 @@ def _is_below(gradients: Sequence[Tensor | None], norm_max: float) -> bool:
     return _norm_of(parts) * math.sqrt(max(times, 1)) <= norm_max
 
 
-def _norm(gradients: Sequence[Tensor | None]) -> float:
+def norm_of(gradients: Sequence[Tensor | None]) -> float:
     """Of all of them, on one device; not finite if squares overflow in float32."""
     parts = _parts(gradients)
     if not parts:

@@ -26,6 +26,13 @@ With tables of rows that only the servers hold (`rows.py` beside this file), it 
 
 and may do without model().
 
+A replica of several processes (`[replica]`) may ask for more, all optional. The parameters of the
+model have no values then (they are on torch's meta device):
+
+    stages(model) -> names of modules, a list for each stage of `replica.pipeline`
+    tensor_plan(model) -> {names of modules: "colwise", "rowwise" or a ParallelStyle of torch's}
+    parallelize(model, mesh)                 instead of what `fsdp` or `tensor` would do with it
+
 Whatever the user's code does wrong comes out as a TaskError: what was called, what it raised, and
 where in the user's files. This holds for SystemExit and the like: only KeyboardInterrupt passes
 through.
@@ -335,6 +342,43 @@ class Task:
                 hint="no detach(), item() or no_grad() between the model's output and the loss",
             )
         return Loss(loss, metrics)
+
+    @property
+    def has_stages(self) -> bool:
+        return callable(_get(self._user, "stages"))
+
+    @property
+    def has_parallelize(self) -> bool:
+        return callable(_get(self._user, "parallelize"))
+
+    def stages(self, model: nn.Module) -> list[list[str]]:
+        """The names of the modules of each stage."""
+        with calling("task.stages", self.at("stages")):
+            returned = self._user.stages(model)  # type: ignore[attr-defined]
+            stages = [list(stage) for stage in returned]
+        if not all(isinstance(name, str) for stage in stages for name in stage) or any(
+            isinstance(stage, str) for stage in returned
+        ):
+            raise self._wrong("stages", returned, "a list of names of modules for each stage")
+        return stages
+
+    def tensor_plan(self, model: nn.Module) -> dict[str, Any]:
+        if not callable(_get(self._user, "tensor_plan")):
+            raise TaskError(
+                "the job file says replica.tensor, and the task has no tensor_plan(model)",
+                where=self.place("model"),
+                hint='write one that returns {"blocks.*.hidden": "colwise", "blocks.*.out": '
+                '"rowwise"} for a model with such modules, or parallelize(model, mesh)',
+            )
+        with calling("task.tensor_plan", self.at("tensor_plan")):
+            plan = self._user.tensor_plan(model)  # type: ignore[attr-defined]
+        if not isinstance(plan, dict) or not plan or not all(isinstance(key, str) for key in plan):
+            raise self._wrong("tensor_plan", plan, "a dict of names of modules and styles")
+        return plan
+
+    def parallelize(self, model: nn.Module, mesh: Any) -> None:
+        with calling("task.parallelize", self.at("parallelize")):
+            self._user.parallelize(model, mesh)  # type: ignore[attr-defined]
 
     def evaluate(self, model: nn.Module, rows: ReadRows | None = None) -> dict[str, float]:
         """The task's metrics, at most `METRICS_MAX`; {} if it has no `evaluate`."""

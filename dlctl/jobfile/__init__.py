@@ -7,6 +7,7 @@
     hosts.py      what types cannot say   of [[hosts]]: names, addresses, daemons on each
     slurm.py      what types cannot say   of [slurm]: options of sbatch, what goes together
     problems.py   faults -> JobFileError  all of them at once, each with its line
+    replicas.py   what types cannot say   of [replica]: what it goes together with
     doubtful.py   what is valid           and will not do what it says
 
 Nothing of the job is imported or started here, and torch is not needed.
@@ -25,7 +26,7 @@ from dlctl.algorithms import shapes
 from dlctl.algorithms.needs import OwnStep
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
-from dlctl.jobfile import checks, reading, schema
+from dlctl.jobfile import checks, reading, replicas, schema
 from dlctl.jobfile.doubtful import doubts as doubts
 from dlctl.jobfile.positions import KeyPath, find_keys, get
 from dlctl.jobfile.problems import Fault as Fault
@@ -102,7 +103,7 @@ def _own_checks(job: JobFile) -> list[Fault]:
     elif schedule.is_needed(job.schedule) and job.inner.name == "rprop":
         found.append((("inner", "name"), "rprop finds its rates by itself", "remove [schedule]"))
     groups = parameter_groups.faults(job.parameters, steps, job.algorithm.name)
-    found += [*groups, *method.check(job)]
+    found += [*groups, *replicas.faults(job, method), *method.check(job)]
     return [Fault(where, what, instead) for where, what, instead in found]
 
 

@@ -1,0 +1,86 @@
+"""Tensors in lists, tuples and dicts, as they go from one rank of a replica to another: a form that
+JSON has, and the tensors one by one. Nothing else can go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from daemons.worker.task import TaskError
+from dlctl.messages import Array
+
+
+def taken_apart(value: Any, tensors: list[Tensor]) -> Any:
+    """Its form; its tensors and arrays are appended to `tensors`. Raises TaskError."""
+    if isinstance(value, Tensor | np.ndarray):
+        tensors.append(value if isinstance(value, Tensor) else torch.from_numpy(value))
+        return ["tensor" if isinstance(value, Tensor) else "array"]
+    if value is None or type(value) in (bool, int, float, str):
+        return ["plain", value]
+    if type(value) in (list, tuple):
+        return [type(value).__name__, [taken_apart(each, tensors) for each in value]]
+    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
+        return ["dict", [[key, taken_apart(each, tensors)] for key, each in value.items()]]
+    raise TaskError(
+        f"a value of type {type(value).__name__} cannot go from one process of a replica to "
+        "another",
+        hint="use tensors, arrays, numbers and text in lists, tuples and dicts",
+    )
+
+
+def put_together(form: Any, tensors: Sequence[Tensor]) -> Any:
+    """What `taken_apart` has taken apart."""
+    return _put_together(form, iter(tensors))
+
+
+def _put_together(form: Any, tensors: Any) -> Any:
+    match form:
+        case ["tensor"]:
+            return next(tensors)
+        case ["array"]:
+            return next(tensors).numpy()
+        case ["plain", value]:
+            return value
+        case ["list", items]:
+            return [_put_together(item, tensors) for item in items]
+        case ["tuple", items]:
+            return tuple(_put_together(item, tensors) for item in items)
+        case ["dict", items]:
+            return {key: _put_together(item, tensors) for key, item in items}
+    raise ValueError(f"no form of anything: {form!r:.100}")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Of a name that `dtype_name` gives."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def packed(value: Any) -> tuple[Any, list[Array]]:
+    """The form of a value, and its tensors as bytes: numpy has not all dtypes."""
+    tensors: list[Tensor] = []
+    form = taken_apart(value, tensors)
+    kinds = [[dtype_name(tensor), list(tensor.shape)] for tensor in tensors]
+    flat = [tensor.detach().cpu().contiguous().reshape(-1) for tensor in tensors]
+    return [form, kinds], [tensor.view(torch.uint8).numpy() for tensor in flat]
+
+
+def unpacked(form: Any, arrays: Sequence[Array]) -> Any:
+    """The value whose `packed` this is."""
+    tensors = [
+        torch.from_numpy(array).view(dtype_of(name)).view(shape)
+        if array.size
+        else torch.empty(shape, dtype=dtype_of(name), device="cpu")
+        for array, (name, shape) in zip(arrays, form[1], strict=True)
+    ]
+    return put_together(form[0], tensors)

@@ -1,0 +1,307 @@
+"""A rank's part of a replica: what it computes of a step, and what its optimiser steps.
+
+Every rank makes the same calls with its own batches. A step's loss and norm are those of the whole
+replica, so that all decide alike what becomes of it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from daemons.worker import inner
+from daemons.worker.cutting import Piece
+from daemons.worker.layout import find
+from daemons.worker.rank_memory import GIVEN, GRADIENT, STATES, VECTORS, RankMemory
+from daemons.worker.replica import AUTOCAST, Measured, in_numbers, to_device
+from daemons.worker.stepper import CLOSE, Stepped, norm_of
+from daemons.worker.task import Task, TaskError, calling
+from dlctl.config import JobFile, ParameterGroup
+from dlctl.errors import DlctlError
+from dlctl.flat import AVERAGED, Layout
+from dlctl.messages import Array
+
+Weighted = tuple[Any, float]
+"""A batch, and what part of the step's samples it has."""
+
+
+class Part:
+    """The model of one rank, with its slices of the parameters."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        layout: Layout,
+        pieces: Sequence[Piece],
+        memory: RankMemory,
+        device: torch.device,
+        *,
+        rank: int,
+        tells: bool,
+        precision: str,
+    ) -> None:
+        """tells: whether its losses count, or are what another rank has, too."""
+        self.task, self.model, self.layout = task, model, layout
+        self.pieces, self.memory, self.device = pieces, memory, device
+        self.rank, self.tells = rank, tells
+        self._precision = AUTOCAST[precision]
+        self._buffers = [(self.holder(e.name), e, lo, hi) for e, lo, hi in layout.slices(AVERAGED)]
+
+    def holder(self, name: str) -> int:
+        """The rank whose buffer of that name is the replica's."""
+        return 0
+
+    def begin(self) -> None:
+        """Have the values that are in the replica's memory, and no gradients."""
+        with torch.no_grad():
+            for each in self.pieces:
+                if each.parameter is None:
+                    continue
+                each.parameter.grad = None
+                if each.value is not each.master:
+                    each.value.copy_(each.master)
+                if each.local is not each.value:
+                    each.local.copy_(each.value)
+
+    def tell_values(self) -> None:
+        """Put what was stepped into the replica's memory."""
+        for each in self.pieces:
+            if each.is_owned and each.value is not each.master:
+                each.master.copy_(each.value)
+
+    def run(
+        self, batches: Sequence[Weighted], step: int, epoch: int
+    ) -> list[tuple[float, Measured]]:
+        """Add the gradients of these batches to what autograd keeps; returns what counts of their
+        losses, with its part of the samples. Raises TaskError.
+        """
+        if not self.model.training:
+            self.set_training()
+        found = []
+        for batch, part in batches:
+            loss = self.loss(batch, step, epoch)
+            with calling("the backward pass of task.loss", self.task.at("loss")):
+                (loss.value * part).backward()
+                found.append((part, in_numbers(loss)))
+        return [(part, measured) for part, measured in found if part and self.tells]
+
+    def loss(self, batch: Any, step: int, epoch: int) -> Any:
+        with calling("moving the batch to the device", self.task.at("dataset")):
+            batch = to_device(batch, self.device)
+        is_on = self._precision is not None
+        try:
+            with torch.autocast(self.device.type, self._precision, enabled=is_on):
+                return self.task.loss(self.model, batch, step, epoch)
+        except TaskError as error:
+            if "DTensor" in error.message:
+                error.hint = error.hint or (
+                    "a slice was computed with: the model has to be called as a whole, model(...), "
+                    "or the task has to cut it itself, by parallelize(model, mesh)"
+                )
+            raise
+
+    def set_training(self) -> None:
+        with calling("model.train()", self.task.at("model")):
+            self.model.train(True)
+
+    def gradients(self) -> list[Tensor | None]:
+        """float32, of each piece; None: there is none, or it is another rank's to tell."""
+        return [self._gradient(each) if each.is_owned else None for each in self.pieces]
+
+    def _gradient(self, piece: Piece) -> Tensor | None:
+        assert piece.parameter is not None
+        gradient, piece.parameter.grad = piece.parameter.grad, None
+        if isinstance(gradient, DTensor):
+            assert isinstance(piece.parameter, DTensor)
+            gradient = gradient.redistribute(placements=piece.parameter.placements).to_local()
+        if gradient is None:
+            return None
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        return dense.to(torch.float32)
+
+    def gather(self, gradients: Sequence[Tensor | None]) -> None:
+        """Put them into the replica's memory, zeros where there is none."""
+        vector = self.memory.vector(GRADIENT)
+        for each, gradient in zip(self.pieces, gradients, strict=True):
+            if gradient is not None:
+                each.of(vector).copy_(gradient)
+            elif each.is_owned:
+                each.of(vector).zero_()
+
+    # ---------------------------------------------------------------- buffers
+
+    def averaged(self) -> Array:
+        """float64[n], as `Replica.averaged`; all ranks have it and go on with these. Every rank
+        calls this.
+        """
+        values = np.zeros(self.layout.size(AVERAGED), np.float64)
+        if not values.size:
+            return values
+        for holder, entry, lo, hi in self._buffers:
+            if holder == self.rank:
+                buffer = find(self.model, entry.name).detach()
+                values[lo:hi] = buffer.reshape(-1).to("cpu", torch.float64).numpy()
+        dist.all_reduce(torch.from_numpy(values))
+        self.load_averaged(values)
+        return values
+
+    def load_averaged(self, values: Array) -> None:
+        for _, entry, lo, hi in self._buffers:
+            source = torch.tensor(values[lo:hi], device="cpu").view(entry.shape)
+            for name in (entry.name, *entry.aliases):
+                tensor = find(self.model, name)
+                rounded = source if tensor.is_floating_point() else source.round()
+                tensor.detach().copy_(rounded)
+
+
+class Kept(NamedTuple):
+    """One name of an optimiser's state, as its rank tells of it."""
+
+    name: str
+    vector: int
+    """Of the replica's memory, in which the pieces of all ranks make up the whole; 0: `array`."""
+    array: Array | None
+
+
+class PartStepper:
+    """One step of a rank: see `Stepper`, which does this for a replica of one process."""
+
+    def __init__(self, part: Part, job: JobFile, groups: Sequence[ParameterGroup | None]) -> None:
+        """Raises DlctlError, TaskError."""
+        self.part = part
+        is_clipped_here = job.gradient.clip == "replica"
+        self.clip_norm = job.gradient.clip_norm if is_clipped_here else 0.0
+        self.inner = inner.make(job.inner, [each.value for each in part.pieces], groups)
+        self.steps = 0
+
+    def step(
+        self,
+        batches: Sequence[Weighted],
+        *,
+        own_lr: float | None,
+        gather: bool,
+        norm_max: float = sys.float_info.max,
+        epoch: int = 0,
+        pull: float | None = None,
+        fresh: bool = False,
+        dice: int | None = None,
+    ) -> tuple[Stepped, list[tuple[float, Measured]]]:
+        """As `Stepper.step`, with the gradient in the replica's memory; and what this rank has
+        measured. pull: strength of one toward the vector GIVEN. dice: what all ranks draw from.
+        """
+        if dice is not None:
+            torch.manual_seed(dice)
+        self.part.begin()
+        measured = self.part.run(batches, self.steps, epoch)
+        gradients = self.part.gradients()
+        loss, norm = self._of_all(sum(part * each.loss for part, each in measured), gradients)
+        clipped = min(norm, self.clip_norm) if self.clip_norm and math.isfinite(norm) else norm
+        if not (math.isfinite(loss) and clipped <= norm_max):
+            return Stepped(loss, None, norm, is_usable=False), measured
+        self.steps += 1
+        if self.clip_norm and norm > self.clip_norm * (1 - CLOSE):
+            kept = [gradient for gradient in gradients if gradient is not None]
+            torch._foreach_mul_(kept, min(1.0, self.clip_norm / (norm + 1e-6)))
+        if gather:
+            self.part.gather(gradients)
+        if own_lr is not None:
+            self._step_itself(gradients, own_lr, pull, fresh)
+        return Stepped(loss, None, norm, is_usable=True), measured
+
+    def _of_all(self, loss: float, gradients: Sequence[Tensor | None]) -> tuple[float, float]:
+        """The loss and the norm of all ranks together. No rank goes beyond this before all are
+        here: from now on the values in the replica's memory may change.
+        """
+        both = torch.tensor([loss, norm_of(gradients) ** 2], dtype=torch.float64)
+        dist.all_reduce(both)
+        return float(both[0]), math.sqrt(both[1])
+
+    def _step_itself(
+        self, gradients: list[Tensor | None], lr: float, pull: float | None, fresh: bool
+    ) -> None:
+        assert self.inner is not None
+        if fresh:
+            self.inner.forget()
+        if pull is not None:
+            toward = self.part.memory.vector(GIVEN)
+            for each, gradient in zip(self.part.pieces, gradients, strict=True):
+                if gradient is not None:
+                    aim = each.of(toward).to(each.value.device)
+                    gradient.add_(each.value - aim, alpha=pull)
+        self.inner.step(gradients, lr)
+        self.part.tell_values()
+        if self.part.device.type == "cpu":
+            self.inner.place(self._in_memory)
+
+    # ---------------------------------------------------------------- what is saved
+
+    def _in_memory(self, index: int, keys: Sequence[str], key: str, value: Tensor) -> Tensor:
+        """Have what an optimiser keeps of each element in the replica's memory: nothing has to be
+        moved then when it is saved.
+        """
+        each, at = self.part.pieces[index], STATES + keys.index(key)
+        if value.shape != each.value.shape or value.dtype is not torch.float32 or at >= VECTORS:
+            return value
+        place = each.of(self.part.memory.vector(at))
+        if value.data_ptr() != place.data_ptr():
+            place.copy_(value)
+        return place
+
+    def state(self) -> list[Kept]:
+        """What its optimiser keeps; of its pieces' elements in the replica's memory."""
+        if self.inner is None:
+            return []
+        pieces, keys = self.part.pieces, self.inner.keys()
+        found = []
+        for name, array in self.inner.state().items():
+            index, key = inner.of_name(name)
+            at = STATES + keys.index(key) if key in keys else 0
+            is_whole = index < 0 or array.shape != tuple(pieces[index].value.shape)
+            if is_whole or array.dtype != np.float32 or not STATES <= at < VECTORS:
+                found.append(Kept(name, 0, array))
+                continue
+            place = pieces[index].of(self.part.memory.vector(at))
+            if array.size and array.ctypes.data != place.data_ptr():
+                place.copy_(torch.from_numpy(array))
+            found.append(Kept(name, at, None))
+        return found
+
+    def restore(self, kept: Sequence[Kept]) -> None:
+        """Go on with what `state` was, of all ranks. Raises DlctlError if it is another
+        optimiser's.
+        """
+        if self.inner is None:
+            return
+        mine: dict[str, Array] = {}
+        for name, at, array in kept:
+            index, _ = inner.of_name(name)
+            if index >= len(self.part.pieces):
+                raise DlctlError(f"the checkpoint has a state of parameter {index}, and there are "
+                                 f"{len(self.part.pieces)}")  # fmt: skip
+            if index >= 0 and not self.part.pieces[index].is_owned:
+                continue
+            if array is None:
+                array = self.part.pieces[index].of(self.part.memory.vector(at)).numpy()
+            mine[name] = array
+        self.inner.restore(mine)
+        if self.part.device.type == "cpu":
+            self.inner.place(self._in_memory)
+
+
+def together(measured: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """Of every metric the mean over the batches that have it, by their parts of the samples."""
+    sums: dict[str, tuple[float, float]] = {}
+    for part, metrics in measured:
+        for name, value in metrics.items():
+            total, parts = sums.get(name, (0.0, 0.0))
+            sums[name] = total + part * value, parts + part
+    return {name: total / parts for name, (total, parts) in sums.items()}

@@ -1,0 +1,268 @@
+"""Replicas cut over real processes compute what one process does; this process is rank 0."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch.distributed as dist
+
+from daemons.worker.building import Built, build
+from daemons.worker.ranks import Ranks, RanksEnded
+from daemons.worker.task import TaskError
+from dlctl import config
+
+TASK = """
+    import sys
+    import torch
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn import functional
+    from torch.utils.data import TensorDataset
+
+    IS_LATER = "daemons.worker.rank" in " ".join(sys.orig_argv)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(6)
+            self.hidden, self.out = nn.Linear(6, 8), nn.Linear(8, 6)
+            self.hidden.bias.requires_grad_(False)
+
+        def forward(self, x):
+            return x + self.out(functional.gelu(self.hidden(self.norm(x))))
+
+    class Net(nn.Module):
+        '''A tied matrix, a way past the blocks, a parameter of one row and a buffer.'''
+
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(11, 6)
+            self.blocks = nn.ModuleList(Block() for _ in range(4))
+            self.scale = nn.Parameter(torch.ones(1))
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen += 1
+            h = first = self.words(x).mean(1)
+            for block in self.blocks:
+                h = block(h)
+            return (h + self.scale * first) @ self.words.weight.T
+
+    def model():
+        return Net()
+
+    def dataset():
+        dice = torch.Generator().manual_seed(5)
+        x, y = (torch.randint(0, 11, size, generator=dice) for size in ((60, 5), (60,)))
+        return TensorDataset(x, y)
+
+    def loss(model, batch):
+        x, y = batch
+        scores = model(x)
+        right = (scores.argmax(1) == y).float().mean()
+        return functional.cross_entropy(scores, y), {"right": right}
+
+    def evaluate(model):
+        x, y = dataset().tensors
+        return {"loss": functional.cross_entropy(model(x), y)}
+    """
+PLAN = """
+    def tensor_plan(model):
+        return {"blocks.*.hidden": "colwise", "blocks.*.out": "rowwise"}
+    """
+OWN = """
+    def parallelize(model, mesh):
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=mesh)
+    """
+ADAMW = {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "amsgrad": False}
+COMES_S = 120.0
+
+
+class House:
+    """Rank 0, and what it was told."""
+
+    def __init__(self, path: Path, more: str, replica: dict[str, Any]) -> None:
+        (path / "train.py").write_text(dedent(TASK) + dedent(more))
+        self.job = config.JobFile(
+            job=config.Job(name="cut", task=str(path / "train.py:")),
+            inner=config.Choice(name="adamw", options=ADAMW),
+            gradient=config.Gradients(clip_norm=0.5),
+            workers=config.Workers(batch_size=8, device="cpu", threads=2),
+            replica=config.Replica(**replica),
+        )
+        (path / "job.json").write_text(json.dumps(config.to_dict(self.job)))
+        self.told: list[Any] = []
+        self._is_told = threading.Event()
+        self.ranks = Ranks(
+            self.job.ranks, self._tell, self._tell, directory=path, name="worker-0",
+            incarnation=1, ready_s=COMES_S, silent_s=COMES_S,
+        )  # fmt: skip
+
+    def build(self) -> Built:
+        self.ranks.start(slot=0, epoch=1)
+        return build(self.job, 0, 0, ranks=self.ranks)
+
+    def until_told(self) -> Any:
+        assert self._is_told.wait(COMES_S)
+        return self.told[0]
+
+    def _tell(self, event: Any) -> None:
+        self.told.append(event)
+        self._is_told.set()
+
+    def pids(self) -> list[int]:
+        return [each.process.pid for each in self.ranks._ranks]
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., House]]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made: list[House] = []
+
+    def make(more: str = "", **replica: Any) -> House:
+        made.append(House(tmp_path, more, replica))
+        return made[-1]
+
+    yield make
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()  # Groups of stages look for their store when they go: it has to be there.
+    for each in made:
+        each.ranks.end()
+        assert not any(map(psutil.pid_exists, each.pids()))
+
+
+def agrees(at: House, accumulate: int = 1) -> None:
+    """With one process: losses, gradients, own steps, what is saved and what goes on from that."""
+    one, cut = build(at.job, 0, 0), at.build()
+    both = [one, cut]
+
+    def step(number: int, **how: Any) -> None:
+        a, b = (
+            each.stepper.step(each.loader.step(0, 0, 60, number), norm_max=1e9, **how)
+            for each in both
+        )
+        assert b.loss == pytest.approx(a.loss, rel=1e-5)
+        assert b.norm == pytest.approx(a.norm, rel=1e-5)
+        assert b.metrics == pytest.approx(a.metrics)
+        if how.get("gather", True):
+            np.testing.assert_allclose(b.gradient, a.gradient, rtol=1e-5, atol=1e-7)
+        near(a=one.stepper.replica.parameters, b=cut.stepper.replica.parameters)
+
+    def near(a: Any, b: Any) -> None:
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=2e-6)
+
+    step(0)
+    step(1, own_lr=1e-2, gather=False)
+    step(2, own_lr=1e-2, gather=True)
+    states = [each.stepper.state() for each in both]
+    assert states[0].keys() == states[1].keys()
+    for name, array in states[0].items():
+        near(a=array, b=states[1][name])
+        assert (array.dtype, array.shape) == (states[1][name].dtype, states[1][name].shape)
+    kept = [{name: np.array(array) for name, array in state.items()} for state in states]
+    values = np.array(one.stepper.replica.parameters)
+    step(3, own_lr=1e-2, gather=False)
+    for each, state in zip(both, reversed(kept), strict=True):  # Each goes on from the other's.
+        each.stepper.restore(state)
+        each.stepper.replica.parameters[:] = values
+    step(3, own_lr=1e-2, gather=False)
+    buffers = one.stepper.replica.averaged()
+    cut.stepper.replica.load_averaged(buffers)
+    found = [each.stepper.replica.evaluate(values.copy(), buffers)["loss"] for each in both]
+    assert found[0] == found[1]
+    step(4)
+    assert not at.told
+
+
+def test_two_processes_with_fsdp_come_to_what_one_does(house) -> None:
+    agrees(house(fsdp=2))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("more", "replica"),
+    [
+        ("", {"fsdp": 3}),
+        (OWN, {"fsdp": 2}),
+        (PLAN, {"tensor": 2}),
+        ("", {"pipeline": 2}),
+        ("", {"pipeline": 3, "schedule": "gpipe", "microbatches": 4}),
+        ("def stages(model):\n    return [['blocks.0'], ['blocks.1', 'blocks.2', 'blocks.3']]",
+         {"pipeline": 2, "microbatches": 3}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_way_to_cut_a_replica_comes_to_what_one_process_does(house, more, replica) -> None:
+    agrees(house(more, **replica))
+
+
+@pytest.mark.long
+def test_a_rank_that_dies_in_a_step_ends_the_replica(house) -> None:
+    at = house(fsdp=2)
+    cut = at.build()
+    (pid,) = at.pids()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RanksEnded):
+        cut.stepper.step(cut.loader.step(0, 0, 60, 0), norm_max=1e9)
+    assert at.told[0].message == f"rank 1 of 2 (pid {pid}) was ended by SIGKILL"
+    assert at.told[0].exit_code == 5
+
+
+@pytest.mark.long
+def test_a_rank_without_memory_is_one_error_that_says_what_to_try(house) -> None:
+    at = house("""
+        def loss(model, batch):
+            if IS_LATER:
+                torch.empty(1 << 60, dtype=torch.uint8)
+            return model(batch[0]).mean()
+        """, fsdp=2)  # fmt: skip
+    cut = at.build()
+    ended: list[BaseException] = []
+
+    def step() -> None:
+        with pytest.raises(RanksEnded) as caught:
+            cut.stepper.step(cut.loader.step(0, 0, 60, 0), norm_max=1e9)
+        ended.append(caught.value)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    failed = at.until_told()
+    at.ranks.end()  # As the worker does then.
+    thread.join(COMES_S)
+    assert ended
+    assert at.told == [failed]
+    assert failed.error.startswith("rank 1: task.loss raised RuntimeError: ")
+    assert "a batch has 8 samples (workers.batch_size): try " in failed.error
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("more", "replica", "message"),
+    [
+        ("", {"tensor": 2}, "the job file says replica.tensor, and the task has no tensor_plan"),
+        ("def tensor_plan(model):\n    return {'layers.*': 'colwise'}", {"tensor": 2},
+         'task.tensor_plan has "layers.*", and the model has no such module'),
+        ("def model():\n    return nn.Linear(6, 11)", {"pipeline": 2},
+         "the model has no sequence of modules that could be cut into 2 stages"),
+        ("def parallelize(model, mesh):\n    pass", {"fsdp": 2},
+         "task.parallelize has cut no parameter of the model"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_cut_is_the_task_s_error(house, more, replica, message) -> None:
+    at = house(more, **replica)
+    with pytest.raises(TaskError, match=message.replace("*", r"\*")):
+        at.build()
