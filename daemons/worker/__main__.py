@@ -150,10 +150,10 @@ def serve(main: Main, context: process.DaemonContext) -> int:
 def _later_ranks(context: process.DaemonContext, loop: Loop) -> Ranks | None:
     """The other processes of this replica, if it is to have any."""
     job, birth = context.job, context.birth
-    if (processes := max(job.workers.processes, job.replica.hogwild)) == 1:
+    if job.ranks == 1:
         return None
     return Ranks(
-        processes,
+        job.ranks,
         loop.fail,
         loop.post,
         directory=context.directory,

@@ -108,7 +108,7 @@ def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = Non
     """
     workers = job.workers
     threads = workers.threads or _fair_share(workers.count)
-    torch.set_num_threads(max(1, threads // max(workers.processes, job.replica.hogwild)))
+    torch.set_num_threads(max(1, threads // job.ranks))
     make_first_calls()
     seed_all(job.job.seed)  # A dataset that is drawn while the file is imported is one for all.
     task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent, run)

@@ -82,7 +82,7 @@ def _sharers(job: JobFile) -> int:
     """Processes of this job with a model each that share the memory."""
     placed = placement.place(job)
     here = [name for name, agent in placed.items() if agent == placed["worker-0"]]
-    workers = sum(name.startswith("worker-") for name in here) * job.workers.processes
+    workers = sum(name.startswith("worker-") for name in here) * job.ranks
     gpus = torch.cuda.device_count() if job.workers.device != "cpu" else 0
     return -(-workers // max(1, gpus))
 
