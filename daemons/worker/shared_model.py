@@ -57,7 +57,8 @@ def share(replica: Replica, directory: Path) -> Shared:
     fd = os.open(directory / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        key, rows = _read(file.read())
+        inode = os.fstat(fd).st_ino
+        key, rows = _read(file.read(), inode)
         memory = _open_any(key, rows, size)
         is_new = memory < 0
         if is_new:
@@ -71,15 +72,18 @@ def share(replica: Replica, directory: Path) -> Shared:
         rows = [row for row in rows if os.path.exists(f"/proc/{row[0]}/fd/{row[1]}")]
         file.seek(0)
         file.truncate()
-        file.write(json.dumps([key.hex(), [*rows, (os.getpid(), memory)]]))
+        file.write(json.dumps([inode, key.hex(), [*rows, (os.getpid(), memory)]]))
     return Shared(np.frombuffer(mapped, np.uint8, 1, MARK_AT), is_new, memory)
 
 
-def _read(text: str) -> tuple[bytes, list[Any]]:
-    """The secret, and (process, number of its open file) of those that have had the memory open."""
+def _read(text: str, inode: int) -> tuple[bytes, list[Any]]:
+    """The secret, and (process, number of its open file) of those that have had the memory open. A
+    copy of the file, as of a whole run, tells of nobody.
+    """
     try:
-        key, rows = json.loads(text)
-        return bytes.fromhex(key), [(int(pid), int(fd)) for pid, fd in rows]
+        of, key, rows = json.loads(text)
+        known = [(int(pid), int(fd)) for pid, fd in rows] if of == inode else []
+        return bytes.fromhex(key), known
     except (ValueError, TypeError):
         return b"", []  # Nobody has written it, or not to its end: who did is dead.
 

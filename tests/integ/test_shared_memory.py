@@ -72,3 +72,20 @@ def test_with_the_last_worker_the_memory_is_gone_and_the_checkpoint_is_not(
     assert len(memories(place)[memory]) == 2
     assert place.dlctl("stop").code == 0
     place.nothing_left()
+
+
+@pytest.mark.long
+def test_a_replica_of_two_processes_dies_with_one_of_them_and_comes_back(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(ENDLESS, workers=1, more="[replica]\nhogwild = 2\n")
+    place.start()
+    place.until_step(8)
+    first = place.pid("worker-0")
+    (rank,) = (p for p in place.processes() if "daemons.worker.rank" in p.cmdline())
+    assert rank.ppid() == first
+    rank.kill()
+    place.until("it has a successor", lambda: place.daemon("worker-0").get("pid") != first)
+    step = place.run()["step"]
+    place.until_step(step + 20)
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -127,7 +128,7 @@ def test_another_model_is_refused_and_the_others_go_on(tmp_path):
     assert first.replica.parameters.size == ROWS + 2
 
 
-@pytest.mark.parametrize("text", ["", "[", "[1, 2]", '["zz", []]', '["00", [["a", 1]]]'])
+@pytest.mark.parametrize("text", ["", "[", "[1, 2]", '[1, "zz", []]', '[1, "00", [["a", 1]]]'])
 def test_a_file_that_tells_of_nobody_is_as_good_as_none(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     assert shared(Bags(), tmp_path)[1].is_new
@@ -140,6 +141,15 @@ def test_memory_behind_the_number_of_another_process_is_not_taken_for_it(tmp_pat
     file = tmp_path / FILE
     file.write_text(file.read_text().replace(b"x".hex(), b"y".hex()))
     assert shared(Bags(), tmp_path)[1].is_new
+
+
+def test_a_copy_of_a_run_does_not_step_in_the_model_of_the_run(tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    shared(Bags(), first)
+    shutil.copytree(first, second)
+    assert shared(Bags(), second)[1].is_new
+    assert not shared(Bags(), first)[1].is_new
 
 
 def who_has(memory: int) -> set[int]:

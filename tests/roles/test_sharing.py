@@ -1,0 +1,26 @@
+"""A replica that joins where all of its host share one model: it waits until that is the run's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlctl.errors import JobFailed
+from dlctl.roles.worker.services.sharing import LOOK_S, NOBODY_S, Sharing
+
+
+def test_it_waits_until_another_one_has_put_the_model_there():
+    mark = np.zeros(1, np.uint8)
+    joins, restores = Sharing(mark), Sharing(mark)
+    assert not joins.advance(5.0)
+    assert joins.deadline() == 5.0 + LOOK_S, "nobody tells of it: it looks again"
+    restores.has_come()
+    assert joins.advance(5.1)
+
+
+def test_it_gives_up_when_nobody_does():
+    joins = Sharing(np.zeros(1, np.uint8))
+    assert not joins.advance(5.0)
+    assert not joins.advance(4.9 + NOBODY_S)
+    with pytest.raises(JobFailed, match="in the memory of this host"):
+        joins.advance(5.0 + NOBODY_S)
