@@ -559,11 +559,6 @@ class JobFile:
         return tuple(Node() for _ in range(self.slurm.nodes)) or self.hosts
 
     @property
-    def ranks(self) -> int:
-        """Processes of each replica."""
-        return max(self.workers.processes, self.replica.hogwild)
-
-    @property
     def has_other_hosts(self) -> bool:
         return any(host.is_other for host in self.places)
 
