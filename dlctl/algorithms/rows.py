@@ -52,7 +52,9 @@ from dlctl.rows import KIND as TABLE
 class Options:
     steps: Annotated[int, Ge(1)] = 1
     """Batches whose rows are fetched together, once, and pushed together; each of them makes a step
-    on these rows. More than 1 only without other parameters."""
+    on these rows. With more of them less travels; but the more workers there are, the more steps
+    of others are not seen meanwhile, which add up to too long ones in the end. More than 1 only
+    without other parameters."""
     overlap: bool = True
     """Compute while fetches of the other parameters are under way; false: wait for each."""
 

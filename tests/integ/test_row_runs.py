@@ -7,10 +7,13 @@ import resource
 import signal
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
-from safetensors.numpy import load_file
 from workplace import ENDLESS, SLOW_S, Workplace
+
+from daemons.files.export import state_dict
+from dlctl.runs import checkpoints
 
 SAMPLES = 256
 TASK = """
@@ -49,21 +52,22 @@ task = Counting()
 
 def counting(
     place: Workplace, stop: str, *, rows: int = 1_000, width: int = 2, pause_s: float = 0.0,
-    more_servers: str = "",
+    workers: int = 2, more_servers: str = "",
 ) -> None:  # fmt: skip
     place.task(TASK.format(rows=rows, width=width, pause_s=pause_s, samples=SAMPLES))
     algorithm = 'name = "rows"\nsteps = 2'
-    place.job(stop, 2, 2, algorithm=algorithm, more_servers=more_servers)
+    place.job(stop, workers, 2, algorithm=algorithm, more_servers=more_servers)
 
 
-def exported(place: Workplace) -> dict[str, object]:
-    ended = place.dlctl("checkpoint", "export", "-o", "model.safetensors")
-    assert ended.code == 0, ended.err
-    return load_file(place.path / "model.safetensors")
+def exported(place: Workplace) -> dict[str, np.ndarray]:
+    """What `dlctl checkpoint export` would write."""
+    (newest, *_) = sorted((place.directory / "ckpt").glob("*/manifest.json"), reverse=True)
+    manifest = checkpoints.read_manifest(newest.parent)
+    return {name: t.numpy() for name, t in state_dict(newest.parent, manifest).items()}
 
 
 def test_all_that_is_pushed_is_in_the_rows_of_the_export(place: Workplace) -> None:
-    counting(place, "{ epochs = 3 }")
+    counting(place, "{ epochs = 3 }", workers=1)
     ended = place.dlctl("run", "job.toml")
     assert ended.code == 0, ended.err
     found = exported(place)
