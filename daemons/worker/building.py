@@ -131,8 +131,9 @@ def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = Non
     kind = Replica
     if job.replica.ranks > 1:
         # It takes a second to import what cuts models.
-        from daemons.worker.cut_replica import WholeReplica
+        from daemons.worker.cut_replica import WholeReplica, give_memory_back
 
+        give_memory_back()
         _check_devices(job, device)
         kind, device = WholeReplica, torch.device("cpu")
     replica = kind(

@@ -105,20 +105,17 @@ def make_stepper(
             part = Part(
                 task, model, layout, mine, memory, device, tells=by_fsdp or rank == 0, **about
             )
-    _give_memory_back()
+    gc.collect()  # The whole model, which nobody has any more.
     return PartStepper(part, job, _groups(job, layout))
 
 
-def _give_memory_back() -> None:
+def give_memory_back() -> None:
     """Have tensors of some size go back to the system when they are freed. What FSDP gathers comes
     and goes; glibc learns from that to keep it, in pieces that the next ones do not fit into, and
     a rank would have twice what it needs.
     """
-    gc.collect()  # The whole model, which nobody has any more.
     with suppress(AttributeError):  # Another C library.
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, GIVES_BACK_BYTES)
-        libc.malloc_trim(0)
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, GIVES_BACK_BYTES)
 
 
 def _groups(job: JobFile, layout: Layout) -> list[Any]:
