@@ -16,10 +16,14 @@ def faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
     """(where, what, what to do) of each fault."""
     chosen, name = job.replica, job.algorithm.name
     ways = [way for way in ("fsdp", "tensor", "pipeline", "hogwild") if getattr(chosen, way) > 1]
-    if ways in ([], ["hogwild"]):
+    if not ways:
         return
     way = ways[0]
     where = ("replica", way)
+    if any(table.of_rows for table in method.shape.tables):
+        yield where, f"{name} brings the rows of a batch to one process", "remove it"
+    if ways == ["hogwild"]:  # What it needs is its own: `_replica_faults`.
+        return
     if len(ways) > 1:
         yield where, f"a replica is cut in one way, not by {' and '.join(ways)}", "use one of them"
     if job.workers.processes > 1:
