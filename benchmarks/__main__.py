@@ -34,6 +34,7 @@ CHAPTERS = {
     "word2vec": "embeddings by rows: loss with 1, 2, 4 workers, words/s beside gensim; 20 minutes",
     "methods": "every method on digits and on a small GPT: how good, bytes, seconds; 45 minutes",
     "methods_slow": "a small GPT behind 100 Mbit/s while a worker and a server are killed",
+    "topologies": "one run for each topology on the digits, and a member of it killed in its midst",
     "straggler": "sandblaster with one of eight workers ten times slower, against the ideal time",
     "quality": "the loss of a small GPT after the same samples, against one process; 45 minutes",
 }

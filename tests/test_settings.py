@@ -28,6 +28,7 @@ GOOD = {
     "fetch_every_clocks": ["1", "100"],
     "rate": ["0.1"],
     "contact_every_steps": ["1", "100"],
+    "steps_at_once": ["1", "1000"],
 }
 BAD = [
     ("push_every_steps", "0"),
@@ -55,6 +56,7 @@ BAD = [
     ("local_steps", "auto"),
     ("local_steps", "1.5"),
     ("contact_every_steps", "0"),
+    ("steps_at_once", "0"),
     ("staleness", "-1"),
     ("staleness", "all"),
     ("clock_steps", "0"),

@@ -189,6 +189,7 @@ class CutReplica:
         self.whole, self.ranks, self._stepper = whole, ranks, stepper
         self.task, self.layout, self.parameters = whole.task, whole.layout, whole.parameters
         self.device, self.lacks_weights = stepper.part.device, False
+        self.rows = None
         self.values_averaged: Array = whole.averaged()
         self.evaluate, self.finish = whole.evaluate, whole.finish
         self.reseed, self.frozen = whole.reseed, whole.frozen
@@ -253,7 +254,9 @@ class CutStepper:
         epoch: int = 0,
         pull: Pull | None = None,
         fresh: bool = False,
+        samples: int = 0,
     ) -> Stepped:
+        """samples: nobody asks here, as there are no rows."""
         told: dict[str, Any] = {
             "own_lr": own_lr, "gather": gather, "norm_max": norm_max, "epoch": epoch,
             "pull": None if pull is None else pull.strength, "fresh": fresh,

@@ -54,7 +54,7 @@ def alone():
     dist.destroy_process_group()
 
 
-@pytest.mark.oracle("allreduce: powersgd", "torch's hook of DistributedDataParallel")
+@pytest.mark.oracle("allreduce", "powersgd: torch's hook of DistributedDataParallel")
 @pytest.mark.parametrize("rank", [1, 3])
 def test_low_rank_sums_are_those_of_torch_step_by_step(rank, alone, agree):
     """With its error feedback and its warm start, of one replica."""
@@ -80,7 +80,7 @@ def test_low_rank_sums_are_those_of_torch_step_by_step(rank, alone, agree):
         agree(ours.error, state.error_dict[0].numpy(), atol=1e-4)
 
 
-@pytest.mark.oracle("allreduce: powersgd", "a loop of the paper, two replicas")
+@pytest.mark.oracle("allreduce", "powersgd: a loop of the paper, two replicas")
 def test_two_replicas_make_one_low_rank_mean_and_keep_errors_of_their_own(agree):
     both = [PowerSgd(LAYOUT, 2), PowerSgd(LAYOUT, 2)]
     q, errors = both[0].q[: 30 * 2].reshape(30, 2).astype(float), np.zeros((2, 24, 30))
@@ -126,7 +126,7 @@ def both_after(steps: int, **options: Any) -> list[Player]:
     return both
 
 
-@pytest.mark.oracle("allreduce: post-local-sgd", "a loop of the paper, two replicas")
+@pytest.mark.oracle("allreduce", "post-local-sgd: a loop of the paper, two replicas")
 def test_after_steps_of_all_replicas_step_by_themselves_between_two_means(agree):
     both = both_after(11, hook="post-local-sgd", local_after_steps=2, local_steps=3)
     w = np.ones((2, SIZE))
@@ -140,7 +140,7 @@ def test_after_steps_of_all_replicas_step_by_themselves_between_two_means(agree)
         agree(player.parameters, own, atol=1e-6)
 
 
-@pytest.mark.oracle("allreduce: bf16 and fp16", "whole gradients")
+@pytest.mark.oracle("allreduce", "fp16, bf16: whole gradients")
 @pytest.mark.parametrize(("hook", "part"), [("fp16", 2**-11), ("bf16", 2**-8)])
 def test_in_half_the_bits_each_step_is_as_far_off_as_they_round(hook, part, agree):
     """Two roundings of each gradient, one of the mean."""

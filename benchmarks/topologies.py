@@ -1,0 +1,144 @@
+"""One run for each topology on the digits, and a member of it killed with SIGKILL in its midst.
+
+Servers; replicas that sum, average in pairs, or share one model; replicas of several processes
+(FSDP2, tensor parallelism, stages, steps without locks), of which a process of one is killed. What
+is measured is how good the model is in the end; how often something was started again, and how
+long the run took, stand beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from benchmarks.figures import Figure
+from benchmarks.sandbox import Dlctl, sandbox
+from dlctl.runs import database
+
+CHAPTER = "topologies"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits" / "train.py"
+WRONG_ASKED, LIMIT_S, LOOK_S = 5.0, 180.0, 0.3
+KILL_AFTER = 12_000
+"""Samples, of 43,110."""
+PLAN = """
+
+def tensor_plan(model):
+    return {"0": "colwise", "2": "rowwise"}
+
+
+task.tensor_plan = tensor_plan
+"""
+
+
+class Run(NamedTuple):
+    algorithm: str
+    sections: str = '[inner]\nname = "adamw"\nlr = 3e-3\n'
+    servers: int = 0
+    workers: int = 3
+    is_rank: bool = False
+    """Killed is a later process of worker-1, and not worker-1 itself."""
+    kills: str = "worker-1"
+
+
+SGD = '[inner]\nname = "sgd"\nlr = 0.05\n'
+SYNC = '[optimizer]\nname = "adamw"\nlr = 3e-3\n'
+CUT = {"servers": 2, "workers": 2, "is_rank": True}
+RUNS = {
+    "sync, worker": Run('name = "sync"', SYNC, 2),
+    "sync, server": Run('name = "sync"', SYNC, 2, kills="server-1"),
+    "allreduce": Run('name = "allreduce"'),
+    "allreduce, powersgd": Run('name = "allreduce"\nhook = "powersgd"\npowersgd_after_steps = 50'),
+    "gossip": Run('name = "gossip"'),
+    "noloco": Run('name = "noloco"\nlocal_steps = 4'),
+    "hogwild": Run('name = "hogwild"', SGD),
+    "downpour, hogwild = 2": Run('name = "downpour"', SGD + "[replica]\nhogwild = 2\n", **CUT),  # type: ignore[arg-type]
+    "sync, fsdp = 2": Run('name = "sync"', SYNC + "[replica]\nfsdp = 2\n", **CUT),  # type: ignore[arg-type]
+    "sync, tensor = 2": Run('name = "sync"', SYNC + "[replica]\ntensor = 2\n", **CUT),  # type: ignore[arg-type]
+    "sync, pipeline = 2": Run('name = "sync"', SYNC + "[replica]\npipeline = 2\n", **CUT),  # type: ignore[arg-type]
+}
+JOB = """[job]
+name = "topology"
+task = "train.py:task"
+stop = {{ epochs = 30 }}
+[algorithm]
+{algorithm}
+{sections}
+{servers}
+[workers]
+count = {workers}
+batch_size = 16
+device = "cpu"
+threads = 1
+"""
+
+
+def measure(*, quick: bool) -> list[Figure]:
+    """quick: the first one only."""
+    return [_measured(name, run) for name, run in list(RUNS.items())[: 1 if quick else None]]
+
+
+def _measured(name: str, run: Run) -> Figure:
+    figure = Figure(CHAPTER, f"{name}: digits after a kill", "% wrong", (), asked=WRONG_ASKED)
+    with sandbox() as directory:
+        shutil.copy(EXAMPLE, directory)
+        with (directory / "train.py").open("a") as file:
+            file.write(PLAN)
+        (directory / "job.toml").write_text(
+            JOB.format(
+                algorithm=run.algorithm, sections=run.sections, workers=run.workers,
+                servers=f"[servers]\ncount = {run.servers}" if run.servers else "",
+            )
+        )  # fmt: skip
+        try:
+            status = _run(directory / "job.toml", run)
+        except RuntimeError as error:
+            return replace(figure, failed=str(error))
+    value = 100 * (1 - status["evaluation"]["accuracy"])
+    again = sum(row["incarnation"] - 1 for row in status["daemons"])
+    detail = f"{status['samples']:,} samples, {again} started again"
+    print(f"  {name}: {value:.3g}, {detail}", file=sys.stderr, flush=True)
+    return replace(figure, values=(value,), detail=detail)
+
+
+def _run(file: Path, run: Run) -> dict[str, Any]:
+    """Its status in the end. Raises RuntimeError if it does not finish, or nobody was killed."""
+    dlctl, is_killed, until = Dlctl(), False, time.monotonic() + LIMIT_S
+    dlctl("start", "--fresh", str(file))
+    try:
+        while (status := _status(dlctl, file))["state"] not in database.ENDED:
+            if time.monotonic() > until:
+                raise RuntimeError(f"not ended after {LIMIT_S:.0f} s: {status['reason']}")
+            if not is_killed and status["samples"] >= KILL_AFTER:
+                os.kill(_victim(status, run), signal.SIGKILL)
+                is_killed = True
+            time.sleep(LOOK_S)
+        if status["state"] != "finished" or not is_killed:
+            raise RuntimeError(f"{status['state']}: {status['reason']}; killed: {is_killed}")
+        return status
+    finally:
+        dlctl("stop", "--kill", "-q", "-j", str(file))
+
+
+def _status(dlctl: Dlctl, file: Path) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads(dlctl("status", "--json", "-j", str(file)))
+    return status
+
+
+def _victim(status: dict[str, Any], run: Run) -> int:
+    """The pid of what is to be killed."""
+    pid: int = next(row["pid"] for row in status["daemons"] if row["name"] == run.kills)
+    if not run.is_rank:
+        return pid
+    for child in psutil.Process(pid).children():
+        if "daemons.worker.rank" in child.cmdline():
+            return child.pid
+    raise RuntimeError(f"{run.kills} has no later process")
