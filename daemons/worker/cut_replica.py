@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from daemons.worker import inner, nests
+from daemons.worker import nests
 from daemons.worker.cutting import cut_by_fsdp, cut_by_tensors, pieces, without_values
 from daemons.worker.out_of_memory import explained
 from daemons.worker.part import Kept, Part, PartStepper, Weighted, together
@@ -305,7 +305,8 @@ class CutStepper:
         places = [(entry.shape, lo, hi) for entry, lo, hi in slices]
         for name, at, array in kept:
             if array is None:
-                shape, lo, hi = places[inner.of_name(name)[0]]
+                assert self.inner is not None
+                shape, lo, hi = places[self.inner.of_name(name)[0]]
                 array = self._memory.vector(at)[lo:hi].view(shape).numpy()
             found.setdefault(name, array)
         return found
@@ -315,21 +316,19 @@ class CutStepper:
         if self.inner is None:
             return
         places = [(entry.shape, lo, hi) for entry, lo, hi in self.replica.layout.slices(TRAINED)]
-        kept = []
-        keys: list[str] = []
+        kept, slices = [], dict[str, int]()
         for name, array in state.items():
-            index, key = inner.of_name(name)
+            index, _ = self.inner.of_name(name)
             is_whole = 0 <= index < len(places) and array.shape == places[index][0] and array.ndim
-            if name == SCALER:
-                continue
-            if not is_whole or array.dtype != np.float32:
+            if is_whole and array.dtype == np.float32:
+                slices[name] = index
+            elif name != SCALER:
                 kept.append(Kept(name, 0, array))
-                continue
-            if key not in keys:
-                keys.append(key)
+        keys = sorted({self.inner.of_name(name)[1] for name in slices})
+        for name, index in slices.items():
             shape, lo, hi = places[index]
-            at = STATES + keys.index(key)
-            self._memory.vector(at)[lo:hi].view(shape).copy_(torch.from_numpy(np.array(array)))
+            at = STATES + keys.index(self.inner.of_name(name)[1])
+            self._memory.vector(at)[lo:hi].view(shape).copy_(torch.from_numpy(state[name].copy()))
             kept.append(Kept(name, at, None))
         arrays = [each.array for each in kept if each.array is not None]
         with self._same("restore", arrays, kept=[[k.name, k.vector] for k in kept]):

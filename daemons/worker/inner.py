@@ -44,13 +44,14 @@ class InnerOptimizer:
         """
         self.tensors = list(tensors)
         self._identity = _identity(choice)
-        self._optimizers, self._indices = [], []
+        self._optimizers, self._indices, self._mine = [], [], []
         for kind, options, mine in _parts(choice, self.tensors):
             of_mine = [groups[index] for index in mine] if groups else []
             grouped, order = _in_groups([self.tensors[i] for i in mine], of_mine, options)
             with calling(f"making the inner optimiser {choice.name}"):
                 self._optimizers.append(kind(grouped, **options))
             self._indices.append(order)
+            self._mine.append(mine)
         self._scales = [
             [
                 _scale(group, optimizer, float(choice.options["lr"]))
@@ -95,6 +96,14 @@ class InnerOptimizer:
                         found[name + _PYTHON] = np.array(value)
         return found
 
+    def of_name(self, name: str) -> tuple[int, str]:
+        """Of a name in `state` the number of its tensor, -1 if there is no such, and its key."""
+        parts = name.removeprefix(SAVED_AS).split(".", 2)
+        if len(parts) < 3 or int(parts[0]) >= len(self._mine):
+            return -1, ""
+        mine, index = self._mine[int(parts[0])], int(parts[1])
+        return mine[index] if index < len(mine) else -1, parts[2]
+
     def keys(self) -> list[str]:
         """The names of what its optimisers keep of a parameter, in order."""
         kept = (of for each in self._optimizers for of in each.state.values())
@@ -105,13 +114,14 @@ class InnerOptimizer:
         `keys`, the tensor's one and itself, and gives what is to take its place, of equal value.
         """
         keys = self.keys()
-        for optimizer, indices in zip(self._optimizers, self._indices, strict=True):
+        of_each = zip(self._optimizers, self._indices, self._mine, strict=True)
+        for optimizer, indices, mine in of_each:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for parameter, index in zip(parameters, indices, strict=True):
                 kept = optimizer.state.get(parameter, {})
                 for key, value in kept.items():
                     if _is_of_elements(value):
-                        kept[key] = where(index, keys, key, value)
+                        kept[key] = where(mine[index], keys, key, value)
 
     def packed(self) -> Array:
         """All that it keeps, as one vector in the order of its names: float32[n]."""
@@ -173,12 +183,6 @@ class InnerOptimizer:
             <= max(1, sizes[place])
             for place, kept in state.items()
         )
-
-
-def of_name(name: str) -> tuple[int, str]:
-    """The number of the parameter, -1 for none, and the key of a name in `state`."""
-    parts = name.removeprefix(SAVED_AS).split(".", 2)
-    return (int(parts[1]), parts[2]) if len(parts) == 3 else (-1, "")
 
 
 def _is_of_elements(value: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,10 +25,11 @@ from daemons.worker.replica import AUTOCAST, Measured, in_numbers, to_device
 from daemons.worker.stepper import CLOSE, Stepped, norm_of
 from daemons.worker.task import Task, TaskError, calling
 from dlctl.config import JobFile, ParameterGroup
-from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, Layout
 from dlctl.messages import Array
 
+FEW_BYTES = 32 << 20
+"""Of gradients that are stepped along at once, if that makes what an optimiser keeps."""
 Weighted = tuple[Any, float]
 """A batch, and what part of the step's samples it has."""
 
@@ -182,6 +183,8 @@ class PartStepper:
         self.clip_norm = job.gradient.clip_norm if is_clipped_here else 0.0
         self.inner = inner.make(job.inner, [each.value for each in part.pieces], groups)
         self.steps = 0
+        self._is_placed = False
+        """What its optimiser keeps is in the replica's memory."""
 
     def step(
         self,
@@ -231,16 +234,21 @@ class PartStepper:
         assert self.inner is not None
         if fresh:
             self.inner.forget()
+            self._is_placed = False
         if pull is not None:
             toward = self.part.memory.vector(GIVEN)
             for each, gradient in zip(self.part.pieces, gradients, strict=True):
                 if gradient is not None:
                     aim = each.of(toward).to(each.value.device)
                     gradient.add_(each.value - aim, alpha=pull)
-        self.inner.step(gradients, lr)
-        self.part.tell_values()
-        if self.part.device.type == "cpu":
+        if self.part.device.type != "cpu":
+            self.inner.step(gradients, lr)
+            self.part.tell_values()
+            return
+        for some in [gradients] if self._is_placed else _a_few_each(gradients):
+            self.inner.step(some, lr)
             self.inner.place(self._in_memory)
+        self._is_placed = True
 
     # ---------------------------------------------------------------- what is saved
 
@@ -263,7 +271,7 @@ class PartStepper:
         pieces, keys = self.part.pieces, self.inner.keys()
         found = []
         for name, array in self.inner.state().items():
-            index, key = inner.of_name(name)
+            index, key = self.inner.of_name(name)
             at = STATES + keys.index(key) if key in keys else 0
             is_whole = index < 0 or array.shape != tuple(pieces[index].value.shape)
             if is_whole or array.dtype != np.float32 or not STATES <= at < VECTORS:
@@ -283,10 +291,7 @@ class PartStepper:
             return
         mine: dict[str, Array] = {}
         for name, at, array in kept:
-            index, _ = inner.of_name(name)
-            if index >= len(self.part.pieces):
-                raise DlctlError(f"the checkpoint has a state of parameter {index}, and there are "
-                                 f"{len(self.part.pieces)}")  # fmt: skip
+            index, _ = self.inner.of_name(name)
             if index >= 0 and not self.part.pieces[index].is_owned:
                 continue
             if array is None:
@@ -295,6 +300,21 @@ class PartStepper:
         self.inner.restore(mine)
         if self.part.device.type == "cpu":
             self.inner.place(self._in_memory)
+            self._is_placed = True
+
+
+def _a_few_each(gradients: Sequence[Tensor | None]) -> Iterator[list[Tensor | None]]:
+    """All of them, each once, others None: with its first step an optimiser makes what it keeps,
+    which then goes elsewhere, and not all of that should be there twice.
+    """
+    some: list[Tensor | None] = [None] * len(gradients)
+    held = 0
+    for index, gradient in enumerate(gradients):
+        some[index] = gradient
+        held += 0 if gradient is None else gradient.nbytes
+        if held > FEW_BYTES or index == len(gradients) - 1:
+            yield some
+            some, held = [None] * len(gradients), 0
 
 
 def together(measured: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:

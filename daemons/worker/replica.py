@@ -167,7 +167,7 @@ class Replica:
 
     def check_finite(self) -> None:
         """Raises TaskError naming a parameter with a value that is NaN or infinite in float32."""
-        if bool(torch.isfinite(self._vector).all()):
+        if all(bool(torch.isfinite(part).all()) for part in torch.split(self._vector, SWAPPED)):
             return
         for entry, lo, hi in self.layout.slices(TRAINED):
             wrong = hi - lo - int(torch.isfinite(self._vector[lo:hi]).sum())

@@ -86,18 +86,22 @@ OWN = """
         for module in (*model.blocks, model):
             fully_shard(module, mesh=mesh)
     """
-ADAMW = {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "amsgrad": False}
+OPTIONS = {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "amsgrad": False}
+ADAMW = config.Choice(name="adamw", options=OPTIONS)
+MUON = config.Choice(name="muon", options={"lr": 1e-2, "adamw": OPTIONS})
 COMES_S = 120.0
 
 
 class House:
     """Rank 0, and what it was told."""
 
-    def __init__(self, path: Path, more: str, replica: dict[str, Any]) -> None:
+    def __init__(
+        self, path: Path, more: str, replica: dict[str, Any], inner: config.Choice
+    ) -> None:
         (path / "train.py").write_text(dedent(TASK) + dedent(more))
         self.job = config.JobFile(
             job=config.Job(name="cut", task=str(path / "train.py:")),
-            inner=config.Choice(name="adamw", options=ADAMW),
+            inner=inner,
             gradient=config.Gradients(clip_norm=0.5),
             workers=config.Workers(batch_size=8, device="cpu", threads=2),
             replica=config.Replica(**replica),
@@ -131,8 +135,8 @@ def house(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., House]]:
     monkeypatch.syspath_prepend(str(tmp_path))
     made: list[House] = []
 
-    def make(more: str = "", **replica: Any) -> House:
-        made.append(House(tmp_path, more, replica))
+    def make(more: str = "", inner: config.Choice = ADAMW, **replica: Any) -> House:
+        made.append(House(tmp_path, more, replica, inner))
         return made[-1]
 
     yield make
@@ -200,6 +204,7 @@ def test_two_processes_with_fsdp_come_to_what_one_does(house) -> None:
         (OWN, {"fsdp": 2}),
         (PLAN, {"tensor": 2}),
         ("", {"pipeline": 2}),
+        ("", {"pipeline": 2, "inner": MUON}),
         ("", {"pipeline": 3, "schedule": "gpipe", "microbatches": 4}),
         ("def stages(model):\n    return [['blocks.0'], ['blocks.1', 'blocks.2', 'blocks.3']]",
          {"pipeline": 2, "microbatches": 3}),
