@@ -405,6 +405,10 @@ class Network:
     port: Annotated[int, Ge(0), Le(65535)] = 0
     """With "tcp": the coordinator's port, servers take the ones after it, and behind these workers
     whose method lets replicas ask each other; 0: any free ports."""
+    private: bool = False
+    """With hosts: only who may see and change everything of this run is in their network. What
+    `allreduce` sends from host to host goes through torch.distributed, neither encrypted nor
+    authenticated, and is refused without this."""
     address: str = ""
     """With hosts: where they reach this machine; "": the address from which it reaches them."""
 

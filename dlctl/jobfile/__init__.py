@@ -95,7 +95,7 @@ def _own_checks(job: JobFile) -> list[Fault]:
         return unclear
     found: list[tuple[KeyPath, str, str]] = [*_clip_faults(job, method)]
     found += [*_average_faults(job, method), *_scaling_faults(job, method)]
-    found += [*_memory_faults(job, method), *_replica_faults(job, method)]
+    found += [*_link_faults(job, method), *_replica_faults(job, method)]
     steps = _gradient_steps(job, method)
     if schedule.is_needed(job.schedule) and not steps and not schedule.scales(job.schedule):
         what = f"{job.algorithm.name} has no optimiser that takes gradient steps"
@@ -142,12 +142,17 @@ def _scaling_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, s
         yield ("schedule", "lr_scaling"), what, "remove it"
 
 
-def _memory_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
-    """Memory ends where its host does."""
-    if "memory" not in method.shape.links:
-        return
+def _link_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """Memory ends where its host does, and torch.distributed's connections are open to anybody."""
     hosts = {agent for name, agent in placement.place(job).items() if name.startswith("worker")}
-    if len(hosts) > 1:
+    if len(hosts) > 1 and "group" in method.shape.links and not job.network.private:
+        what = (
+            f"what {job.algorithm.name} sends between {len(hosts)} hosts is neither encrypted nor "
+            "authenticated (SECURITY.md)"
+        )
+        instead = "use sync or diloco, or [network] private = true if nobody else is in theirs"
+        yield ("algorithm", "name"), what, instead
+    if len(hosts) > 1 and "memory" in method.shape.links:
         what = (
             f"all workers of {job.algorithm.name} share the memory of one host, not of {len(hosts)}"
         )

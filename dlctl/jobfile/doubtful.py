@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dlctl import placement, registry
 from dlctl.config import JobFile
 
 
 def doubts(job: JobFile) -> list[str]:
     """One sentence each."""
-    texts = [_push_before_fetch(job), _slurm_extra(job), _group_in_clear(job)]
+    texts = [_push_before_fetch(job), _slurm_extra(job)]
     return [text for text in texts if text]
 
 
@@ -35,14 +34,3 @@ def _slurm_extra(job: JobFile) -> str:
                 f"[slurm] extra: the quotes in {option} become part of its value; none are needed"
             )
     return ""
-
-
-def _group_in_clear(job: JobFile) -> str:
-    workers = {agent for name, agent in placement.place(job).items() if name.startswith("worker")}
-    method = registry.load("algorithms", job.algorithm.name)
-    if "group" not in method.shape.links or len(workers) < 2:
-        return ""
-    return (
-        f"{job.algorithm.name}: what the workers' group sends from host to host is neither "
-        "encrypted nor authenticated (SECURITY.md)"
-    )

@@ -623,23 +623,28 @@ def test_a_push_before_a_fetch_that_leaves_steps_out_is_doubted(
 
 
 @pytest.mark.parametrize(
-    ("method", "hosts", "is_doubted"),
+    ("method", "hosts", "is_refused"),
     [
         ("toy-group", ["", "b"], True),
+        ("allreduce", ["", "b"], True),
         ("toy-group", ["b"], False),
         ("toy-group", [], False),
         ("toy-ring", ["", "b"], False),
     ],
 )
-def test_a_group_over_several_hosts_is_said_to_be_neither_encrypted_nor_authenticated(
-    folder: Path, method: str, hosts: list[str], is_doubted: bool
+def test_a_group_over_several_hosts_wants_a_private_network(
+    folder: Path, method: str, hosts: list[str], is_refused: bool
 ) -> None:
     text = f'{MINIMAL}[algorithm]\nname = "{method}"\n[servers]\ncount = 0\n[workers]\ncount = 2\n'
     for ssh in hosts:
         text += f'[[hosts]]\nssh = "{ssh}"\n' if ssh else "[[hosts]]\n"
-    doubts = jobfile.doubts(jobfile.load(written(folder, text)))
-    assert len(doubts) == is_doubted
-    assert all("neither encrypted nor authenticated (SECURITY.md)" in doubt for doubt in doubts)
+    jobfile.load(written(folder, f"{text}[network]\nprivate = true\n"))
+    if is_refused:
+        problem = only_problem(folder, text)
+        assert "neither encrypted nor authenticated" in problem.message
+        assert problem.line == 5
+    else:
+        jobfile.load(written(folder, text))
 
 
 @pytest.mark.parametrize("task", ["train.py", "train:task", ":task", "train.py:", "train.py:a b"])
