@@ -329,6 +329,8 @@ class _Member:
                 self._store.wait([answer], within)
                 break
             except _torch().DistStoreError:
+                if self._is_over.is_set():
+                    raise _GivenUp from None
                 if within is not NEVER:
                     missing = ", ".join(map(str, self._missing(self._store, what, number)))
                     raise TimeoutError(f"rank {missing} did not come in time") from None

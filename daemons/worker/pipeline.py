@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from daemons.worker.cutting import Piece, piece
 from daemons.worker.layout import find
@@ -172,23 +173,48 @@ class StagePart(Part):
                 elif stage > self.rank:
                     module.forward = self._too_early
                 elif name == names[-1]:
-                    module.forward = self._and_send(module.forward)
+                    is_first = len(names) == 1
+                    module.forward = self._and_send(module.forward, is_first=is_first)
+                elif name == names[0] and self.rank:
+                    module.forward = self._checked(module.forward)
 
-    def _from_before(self, *_: Any, **__: Any) -> Any:
+    def _from_before(self, *values: Any, **named: Any) -> Any:
         if self._came is None:
             self._came = self._down.receive(self.rank - 1)
+        else:
+            self._check_that_it_came((values, named))
         return self._came[0]
+
+    def _check_that_it_came(self, values: Any) -> None:
+        """A module gets what the one before it has returned, or a stage would be without what the
+        model does in between. Raises TaskError.
+        """
+        assert self._came is not None
+        came = [id(each) for each in tree_leaves(self._came[0]) if isinstance(each, Tensor)]
+        if not any(id(each) in came for each in tree_leaves(values)):
+            what = "does something with a value between two modules of the sequence"
+            raise self._out_of_order(what)
 
     def _too_early(self, *_: Any, **__: Any) -> Any:
         raise self._out_of_order("calls a module of a later stage first")
 
-    def _and_send(self, forward: Any) -> Any:
+    def _checked(self, forward: Any) -> Any:
+        def computed(*values: Any, **named: Any) -> Any:
+            if self._came is not None and self._calls == 0:
+                self._check_that_it_came((values, named))
+            return forward(*values, **named)
+
+        return computed
+
+    def _and_send(self, forward: Any, *, is_first: bool) -> Any:
         def computed(*values: Any, **named: Any) -> Any:
             if self.rank and self._came is None:
                 raise self._out_of_order("calls no module of an earlier stage first")
             self._calls += 1
             if self._calls > 1:
                 raise self._out_of_order("calls the modules of a stage more than once")
+            if self.rank and is_first:
+                self._check_that_it_came((values, named))
             result = forward(*values, **named)
             if self._is_last:
                 return result

@@ -114,8 +114,9 @@ class Replica(ReplicaSide):
 
     def restore(self, state: Mapping[str, Array]) -> None:
         self.step, self.samples = (int(number) for number in state["progress"])
-        if self._low_rank is not None and "q" in state:
-            self._low_rank.error, self._low_rank.q = state["error"], state["q"]
+        low_rank = self._low_rank  # Of another rank than before, it begins anew.
+        if low_rank is not None and "q" in state and state["q"].size == low_rank.q.size:
+            low_rank.error, low_rank.q = state["error"], state["q"]
 
     def run(self) -> Needs:
         while True:
@@ -194,7 +195,9 @@ class Replica(ReplicaSide):
             vector=self.parameters, weight=float(samples > 0), step=self.step * SUMS, beside=samples
         )
         if summed.is_counted and summed.weight:
-            copy_into(self.parameters, to_host(summed.vector) / np.float32(summed.weight))
+            mean = to_host(summed.vector) / np.float32(summed.weight)
+            if all_finite(mean):
+                copy_into(self.parameters, mean)
             self.samples += round(summed.beside * summed.weight)
             if samples:
                 yield Done()

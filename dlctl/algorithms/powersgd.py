@@ -27,6 +27,7 @@ import numpy as np
 
 from dlctl.flat import TRAINED, Layout
 from dlctl.messages import Array
+from dlctl.vector import all_finite
 
 RATE_MIN = 2.0
 """torch's `min_compression_rate`."""
@@ -93,9 +94,11 @@ class PowerSgd:
         """
         found = np.empty(self.size, np.float32)
         found[self._plain] = self._said
-        self.q = mean
         for (lo, hi, *_), p, q in zip(self._matrices, self._p, self._qs(mean), strict=True):
             found[lo:hi] = (p @ q.T).ravel()
+        if not all_finite(found):
+            return found  # Nobody steps along it, and it is to leave no trace.
+        self.q = mean
         if is_counted:
             self.error = self._own - found
             self.error[self._plain] = 0.0

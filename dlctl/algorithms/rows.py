@@ -28,6 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 from annotated_types import Ge
 
 from dlctl.algorithms.base import (
@@ -44,6 +45,7 @@ from dlctl.algorithms.downpour import Server
 from dlctl.algorithms.needs import Gradient, Named, NextRows, Read, Step, View, Write
 from dlctl.config import Choice, JobFile
 from dlctl.errors import JobFailed
+from dlctl.flat import ROWS as OF_ROWS
 from dlctl.inner import NONE
 from dlctl.rows import KIND as TABLE
 
@@ -66,7 +68,7 @@ class Replica(ReplicaSide):
         return self.has_inner
 
     def run(self) -> Needs:
-        has_model = len(self.parameters) > 0
+        has_model, has_rows = len(self.parameters) > 0, self.layout.size(OF_ROWS) > 0
         if has_model and self.options.steps > 1:
             raise JobFailed(
                 "algorithm.steps is for models whose parameters are all rows",
@@ -77,7 +79,7 @@ class Replica(ReplicaSide):
             if named is None:
                 continue
             yield Read(wait=not self.options.overlap)
-            values = None
+            values = np.zeros(0, np.float32) if has_rows else None
             if named.rows.size:
                 view: View = yield Read(
                     table=TABLE, rows=named.rows, into="beside", wait=True, after_own=True
@@ -88,7 +90,7 @@ class Replica(ReplicaSide):
             )
             if computed is None:
                 continue
-            if values is not None:
+            if named.rows.size:
                 yield Write(table=TABLE, vector=computed.rows, rows=named.rows, given=True)
             gradient = computed.gradient if has_model else self.parameters
             yield Write(vector=gradient, samples=computed.samples, behind=True)

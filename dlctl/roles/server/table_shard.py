@@ -261,6 +261,8 @@ class TableShard:
             raise RemoteProtocolError(
                 f"it is of {length} elements from {push.at} on, of {self.shard.size}"
             )
+        if self.rows is not None and (push.is_part or push.at):
+            raise RemoteProtocolError("a push of rows is no part of one")
         if self.rows is not None:
             delta = self.rows.expand(packed)
         else:

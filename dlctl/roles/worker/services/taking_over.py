@@ -27,6 +27,7 @@ class TakingOver:
         """(slot, epoch) of those that have been asked this time."""
         self._again_at: float | None = None
         """When all are asked again."""
+        self._asked_at: float | None = None
         self._whom = ""
         """Who has not answered yet."""
         self._until: float | None = None
@@ -37,6 +38,9 @@ class TakingOver:
         """Whether the model is here. Raises JobFailed if nobody has it."""
         if self._is_done or self._whom:
             return self._is_done
+        if self._asked_at is not None and now > self._asked_at + NOBODY_S:
+            self._until = None  # Who was asked has been waited for, and has died.
+        self._asked_at = None
         if self._again_at is not None and now >= self._again_at:
             self._asked.clear()
             self._again_at = None
@@ -44,11 +48,12 @@ class TakingOver:
         for slot, member in sorted(known.items()):
             if slot != me and member.takes_part and (slot, member.epoch) not in self._asked:
                 self._asked.add((slot, member.epoch))
-                self._whom = f"worker-{slot}"
+                self._whom, self._asked_at = f"worker-{slot}", now
                 self._asking.ask(slot, MODEL, (), math.inf, self._come, now)
                 return self._is_done
-        if self._until is None:
-            self._until = now + NOBODY_S
+        others = (member for slot, member in known.items() if slot != me)
+        if self._until is None or not all(member.takes_part for member in others):
+            self._until = now + NOBODY_S  # Some have not begun yet: they may have it.
         if now >= self._until:
             raise JobFailed(
                 "no other worker has the model of this run",
