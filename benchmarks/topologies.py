@@ -51,7 +51,13 @@ class Run(NamedTuple):
 
 SGD = '[inner]\nname = "sgd"\nlr = 0.05\n'
 SYNC = '[optimizer]\nname = "adamw"\nlr = 3e-3\n'
-CUT = {"servers": 2, "workers": 2, "is_rank": True}
+
+
+def _cut(algorithm: str, sections: str) -> Run:
+    """Two replicas of two processes each."""
+    return Run(f'name = "{algorithm}"', sections, servers=2, workers=2, is_rank=True)
+
+
 RUNS = {
     "sync, worker": Run('name = "sync"', SYNC, 2),
     "sync, server": Run('name = "sync"', SYNC, 2, kills="server-1"),
@@ -60,10 +66,10 @@ RUNS = {
     "gossip": Run('name = "gossip"'),
     "noloco": Run('name = "noloco"\nlocal_steps = 4'),
     "hogwild": Run('name = "hogwild"', SGD),
-    "downpour, hogwild = 2": Run('name = "downpour"', SGD + "[replica]\nhogwild = 2\n", **CUT),  # type: ignore[arg-type]
-    "sync, fsdp = 2": Run('name = "sync"', SYNC + "[replica]\nfsdp = 2\n", **CUT),  # type: ignore[arg-type]
-    "sync, tensor = 2": Run('name = "sync"', SYNC + "[replica]\ntensor = 2\n", **CUT),  # type: ignore[arg-type]
-    "sync, pipeline = 2": Run('name = "sync"', SYNC + "[replica]\npipeline = 2\n", **CUT),  # type: ignore[arg-type]
+    "downpour, hogwild = 2": _cut("downpour", SGD + "[replica]\nhogwild = 2\n"),
+    "sync, fsdp = 2": _cut("sync", SYNC + "[replica]\nfsdp = 2\n"),
+    "sync, tensor = 2": _cut("sync", SYNC + "[replica]\ntensor = 2\n"),
+    "sync, pipeline = 2": _cut("sync", SYNC + "[replica]\npipeline = 2\n"),
 }
 JOB = """[job]
 name = "topology"

@@ -172,11 +172,10 @@ class StagePart(Part):
                     module.forward = self._from_before
                 elif stage > self.rank:
                     module.forward = self._too_early
-                elif name == names[-1]:
-                    is_first = len(names) == 1
-                    module.forward = self._and_send(module.forward, is_first=is_first)
-                elif name == names[0] and self.rank:
+                if stage == self.rank and name == names[0]:
                     module.forward = self._checked(module.forward)
+                if stage == self.rank and name == names[-1]:
+                    module.forward = self._and_send(module.forward)
 
     def _from_before(self, *values: Any, **named: Any) -> Any:
         if self._came is None:
@@ -200,21 +199,19 @@ class StagePart(Part):
 
     def _checked(self, forward: Any) -> Any:
         def computed(*values: Any, **named: Any) -> Any:
-            if self._came is not None and self._calls == 0:
+            if self._came is not None:
                 self._check_that_it_came((values, named))
             return forward(*values, **named)
 
         return computed
 
-    def _and_send(self, forward: Any, *, is_first: bool) -> Any:
+    def _and_send(self, forward: Any) -> Any:
         def computed(*values: Any, **named: Any) -> Any:
             if self.rank and self._came is None:
                 raise self._out_of_order("calls no module of an earlier stage first")
             self._calls += 1
             if self._calls > 1:
                 raise self._out_of_order("calls the modules of a stage more than once")
-            if self.rank and is_first:
-                self._check_that_it_came((values, named))
             result = forward(*values, **named)
             if self._is_last:
                 return result

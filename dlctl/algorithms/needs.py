@@ -341,6 +341,8 @@ class Collective(Need):
     """Of this replica; 0: it takes part with nothing."""
     step: int = 0
     """What it is the sum of: all members must be at the same one; who joins takes it over."""
+    hands_on: bool = False
+    """It is of what the group has come to, for those that have joined (`handed_on`)."""
     beside: float = 0.0
     """A number that travels with it, in float64 whatever the `dtype`."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -381,7 +383,7 @@ def handed_on(
     newest, came = summed, False
     while newest.joined or not came:
         weight = float(slot == newest.first)
-        newest = yield Collective(vector=vector, weight=weight, step=step)
+        newest = yield Collective(vector=vector, weight=weight, step=step, hands_on=True)
         if newest.weight:
             vector, came = newest.vector, True
     return vector, newest.step

@@ -128,6 +128,30 @@ def test_with_every_hook_all_have_one_model_in_the_end_whoever_has_died(hook, at
         assert any(side.state()["error"].any() for side in sides)
 
 
+@pytest.mark.parametrize("after_s", [0.02, 0.03, 0.04, 0.05])
+def test_who_joins_is_no_source_of_the_model_though_the_giver_dies_before_it_was_handed(after_s):
+    """Of two sums of a step it has been in the first one, and its slot is the lowest."""
+    made: list[OfTorch] = []
+    problem = LeastSquares(samples=256, size=400)
+    problem.layout = Layout((Entry("w", TRAINED, (20, 20), "float32"),))
+    options = {"hook": "powersgd", "powersgd_after_steps": 5}
+    simulation = simulated(3, made, problem, epochs=8.0, algorithm=("allreduce", options))
+    world, joined = simulation.world, []
+
+    def look() -> None:
+        training = getattr(world.machine("worker-0"), "training", None)
+        if not joined and training is not None and training.collecting._has_summed:
+            joined.append(training)
+            simulation.at(world.timeline.now + after_s, lambda: world.kill("worker-1"))
+
+    simulation.at(2.0, lambda: world.kill("worker-0"))
+    for at_s in np.arange(2.05, 6.0, 0.002):
+        simulation.at(float(at_s), look)
+    first, *others = replicas(simulation.run(), made, 3)
+    assert joined
+    assert others == [first, first]
+
+
 def test_a_rate_that_is_set_live_is_the_same_in_all_replicas_at_each_step():
     made: list[OfTorch] = []
     simulation = simulated(3, made, epochs=12.0)

@@ -416,7 +416,7 @@ class Reduce(Effect):
     joins: bool
     """This member has taken part in no sum yet."""
     is_behind: bool
-    """It has joined, and no sum with a weight has come since: it is no source of the model yet."""
+    """It has joined, and was not handed the model: it is no source of it yet."""
     slot: int
     beside: float = 0.0
     dtype: str = "float32"

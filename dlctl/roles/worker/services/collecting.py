@@ -81,7 +81,7 @@ class Collecting:
         self._joins = not begins
         """This replica has taken part in no sum yet, and the others have trained without it."""
         self._is_behind = False
-        """It has joined, and no sum with a weight has come since."""
+        """It has joined, and was not handed what the others have come to."""
         self._no_way = ""
         """Why the newest group could not be made, until one is."""
         self._is_ready = self._is_reducing = False
@@ -236,7 +236,8 @@ class Collecting:
             return
         if event.generation == self.generation:
             self._is_reducing, self._missing, self._until = False, None, None
-        is_behind = not event.is_counted or (self._is_behind and not event.weight)
+        is_handed = bool(event.weight) and self._need is not None and self._need.hands_on
+        is_behind = not is_handed and (self._is_behind or not event.is_counted)
         self._is_behind = is_behind and self._hands_on
         self.number, self._joins, self._has_summed = event.number, False, True
         self._result = Summed(
