@@ -1,6 +1,6 @@
 """`python -m dlctl`: the command line."""
 
-from dlctl.cli.main import main
+from dlctl.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -167,10 +167,10 @@ class Ended(NamedTuple):
 @pytest.fixture
 def dlctl_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """Runs one command line in this process: `dlctl_command("status", "--json").out`."""
-    from dlctl.cli import main
+    from dlctl.cli import app
 
     def command(*arguments: str) -> Ended:
-        code = main.run(list(arguments))
+        code = app.run(list(arguments))
         return Ended(code, *capsys.readouterr())
 
     return command

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlctl import jobfile, registry
-from dlctl.cli.main import cli
+from dlctl.cli.app import cli
 
 ROOT = Path(__file__).parent.parent
 TEXTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("examples/*/README.md"))]

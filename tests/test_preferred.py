@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from manifests import whole
 
-from dlctl.cli import lineage
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints, manifest, preferred
+from dlctl.runs import checkpoints, lineage, manifest, preferred
 from dlctl.runs.database import RunDb
 from dlctl.util.text import NO_USE, NO_WORKER, REFUSED
 

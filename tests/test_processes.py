@@ -14,7 +14,7 @@ import psutil
 import pytest
 from identity import ME, OF_ANOTHER_BOOT, identity
 
-from dlctl.cli.snapshot import load
+from dlctl.runs.snapshot import load
 from dlctl.util import processes
 
 SLEEPER = "import signal; print(flush=True); signal.pause()"

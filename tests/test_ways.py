@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import dlctl
-from dlctl.cli import console, main
+from dlctl.cli import app
+from dlctl.cli.ui import console
 from dlctl.errors import DlctlError
 from dlctl.util import hints
 
@@ -50,7 +51,7 @@ def test_what_comes_next_is_about_the_run_that_was_named(own_place, capsys):
     assert hints.about(hint, "my run") == expected
     assert hints.about(hint, "") == hint
     for given in (["-j", "digits-7f3a"], ["--job", "digits-7f3a"], ["--job=digits-7f3a"]):
-        assert main.run(["set", "lr", *given]) == 2
+        assert app.run(["set", "lr", *given]) == 2
         assert capsys.readouterr().err.endswith("\n  next: dlctl set --list -j digits-7f3a\n")
-    assert main.run(["set", "lr"]) == 2
+    assert app.run(["set", "lr"]) == 2
     assert capsys.readouterr().err.endswith("\n  next: dlctl set --list\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dlctl import registry
-from dlctl.cli.algorithms import default_of
+from dlctl.cli.commands.algorithms import default_of
 from dlctl.cli.keydocs import Key, keys
 from dlctl.cli.roff import Page
 from dlctl.config import Choice, JobFile

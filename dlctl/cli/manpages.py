@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from dlctl import __version__
+from dlctl.cli.app import cli
 from dlctl.cli.group import Command, LazyGroup, summary_and_body
-from dlctl.cli.main import cli
 from dlctl.cli.manpage_hosts import hosts_page
 from dlctl.cli.manpage_job import job_page
 from dlctl.cli.manpage_slurm import slurm_page

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dlctl.cli import console
+from dlctl.cli.ui import console
 from dlctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -120,3 +120,13 @@ def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> N
     if value is not None and param.name is not None:
         chosen[param.name] = value
     console.setup(**chosen)
+
+
+def moment(text: str | None, now: float) -> float | None:
+    """A time from an option; None if it was not given. Raises UsageError."""
+    from dlctl.runs import logs  # only here: most commands have no use for it
+
+    try:
+        return None if text is None else logs.parse_time(text, now)
+    except ValueError as error:
+        raise UsageError(str(error)) from None

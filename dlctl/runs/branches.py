@@ -1,7 +1,7 @@
 """Which checkpoints a run descends from: where it went back to an older one, newer ones count for
 nothing any more.
 
-Every time a run resumes from a checkpoint, that goes into its events (`dlctl/cli/lineage.py`), with
+Every time a run resumes from a checkpoint, that goes into its events (`lineage.py`), with
 all that is needed to tell later which checkpoints, and which epochs of its workers, were of before.
 """
 

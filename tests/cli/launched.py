@@ -38,7 +38,7 @@ def the_run(own_place: Path) -> dict:
 @contextmanager
 def attached(*arguments: str) -> Iterator[subprocess.Popen]:
     """A command in a process of its own, which can get signals; killed if it hangs."""
-    code = "import sys; from dlctl.cli import main; sys.exit(main.run(sys.argv[1:]))"
+    code = "import sys; from dlctl.cli import app as main; sys.exit(main.run(sys.argv[1:]))"
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdout=-1, stderr=-1, text=True
     ) as process:

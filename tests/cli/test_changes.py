@@ -350,7 +350,7 @@ def test_a_coordinator_that_dies_while_it_stops_is_cleaned_up_after(
 
 
 def test_kill_takes_a_mute_coordinator_and_its_daemons_by_itself(run, dlctl_command, monkeypatch):
-    from dlctl.cli import stop
+    from dlctl.ops import stop
 
     monkeypatch.setattr(stop, "MUTE_S", 0.2)
     with (
@@ -568,8 +568,8 @@ def test_waiting_has_an_end_and_wrong_goals_are_refused(run, dlctl_command):
 
 
 def test_a_new_checkpoint_is_waited_for_and_an_old_one_does_not_count(run):
-    from dlctl.cli.snapshot import load
-    from dlctl.cli.wait import _goal
+    from dlctl.cli.commands.wait import _goal
+    from dlctl.runs.snapshot import load
 
     begin = load(run.run(checkpoint={"number": 3}).path)
     reached = _goal("checkpoint")(begin)

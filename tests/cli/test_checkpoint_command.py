@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dlctl.cli import checkpoint_export
+from dlctl.cli.commands import checkpoint_export
 from dlctl.runs import checkpoints, manifest
 
 

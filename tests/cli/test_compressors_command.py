@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dlctl import registry
-from dlctl.cli import main
+from dlctl.cli import app
 
 TASK = """
 import torch
@@ -49,19 +49,19 @@ def job(tmp_path):
 @pytest.fixture
 def at_terminal(monkeypatch):
     """Errors and progress go to a terminal; the output does not."""
-    monkeypatch.setattr("dlctl.cli.console.is_tty", lambda *, err=False: err)
+    monkeypatch.setattr("dlctl.cli.ui.console.is_tty", lambda *, err=False: err)
     monkeypatch.setenv("TERM", "xterm")
 
 
 def test_every_compressor_is_listed_with_a_line(capsys):
-    assert main.run(["compressors"]) == 0
+    assert app.run(["compressors"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == registry.names("compressors")
     assert all(len(line.split()) > 3 for line in lines[1:])
 
 
 def test_each_is_measured_on_a_gradient_of_the_job(job, capsys, at_terminal):
-    assert main.run(["compressors", "--job", str(job), "--json", "--quiet"]) == 0
+    assert app.run(["compressors", "--job", str(job), "--json", "--quiet"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
     rows = {row["name"]: row for row in json.loads(said.out)["compressors"]}
@@ -81,7 +81,7 @@ def test_each_is_measured_on_a_gradient_of_the_job(job, capsys, at_terminal):
 
 @pytest.mark.long
 def test_whoever_waits_at_a_terminal_is_told_what_for(job, capsys, at_terminal):
-    assert main.run(["compressors", "--job", str(job), "--color", "never"]) == 0
+    assert app.run(["compressors", "--job", str(job), "--color", "never"]) == 0
     assert capsys.readouterr().err.splitlines() == [
         "loading the task and computing a gradient ...",
         *(f"measuring {name} ..." for name in registry.names("compressors")),
@@ -95,7 +95,7 @@ def test_what_a_push_lacks_is_its_error_also_where_nothing_waits_for_the_next_on
     job.write_text(
         JOB.replace("topk-sampled", "randomk").replace("[servers]", "unbiased = true\n[servers]")
     )
-    assert main.run(["compressors", "--job", str(job), "--json"]) == 0
+    assert app.run(["compressors", "--job", str(job), "--json"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
     rows = {row["name"]: row for row in json.loads(said.out)["compressors"]}
@@ -106,7 +106,7 @@ def test_what_a_push_lacks_is_its_error_also_where_nothing_waits_for_the_next_on
 @pytest.mark.long
 def test_a_task_that_fails_is_an_error_that_names_its_line(job, capsys):
     job.with_name("train.py").write_text(TASK.replace("model(batch[0])", "model(batch[1])"))
-    assert main.run(["compressors", "--job", str(job)]) == 7
+    assert app.run(["compressors", "--job", str(job)]) == 7
     assert "train.py" in capsys.readouterr().err
 
 
@@ -115,7 +115,7 @@ def test_a_density_that_cannot_be_is_an_error_of_the_job_file_with_its_line(job,
         for density in ("0", "1.5", "-0.1"):
             text = JOB.replace("topk-sampled", name).replace("0.05", density)
             job.write_text(text)
-            assert main.run(["validate", str(job)]) == 2
+            assert app.run(["validate", str(job)]) == 2
             said = capsys.readouterr().err
             assert "density" in said
             assert f"job.toml:{text.splitlines().index(f'density = {density}') + 1}" in said
@@ -131,4 +131,4 @@ def test_a_run_with_a_damaged_job_is_named(run_directory, dlctl_command):
 
 def test_a_job_that_is_not_there_is_not_found(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main.run(["compressors", "--job", "nosuch"]) == 4
+    assert app.run(["compressors", "--job", "nosuch"]) == 4

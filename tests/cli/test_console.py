@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dlctl.cli import console
+from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
 
 
@@ -44,7 +44,7 @@ def test_data_goes_to_stdout_and_all_else_to_stderr(capsys: pytest.CaptureFixtur
 def test_what_goes_to_one_place_keeps_its_order() -> None:
     """As with 2>&1: stdout has a buffer when it is no terminal."""
     code = (
-        "from dlctl.cli import console\n"
+        "from dlctl.cli.ui import console\n"
         "for n in range(3): console.out(f'data {n}'); console.note(f'note {n}')\n"
     )
     said = subprocess.check_output([sys.executable, "-c", code], stderr=subprocess.STDOUT)

@@ -17,9 +17,8 @@ from identity import identity
 from remains import keep, remember, save
 
 from dlctl import config
-from dlctl.cli import belonging
 from dlctl.control import keys
-from dlctl.runs import database, kept_shards, paths
+from dlctl.runs import database, kept_shards, lock, paths
 
 ACTING = [
     ("stop",), ("stop", "--no-checkpoint"), ("stop", "--kill"), ("scale", "worker=3"),
@@ -39,7 +38,7 @@ def gone() -> dict:
 def run(run_directory) -> Iterator:
     """A run that should live, and whose coordinator has died."""
     made = run_directory("copied-7f3a", servers=1, workers=2)
-    place = belonging.place(made.path)
+    place = lock.place(made.path)
     made.run(state="running", step=88, place=place, **gone())
     keys.renew(made.path)
     yield made

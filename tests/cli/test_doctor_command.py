@@ -11,7 +11,7 @@ import sys
 import pytest
 from launched import JOB
 
-from dlctl.cli import doctor
+from dlctl.cli.commands import doctor
 from dlctl.health.findings import FAULT, OK, WARNING, Finding
 from dlctl.health.needs import HERE
 

@@ -9,8 +9,9 @@ from types import ModuleType
 import pytest
 
 from dlctl import jobfile
-from dlctl.cli import console, main
-from dlctl.cli.init import FILES, TEMPLATE
+from dlctl.cli import app
+from dlctl.cli.commands.init import FILES, TEMPLATE
+from dlctl.cli.ui import console
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_task"
 
@@ -24,16 +25,16 @@ def fresh_console(own_place: Path):
 def test_it_writes_both_files_and_says_what_to_do_next(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main.run(["init", "a demo"]) == 0
+    assert app.run(["init", "a demo"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "a demo/job.toml\na demo/train.py\n"
     assert "hint: dlctl run 'a demo/job.toml'" in captured.err
     assert "hint: dlctl status" in captured.err
-    assert main.run(["validate", "a demo/job.toml"]) == 0
+    assert app.run(["validate", "a demo/job.toml"]) == 0
 
 
 def test_without_a_directory_it_writes_here() -> None:
-    assert main.run(["init", "-q"]) == 0
+    assert app.run(["init", "-q"]) == 0
     assert sorted(path.name for path in Path().iterdir()) == sorted(FILES)
 
 
@@ -42,7 +43,7 @@ def test_it_never_overwrites_and_then_writes_nothing_at_all(
     present: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(present).write_text("mine")
-    assert main.run(["init"]) == 1
+    assert app.run(["init"]) == 1
     assert f"{present} is already there; nothing was written" in capsys.readouterr().err
     assert [path.name for path in Path().iterdir()] == [present]
     assert Path(present).read_text() == "mine"
@@ -50,13 +51,13 @@ def test_it_never_overwrites_and_then_writes_nothing_at_all(
 
 def test_force_overwrites() -> None:
     Path("job.toml").write_text("mine")
-    assert main.run(["init", "--force"]) == 0
+    assert app.run(["init", "--force"]) == 0
     assert Path("job.toml").read_text() == (TEMPLATE / "job.toml").read_text()
 
 
 def test_a_directory_that_cannot_be_made_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").touch()
-    assert main.run(["init", "file/demo"]) == 1
+    assert app.run(["init", "file/demo"]) == 1
     assert "error: cannot write: Not a directory\n  --> file" in capsys.readouterr().err
 
 

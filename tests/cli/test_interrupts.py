@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from dlctl.cli.interrupts import Interrupted, Interrupts
+from dlctl.cli.ui.interrupts import Interrupted, Interrupts
 
 APART_S = 0.02
 ROUNDS = 600_000

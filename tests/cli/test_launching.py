@@ -19,12 +19,12 @@ from identity import ME
 from launched import JOB, attached, the_run
 from nextlines import commands_of, flat
 
-from dlctl.cli import onlyone, recovering
-from dlctl.cli.changes import differences
-from dlctl.cli.snapshot import load
 from dlctl.errors import TimedOut
-from dlctl.runs import paths
+from dlctl.ops import recover
+from dlctl.ops.decide import differences
+from dlctl.runs import lock, paths
 from dlctl.runs.database import RunDb
+from dlctl.runs.snapshot import load
 from dlctl.util import processes
 
 
@@ -285,7 +285,7 @@ def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_anoth
             db.commit()
         return load(directory)
 
-    monkeypatch.setattr(recovering, "load", arrives)
+    monkeypatch.setattr(recover, "load", arrives)
     with (directory / paths.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = dlctl_command("start", "--no-wait", "job.toml")
@@ -443,7 +443,7 @@ def test_a_full_disk_leaves_nothing(job, own_place):
     """A real limit on file sizes, in a process of its own."""
     code = """
 import resource, sys
-from dlctl.cli import main
+from dlctl.cli import app as main
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 sys.exit(main.run(["start", "job.toml"]))
 """
@@ -506,16 +506,16 @@ def test_a_job_is_started_by_a_lock_that_network_file_systems_grant(
 def test_who_waits_for_another_start_of_the_job_says_so_and_not_for_ever(job, capsys):
     holder = rf"\(pid {os.getpid()} on .*\) has been starting"
     with (
-        onlyone.starting(job),
+        lock.starting(job),
         pytest.raises(TimedOut, match=holder),
-        onlyone.starting(job.parent / "." / job.name, timeout_s=0.01),
+        lock.starting(job.parent / "." / job.name, timeout_s=0.01),
     ):
         raise AssertionError
     told = capsys.readouterr().err
     assert f"waiting for another command that starts this job (pid {os.getpid()} on" in told
-    with onlyone.starting(job, timeout_s=0.0):
-        assert onlyone.lock_path(job).exists()
-    assert not onlyone.lock_path(job).exists()
+    with lock.starting(job, timeout_s=0.0):
+        assert lock.lock_path(job).exists()
+    assert not lock.lock_path(job).exists()
 
 
 def test_differences_are_named_as_in_the_job_file():
@@ -531,11 +531,11 @@ def test_differences_are_named_as_in_the_job_file():
 def test_a_full_disk_keeps_no_start_from_being_the_only_one(job):
     """Only the words of who has the lock are missing then."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with onlyone.starting(job):
+    with lock.starting(job):
         pass  # Its directory is there.
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-        with onlyone.starting(job):
-            assert onlyone.lock_path(job).read_text() == ""
+        with lock.starting(job):
+            assert lock.lock_path(job).read_text() == ""
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dlctl.cli import logfiles, values
+from dlctl.runs import logs
+from dlctl.util import values
 
 
 def line(at: float, msg: str, level: str = "info", **extra):
@@ -28,12 +29,12 @@ def texts(lines) -> list[str]:
 
 
 def tail(run, name: str, limit: int | None, wanted=None) -> list[str]:
-    return texts(logfiles.tail(logfiles.list_files(run.path).get(name, []), limit, wanted))
+    return texts(logs.tail(logs.list_files(run.path).get(name, []), limit, wanted))
 
 
-def parsed(raw: str, frames: int) -> logfiles.Line:
+def parsed(raw: str, frames: int) -> logs.Line:
     """The same with so many more calls on the stack."""
-    return parsed(raw, frames - 1) if frames else logfiles.parse(raw, "worker-0", 1, 5.0)
+    return parsed(raw, frames - 1) if frames else logs.parse(raw, "worker-0", 1, 5.0)
 
 
 def test_json_of_any_depth_is_a_line_of_text_also_at_the_limit_of_what_can_be_read():
@@ -41,7 +42,7 @@ def test_json_of_any_depth_is_a_line_of_text_also_at_the_limit_of_what_can_be_re
     raw = '{"ts": "2025-01-01T00:00:00Z", "msg": "x", "a": ' + "[" * 800 + "]" * 800 + "}"
     free = sys.getrecursionlimit() - len(inspect.stack(0))
     for frames in range(free - 20):
-        assert parsed(raw, frames).level == logfiles.TEXT
+        assert parsed(raw, frames).level == logs.TEXT
 
 
 def test_a_json_line_is_taken_apart_and_other_text_stays_text(run_directory):
@@ -51,14 +52,14 @@ def test_a_json_line_is_taken_apart_and_other_text_stays_text(run_directory):
         line(1000.5, "hello", "warning", step=7),
         "Traceback (most recent call last):",
     )
-    first, second = logfiles.read(logfiles.LogFile(path, "worker-0", 3, 0))
+    first, second = logs.read(logs.LogFile(path, "worker-0", 3, 0))
     assert (first.at, first.level, first.text, first.fields) == (
         1000.5,
         "warning",
         "hello",
         {"step": 7},
     )
-    assert (second.at, second.level, second.text) == (1000.5, logfiles.TEXT, second.raw)
+    assert (second.at, second.level, second.text) == (1000.5, logs.TEXT, second.raw)
     assert second.incarnation == 3
 
 
@@ -68,17 +69,17 @@ def test_a_json_line_is_taken_apart_and_other_text_stays_text(run_directory):
      '{"msg": "x", "ts": "yesterday"}', '{"msg": "x", "ts": 5}', "\x00\x01"],
 )  # fmt: skip
 def test_what_is_not_such_json_is_shown_as_it_stands(raw):
-    found = logfiles.parse(raw, "worker-0", 1, 5.0)
-    assert (found.level, found.text, found.at) == (logfiles.TEXT, raw, 5.0)
+    found = logs.parse(raw, "worker-0", 1, 5.0)
+    assert (found.level, found.text, found.at) == (logs.TEXT, raw, 5.0)
 
 
 def test_of_a_progress_bar_the_last_state_is_shown():
-    assert logfiles.parse("10%\r50%\r100%", "w", 1, 0.0).text == "100%"
+    assert logs.parse("10%\r50%\r100%", "w", 1, 0.0).text == "100%"
 
 
 def test_an_unknown_level_is_not_overlooked():
-    found = logfiles.parse('{"ts":"2025-01-01T00:00:00Z","level":"PANIC","msg":"x"}', "w", 1, 0.0)
-    assert (found.level, found.severity) == ("panic", logfiles.LEVELS.index("warning"))
+    found = logs.parse('{"ts":"2025-01-01T00:00:00Z","level":"PANIC","msg":"x"}', "w", 1, 0.0)
+    assert (found.level, found.severity) == ("panic", logs.LEVELS.index("warning"))
 
 
 def test_files_are_ordered_by_life_and_age(run_directory):
@@ -87,7 +88,7 @@ def test_files_are_ordered_by_life_and_age(run_directory):
         run.log("worker-0", incarnation, "x", suffix=suffix)
     run.log("server-12", 1, "x")
     (run.path / "logs" / "notes.txt").write_text("no log")
-    found = logfiles.list_files(run.path)
+    found = logs.list_files(run.path)
     assert list(found) == ["server-12", "worker-0"]
     assert [(f.incarnation, f.age) for f in found["worker-0"]] == [
         (1, 0), (2, 2), (2, 1), (2, 0), (10, 0),
@@ -127,12 +128,10 @@ def test_the_tail_of_a_long_file_is_found_from_its_end(run_directory, count, end
 
 def test_lines_of_several_daemons_are_merged_by_time_and_keep_their_own_order():
     def made(name: str, *times: float):
-        return [
-            logfiles.Line(name, 1, at, "info", f"{name}{i}", {}, "") for i, at in enumerate(times)
-        ]
+        return [logs.Line(name, 1, at, "info", f"{name}{i}", {}, "") for i, at in enumerate(times)]
 
     clock_set_back = made("b", 1.0, 9.0, 2.0)
-    assert texts(logfiles.in_order([*made("a", 3.0, 5.0), *clock_set_back])) == [
+    assert texts(logs.in_order([*made("a", 3.0, 5.0), *clock_set_back])) == [
         "b0", "a0", "a1", "b1", "b2",
     ]  # fmt: skip
 
@@ -151,7 +150,7 @@ def follow(run_directory):
     """Followers of a run, closed at the end."""
     with ExitStack() as stack:
         yield lambda run, *names, last=0: stack.enter_context(
-            closing(logfiles.Follower(run.path, names, last))
+            closing(logs.Follower(run.path, names, last))
         )
 
 
@@ -172,7 +171,7 @@ def test_following_can_begin_with_the_last_lines(run_directory, follow):
     run.log("worker-0", 2, "a", "b", "c")
     follower = follow(run, "worker-0", last=2)
     assert texts(follower.poll()) == ["b", "c"]
-    files = logfiles.list_files(run.path)["worker-0"]
+    files = logs.list_files(run.path)["worker-0"]
     assert [follower.begins_with(file) for file in files] == [False, True]
 
 
@@ -219,7 +218,7 @@ def test_what_comes_right_before_a_rotation_is_followed_too(run_directory, follo
     run = run_directory()
     path = run.log("worker-0", 1, "1")
     follower = follow(run, "worker-0", last=None)
-    successor, turns = logfiles._Tail._successor, iter("23")
+    successor, turns = logs._Tail._successor, iter("23")
 
     def after_a_rotation(tail):
         if turn := next(turns, ""):
@@ -228,7 +227,7 @@ def test_what_comes_right_before_a_rotation_is_followed_too(run_directory, follo
             run.log("worker-0", 1, f"{turn} after")
         return successor(tail)
 
-    monkeypatch.setattr(logfiles._Tail, "_successor", after_a_rotation)
+    monkeypatch.setattr(logs._Tail, "_successor", after_a_rotation)
     assert texts(follower.poll()) == ["1", "2 before", "2 after", "3 before", "3 after"]
 
 
@@ -244,7 +243,7 @@ def test_following_goes_on_through_restarts_and_waits_for_late_comers(run_direct
 
 
 def test_a_line_without_end_does_not_fill_the_memory(run_directory, follow, monkeypatch):
-    monkeypatch.setattr(logfiles, "LINE_BYTES_MAX", 1000)
+    monkeypatch.setattr(logs, "LINE_BYTES_MAX", 1000)
     run = run_directory()
     path = run.log("worker-0", 1)
     follower = follow(run, "worker-0")
@@ -255,18 +254,18 @@ def test_a_line_without_end_does_not_fill_the_memory(run_directory, follow, monk
 
 def test_times_are_given_as_ages_or_iso():
     now = datetime(2025, 6, 15, 12, 0, tzinfo=UTC).timestamp()
-    assert logfiles.parse_time("10m", now) == now - 600
-    assert logfiles.parse_time("2025-06-15T11:00:00Z", now) == now - 3600
-    assert logfiles.parse_time("2025-06-15 11:00:00+00:00", now) == now - 3600
+    assert logs.parse_time("10m", now) == now - 600
+    assert logs.parse_time("2025-06-15T11:00:00Z", now) == now - 3600
+    assert logs.parse_time("2025-06-15 11:00:00+00:00", now) == now - 3600
     local = datetime(2025, 6, 15, 11, 0).timestamp()
-    assert logfiles.parse_time("2025-06-15T11:00:00", now) == local
+    assert logs.parse_time("2025-06-15T11:00:00", now) == local
     with pytest.raises(ValueError, match="neither a duration"):
-        logfiles.parse_time("noon", now)
+        logs.parse_time("noon", now)
 
 
 def test_last_words_are_those_of_the_newest_life(run_directory):
     run = run_directory()
     run.log("worker-0", 1, "old")
     run.log("worker-0", 2, line(1.0, "a"), "b", "c")
-    assert logfiles.last_words(run.path, "worker-0", 2) == ["b", "c"]
-    assert logfiles.last_words(run.path, "worker-1") == []
+    assert logs.last_words(run.path, "worker-0", 2) == ["b", "c"]
+    assert logs.last_words(run.path, "worker-1") == []

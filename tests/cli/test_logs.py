@@ -13,8 +13,11 @@ import time
 import pytest
 from identity import ME, OF_ANOTHER_BOOT, identity
 
-from dlctl.cli import console, following, logfiles, logs, values
-from dlctl.cli.loglines import Printer
+from dlctl.cli.commands.logs import TAIL
+from dlctl.cli.ui import console, live
+from dlctl.cli.ui.log_lines import Printer
+from dlctl.runs import logs
+from dlctl.util import values
 
 AT = 1_750_000_000.0
 
@@ -333,8 +336,8 @@ def test_logs_of_a_daemon_that_has_yet_to_start_are_empty(run_directory, dlctl_c
 
 
 def test_following_goes_on_through_a_restart_until_the_run_ends(run, dlctl_command, monkeypatch):
-    monkeypatch.setattr(following, "POLL_S", 0.02)
-    monkeypatch.setattr(following, "LOOK_S", 0.06)
+    monkeypatch.setattr(live, "POLL_S", 0.02)
+    monkeypatch.setattr(live, "LOOK_S", 0.06)
     events = iter(
         [
             lambda: run.log("worker-0", 1, line(7, "last words")),
@@ -343,8 +346,8 @@ def test_following_goes_on_through_a_restart_until_the_run_ends(run, dlctl_comma
             lambda: run.run(state="finished", reason="3 epochs"),
         ]
     )
-    wait = following.time.sleep
-    monkeypatch.setattr(following.time, "sleep", lambda s: (next(events, lambda: None)(), wait(s)))
+    wait = live.time.sleep
+    monkeypatch.setattr(live.time, "sleep", lambda s: (next(events, lambda: None)(), wait(s)))
     code, out, err = dlctl_command("logs", "-f", "-n", "1", "worker-*")
     assert code == 0
     assert [rest for _, rest in shown(out)] == [
@@ -369,7 +372,7 @@ def test_following_an_ended_run_shows_its_lines_and_returns(run, dlctl_command):
 def test_ctrl_c_leaves_and_says_that_the_job_goes_on(run):
     """In a process of its own, with a real SIGINT."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    code = "import sys; from dlctl.cli import main; sys.exit(main.run(['logs', '-f', 'worker-0']))"
+    code = "import sys; from dlctl.cli.app import run; sys.exit(run(['logs', '-f', 'worker-0']))"
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=-1, stderr=-1, text=True
     ) as process:
@@ -404,15 +407,15 @@ def test_of_many_lines_those_that_are_shown_are_taken_apart_once_and_no_others(
 ):
     """That is what takes the time: the tail of a long log must not cost all of it."""
     taken_apart: list[str] = []
-    parse = logfiles.parse
+    parse = logs.parse
 
     def counted(raw, *others):
         taken_apart.append(raw)
         return parse(raw, *others)
 
-    monkeypatch.setattr(logfiles, "parse", counted)
+    monkeypatch.setattr(logs, "parse", counted)
     run.log("worker-0", 1, *(line(10 + n / 1000, f"step {n}") for n in range(10_000)))
-    for arguments, count in ((("-n", "all"), 10_003), ((), logs.TAIL)):
+    for arguments, count in ((("-n", "all"), 10_003), ((), TAIL)):
         taken_apart.clear()
         out = dlctl_command("logs", "worker-0", *arguments).out
         assert (len(out.splitlines()), len(taken_apart)) == (count, count)

@@ -13,8 +13,9 @@ import click
 import pytest
 
 from dlctl import __version__
-from dlctl.cli import console, main
+from dlctl.cli import app
 from dlctl.cli.group import summary_and_body
+from dlctl.cli.ui import console
 from dlctl.errors import (
     DlctlError,
     JobFailed,
@@ -28,7 +29,7 @@ from dlctl.errors import (
 )
 
 HEAVY = {"torch", "numpy", "zmq", "pydantic", "rich", "click_man"}
-PROGRAM = [sys.executable, "-c", "from dlctl.cli.main import main; main()"]
+PROGRAM = [sys.executable, "-c", "from dlctl.cli.app import main; main()"]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ def fresh_console(own_place: Path):
 def modules_imported_by(*arguments: str, **environment: str) -> set[str]:
     """What a fresh interpreter has imported after one command line."""
     program = (
-        "import sys, json; from dlctl.cli.main import run; run(sys.argv[1:]); "
+        "import sys, json; from dlctl.cli.app import run; run(sys.argv[1:]); "
         "sys.stderr.write('\\n' + json.dumps(sorted(sys.modules)))"
     )
     done = subprocess.run(
@@ -74,7 +75,7 @@ def completed(line: str) -> list[str]:
 def test_help_and_version_import_nothing_heavy_and_no_command(arguments: list[str]) -> None:
     imported = modules_imported_by(*arguments)
     assert not imported & HEAVY
-    assert not imported & {f"dlctl.cli.{name}" for name in main.COMMANDS}
+    assert not imported & {f"dlctl.cli.commands.{name}" for name in app.COMMANDS}
 
 
 def test_tab_imports_nothing_heavy_and_no_command() -> None:
@@ -82,12 +83,12 @@ def test_tab_imports_nothing_heavy_and_no_command() -> None:
         _DLCTL_COMPLETE="bash_complete", COMP_WORDS="dlctl st", COMP_CWORD="1"
     )
     assert not imported & HEAVY
-    assert not imported & {f"dlctl.cli.{name}" for name in main.COMMANDS}
+    assert not imported & {f"dlctl.cli.commands.{name}" for name in app.COMMANDS}
 
 
 def test_the_help_of_no_command_imports_anything_heavy() -> None:
     program = (
-        "import sys; from dlctl.cli.main import COMMANDS, run\n"
+        "import sys; from dlctl.cli.app import COMMANDS, run\n"
         "for name in COMMANDS:\n"
         "    assert run([name, '--help']) == 0, name\n"
         f"    found = set(sys.modules) & {HEAVY}\n"
@@ -100,44 +101,44 @@ def test_the_help_of_no_command_imports_anything_heavy() -> None:
 
 
 def test_help_lists_every_command_under_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["-h"]) == 0
+    assert app.run(["-h"]) == 0
     text = capsys.readouterr().out
-    for name, entry in main.COMMANDS.items():
+    for name, entry in app.COMMANDS.items():
         assert f"  {name} " in text
         assert f"\n{entry.heading}:\n" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", main.COMMANDS)
+@pytest.mark.parametrize("name", app.COMMANDS)
 def test_every_command_says_what_it_does_and_shows_examples_first(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = main.cli.get_command(click.Context(main.cli), name)
+    command = app.cli.get_command(click.Context(app.cli), name)
     assert command is not None
     assert command.name == name
-    assert summary_and_body(command)[0].replace("\n", " ") == main.COMMANDS[name].help
-    assert main.run([name, "--help"]) == 0
+    assert summary_and_body(command)[0].replace("\n", " ") == app.COMMANDS[name].help
+    assert app.run([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert f"\nExamples:\n  dlctl {name}" in text or f"dlctl {name} " in text.split("Examples:")[1]
     assert text.index("Examples:") < text.index("Options:")
 
 
 def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["help", "start"]) == 0
+    assert app.run(["help", "start"]) == 0
     asked = capsys.readouterr().out
-    assert main.run(["start", "--help"]) == 0
+    assert app.run(["start", "--help"]) == 0
     assert capsys.readouterr().out == asked
 
 
 def test_without_a_command_the_help_comes_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run([]) == 2
+    assert app.run([]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("Usage: dlctl ")
 
 
 def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["-V"]) == 0
+    assert app.run(["-V"]) == 0
     assert capsys.readouterr().out == f"dlctl {__version__}\n"
 
 
@@ -156,7 +157,7 @@ def test_tab_offers_the_runs_of_this_machine(run_directory) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_call_dlctl(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["completion", shell]) == 0
+    assert app.run(["completion", shell]) == 0
     text = capsys.readouterr().out
     assert f"_DLCTL_COMPLETE={shell}_complete" in text
 
@@ -198,7 +199,7 @@ def test_bash_accepts_its_completion_script() -> None:
 def test_a_wrong_command_line_is_answered_with_what_was_meant(
     arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(arguments) == 2
+    assert app.run(arguments) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", error)
 
@@ -210,22 +211,22 @@ def test_a_wrong_command_line_is_answered_with_what_was_meant(
 def test_global_options_stand_before_or_behind_the_command(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(arguments) == 0
+    assert app.run(arguments) == 0
     captured = capsys.readouterr()
     assert captured.out.split()[0] == "downpour"
     assert captured.err == ""
 
 
 def test_an_option_behind_the_command_does_not_undo_those_before_it() -> None:
-    assert main.run(["-q", "--color", "always", "algorithms", "--color", "never"]) == 0
+    assert app.run(["-q", "--color", "always", "algorithms", "--color", "never"]) == 0
     assert (console.is_quiet(), console.shows_color()) == (True, False)
 
 
 def test_the_environment_sets_what_no_flag_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DLCTL_COLOR", "always")
-    assert main.run(["algorithms"]) == 0
+    assert app.run(["algorithms"]) == 0
     assert console.shows_color()
-    assert main.run(["--color", "never", "algorithms"]) == 0
+    assert app.run(["--color", "never", "algorithms"]) == 0
     assert not console.shows_color()
 
 
@@ -237,7 +238,7 @@ def ending_of(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
         raise error
 
     monkeypatch.setattr("dlctl.registry.names", fail)
-    return main.run(["algorithms"])
+    return app.run(["algorithms"])
 
 
 @pytest.mark.parametrize(
@@ -351,7 +352,7 @@ JOB = '[job]\nname = "digits"\ntask = "train.py:task"\n'
 def test_validate_says_what_the_job_is(own_place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (own_place / "train.py").touch()
     (own_place / "job.toml").write_text(JOB)
-    assert main.run(["validate", "job.toml"]) == 0
+    assert app.run(["validate", "job.toml"]) == 0
     assert capsys.readouterr().out == (
         "job.toml is valid: digits, downpour, sgd(lr=0.01) in each worker, sgd(lr=0.01), "
         "no compression, 1 server, 1 worker, until 1 epoch\n"
@@ -373,7 +374,7 @@ def test_validate_says_what_a_length_comes_to(
     (own_place / "train.py").touch()
     more = f'stop = {{ {stop} }}\n[algorithm]\nname = "{method}"\n[workers]\ncount = 4\n'
     (own_place / "job.toml").write_text(f"{JOB}{more}batch_size = 32\n")
-    assert main.run(["validate", "job.toml"]) == 0
+    assert app.run(["validate", "job.toml"]) == 0
     assert capsys.readouterr().out.endswith(f", {work}\n")
 
 
@@ -382,7 +383,7 @@ def test_validate_as_json_has_the_whole_job(
 ) -> None:
     (own_place / "train.py").touch()
     (own_place / "job.toml").write_text(JOB)
-    assert main.run(["validate", "--json", "job.toml"]) == 0
+    assert app.run(["validate", "--json", "job.toml"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert (read["schema"], read["valid"], read["problems"]) == ("dlctl.validate/1", True, [])
     assert read["job"]["algorithm"]["options"]["fetch_every_steps"] == 1
@@ -394,11 +395,11 @@ def test_validate_warns_of_what_is_valid_and_will_not_do_what_it_says(
     (own_place / "train.py").touch()
     method = '[algorithm]\nname = "downpour"\npush_before_fetch = true\n'
     (own_place / "job.toml").write_text(f'[job]\nname = "a"\ntask = "train.py:task"\n{method}')
-    assert main.run(["validate", "job.toml"]) == 0
+    assert app.run(["validate", "job.toml"]) == 0
     said = capsys.readouterr()
     assert "job.toml is valid" in said.out
     assert "push_before_fetch: what is fetched lacks steps" in said.err
-    assert main.run(["validate", "--json", "job.toml"]) == 0
+    assert app.run(["validate", "--json", "job.toml"]) == 0
     (warning,) = json.loads(capsys.readouterr().out)["warnings"]
     assert warning in said.err.replace("\n", " ")
 
@@ -407,7 +408,7 @@ def test_validate_as_json_lists_problems_and_still_exits_with_2(
     own_place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (own_place / "job.toml").write_text(JOB + "[server]\n")
-    assert main.run(["validate", "--json", "job.toml"]) == 2
+    assert app.run(["validate", "--json", "job.toml"]) == 2
     captured = capsys.readouterr()
     problems = json.loads(captured.out)["problems"]
     assert [(p["line"], p["key"]) for p in problems] == [(3, "job.task"), (4, "server")]
@@ -415,14 +416,14 @@ def test_validate_as_json_lists_problems_and_still_exits_with_2(
 
 
 def test_algorithms_shows_the_keys_of_one_entry(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["algorithms", "downpour"]) == 0
+    assert app.run(["algorithms", "downpour"]) == 0
     text = capsys.readouterr().out
     assert '[algorithm]\nname = "downpour"\nfetch_every_steps = 1\n' in text
-    assert main.run(["algorithms", "topk", "--json"]) == 0
+    assert app.run(["algorithms", "topk", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)["entries"]
     assert (entry["section"], entry["keys"][0]["name"]) == ("compression", "density")
 
 
 def test_algorithms_suggests_a_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["algorithms", "adagard"]) == 4
+    assert app.run(["algorithms", "adagard"]) == 4
     assert 'did you mean "adagrad"?' in capsys.readouterr().err

@@ -12,10 +12,12 @@ from typing import get_type_hints
 import pytest
 
 from dlctl import errors, registry
-from dlctl.cli import console, main, man, manpages, plan
+from dlctl.cli import app, manpages
+from dlctl.cli.commands import man, plan
 from dlctl.cli.keydocs import keys
 from dlctl.cli.manpage_job import section_of
 from dlctl.cli.roff import Page, to_text
+from dlctl.cli.ui import console
 from dlctl.config import Choice, JobFile
 
 SECTIONS = [
@@ -54,7 +56,7 @@ def test_a_page_that_is_stale_missing_or_left_over_is_noticed_and_repaired(tmp_p
 
 def test_every_command_has_a_page_with_all_sections() -> None:
     pages = manpages.pages()
-    names = ["dlctl", *(f"dlctl-{name}" for name in main.COMMANDS)]
+    names = ["dlctl", *(f"dlctl-{name}" for name in app.COMMANDS)]
     others = {"man5/dlctl-job.5", "man7/dlctl-hosts.7", "man7/dlctl-slurm.7"}
     assert set(pages) == {f"man1/{name}.1" for name in names} | others
     for name in names:
@@ -66,7 +68,7 @@ def test_every_command_has_a_page_with_all_sections() -> None:
 def test_every_exit_code_of_an_error_is_in_the_table() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     codes = {kind.exit_code for kind in kinds if issubclass(kind, errors.DlctlError)}
-    codes |= {0, main.BUG_EXIT_CODE, main.INTERRUPTED_EXIT_CODE, console.SIGPIPE_EXIT_CODE, 143}
+    codes |= {0, app.BUG_EXIT_CODE, app.INTERRUPTED_EXIT_CODE, console.SIGPIPE_EXIT_CODE, 143}
     codes |= {plan.CHANGES_EXIT_CODE}
     assert {int(code) for code, _ in manpages.EXIT_STATUS} == codes
 
@@ -130,7 +132,7 @@ def test_plain_text_of_a_page_reads_like_the_page() -> None:
 def test_a_page_is_printed_as_text_where_nobody_has_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main.run(["man", "job"]) == 0
+    assert app.run(["man", "job"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("NAME\n\n       dlctl-job - the job file of dlctl\n")
     assert "\\" not in text.replace("\\e", "")
@@ -144,7 +146,7 @@ def test_man_opens_the_page_on_a_terminal(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(console, "is_tty", lambda **_: True)
-    assert main.run(["man", "init"]) == 0
+    assert app.run(["man", "init"]) == 0
     assert capfd.readouterr().out == f"shown: {manpages.FOLDER / 'man1' / 'dlctl-init.1'}\n"
 
 
@@ -160,7 +162,7 @@ def test_text_is_printed_where_man_is_missing_or_fails(
         (tmp_path / "man").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(console, "is_tty", lambda **_: True)
-    assert main.run(["man"]) == 0
+    assert app.run(["man"]) == 0
     assert capsys.readouterr().out.startswith("NAME\n\n       dlctl - ")
 
 
@@ -170,14 +172,14 @@ def test_pages_of_a_wheel_are_found_below_its_prefix(
     manpages.write(tmp_path / "share" / "man")
     monkeypatch.setattr("site.getuserbase", lambda: str(tmp_path))
     monkeypatch.setattr("sysconfig.get_path", lambda name: "/nowhere")
-    monkeypatch.setattr(man, "__file__", "/nowhere/dlctl/cli/man.py")
+    monkeypatch.setattr(man, "__file__", "/nowhere/dlctl/cli/commands/man.py")
     assert man.find("job") == tmp_path / "share" / "man" / "man5" / "dlctl-job.5"
 
 
 def test_a_page_that_is_not_there_is_answered_with_a_similar_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main.run(["man", "validat"]) == 4
+    assert app.run(["man", "validat"]) == 4
     assert 'did you mean "validate"?' in capsys.readouterr().err
 
 
@@ -185,5 +187,5 @@ def test_where_no_pages_are_installed_help_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(man, "_folders", list)
-    assert main.run(["man"]) == 4
+    assert app.run(["man"]) == 4
     assert "next: dlctl --help" in capsys.readouterr().err

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from identity import ME, OF_ANOTHER_BOOT
 
-from dlctl.cli import chosendaemons, pick
-from dlctl.cli.snapshot import Unreadable, load, natural
+from dlctl.cli import daemon_names
 from dlctl.errors import DlctlError, NotFound, UsageError
-from dlctl.runs import paths
+from dlctl.runs import paths, select
 from dlctl.runs.database import RunDb
+from dlctl.runs.snapshot import Unreadable, load, natural
 
 KNOWN = {
     "coordinator": "coordinator",
@@ -40,30 +40,30 @@ def started(run, at: float):
 
 def test_without_runs_the_way_to_the_first_one_is_shown(own_place):
     with pytest.raises(NotFound, match="no runs yet") as caught:
-        pick.pick(None)
+        select.pick(None)
     assert "dlctl run" in caught.value.hint
 
 
 def test_the_only_run_that_lives_is_meant_although_others_are_newer(run_directory):
     live = started(run_directory("a-0001").run(state="running", **ME), 1000)
     started(run_directory("b-0002").run(state="stopped"), 2000)
-    assert pick.pick(None).directory == live.path
+    assert select.pick(None).directory == live.path
 
 
 def test_without_a_live_one_the_newest_here_is_meant(run_directory, tmp_path, monkeypatch):
     started(run_directory("a-0001"), 1000)
     newest_here = started(run_directory("a-0002"), 2000)
     (tmp_path / "elsewhere").mkdir()
-    assert pick.pick(None).directory == newest_here.path
+    assert select.pick(None).directory == newest_here.path
     monkeypatch.chdir(tmp_path / "elsewhere")  # known from the index alone
-    assert pick.pick(None).directory == newest_here.path
+    assert select.pick(None).directory == newest_here.path
 
 
 def test_several_live_runs_are_ambiguous(run_directory):
     for name in ("a-0001", "b-0002"):
         run_directory(name).run(state="running", **ME)
     with pytest.raises(UsageError, match="several jobs run: a-0001, b-0002") as caught:
-        pick.pick(None)
+        select.pick(None)
     assert caught.value.hint.startswith("dlctl ps\n")
 
 
@@ -71,19 +71,19 @@ def test_a_job_name_means_its_newest_run(run_directory):
     started(run_directory("digits-0001"), 2000)
     newest = started(run_directory("digits-0002"), 3000)
     started(run_directory("other-0003"), 4000)
-    assert pick.pick("digits").directory == newest.path
-    assert pick.pick("digits-0001").run_id == "digits-0001"
+    assert select.pick("digits").directory == newest.path
+    assert select.pick("digits-0001").run_id == "digits-0001"
 
 
 def test_a_directory_or_a_job_file_is_understood(run_directory, own_place):
     file = own_place / "job.toml"
     file.write_text("")
     run = run_directory("digits-0001").run(job_file=str(file))
-    assert pick.pick("runs/digits-0001").directory == run.path
-    assert pick.pick("job.toml").directory == run.path
+    assert select.pick("runs/digits-0001").directory == run.path
+    assert select.pick("job.toml").directory == run.path
     (own_place / "other.toml").write_text("")
     with pytest.raises(NotFound, match=r'no run was started from "other\.toml"'):
-        pick.pick("other.toml")
+        select.pick("other.toml")
 
 
 def test_a_copied_run_directory_makes_its_name_ambiguous(run_directory, tmp_path, monkeypatch):
@@ -91,9 +91,9 @@ def test_a_copied_run_directory_makes_its_name_ambiguous(run_directory, tmp_path
     shutil.copytree(run.path, tmp_path / "there" / "runs" / "digits-0001")
     monkeypatch.chdir(tmp_path / "there")
     with pytest.raises(UsageError, match='several runs are called "digits-0001"') as caught:
-        pick.pick("digits-0001")
+        select.pick("digits-0001")
     assert str(run.path) in caught.value.message
-    assert pick.pick("runs/digits-0001").directory == tmp_path / "there" / "runs" / "digits-0001"
+    assert select.pick("runs/digits-0001").directory == tmp_path / "there" / "runs" / "digits-0001"
 
 
 def test_a_mistyped_name_gets_a_suggestion_and_says_where_it_came_from(run_directory, monkeypatch):
@@ -102,7 +102,7 @@ def test_a_mistyped_name_gets_a_suggestion_and_says_where_it_came_from(run_direc
     with pytest.raises(
         NotFound, match='no run or job is called "digist"; did you mean "digits"'
     ) as c:
-        pick.pick("digist")
+        select.pick("digist")
     assert c.value.where == "DLCTL_JOB"
     assert c.value.exit_code == 4
 
@@ -112,9 +112,9 @@ def test_one_unreadable_database_does_not_hide_the_other_runs(run_directory):
     bad = run_directory("b-0002")
     bad.db.close()
     (bad.path / "run.db").write_bytes(b"this is no database" * 100)
-    assert pick.pick(None).directory == good.path
+    assert select.pick(None).directory == good.path
     with pytest.raises(DlctlError, match="database"):
-        pick.pick("b-0002")
+        select.pick("b-0002")
 
 
 def test_a_run_whose_coordinator_is_gone_has_failed_whatever_its_database_says(run_directory):
@@ -140,22 +140,22 @@ def test_a_state_from_the_future_is_passed_on_as_text(run_directory):
 
 
 def test_daemons_are_chosen_by_name_glob_and_role():
-    assert chosendaemons.match([], KNOWN) == list(KNOWN)
-    assert chosendaemons.match(["worker-*", "server-0"], KNOWN) == [
+    assert daemon_names.match([], KNOWN) == list(KNOWN)
+    assert daemon_names.match(["worker-*", "server-0"], KNOWN) == [
         "server-0",
         "worker-0",
         "worker-1",
     ]
-    assert chosendaemons.match([], KNOWN, ["worker"]) == ["worker-0", "worker-1"]
+    assert daemon_names.match([], KNOWN, ["worker"]) == ["worker-0", "worker-1"]
 
 
 def test_a_daemon_that_does_not_exist_is_named_with_a_suggestion():
     with pytest.raises(NotFound, match='no daemon is called "worker-7"; did you mean "worker-1"'):
-        chosendaemons.match(["worker-7"], KNOWN)
+        daemon_names.match(["worker-7"], KNOWN)
     with pytest.raises(NotFound, match="known: coordinator, server-0"):
-        chosendaemons.match(["zzz"], KNOWN)
+        daemon_names.match(["zzz"], KNOWN)
     with pytest.raises(NotFound, match="role server"):
-        chosendaemons.match(["worker-*"], KNOWN, ["server"])
+        daemon_names.match(["worker-*"], KNOWN, ["server"])
 
 
 def test_names_are_sorted_as_people_count():
@@ -200,10 +200,10 @@ def test_who_works_in_a_project_means_its_runs(run_directory, tmp_path, monkeypa
     ours = {"run_id": "digits-0002", "state": "running", "job_file": "/b/job.toml"}
     set_run(other / "runs" / "digits-0002", **ours, **ME)
     for job in (None, "digits"):
-        assert pick.pick(job).directory == here.path
+        assert select.pick(job).directory == here.path
     monkeypatch.chdir(other)
     for job in (None, "digits"):
-        assert pick.pick(job).run_id == "digits-0002"
+        assert select.pick(job).run_id == "digits-0002"
 
 
 def test_a_name_that_several_projects_have_is_ambiguous_elsewhere(
@@ -216,10 +216,10 @@ def test_a_name_that_several_projects_have_is_ambiguous_elsewhere(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match='several jobs are called "digits"') as caught:
-        pick.pick("digits")
+        select.pick("digits")
     assert "digits-0001, digits-0002" in caught.value.message
     two.run(state="running", **ME)
-    assert pick.pick("digits").run_id == "digits-0002"
+    assert select.pick("digits").run_id == "digits-0002"
 
 
 def test_a_run_whose_job_file_was_renamed_is_meant_as_long_as_it_lives(run_directory, own_place):
@@ -228,10 +228,10 @@ def test_a_run_whose_job_file_was_renamed_is_meant_as_long_as_it_lives(run_direc
     lives.run(state="running", job_file=str(own_place / "a.toml"), **ME)
     (own_place / "b.toml").touch()
     newer.run(job_file=str(own_place / "b.toml"))
-    assert pick.own("digits").directory == lives.path
+    assert select.own("digits").directory == lives.path
     newer.run(state="running", **ME)
     with pytest.raises(UsageError, match='several jobs are called "digits": digits-0001, digits-'):
-        pick.own("digits")
+        select.own("digits")
 
 
 def test_the_run_of_another_place_is_not_taken_for_one_of_this_project(
@@ -242,10 +242,10 @@ def test_the_run_of_another_place_is_not_taken_for_one_of_this_project(
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    assert pick.pick(None).directory == run.path
+    assert select.pick(None).directory == run.path
     assert capsys.readouterr().err == ""
     (here / "runs").mkdir()
-    for choose in (pick.pick, pick.look, pick.skim, pick.own):
+    for choose in (select.pick, select.look, select.skim, select.own):
         assert choose(None).directory == run.path
         said = f"no run of its own is in ./runs: digits-0001 is in {run.path.parent}\n"
         assert capsys.readouterr().err == said
@@ -259,7 +259,7 @@ def test_runs_that_were_left_behind_make_no_name_ambiguous(run_directory, own_pl
     newest.run(job_file=str(own_place / "job.toml"))
     damaged.db.close()
     (damaged.path / "run.db").write_bytes(b"torn" * 4096)
-    assert pick.pick("digits").directory == newest.path
+    assert select.pick("digits").directory == newest.path
 
 
 def test_a_run_whose_database_was_removed_is_still_known(run_directory):
@@ -269,10 +269,10 @@ def test_a_run_whose_database_was_removed_is_still_known(run_directory):
     (checkpoint / "manifest.json").write_text("{}")
     (run.path / "run.db").unlink()
     with pytest.raises(Unreadable, match=r"the run's database is gone: there is no run\.db"):
-        pick.pick(None)
+        select.pick(None)
     (checkpoint / "manifest.json").unlink()
     with pytest.raises(NotFound):
-        pick.pick(None)
+        select.pick(None)
 
 
 def test_a_job_file_whose_name_was_changed_means_the_run_that_lives(run_directory, own_place):
@@ -280,11 +280,11 @@ def test_a_job_file_whose_name_was_changed_means_the_run_that_lives(run_director
     file.touch()
     living = run_directory("a-0001").run(state="running", job_file=str(file), **ME)
     newer = run_directory("b-0002").run(state="stopped", job_file=str(file))
-    assert pick.pick("job.toml").directory == living.path
+    assert select.pick("job.toml").directory == living.path
     newer.run(state="running", **ME)
     two = r'several runs of "job\.toml" are at work: a-0001, b-0002'
     with pytest.raises(UsageError, match=two):
-        pick.pick("job.toml")
+        select.pick("job.toml")
 
 
 def test_a_job_file_whose_newest_run_cannot_be_read_does_not_mean_the_one_before(
@@ -298,5 +298,5 @@ def test_a_job_file_whose_newest_run_cannot_be_read_does_not_mean_the_one_before
     (newest.path / "job.toml").write_bytes(file.read_bytes())
     (newest.path / "run.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(DlctlError, match="file is not a database") as raised:
-        pick.pick("job.toml")
+        select.pick("job.toml")
     assert raised.value.where == str(newest.path / "run.db")

@@ -11,8 +11,8 @@ import pytest
 from launched import JOB, the_run
 from remains import keep, remember, save
 
-from dlctl.cli import deciding, planning
-from dlctl.cli.changes import Change
+from dlctl.ops import decide, plan
+from dlctl.ops.decide import Change
 from dlctl.runs import kept_shards
 from dlctl.runs.database import RunDb
 from dlctl.settings import of_job
@@ -228,11 +228,11 @@ def test_what_was_changed_live_is_compared_and_not_what_it_was_started_with(
 
 
 def test_every_way_that_start_can_take_has_words(run_directory) -> None:
-    from dlctl.cli.snapshot import load
+    from dlctl.runs.snapshot import load
 
     snapshot = load(run_directory().path)
     for way in (
-        deciding.BEGIN, deciding.ALIVE, deciding.FINISHED, deciding.CHANGED, deciding.AWAY,
+        decide.BEGIN, decide.ALIVE, decide.FINISHED, decide.CHANGED, decide.AWAY,
     ):  # fmt: skip
-        said = planning.headline(deciding.Decision(way, snapshot))
+        said = plan.headline(decide.Decision(way, snapshot))
         assert "digits-7f3a" in said

@@ -14,9 +14,9 @@ import pytest
 from remains import keep, remember, save
 
 from dlctl import config, jobfile
-from dlctl.cli import belonging, starting
-from dlctl.cli.launching import Launched
-from dlctl.runs import checkpoints, kept_shards, preferred
+from dlctl.ops import ready
+from dlctl.ops.run_directory import Launched
+from dlctl.runs import checkpoints, kept_shards, lock, preferred
 from dlctl.util.text import NO_USE, NO_WORKER
 
 REASON = f"{NO_WORKER}: worker-1: {NO_USE} for 20 steps in a row"
@@ -29,7 +29,7 @@ def failed(run_directory, job) -> Iterator[Any]:
     run = run_directory("ruined-7f3a", servers=1, workers=2)
     remember(run, "server-0", state="failed")
     keep(run, 0, version=41, deliveries=[])
-    place, now = belonging.place(run.path), time.time()
+    place, now = lock.place(run.path), time.time()
     run.run(state="failed", reason=REASON, step=90, resume="", place=place, job_file=str(job))
     run.run(ready_at=now - 60, ended_at=now, name=json_of(run)["job"]["name"])
     save(run, step=60, number=1, version=30, evaluation=ACCURACY)
@@ -110,7 +110,7 @@ def test_if_it_fails_again_from_there_an_older_one_is_offered_too(failed, dlctl_
 
 def test_who_tries_in_vain_to_bring_it_back_is_told_what_works(failed):
     set_lr(failed)
-    error = starting.failed(Launched(failed.path, None), "could not be brought back")
+    error = ready.failed(Launched(failed.path, None), "could not be brought back")
     assert error.hint.startswith("dlctl recover -j ruined-7f3a --from-checkpoint\n")
 
 

@@ -160,7 +160,7 @@ def test_a_run_that_is_not_ready_in_time_is_stopped(job, own_place, play, dlctl_
 
 
 def test_the_bar_on_a_terminal_shows_the_fields_and_goes_away(job, play, monkeypatch, capfd):
-    from dlctl.cli import live
+    from dlctl.cli.ui import live
 
     monkeypatch.setenv("COLUMNS", "200")
     bar = live.Bar()
@@ -186,7 +186,7 @@ class Gone(io.StringIO):
 
 
 def test_the_bar_outlives_its_terminal(monkeypatch):
-    from dlctl.cli import live
+    from dlctl.cli.ui import live
 
     monkeypatch.setattr(sys, "stderr", Gone())
     bar = live.Bar()

@@ -13,15 +13,15 @@ from launched import the_run
 from remains import save
 
 from dlctl import jobfile
-from dlctl.cli import grafting, unfinished
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints, database
+from dlctl.ops import launch
+from dlctl.runs import checkpoints, database, unfinished
 from dlctl.util.text import NO_USE, NO_WORKER
 
 KILLED_AFTER = """
 import os, sys
 from dlctl.runs import checkpoints, database
-from dlctl.cli import main
+from dlctl.cli import app as main
 call = {doom}
 def last(*args, **keys):
     call(*args, **keys)
@@ -114,8 +114,8 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_said_to_be_gone(
     job, run_directory, own_place, tmp_path
 ):
     source = save(run_directory("old-0001"), step=30, number=4)
-    good = grafting.check(source, jobfile.load(job))
+    good = launch.check_source(source, jobfile.load(job))
     (source / "shard-0.safetensors").unlink()
     with pytest.raises(DlctlError, match="cannot read the checkpoint: No such file") as caught:
-        grafting.copy(tmp_path, good)
+        launch.copy_source(tmp_path, good)
     assert caught.value.where == str(source / "shard-0.safetensors")

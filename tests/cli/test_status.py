@@ -14,7 +14,8 @@ from identity import ME, identity
 from nextlines import flat
 from remains import save
 
-from dlctl.cli import lineage, status
+from dlctl.cli.commands import status
+from dlctl.runs import lineage
 from dlctl.util.text import COORDINATOR_GONE, KILLED
 
 
@@ -571,7 +572,7 @@ def test_reading_commands_import_nothing_heavy(run_directory):
     training(run_directory())
     code = """
 import sys
-from dlctl.cli import main
+from dlctl.cli import app as main
 for arguments in (["ps"], ["status"], ["logs"], ["events"], ["get"], ["wait", "--for", "step=1"]):
     assert main.run(arguments) == 0, arguments
 print([m for m in ("torch", "numpy", "zmq", "rich", "pydantic", "msgpack") if m in sys.modules])

@@ -149,10 +149,10 @@ def test_a_run_that_has_failed_of_it_goes_on_when_the_task_is_corrected(run, dlc
 
 
 def test_a_worker_whose_process_is_gone_is_not_said_to_be_killed_soon(run):
-    from dlctl.cli import arriving
+    from dlctl.ops import control
 
     row = {
         "name": "worker-0", "state": "gone", "phase": "its process is gone", "kill_at": 90.0,
         "metrics": {"stuck_s": 57.0},
     }  # fmt: skip
-    assert arriving.told(row, 100.0) == "worker-0 (gone)"
+    assert control.told(row, 100.0) == "worker-0 (gone)"

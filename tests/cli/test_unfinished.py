@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 from launched import the_run
 
-from dlctl.cli import unfinished
+from dlctl.runs import unfinished
 
 KILLED = """
 import os, sys
-from dlctl.cli import launching, main
-launching._row = lambda *_, **__: os.kill(os.getpid(), 9)
+from dlctl.ops import run_directory
+from dlctl.cli import app as main
+run_directory.first_row = lambda *_, **__: os.kill(os.getpid(), 9)
 main.run(["start", "job.toml"])
 """
 
 KILLED_AFTER = """
 import fcntl, os, pathlib, sys
 from pathlib import Path
-from dlctl.cli import unfinished
+from dlctl.runs import unfinished
 call = {doom}
 def last(*args, **keys):
     call(*args, **keys)

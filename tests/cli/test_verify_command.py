@@ -12,10 +12,9 @@ from identity import ME
 from remains import acknowledge, keep, save
 
 from dlctl import config
-from dlctl.cli import lineage
-from dlctl.cli.verdicts import recorded_pushes, table_of
 from dlctl.launch import ssh
-from dlctl.runs import branches, kept_shards
+from dlctl.ops.verify import recorded_pushes, table_of
+from dlctl.runs import branches, kept_shards, lineage
 from dlctl.runs.branches import Resume
 
 

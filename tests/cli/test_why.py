@@ -18,8 +18,8 @@ import pytest
 from identity import ME, OF_ANOTHER_BOOT, identity
 from nextlines import flat
 
-from dlctl.cli import lives, recovering, troubles
-from dlctl.runs import paths
+from dlctl.ops import problems, recover
+from dlctl.runs import lives, paths
 from dlctl.util.text import NO_USE
 
 pytestmark = pytest.mark.usefixtures("clock_stands")
@@ -223,7 +223,7 @@ def test_a_worker_that_was_killed_a_moment_ago_is_told_of_at_once(run, dlctl_com
     ],
 )
 def test_every_end_is_told_in_a_sentence(text, sentence):
-    assert troubles.died({"code": -15, "text": text, "at": 7.0}, 10.0) == sentence
+    assert problems.died({"code": -15, "text": text, "at": 7.0}, 10.0) == sentence
 
 
 def test_a_daemon_that_is_frozen_is_told_of_before_it_is_given_up(run, dlctl_command):
@@ -422,7 +422,7 @@ def test_what_every_next_coordinator_ends_with_is_told_and_recover_does_not_call
     run, dlctl_command, monkeypatch
 ):
     """The process of each is there for a moment, and says nothing but that to its log."""
-    monkeypatch.setattr(recovering, "LED_S", 0.0)
+    monkeypatch.setattr(recover, "LED_S", 0.0)
     monkeypatch.setattr("dlctl.util.processes.age_s", lambda start: 0.5)
     heard_at = time.time() - 12.3
     run.run(updated_at=heard_at, updated_by=OF_ANOTHER_BOOT, state="running", incarnation=3)

@@ -21,9 +21,8 @@ from orphans import orphan
 from daemons.coordinator import records
 from daemons.coordinator.past import read_past
 from daemons.loop import Loop
-from dlctl.cli import lineage
 from dlctl.roles.coordinator import records as j
-from dlctl.runs import checkpoints, paths
+from dlctl.runs import checkpoints, lineage, paths
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import MANIFEST
 from dlctl.util.names import HOME_AGENT

@@ -41,7 +41,7 @@ COMMAND_S = 90.0
 START = """
 import json, os, sys
 os.environ.update(json.loads(sys.argv.pop(1)))
-from dlctl.cli.main import main
+from dlctl.cli.app import main
 main()
 """
 """A dlctl command. What daemons get besides is put into the environment when it has begun: a false

@@ -31,7 +31,7 @@ GOAL = 0.95
 def dlctl(place: Path, *arguments: str) -> Ended:
     """Run a command to its end; its own files are in `place`."""
     own = {"XDG_STATE_HOME": str(place / "state"), "XDG_RUNTIME_DIR": str(place / "x")}
-    command = [sys.executable, "-P", "-c", "from dlctl.cli.main import main; main()", *arguments]
+    command = [sys.executable, "-P", "-c", "from dlctl.cli.app import main; main()", *arguments]
     env = os.environ | own | {"PYTHONPATH": str(EXAMPLE.parents[1])}
     ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     return Ended(ended.returncode, ended.stdout, ended.stderr)

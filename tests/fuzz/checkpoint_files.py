@@ -20,8 +20,8 @@ from typing import Any
 import manifests
 import numpy as np
 
-from dlctl.cli import checkpoint as command
-from dlctl.cli import console
+from dlctl.cli.commands import checkpoint as checkpoint_command
+from dlctl.cli.ui import console
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 from dlctl.runs import checkpoints, manifest
@@ -212,9 +212,9 @@ def _check_manifest(directory: Path, found: dict[str, Any]) -> None:
     manifest.layout(found).to_bytes()
     assert Best("accuracy", "max").of([(directory, found)]) in (None, directory)
     with redirect_stdout(io.StringIO()) as shown:
-        console.out_json("dlctl.checkpoints/1", command._as_data(directory, found))
+        console.out_json("dlctl.checkpoints/1", checkpoint_command._as_data(directory, found))
     json.loads(shown.getvalue())
-    check_harmless("\n".join(command._row(directory, found, False, 1.8e9)))
+    check_harmless("\n".join(checkpoint_command._row(directory, found, False, 1.8e9)))
 
 
 def _read_all(directory: Path, found: dict[str, Any], *, is_good: bool) -> None:

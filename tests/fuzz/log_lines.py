@@ -17,7 +17,8 @@ from typing import Any
 
 from daemons import log_tail
 from daemons.logs import JsonLines
-from dlctl.cli import console, logfiles, loglines
+from dlctl.cli.ui import console, log_lines
+from dlctl.runs import logs
 
 from . import mutation, trees
 from .harmless import check_harmless
@@ -100,35 +101,35 @@ def target(data: bytes) -> None:
     directory = _directory()
     path = directory / "logs" / f"{WORKER}.1.jsonl"
     path.write_bytes(data)
-    (file,) = logfiles.list_files(directory)[WORKER]
-    lines = list(logfiles.read(file))
+    (file,) = logs.list_files(directory)[WORKER]
+    lines = list(logs.read(file))
     _check_readers(directory, file, lines)
     _check_last_words(directory, path)
     console.setup(color="never")
     for line in lines:
         _check_line(line)
     for shape in ("text", "json"):
-        _check_shown(loglines.Printer(directory, [WORKER], shape), lines)
+        _check_shown(log_lines.Printer(directory, [WORKER], shape), lines)
     _check_escape(data[:ESCAPED_BYTES].decode("utf-8", "surrogateescape"))
     _check_written(data.decode("utf-8", "replace"))
 
 
-def _check_readers(directory: Path, file: logfiles.LogFile, lines: list[logfiles.Line]) -> None:
+def _check_readers(directory: Path, file: logs.LogFile, lines: list[logs.Line]) -> None:
     raw = [line.raw for line in lines]
     for last in (0, 1, 3):
-        found = [line.raw for line in logfiles.tail([file], last)]
+        found = [line.raw for line in logs.tail([file], last)]
         assert found == (raw[-last:] if last else [])
-    follower = logfiles.Follower(directory, [WORKER], last=None)
+    follower = logs.Follower(directory, [WORKER], last=None)
     try:
         followed = [*follower.poll(), *follower.rest()]
     finally:
         follower.close()
     assert [line.raw for line in followed] == raw
-    assert logfiles.in_order(lines) == lines
+    assert logs.in_order(lines) == lines
 
 
 def _check_last_words(directory: Path, path: Path) -> None:
-    assert len(logfiles.last_words(directory, WORKER)) <= 10
+    assert len(logs.last_words(directory, WORKER)) <= 10
     last = log_tail.last_lines(path)
     assert len(last) <= log_tail.LINES
     assert all(len(line) <= log_tail.LINE_CHARS_MAX for line in last)
@@ -136,16 +137,16 @@ def _check_last_words(directory: Path, path: Path) -> None:
     assert code is None or 0 <= code < 1000
 
 
-def _check_line(line: logfiles.Line) -> None:
-    assert line.level == logfiles.TEXT or line.raw.startswith("{")
-    assert 0 <= line.severity < len(logfiles.LEVELS)
-    json.dumps(loglines.as_data(line))
-    test = loglines.wanted("info", 0.0, 2e9, lambda text: "x" in text)
+def _check_line(line: logs.Line) -> None:
+    assert line.level == logs.TEXT or line.raw.startswith("{")
+    assert 0 <= line.severity < len(logs.LEVELS)
+    json.dumps(log_lines.as_data(line))
+    test = log_lines.wanted("info", 0.0, 2e9, lambda text: "x" in text)
     assert test is not None
     test(line)
 
 
-def _check_shown(printer: loglines.Printer, lines: list[logfiles.Line]) -> None:
+def _check_shown(printer: log_lines.Printer, lines: list[logs.Line]) -> None:
     with redirect_stdout(io.StringIO()) as shown:
         printer.show(lines)
     check_harmless(shown.getvalue())
@@ -171,6 +172,6 @@ def _check_written(text: str) -> None:
     )
     written = JsonLines(WORKER, 1).format(record)
     assert "\n" not in written
-    line = logfiles.parse(written, WORKER, 1, 0.0)
+    line = logs.parse(written, WORKER, 1, 0.0)
     assert line.text == record.getMessage()[:16384]
     assert line.fields == {"step": text[:50]}

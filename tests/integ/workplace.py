@@ -39,13 +39,13 @@ COUNTING = """class Counting(TensorDataset):
 
 
 class Clouds"""
-COMMAND = [sys.executable, "-P", "-c", "from dlctl.cli.main import main; main()"]
+COMMAND = [sys.executable, "-P", "-c", "from dlctl.cli.app import main; main()"]
 ON_TERMINAL = [
     sys.executable,
     "-P",
     "-c",
     "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-    "from dlctl.cli.main import main; main()",
+    "from dlctl.cli.app import main; main()",
 ]
 """As a shell starts it: standard input is the terminal that controls the command."""
 

@@ -1,0 +1,105 @@
+"""`dlctl algorithms`: the names that a job file can use, from the registry."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import click
+
+from dlctl import registry
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import json_option
+from dlctl.cli.ui import console
+from dlctl.errors import NotFound
+from dlctl.util.did_you_mean import closest
+
+SECTIONS = {kind: section for section, kind in registry.SECTIONS.items()}
+"""Kind -> the section of the job file where its names are used; launchers have none."""
+WIDTH = 76
+
+
+@make_command(
+    "algorithms",
+    examples=[
+        ("dlctl algorithms", "algorithms, optimizers, compressors, launchers"),
+        ("dlctl algorithms downpour", "the keys of one of them, with their defaults"),
+    ],
+    see_also=["validate", "man"],
+)
+@click.argument("name", required=False)
+@json_option
+def command(name: str | None, as_json: bool) -> None:
+    """List the names that a job file can use, and their keys."""
+    found = [(kind, entry) for kind in registry.BUILT_IN for entry in registry.names(kind)]
+    chosen = [(kind, entry) for kind, entry in found if name in (None, entry)]
+    if not chosen:
+        close = closest(name or "", [entry for _, entry in found], registry.ALIASES)
+        meant = f'; did you mean "{close}"?' if close else ""
+        raise NotFound(f'there is no "{name}"{meant}', hint="dlctl algorithms")
+    if as_json:
+        described = [_describe(kind, entry, with_keys=name is not None) for kind, entry in chosen]
+        console.out_json("dlctl.algorithms/1", {"entries": described})
+    elif console.is_quiet():
+        console.out("\n".join(console.escape(entry) for _, entry in chosen))
+    elif name is None:
+        _print_list(chosen)
+    else:
+        console.out("\n\n".join(_details(kind, entry) for kind, entry in chosen))
+
+
+def _describe(kind: str, name: str, *, with_keys: bool) -> dict[str, Any]:
+    entry = registry.find(kind, name)
+    described: dict[str, Any] = {"kind": kind, "name": name, "summary": entry.summary}
+    described["note"] = entry.note
+    described["section"] = SECTIONS.get(kind)
+    if with_keys:
+        described["keys"] = [key.to_dict() for key in _keys(kind, name)]
+    return described
+
+
+def _keys(kind: str, name: str) -> list[Any]:
+    from dlctl.cli.keydocs import keys
+
+    options = getattr(registry.load(kind, name), "Options", None)
+    return keys(options) if options else []
+
+
+def _print_list(chosen: list[tuple[str, str]]) -> None:
+    rows = [
+        [console.escape(text) for text in (kind, name, registry.find(kind, name).summary)]
+        for kind, name in chosen
+    ]
+    console.out(console.table(["KIND", "NAME", "WHAT IT IS"], rows))
+    for kind, name in chosen:
+        if note := registry.find(kind, name).note:
+            console.note(console.escape(f"{name}: {note}"))
+    console.hint("dlctl algorithms NAME shows the keys of one of them")
+
+
+def _details(kind: str, name: str) -> str:
+    entry = registry.find(kind, name)
+    lines = [f"{console.style(name, bold=True)} ({registry.singular(kind)}): {entry.summary}"]
+    lines += [entry.note] if entry.note else []
+    if kind in SECTIONS:
+        lines += ["", f"[{SECTIONS[kind]}]", f'name = "{name}"']
+    for key in _keys(kind, name):
+        limits = f", {key.limits}" if key.limits else ""
+        default = f"{key.name} = {key.default}" if key.default else f"{key.name}   (required)"
+        lines += [default, *textwrap.wrap(f"{key.type}{limits}. {key.text}", WIDTH, **_INDENT)]
+    if kind == "algorithms":
+        for section in ("optimizer", "inner"):
+            lines += ["", f"[{section}]", *default_of(section, name)]
+    return "\n".join(lines)
+
+
+def default_of(section: str, algorithm: str) -> list[str]:
+    """What stands below [optimizer] or [inner] where a job file with this method says nothing."""
+    from dlctl.cli.keydocs import to_toml
+
+    choice = getattr(registry.load("algorithms", algorithm), section)
+    given = {"name": choice.name} | choice.options
+    return [f"{key} = {to_toml(value)}" for key, value in given.items()]
+
+
+_INDENT: dict[str, Any] = {"initial_indent": "    # ", "subsequent_indent": "    # "}

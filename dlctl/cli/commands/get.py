@@ -1,0 +1,85 @@
+"""`dlctl get`: the live settings, as the daemons last reported them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from dlctl import registry, settings
+from dlctl.cli import daemon_names
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import job_option, json_option
+from dlctl.cli.ui import console
+from dlctl.runs import facts, select
+from dlctl.runs.snapshot import Snapshot, read_job
+
+KEY = re.compile("[a-z_]+")
+"""No daemon but the coordinator is called like a key."""
+
+
+@make_command(
+    "get",
+    examples=[
+        ("dlctl get", "all live settings of all daemons"),
+        ("dlctl get 'worker-*' push fetch", "two settings of all workers"),
+        ("dlctl get server-0 lr -q", "only the value, for scripts"),
+    ],
+    see_also=["set", "status"],
+)
+@click.argument(
+    "arguments", nargs=-1, metavar="[NAME]... [KEY]...", shell_complete=daemon_names.complete
+)
+@job_option
+@json_option
+def command(arguments: tuple[str, ...], job: str | None, as_json: bool) -> None:
+    """Show live settings.
+
+    What is printed can be given to "dlctl set" again.
+    """
+    snapshot = select.pick(job)
+    roles, known = snapshot.roles(), _known(read_job(snapshot.directory))
+    names = [text for text in arguments if text in roles or not KEY.fullmatch(text)]
+    keys = [text for text in arguments if text not in names]
+    chosen = daemon_names.match(names, roles)
+    found = {name: _chosen(live(snapshot, name), keys) for name in chosen}
+    if as_json:
+        shown = {name: own for name, own in found.items() if own}
+        console.out_json("dlctl.settings/1", {"run_id": snapshot.run_id, "settings": shown})
+        return
+    rows = [
+        [name, console.escape(key), console.escape(known.format(key, value))]
+        for name, own in found.items()
+        for key, value in own.items()
+    ]
+    if console.is_quiet():
+        for row in rows:
+            console.out(row[2])
+    elif rows:
+        console.out(console.table(("NAME", "KEY", "VALUE"), rows))
+    else:
+        console.note("no daemon has reported such a setting yet")
+
+
+def _known(job: dict[str, Any]) -> settings.LiveSettings:
+    """How values are written. What our own components declare are plain numbers; to import them
+    would take longer than all else here.
+    """
+    chosen = [(kind, job.get(section)) for section, kind in registry.SECTIONS.items()]
+    names = [(kind, one.get("name")) for kind, one in chosen if isinstance(one, dict)]
+    is_ours = all(name in registry.BUILT_IN[kind] for kind, name in names)
+    return settings.EVERY_RUN if is_ours else settings.of_job(job)
+
+
+def live(snapshot: Snapshot, name: str) -> dict[str, Any]:
+    """The settings of one daemon: what the coordinator knows, else the daemon's last report."""
+    known = snapshot.run.get("settings")
+    own = known.get(name) if isinstance(known, dict) else None
+    reported = dict(facts.settings(snapshot.daemon(name)))
+    return {**reported, **own} if isinstance(own, dict) else reported
+
+
+def _chosen(found: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if not keys or key in keys}

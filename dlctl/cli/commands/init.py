@@ -1,0 +1,58 @@
+"""`dlctl init`: a job file and a task to begin with."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from dlctl.cli.group import command as make_command
+from dlctl.cli.ui import console
+from dlctl.errors import DlctlError
+
+TEMPLATE = Path(__file__).parents[1] / "template"
+FILES = ("job.toml", "train.py")
+
+
+@make_command(
+    "init",
+    examples=[
+        ("dlctl init demo", "write demo/job.toml and demo/train.py"),
+        ("dlctl init", "write them here"),
+    ],
+    see_also=["validate", "run", "man"],
+)
+@click.argument("directory", default=".", metavar="[DIR]", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+def command(directory: Path, force: bool) -> None:
+    """Write a commented job file and a runnable task.
+
+    The task trains a small network on data that it makes itself, so that it runs as it is. Change
+    it to your own.
+    """
+    targets = [directory / name for name in FILES]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _refuse_to_overwrite(targets, force)
+        for target in targets:
+            with target.open("w" if force else "x", encoding="utf-8") as file:
+                file.write((TEMPLATE / target.name).read_text(encoding="utf-8"))
+            console.out(console.escape(str(target)))
+    except OSError as error:
+        where = str(error.filename or directory)
+        raise DlctlError(f"cannot write: {error.strerror}", where=where) from error
+    console.hint(f"dlctl run {shlex.quote(str(targets[0]))}   trains; Ctrl-C stops")
+    console.hint("dlctl status   shows how it goes, from another terminal")
+
+
+def _refuse_to_overwrite(targets: list[Path], force: bool) -> None:
+    present = [target for target in targets if target.exists() or target.is_symlink()]
+    if present and not force:
+        names = " and ".join(target.name for target in present)
+        verb = "are" if len(present) > 1 else "is"
+        raise DlctlError(
+            f"{names} {verb} already there; nothing was written",
+            where=str(present[0].parent),
+            hint="choose another directory, or overwrite with --force",
+        )

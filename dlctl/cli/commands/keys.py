@@ -1,0 +1,238 @@
+"""`dlctl keys`: give a run new keys, or somebody a key to look on with."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlctl.cli.group import Entry, LazyGroup
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import job_option, json_option
+from dlctl.cli.ui import console, live
+from dlctl.control import keys
+from dlctl.errors import DlctlError
+from dlctl.ops import control, stop
+from dlctl.ops.run_directory import explained
+from dlctl.runs import lock, paths, select
+from dlctl.runs.database import RunDb
+from dlctl.runs.snapshot import Snapshot, natural, read_job
+from dlctl.util import hints, processes, values
+from dlctl.util.names import COORDINATOR
+
+if TYPE_CHECKING:
+    from dlctl.control.reader import ReaderKey
+
+SCHEMA = "dlctl.keys/1"
+SAVE_S = 600.0
+"""For a checkpoint that is being saved, on top of the grace for the workers' last steps."""
+GRACE_S = 30.0
+ENTRIES = {
+    "reader": Entry(
+        "dlctl.cli.commands.keys:reader",
+        "Write a key that may ask for the status, and nothing else.",
+    ),
+    "rotate": Entry(
+        "dlctl.cli.commands.keys:rotate", "Give a job new keys; the old ones open nothing."
+    ),
+}
+
+
+@click.group(
+    name="keys",
+    cls=LazyGroup,
+    entries=ENTRIES,
+    examples=[
+        ("dlctl keys rotate", "new keys for all daemons, while the job goes on"),
+        ("dlctl keys reader bob.key", "a file for bob, who may look on and change nothing"),
+    ],
+    see_also=["restart", "recover"],
+)
+def command() -> None:
+    """Give a job new keys, or somebody one to look on with.
+
+    The key of a run is a file in its directory; the keys of all its connections come from it.
+    """
+
+
+@make_command(
+    "rotate",
+    examples=[
+        ("dlctl keys rotate", "nothing that was acknowledged is lost"),
+        ("dlctl keys rotate -j mnist-7f3a --no-wait", "return when the new key is there"),
+    ],
+    see_also=["restart", "status"],
+)
+@click.option(
+    "--timeout", metavar="TIME", help="Give up waiting after it.  [default: as long as a start]"
+)
+@click.option("-d", "--no-wait", is_flag=True, help="Return when the new key is in force.")
+@job_option
+@json_option
+def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -> None:
+    """Give a job new keys; the old ones open nothing.
+
+    The workers push what they have and wait; then all daemons begin anew with keys of the new run
+    key, and the servers go on with their shards. That needs durability = "process" or "disk"; with
+    "none" stop the job first and start it afterwards. If anything dies meanwhile, the run heals by
+    itself, or with "dlctl recover". A run that does not live just gets another key file.
+    """
+    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
+    snapshot = select.own(job)
+    if snapshot.is_live:
+        before = _incarnations(snapshot)
+        _ask(snapshot)
+        if not no_wait:
+            with live.shown() as progress:
+                control.wait(
+                    snapshot, _goal(before), limit_s, "all have new keys", before, progress
+                )
+        begun = sorted(before, key=natural)
+    else:
+        _renew(snapshot)
+        begun = []
+    if as_json:
+        fingerprint = _fingerprint(snapshot.directory)
+        data = {"run": snapshot.run_id, "fingerprint": fingerprint, "restarted": begun}
+        console.out_json(SCHEMA, data)
+    else:
+        # Without keys for the connections it is the tokens of the workers that come from it.
+        what = "new keys" if snapshot.run.get("control_key") else "a new key, for new tokens"
+        console.note(console.escape(f"{snapshot.run_id} has {what}; the old ones open nothing"))
+
+
+@make_command(
+    "reader",
+    examples=[
+        ("dlctl keys reader bob.key", "bob asks with: dlctl status --key bob.key"),
+        ("dlctl keys reader bob.key --force", "another one in its place, after a rotation"),
+    ],
+    see_also=["status", "keys rotate"],
+)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+@job_option
+@json_option
+def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
+    """Write a key that may ask for the status, and nothing else.
+
+    FILE has all that its owner needs: the address, the coordinator's public key and a secret one.
+    It is made for you alone (mode 0600); hand it on over a way that you trust. Its owner can
+    neither change nor end the run. It is good until "dlctl keys rotate", or a start on another
+    port. The run needs transport = "tcp", and an address that can be reached from there.
+    """
+    made = _readers_key(select.own(job))
+    if not force and os.path.lexists(file):
+        raise DlctlError(
+            f"{file.name} is already there; nothing was written",
+            where=str(file),
+            hint="write another file, or overwrite it with --force",
+        )
+    try:
+        paths.write(file, made.to_bytes(), 0o600)
+    except OSError as error:
+        raise DlctlError(f"cannot write the key: {error.strerror}", where=str(file)) from error
+    if as_json:
+        console.out_json(SCHEMA, {"run": made.run, "address": made.address, "file": str(file)})
+    else:
+        text = f"{values.path(str(file))} may ask {made.run} at {made.address} for its status"
+        console.note(console.escape(text))
+
+
+def _readers_key(snapshot: Snapshot) -> ReaderKey:
+    """Raises DlctlError if the connections of this run have no keys."""
+    from dlctl.control.reader import ReaderKey
+    from dlctl.roles.protocol.authz import READER
+
+    coordinator, address = snapshot.run.get("control_key"), snapshot.run.get("control")
+    if not coordinator or not isinstance(address, str):
+        raise DlctlError(
+            f"the connections of {snapshot.run_id} have no keys: only you can reach it",
+            where=str(snapshot.directory),
+            hint='transport = "tcp" in [network]; then a coordinator has to be there',
+        )
+    secret = keys.CurveKeys(keys.read(snapshot.directory)).secret(READER)
+    return ReaderKey(snapshot.run_id, address, coordinator, secret)
+
+
+def _fingerprint(directory: Path) -> str:
+    return keys.keyring(directory, is_encrypted=False).fingerprint
+
+
+def _who() -> str:
+    """Who does this, as far as this machine knows: "somebody@host"."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        name = f"uid {os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
+
+
+# ---------------------------------------------------------------- a run that lives
+
+
+def _ask(snapshot: Snapshot) -> None:
+    """Have the coordinator put a new key in force. Raises as `client.ask` does."""
+    from dlctl.control import client
+
+    arguments = {"old": _fingerprint(snapshot.directory), "by": _who()}
+    timeouts = read_job(snapshot.directory).get("timeouts", {})
+    limit_s = (values.number(timeouts.get("grace_s")) or GRACE_S) + SAVE_S
+    try:
+        client.ask(snapshot.directory, "rotate", arguments, limit_s)
+    except DlctlError as error:
+        error.hint = error.hint or f"dlctl status -j {snapshot.run_id}"
+        raise
+
+
+def _incarnations(snapshot: Snapshot) -> dict[str, int]:
+    """Those that are at work and will begin anew."""
+    rows = [row for row in snapshot.daemons if row.get("state") in control.AT_WORK]
+    found = {str(row["name"]): control.incarnation(row) for row in rows}
+    return found | {COORDINATOR: control.incarnation(snapshot.run)}
+
+
+def _goal(before: dict[str, int]) -> control.Goal:
+    daemons = {name: number for name, number in before.items() if name != COORDINATOR}
+
+    def waiting(snapshot: Snapshot) -> list[str]:
+        late = control.not_at_work(snapshot, daemons)
+        run = snapshot.run
+        is_led = processes.is_alive(run.get("pid"), run.get("pid_start"))
+        is_newer = control.incarnation(run) > before[COORDINATOR]
+        if not (is_led and is_newer and run.get("updated_by") == run.get("pid_start")):
+            late.append(f"{COORDINATOR} (starting)")
+        return late
+
+    return waiting
+
+
+# ---------------------------------------------------------------- a run that does not
+
+
+def _renew(snapshot: Snapshot) -> None:
+    """Only the file: nobody is there who has a key of the old one."""
+    directory = snapshot.directory
+    with lock.claimed(directory):
+        lock.refuse_unknown_coordinator(snapshot)
+        if left := stop.left_of(snapshot):
+            names = ", ".join(str(row["name"]) for row in left)
+            raise DlctlError(
+                f"{snapshot.run_id} is {snapshot.state}, but some of it is still there: {names}",
+                where=str(directory),
+                hint=hints.either(
+                    f"dlctl recover -j {snapshot.run_id}", f"dlctl stop -j {snapshot.run_id}"
+                ),
+            )
+        with explained(directory):
+            keys.renew(directory)
+            with closing(RunDb(directory)) as db:
+                text = f"{_who()} has given the run a new key"
+                db.add_event(time.time(), "keys", "", text, {})
+                db.commit()

@@ -1,0 +1,140 @@
+"""`dlctl logs`: the daemons' log files, merged by time and followed through restarts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import click
+
+from dlctl.cli import daemon_names
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import Tail, job_option, json_option, moment
+from dlctl.cli.ui import log_lines
+from dlctl.errors import NotFound, UsageError
+from dlctl.runs import logs, select
+from dlctl.runs.logs import Line, LogFile
+from dlctl.runs.snapshot import GONE, Snapshot
+
+TAIL = 100
+TAIL_OF_FAILED = 40
+ENDED_DAEMON = ("backoff", "failed", "stopped", "quarantined", GONE)
+
+
+@make_command(
+    "logs",
+    examples=[
+        ("dlctl logs", "the last 100 lines of each daemon"),
+        ("dlctl logs -f", "and what comes, until the job ends"),
+        ("dlctl logs worker-1 --previous", "what it wrote before it was restarted"),
+        ("dlctl logs --failed", "last words of whoever is not well, and how it ended"),
+        ("dlctl logs 'worker-*' -l warning -g loss", "choose by level and text"),
+    ],
+    see_also=["status", "events"],
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=daemon_names.complete)
+@click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
+@click.option(
+    "-n", "--tail", "tail", type=Tail("lines"), help='Last N lines of each daemon, or "all" (100).'
+)
+@click.option("--since", metavar="TIME", help='Only later lines: "10m" ago or an ISO time.')
+@click.option("--until", metavar="TIME", help="Only earlier lines.")
+@click.option("-l", "--level", type=click.Choice(logs.LEVELS), help="Only lines at least as grave.")
+@click.option("-g", "--grep", metavar="REGEX", help="Only lines in which REGEX is found.")
+@click.option("--role", "roles", multiple=True, metavar="ROLE", help="Only daemons of this role.")
+@click.option("-p", "--previous", is_flag=True, help="The incarnation before this one.")
+@click.option(
+    "--failed", is_flag=True, help="Last words of whoever died or is not well, 40 lines each."
+)
+@click.option("--raw", is_flag=True, help="Lines as they stand in the files.")
+@job_option
+@json_option
+def command(
+    names: tuple[str, ...],
+    follow: bool,
+    tail: int | None,
+    since: str | None,
+    until: str | None,
+    level: str | None,
+    grep: str | None,
+    roles: tuple[str, ...],
+    previous: bool,
+    failed: bool,
+    raw: bool,
+    job: str | None,
+    as_json: bool,
+) -> None:
+    """Show or follow logs of all or some daemons.
+
+    NAME is a daemon or a glob. Lines are merged by time; a restart is marked. A line of the level
+    "text" was written by the process itself (a traceback, a library's warning) and carries no time.
+
+    With --failed, one daemon after the other: of each the life that ended badly, or the present one
+    of a daemon that is slow, silent or hangs; below it how it ended, or what is wrong. Evaluations
+    of the model are left out.
+    """
+    if follow and (previous or failed):
+        raise UsageError("--follow goes on with the present; --previous and --failed are the past")
+    snapshot = select.skim(job)
+    chosen = _daemons(snapshot, names, roles)
+    test = log_lines.wanted(
+        level, moment(since, snapshot.now), moment(until, snapshot.now), _search(grep)
+    )
+    shape = "json" if as_json else "raw" if raw else "text"
+    printer = log_lines.Printer(snapshot.directory, chosen, shape)
+    limit = _limit(tail, failed, since)
+    if failed:
+        log_lines.show_failed(snapshot, chosen, limit, test, printer)
+        return
+    if follow:
+        log_lines.follow_logs(snapshot, chosen, limit, test, printer)
+        return
+    files = logs.list_files(snapshot.directory)
+    lines, read = list[Line](), list[LogFile]()
+    for name in chosen:
+        own = files.get(name, [])
+        own = _previous(snapshot, name, own) if previous else own
+        lines += logs.tail(own, limit, test)
+        read += own
+    printer.show(logs.in_order(lines))
+    if previous:
+        log_lines.mark_ends(snapshot, read, chosen, printer)
+
+
+def _daemons(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str]) -> list[str]:
+    known = snapshot.roles()
+    for name in logs.list_files(snapshot.directory):
+        known.setdefault(name, name.partition("-")[0])
+    return daemon_names.match(names, known, roles)
+
+
+def _limit(tail: int | None, failed: bool, since: str | None) -> int | None:
+    """Lines per daemon; None: all of them."""
+    if tail is not None:
+        return None if tail == Tail.ALL else tail
+    if failed:
+        return TAIL_OF_FAILED
+    return TAIL if since is None else None
+
+
+def _search(pattern: str | None) -> Callable[[str], object] | None:
+    try:
+        return re.compile(pattern).search if pattern is not None else None
+    except re.error as error:
+        raise UsageError(f"--grep: {error}") from None
+
+
+def _previous(snapshot: Snapshot, name: str, files: list[LogFile]) -> list[LogFile]:
+    """The life before this one; of a daemon that is dead now, the one that has just ended."""
+    incarnations = sorted({file.incarnation for file in files})
+    row = snapshot.daemon(name)
+    may_live = snapshot.is_live or snapshot.original is not None
+    if may_live and row.get("state") not in ENDED_DAEMON:
+        now = row.get("incarnation", incarnations[-1] if incarnations else 0)
+        incarnations = [n for n in incarnations if n < now]
+    if not incarnations:
+        raise NotFound(
+            f"{name} was never restarted: it has no previous incarnation",
+            hint=f"dlctl logs {name} -j {snapshot.run_id}",
+        )
+    return [file for file in files if file.incarnation == incarnations[-1]]

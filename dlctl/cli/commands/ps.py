@@ -1,0 +1,89 @@
+"""`dlctl ps`: all runs that this user knows, one line each."""
+
+from __future__ import annotations
+
+import click
+
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import json_option
+from dlctl.cli.ui import console, report
+from dlctl.ops import kept
+from dlctl.runs import lock, select
+from dlctl.runs.snapshot import Snapshot
+from dlctl.util import values
+
+RECENT_S = 86400.0
+HEADERS = ("RUN", "STATE", "ALGORITHM", "DAEMONS", "STEP", "EPOCH", "LOSS", "UP", "DIRECTORY")
+HELD = "HELD"
+RIGHT = ("DAEMONS", "STEP", "EPOCH", "LOSS", "UP", HELD)
+
+
+@make_command(
+    "ps",
+    examples=[
+        ("dlctl ps", "jobs that run, and those of the last day"),
+        ("dlctl ps -a", "all jobs whose run directory still exists, and what they hold"),
+        ("dlctl ps -q", "only their ids, for scripts"),
+    ],
+    see_also=["status", "logs"],
+)
+@click.option("-a", "--all", "show_all", is_flag=True, help="Show runs that ended long ago, too.")
+@json_option
+def command(show_all: bool, as_json: bool) -> None:
+    """List jobs.
+
+    UP is the time since the start, or how long the run took; EPOCH is how often all of its data was
+    seen. A run whose coordinator died without a word is "failed"; one whose coordinator is there
+    and says nothing is "not answering"; one whose database cannot be read is "unreadable"; what is
+    only a copy of a run's directory is a "copy". HELD, with --all, is what its servers keep or have
+    left behind, in memory unless the job says otherwise; "dlctl stop --kill" removes what an ended
+    run holds.
+    """
+    snapshots = [lock.seen(run) for run in select.all_of(select.directories())]
+    shown = [s for s in reversed(snapshots) if show_all or s.is_live or _is_recent(s)]
+    if as_json:
+        console.out_json("dlctl.ps/1", {"runs": [report.as_data(s) for s in shown]})
+    elif console.is_quiet():
+        for snapshot in shown:
+            console.out(snapshot.run_id)
+    elif shown and show_all:
+        rows = [[*_row(s)[:-1], _held(s), _row(s)[-1]] for s in shown]
+        console.out(console.table((*HEADERS[:-1], HELD, HEADERS[-1]), rows, RIGHT))
+    elif shown:
+        console.out(console.table(HEADERS, [_row(s) for s in shown], RIGHT))
+    for snapshot in snapshots:
+        lock.warn_of_copy(snapshot)
+    _note_hidden(len(snapshots), len(shown))
+
+
+def _note_hidden(known: int, shown: int) -> None:
+    if known > shown:
+        console.note(f"{known - shown} older not shown; all: dlctl ps -a")
+    elif not known:
+        console.note("there are no runs yet; begin with: dlctl init demo")
+
+
+def _is_recent(snapshot: Snapshot) -> bool:
+    ended_at = values.number(snapshot.run.get("ended_at"))
+    return ended_at is None or snapshot.now - ended_at < RECENT_S
+
+
+def _held(snapshot: Snapshot) -> str:
+    """What the servers of a run keep, or have left behind."""
+    size_bytes = kept.bytes_held(snapshot) if snapshot.original is None else 0
+    return values.size(size_bytes) if size_bytes else values.NOTHING
+
+
+def _row(snapshot: Snapshot) -> list[str]:
+    run = snapshot.run
+    return [
+        console.escape(snapshot.run_id),
+        report.run_state(snapshot),
+        console.escape(str(run.get("algorithm", values.NOTHING))),
+        str(len(snapshot.daemons)),
+        values.count(run.get("step")),
+        values.fixed(run.get("data_epoch"), 2),
+        values.decimal(run.get("loss")),
+        report.uptime(snapshot),
+        console.escape(values.path(snapshot.directory)),
+    ]

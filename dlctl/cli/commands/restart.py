@@ -1,0 +1,119 @@
+"""`dlctl restart`: new processes under the same names, while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import click
+
+from dlctl.cli import daemon_names
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import job_option
+from dlctl.cli.ui import console, live
+from dlctl.errors import UsageError
+from dlctl.ops import control, other_hosts
+from dlctl.runs import select, task_code
+from dlctl.runs.snapshot import Snapshot, natural
+from dlctl.util import processes, values
+from dlctl.util.names import COORDINATOR
+
+
+@make_command(
+    "restart",
+    examples=[
+        ("dlctl restart worker-2", "also brings one back from its quarantine"),
+        ("dlctl restart 'server-*'", "the next ones go on with their shards"),
+        ("dlctl restart coordinator", "the daemons go on meanwhile"),
+    ],
+    see_also=["scale", "status", "why"],
+)
+@click.argument("names", nargs=-1, metavar="NAME...", shell_complete=daemon_names.complete)
+@click.option(
+    "--timeout", metavar="TIME", help="Give up waiting after it.  [default: as long as a start]"
+)
+@click.option("-d", "--no-wait", is_flag=True, help="Return when the coordinator has agreed.")
+@job_option
+def command(names: tuple[str, ...], timeout: str | None, no_wait: bool, job: str | None) -> None:
+    """Restart daemons in place, keeping their names.
+
+    NAME is a daemon or a glob. A worker finishes its portion and its pushes first; a server goes on
+    with its shard, so this needs durability = "process" or "disk"; agents and the coordinator find
+    what they have left. The coordinator comes last. Workers read the task's files anew; one that
+    replaces a dead one uses them as they were at the start. Nothing that was acknowledged is lost.
+    Returns when all are at work.
+    """
+    if not names:
+        raise UsageError("whom to restart? give NAME...", hint="dlctl status")
+    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
+    snapshot = select.own(job)
+    control.require_live(snapshot, "restarted")
+    chosen = daemon_names.match(names, _roles(snapshot))
+    before = _incarnations(snapshot, chosen)
+    _take_new_code(snapshot, chosen)
+    control.ask(snapshot, "restart", {"names": chosen})
+    if no_wait:
+        console.note(f"restarting {console.escape(', '.join(chosen))}")
+        return
+    with live.shown() as progress:
+        after = control.wait(snapshot, _goal(before), limit_s, "all restarted", before, progress)
+    now = _incarnations(after, chosen)
+    rows = [[name, f"incarnation {before[name]} -> {now[name]}"] for name in chosen]
+    width = max(len(name) for name in chosen)
+    for name, text in rows:
+        console.out(console.escape(f"{name:<{width}}  {text}"))
+
+
+def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:
+    """Workers that are restarted read the task's files anew, if all of them can."""
+    workers = {str(row["name"]) for row in snapshot.daemons if row.get("role") == "worker"}
+    changed = task_code.changed(snapshot.directory)
+    if not changed or workers.isdisjoint(chosen):
+        return
+    files = console.escape(", ".join(map(values.path, changed)))
+    if other_hosts.of(snapshot):
+        console.warn(
+            f"{files}: changed, and used as before; new code needs dlctl stop, dlctl start"
+        )
+        return
+    task_code.forget(snapshot.directory)
+    console.note(f"{files}: changed, and read anew")
+    if others := sorted(workers.difference(chosen), key=natural):
+        console.warn(f"{', '.join(others)} go on with the code as it was, until restarted as well")
+
+
+def _roles(snapshot: Snapshot) -> dict[str, str]:
+    """Name -> role of the daemons that there are now."""
+    rows = {str(row["name"]): str(row.get("role", "")) for row in snapshot.daemons}
+    rows[COORDINATOR] = COORDINATOR
+    return {name: rows[name] for name in sorted(rows, key=natural)}
+
+
+def _incarnations(snapshot: Snapshot, names: list[str]) -> dict[str, int]:
+    own = control.incarnation(snapshot.run)
+    return {
+        name: own if name == COORDINATOR else control.incarnation(snapshot.daemon(name))
+        for name in names
+    }
+
+
+def _goal(before: Mapping[str, int]) -> control.Goal:
+    others = {name: number for name, number in before.items() if name != COORDINATOR}
+
+    def waiting(snapshot: Snapshot) -> list[str]:
+        late = control.not_at_work(snapshot, others)
+        if COORDINATOR in before and not _answers(snapshot, before[COORDINATOR]):
+            is_last = late and control.incarnation(snapshot.run) <= before[COORDINATOR]
+            late.append(f"{COORDINATOR} ({'comes last' if is_last else 'starting'})")
+        return late
+
+    return waiting
+
+
+def _answers(snapshot: Snapshot, before: int) -> bool:
+    """Whether a newer coordinator is at work: it has written what it knows of the run."""
+    run = snapshot.run
+    return (
+        control.incarnation(run) > before
+        and processes.is_alive(run.get("pid"), run.get("pid_start"))
+        and run.get("updated_by") == run.get("pid_start")
+    )

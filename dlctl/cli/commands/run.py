@@ -1,0 +1,226 @@
+"""`dlctl run`: a job in the foreground. Ctrl-C stops it, saving; twice kills it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlctl.cli.group import command as make_command
+from dlctl.cli.ui import console, report
+from dlctl.cli.ui.interrupts import Interrupted, Interrupts
+from dlctl.cli.ui.live import Countdown
+from dlctl.errors import JobFailed, NotRunning, TimedOut
+from dlctl.ops import next_step, stop
+from dlctl.runs import facts
+from dlctl.runs.logs import LEVELS, Line
+from dlctl.runs.snapshot import Snapshot, load, read_job
+from dlctl.util import values
+
+if TYPE_CHECKING:
+    from dlctl.cli.ui.live import Progress
+    from dlctl.cli.ui.log_lines import Printer
+    from dlctl.ops.run_directory import Launched
+
+POLL_S = 0.2
+LOOK_S = 0.5
+LEVEL = "warning"
+SIGNALLED = 128
+"""A program that ended because of a signal has this plus its number as exit code."""
+
+
+@make_command(
+    "run",
+    examples=[
+        ("dlctl run job.toml", "train; Ctrl-C saves and stops"),
+        ("dlctl run --fresh job.toml", "from the beginning, not from the last checkpoint"),
+        ("dlctl run job.toml --progress plain", "lines instead of a bar, for log files"),
+    ],
+    see_also=["start", "status", "checkpoint"],
+)
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--fresh", is_flag=True, help="Begin a new run even if one could be resumed.")
+@click.option("--timeout", metavar="TIME", help="Stop if it is not ready by then (exit code 6).")
+@click.pass_context
+def command(ctx: click.Context, file: Path, fresh: bool, timeout: str | None) -> None:
+    """Start a job, stream its logs, stop it on Ctrl-C.
+
+    Shows warnings and errors of all daemons, and how far the training is. The exit code is that of
+    the job: 0 if it has finished, 7 if it failed, 3 if somebody else stopped it, 130 after Ctrl-C.
+    Ctrl-C saves a checkpoint and stops; once more kills. Started again, the job goes on from there.
+    """
+    from dlctl.cli.ui import live
+    from dlctl.ops import launch, ready
+
+    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
+    with Interrupts() as interrupts:
+        launched = launch.launch(file, fresh=fresh)
+        if launched.process is None:
+            _tell_next(load(launched.directory), file)
+            return
+        progress = live.open_progress()
+        try:
+            interrupts.arm()
+            snapshot = _attend(launched, limit_s, progress)
+            interrupts.disarm()
+        except (Interrupted, TimedOut) as end:
+            interrupts.disarm()
+            progress.close()
+            late = ready.waiting_for(load(launched.directory))
+            origin = signal.Signals(end.signal).name if isinstance(end, Interrupted) else "timeout"
+            snapshot = _stop(launched.directory, interrupts, origin)
+            _summary(snapshot, file)
+            if isinstance(end, TimedOut):
+                what = f"was not ready in time and was stopped; it waited for {late}"
+                raise TimedOut(f"{snapshot.run_id} {what}") from None
+            ctx.exit(SIGNALLED + end.signal)
+        finally:
+            progress.close()
+    _summary(snapshot, file)
+    _exit_as_the_job(snapshot)
+
+
+# ---------------------------------------------------------------- while it runs
+
+
+def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Snapshot:
+    """From the start to the end: warnings as they come, and how far it is."""
+    from dlctl.cli.ui import log_lines
+    from dlctl.ops import ready
+    from dlctl.runs import logs
+
+    directory = launched.directory
+    names = list(load(directory).roles())
+    printer = log_lines.Printer(directory, names)
+    with closing(logs.Follower(directory, names)) as follower:
+        snapshot = ready.wait_ready(launched, limit_s, progress)
+        unshown: list[Line] = []
+        look_at = 0.0
+        while snapshot.is_live:
+            fresh = _grave(follower.poll())
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + LOOK_S
+                snapshot = load(directory)
+                _show(unshown, snapshot, printer, progress)
+                unshown = []
+                progress.show(snapshot)
+            unshown += fresh
+            time.sleep(POLL_S)
+        progress.show(snapshot)
+        snapshot = stop.settle(snapshot)
+        _show([*unshown, *_grave(follower.rest())], snapshot, printer, progress)
+    return snapshot
+
+
+def _grave(lines: Iterable[Line]) -> list[Line]:
+    return [line for line in lines if line.severity >= LEVELS.index(LEVEL)]
+
+
+def _show(lines: Iterable[Line], snapshot: Snapshot, printer: Printer, progress: Progress) -> None:
+    """Show lines, but not what ends the run: the error at the end says that, once and whole.
+
+    They are a moment old, so that the coordinator has heard of it and the run's reason tells it.
+    """
+    for line in lines:
+        if not (line.text and line.text in snapshot.reason):
+            progress.line(printer.text(line))
+
+
+def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
+    """Stop in order; if the user is in more of a hurry than that, kill.
+
+    `origin`: what the run is told of why it has to stop.
+    """
+
+    for module in (
+        "dlctl.control.client",
+        "zmq",
+    ):  # a signal in the middle of an import leaves half of it
+        import_module(module)
+    snapshot = load(directory)
+    grace_s = values.number(read_job(directory).get("timeouts", {}).get("grace_s")) or 30.0
+    console.note("\nstopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once")
+    try:
+        interrupts.arm()
+        if snapshot.is_live:
+            stop.stop(
+                snapshot,
+                checkpoint=True,
+                grace_s=grace_s,
+                kill=False,
+                origin=origin,
+                tell=Countdown(grace_s),
+            )
+        interrupts.disarm()
+    except Interrupted:
+        console.note("\nkilling")
+        now = load(directory)
+        if now.is_live:
+            stop.stop(now, checkpoint=False, grace_s=0.0, kill=True, origin=origin)
+    return stop.settle(load(directory))
+
+
+# ---------------------------------------------------------------- when it has ended
+
+
+def _summary(snapshot: Snapshot, file: Path) -> None:
+    """What came of it (on stdout), and what to type next."""
+    console.out("\n".join([*report.head(snapshot, brief=True), *_finish(snapshot)]), flush=True)
+    _tell_next(snapshot, file)
+
+
+def _finish(snapshot: Snapshot) -> list[str]:
+    """What the task's `finish` has printed and returned."""
+    found = snapshot.run.get("finish")
+    told = found.get("text") if isinstance(found, Mapping) else None
+    return [console.escape_lines(told)] if isinstance(told, str) and told else []
+
+
+def _tell_next(snapshot: Snapshot, file: Path) -> None:
+    job = f"-j {snapshot.run_id}"
+    commands = []
+    saved = facts.saved_step(snapshot) is not None
+    if snapshot.is_live:
+        commands += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
+    elif saved:
+        export = f"dlctl checkpoint export {job} -o model.safetensors"
+        commands.append((export, "the model for torch"))
+    if snapshot.state == "finished":
+        commands.append((f"dlctl run --fresh {file}", "train anew"))
+        commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
+    elif not snapshot.is_live:
+        commands += _again(snapshot, file, saved)
+    commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
+    commands.append((f"dlctl events {job}", "what happened, in order"))
+    width = max(len(command) for command, _ in commands)
+    for command, what in commands:
+        console.note(console.escape(f"  {command:<{width}}  {what}"))
+
+
+def _again(snapshot: Snapshot, file: Path, saved: bool) -> list[tuple[str, str]]:
+    """(how an ended run goes on, what that does), the ways to choose from."""
+    step, run = next_step.of(snapshot), f"dlctl run {file}"
+    if step is None:
+        return [(run, "goes on from the last checkpoint" if saved else "trains anew")]
+    if facts.all_damaged(snapshot):
+        return [(step.command, step.what), (f"dlctl run --fresh {file}", "train anew")]
+    return [(run, step.what + (f" ({step.first} first)" if step.first else ""))]
+
+
+def _exit_as_the_job(snapshot: Snapshot) -> None:
+    if snapshot.state == "finished":
+        return
+    if snapshot.state != "failed":
+        raise NotRunning(f"{snapshot.run_id} was {snapshot.state} before it had finished")
+    from dlctl.ops import ready
+
+    raise JobFailed(
+        f"{snapshot.run_id} failed: {snapshot.reason}{ready.quoted(snapshot)}",
+        hint=f"dlctl logs --failed -j {snapshot.run_id}",
+    )

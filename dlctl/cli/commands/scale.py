@@ -1,0 +1,117 @@
+"""`dlctl scale`: have more or fewer workers while the run goes on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import job_option
+from dlctl.cli.ui import console, live
+from dlctl.errors import UsageError
+from dlctl.ops import control
+from dlctl.runs import select
+from dlctl.runs.snapshot import Snapshot
+from dlctl.util import hints, values
+
+ROLES = ("worker", "server", "agent", "coordinator")
+EXAMPLE = "dlctl scale worker=8"
+
+
+@make_command(
+    "scale",
+    examples=[
+        ("dlctl scale worker=8", "have 8 workers; returns when they are at work"),
+        ("dlctl scale worker=2 --no-wait", "the others leave as soon as their portion is done"),
+    ],
+    see_also=["status", "restart"],
+)
+@click.argument("wanted", metavar="ROLE=N")
+@click.option(
+    "--timeout", metavar="TIME", help="Give up waiting after it.  [default: as long as a start]"
+)
+@click.option("-d", "--no-wait", is_flag=True, help="Return when the coordinator has agreed.")
+@job_option
+def command(wanted: str, timeout: str | None, no_wait: bool, job: str | None) -> None:
+    """Add or remove workers of a running job.
+
+    New workers begin with the servers' parameters. The ones with the highest numbers leave: each
+    finishes its portion and its pushes, so nothing is lost. The number lasts until the run ends;
+    the job file stays as it is. Servers cannot be scaled while a run lives.
+    """
+    workers = parse(wanted)
+    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
+    snapshot = select.own(job)
+    control.require_live(snapshot, "scaled")
+    result = control.ask(snapshot, "scale", {"workers": workers})
+    before, after = (values.count(result.get(key)) for key in ("before", "after"))
+    starting, leaving = (_names(result, key) for key in ("starting", "leaving"))
+    if not starting and not leaving:
+        console.note(f"{console.escape(snapshot.run_id)} has {after} workers already")
+        return
+    if not no_wait:
+        new = {name: control.incarnation(snapshot.daemon(name)) for name in starting}
+        with live.shown() as progress:
+            control.wait(snapshot, _goal(new, leaving), limit_s, f"{after} workers", new, progress)
+    console.out(f"workers  {before} -> {after}{_told(starting, leaving)}")
+
+
+def parse(text: str) -> int:
+    """The number of workers in "worker=8". Raises UsageError for all that cannot be had."""
+    role, equals, number = text.partition("=")
+    role = role.strip()
+    if not equals:
+        raise UsageError(f'"{text}" is not ROLE=N', hint=EXAMPLE)
+    if role in ("workers", "servers"):
+        role = role.removesuffix("s")
+    if role == "server":
+        raise UsageError(
+            "servers cannot be scaled while a run lives: each of them owns a part of the model",
+            hint=hints.told(
+                "dlctl stop", "then change count in [servers], and dlctl start JOBFILE"
+            ),
+        )
+    if role != "worker":
+        close = difflib.get_close_matches(role, ROLES[:1], n=1)
+        meant = '; did you mean "worker"?' if close else "; only workers can be scaled"
+        raise UsageError(f'"{role}" is no role that can be scaled{meant}', hint=EXAMPLE)
+    number = number.strip()
+    if not (number.isascii() and number.isdigit()):
+        raise UsageError(f'"{number}" is not a number of workers', hint=EXAMPLE)
+    from dlctl.config import COUNT_MAX  # only here: it takes pydantic along
+
+    if not 1 <= int(number) <= COUNT_MAX:
+        raise UsageError(
+            f"a run has 1 to {COUNT_MAX} workers, not {number}",
+            hint=hints.told(f"dlctl scale worker={COUNT_MAX}", "that is the most")
+            if int(number)
+            else hints.told("dlctl stop", "ends the run and saves it"),
+        )
+    return int(number)
+
+
+def _names(result: Mapping[str, Any], key: str) -> list[str]:
+    found = result.get(key)
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def _told(starting: Sequence[str], leaving: Sequence[str]) -> str:
+    parts = [("new", starting), ("gone", leaving)]
+    told = [f"{what}: {', '.join(names)}" for what, names in parts if names]
+    return console.escape(f"  ({'; '.join(told)})")
+
+
+def _goal(new: Mapping[str, int], leaving: Sequence[str]) -> control.Goal:
+    """Whom the scaling still waits for. A worker that was about to leave may begin anew."""
+
+    def waiting(snapshot: Snapshot) -> list[str]:
+        rows = {row["name"]: row for row in snapshot.daemons}
+        return [
+            *control.not_at_work(snapshot, new),
+            *(control.told(rows[name], snapshot.now) for name in leaving if name in rows),
+        ]
+
+    return waiting

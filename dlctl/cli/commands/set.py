@@ -1,0 +1,131 @@
+"""`dlctl set`: change settings of living daemons, and return when they have acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from dlctl import inner, settings
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import job_option
+from dlctl.cli.ui import console
+from dlctl.errors import DlctlError, Partial, UsageError
+from dlctl.ops import control, decide, next_step
+from dlctl.runs import facts, select
+from dlctl.runs.snapshot import Snapshot, read_job
+from dlctl.util import values
+
+
+@make_command(
+    "set",
+    examples=[
+        ("dlctl set 'worker-*' push=5MB/s", "limit what every worker pushes"),
+        ("dlctl set worker-1 fetch=off push_every_steps=16", "several settings of one worker"),
+        ("dlctl set push_every_steps=auto", "as rarely as the links need, as often as they can"),
+        ("dlctl set lr=0.01", "all daemons that have it, here the servers"),
+        ("dlctl set --list", "which settings are live"),
+    ],
+    see_also=["get", "status"],
+)
+@click.argument("arguments", nargs=-1, metavar="[NAME]... KEY=VALUE...")
+@click.option("--list", "show_list", is_flag=True, help="List the live settings.")
+@click.option(
+    "--timeout", "timeout_s", default="15s", metavar="TIME", help="How long to wait for them (15s)."
+)
+@job_option
+def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: str | None) -> None:
+    """Change fetch/push limits and other live settings.
+
+    NAME is a daemon or a glob; without one, every daemon that has the setting. The command returns
+    when the daemons have put it in force, with exit code 8 if some of them did not answer. A change
+    outlasts a stop, unless the job file says that key otherwise when the run is started again; the
+    job file stays as it is. Workers that "dlctl scale" adds later
+    begin with what the job file says.
+    """
+    if show_list:
+        _list()
+        return
+    patterns = [text for text in arguments if "=" not in text]
+    wanted = _assignments([text for text in arguments if "=" in text])
+    snapshot = select.own(job)
+    if not snapshot.is_live:
+        raise DlctlError(
+            f"{snapshot.run_id} {facts.became(snapshot.state)}: nobody is there to change",
+            hint=next_step.command(snapshot),
+        )
+    result = _ask(snapshot, patterns, wanted, values.parse_duration(timeout_s, "--timeout"))
+    rows = [_row(change) for change in result.get("changes", [])]
+    if rows:
+        console.out("\n".join(_aligned(rows)))
+    if "lr" in wanted and read_job(snapshot.directory)["inner"]["name"] != inner.NONE:
+        console.note("lr is the servers' rate; that of the workers' own steps is inner_lr")
+    control.warn_unwritten(result)
+    missing = sorted(str(name) for name in result.get("missing", []))
+    if missing:
+        raise Partial(
+            f"no answer from {', '.join(missing)}; it is in force when they come back",
+            hint=f"dlctl status -j {snapshot.run_id}",
+        )
+
+
+def _list() -> None:
+    rows = [
+        [key, ", ".join(setting.roles), ", ".join(owners) or "every job", setting.help]
+        for key, setting, owners in settings.every()
+    ]
+    console.out(console.table(("KEY", "DAEMONS", "OF", "MEANING"), rows))
+
+
+def _assignments(texts: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE texts; the coordinator says what is wrong with a key or a value."""
+    if not texts:
+        raise UsageError("nothing to set: give KEY=VALUE", hint="dlctl set --list")
+    wanted: dict[str, str] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key in wanted:
+            raise UsageError(f"{key} is given twice")
+        wanted[key] = value.strip()
+    return wanted
+
+
+def _ask(
+    snapshot: Snapshot, patterns: Sequence[str], wanted: Mapping[str, str], timeout_s: float
+) -> dict[str, Any]:
+    """One request for everything: all of it is put in force, or nothing."""
+    from dlctl.control import client
+
+    arguments = {"names": list(patterns), "settings": dict(wanted)}
+    try:
+        return client.ask(snapshot.directory, "set", arguments, timeout_s)
+    except UsageError as error:
+        error.hint = error.hint or _other_way(snapshot, wanted)
+        raise
+
+
+def _other_way(snapshot: Snapshot, wanted: Mapping[str, str]) -> str | None:
+    """How to change what does not change live, if that was asked for."""
+    job = read_job(snapshot.directory)
+    for key, value in wanted.items():
+        found = decide.not_live(job, key)
+        if decide.WORKERS in found:
+            return f"dlctl scale worker={value}"
+        if found:
+            file = next_step.job_file(snapshot)
+            stop = f"dlctl stop -j {snapshot.run_id} && "
+            return f"write it into {file}, then {stop}dlctl start {file}, which goes on with it"
+    return None
+
+
+def _row(change: Mapping[str, Any]) -> list[str]:
+    """Cells, as in "worker-0", "push", "200 MB/s -> 100 MB/s", "applied in 3 ms"."""
+    name, key, old, new = (str(change.get(field)) for field in ("name", "key", "old", "new"))
+    return [name, key, f"{old} -> {new}", f"applied in {values.decimal(change.get('ms'), 2)} ms"]
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    escaped = [[console.escape(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in escaped) for i in range(len(escaped[0]))]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in escaped]

@@ -1,0 +1,136 @@
+"""`dlctl status`: one run in depth, from its database alone; it needs no running daemon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from dlctl.cli import daemon_names
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import job_option, json_option
+from dlctl.cli.ui import attention, console, report, tables
+from dlctl.errors import NotRunning, UsageError
+from dlctl.runs import database, facts, lives, select
+from dlctl.runs.snapshot import Snapshot, load
+from dlctl.util import values
+
+RECENT_EVENTS = 10
+
+
+@make_command(
+    "status",
+    examples=[
+        ("dlctl status", "the job that runs, or the newest one"),
+        ("dlctl status 'worker-*' --wide", "some daemons, with all columns and recent events"),
+        ("dlctl status --watch", "again every 2 seconds"),
+        ("dlctl status --check", "for scripts: exit code 3 unless all is well"),
+        ("dlctl status --json | jq .loss", "for programs"),
+        ("dlctl status --key ann.key", "a run of ann's, who has given us this file"),
+    ],
+    see_also=["ps", "logs", "events"],
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=daemon_names.complete)
+@click.option(
+    "--wide",
+    is_flag=True,
+    help="Show host, memory, intervals, waiting, latencies, noise scale, too.",
+)
+@click.option("--check", is_flag=True, help="Exit with 3 unless the job runs and is well.")
+@click.option(
+    "-w",
+    "--watch",
+    "every_s",
+    type=click.FloatRange(0.1, 3600),
+    is_flag=False,
+    flag_value=2.0,
+    metavar="[SEC]",
+    help="Show it again every SEC seconds (2) until the job ends.",
+)
+@click.option(
+    "--key",
+    "key_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help='Ask a run of somebody else, with a file of "dlctl keys reader".',
+)
+@click.option("--from", "address", metavar="ADDRESS", help="With --key: tcp://HOST:PORT.")
+@job_option
+@json_option
+def command(
+    names: tuple[str, ...],
+    wide: bool,
+    check: bool,
+    every_s: float | None,
+    key_file: Path | None,
+    address: str | None,
+    job: str | None,
+    as_json: bool,
+) -> None:
+    """Show a job's daemons, rates and troubles.
+
+    The step of the first line counts those of all workers together, as soon as the portion of data
+    that they belong to is done: pushed, and acknowledged. STEP of a worker counts what its process
+    has made, pushed or not. STEP of a server is its version (v): the updates it has applied. STALE
+    is the mean staleness of a worker's pushes: updates by others between its fetch and its push.
+    PUSH and FETCH are bytes per second now, and the limit if there is one. PUSH EVERY and FETCH
+    EVERY are the steps between two of them; "auto (8)": the worker finds them by itself, 8 now.
+    They are shown if one does, and with --wide. WAITS is the part of its time that a worker stands
+    still for its pushes and fetches. RST counts restarts. What is not known of now is "-". Below
+    the table: who is not well, and what to do next.
+    """
+    if key_file is not None:
+        from dlctl.cli.ui import remote_status
+
+        if names or wide or check or every_s is not None or job is not None:
+            raise UsageError("--key goes with --from and --json only", hint="dlctl status --help")
+        remote_status.show(key_file, address, as_json)
+        return
+    if address is not None:
+        raise UsageError("--from needs --key FILE", hint="the owner makes it: dlctl keys reader")
+    snapshot = select.look(job)
+    while True:
+        _show(snapshot, names, wide, as_json, clear=every_s is not None and console.is_tty())
+        if every_s is None or not snapshot.is_live:
+            break
+        try:
+            time.sleep(every_s)
+        except KeyboardInterrupt:
+            return
+        snapshot = load(snapshot.directory)
+    if check and (why := attention.unwell(snapshot)):
+        raise NotRunning(why)
+
+
+def _show(
+    snapshot: Snapshot, names: Sequence[str], wide: bool, as_json: bool, *, clear: bool
+) -> None:
+    everybody = snapshot.everybody()
+    known = {row["name"]: str(row.get("role", "")) for row in everybody}
+    chosen = daemon_names.match(names, known)
+    rows = [row for row in everybody if row["name"] in chosen]
+    if as_json:
+        data = {**report.as_data(snapshot), "daemons": values.timed(rows)}
+        console.out_json("dlctl.status/1", data, flush=True)
+    elif console.is_quiet():
+        console.out("\n".join(chosen), flush=True)
+    else:
+        text = "\n".join(_lines(snapshot, rows, wide, events=bool(names)))
+        console.out(f"\x1b[H\x1b[2J{text}" if clear else text, flush=True)
+
+
+def _lines(snapshot: Snapshot, rows: Sequence[facts.Row], wide: bool, *, events: bool) -> list[str]:
+    lines = [*report.head(snapshot), *(report.noise_scale(snapshot) if wide else [])]
+    lines.append(tables.table(snapshot, rows, wide=wide))
+    lines += attention.lines(snapshot, rows)
+    return lines + (_recent_events(snapshot, [row["name"] for row in rows]) if events else [])
+
+
+def _recent_events(snapshot: Snapshot, names: Sequence[str]) -> list[str]:
+    with closing(database.RunDb(snapshot.directory, readonly=True)) as db:
+        found = [event for event in db.events() if lives.about(event, names)][-RECENT_EVENTS:]
+    shown = [report.event(event, snapshot.now) for event in found]
+    return ["recent events", *(f"  {line}" for line in shown)] if shown else []

@@ -1,0 +1,137 @@
+"""`dlctl wait`: block until a run has come as far as somebody needs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import click
+
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import job_option, json_option
+from dlctl.cli.ui import console
+from dlctl.cli.ui.live import POLL_S
+from dlctl.errors import DlctlError, JobFailed, NotFound, NotRunning, TimedOut, UsageError
+from dlctl.runs import facts, select
+from dlctl.runs.snapshot import READY, Snapshot, load
+from dlctl.util import hints, values
+
+GOALS = ("ready", "finished", "stopped", "checkpoint", "step=N", "epoch=X")
+Goal = Callable[[Snapshot], bool]
+
+
+@make_command(
+    "wait",
+    examples=[
+        ("dlctl wait", "until the job has finished"),
+        ("dlctl wait --for ready --timeout 5m", "until all daemons are ready"),
+        ("dlctl wait --for step=10000", "until the workers have made so many steps"),
+        ("dlctl wait -j mnist --for checkpoint", "until the next checkpoint is complete"),
+    ],
+    see_also=["status", "start"],
+)
+@click.option(
+    "--for", "goal", default="finished", metavar="GOAL", help=f"One of {', '.join(GOALS)}."
+)
+@click.option("--timeout", metavar="TIME", help='Give up after "90s", "5m" ... with exit code 6.')
+@job_option
+@json_option
+def command(goal: str, timeout: str | None, job: str | None, as_json: bool) -> None:
+    """Block until a job is ready, finished or at a step.
+
+    "stopped" is any end. A job named with -j is waited for even if it was never started yet. If the
+    goal can no longer be reached, the exit code is 7 when the job failed and 3 when it has ended
+    otherwise.
+    """
+    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    make_goal = _goal(goal)
+    snapshot = _appear(job, deadline)
+    reached = make_goal(snapshot)
+    while not reached(snapshot):
+        if not snapshot.is_live:
+            raise _impossible(snapshot, goal)
+        _sleep(deadline, _not_yet(snapshot, goal))
+        snapshot = load(snapshot.directory)
+    _tell(snapshot, goal, as_json)
+
+
+def _not_yet(snapshot: Snapshot, goal: str) -> str:
+    if snapshot.silent_s is not None:
+        is_now = f"has not answered for {values.duration(snapshot.silent_s)}"
+    else:
+        is_now = facts.became(snapshot.state)
+    return f"{snapshot.run_id} {is_now}; not yet: {goal}"
+
+
+def _goal(text: str) -> Callable[[Snapshot], Goal]:
+    """The test for a goal, given the run as it was when the waiting began. Raises UsageError."""
+    name, equals, number = text.partition("=")
+    if equals and name in ("step", "epoch"):
+        key, least = ("step" if name == "step" else "data_epoch"), _number(text, number)
+        return lambda begin: lambda now: (values.number(now.run.get(key)) or 0.0) >= least
+    tests: dict[str, Callable[[Snapshot], Goal]] = {
+        "ready": lambda begin: lambda now: now.state in (*READY, "finished"),
+        "finished": lambda begin: lambda now: now.state == "finished",
+        "stopped": lambda begin: lambda now: not now.is_live,
+        "checkpoint": lambda begin: lambda now: _saved(now) > _saved(begin),
+    }
+    if text not in tests:
+        raise UsageError(f'"{text}" is no goal to wait for; known: {", ".join(GOALS)}')
+    return tests[text]
+
+
+def _number(goal: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f'"{goal}": "{text}" is not a number') from None
+
+
+def _saved(snapshot: Snapshot) -> float:
+    """The number of the newest checkpoint; -1 if there is none."""
+    row = snapshot.run.get("checkpoint")
+    found = values.number(row.get("number")) if isinstance(row, dict) else None
+    return -1.0 if found is None else found
+
+
+def _appear(job: str | None, deadline: float | None) -> Snapshot:
+    """The run. One that was named need not exist yet."""
+    told = False
+    while True:
+        try:
+            return select.pick(job)
+        except NotFound as error:
+            if job is None:
+                raise
+            if not told:
+                console.note(console.escape(f"{error.message}; waiting for it to be started"))
+            told = True
+        _sleep(deadline, f'no run or job is called "{job}"')
+
+
+def _sleep(deadline: float | None, what: str) -> None:
+    if deadline is not None and time.monotonic() > deadline:
+        raise TimedOut(what, hint="dlctl status")
+    time.sleep(POLL_S)
+
+
+def _impossible(snapshot: Snapshot, goal: str) -> DlctlError:
+    kind = JobFailed if snapshot.state == "failed" else NotRunning
+    why = f": {snapshot.reason}" if snapshot.reason else ""
+    return kind(
+        f"{snapshot.run_id} {facts.became(snapshot.state)}{why}; it did not come to: {goal}",
+        hint=hints.either(
+            f"dlctl status -j {snapshot.run_id}", f"dlctl logs --failed -j {snapshot.run_id}"
+        ),
+    )
+
+
+def _tell(snapshot: Snapshot, goal: str, as_json: bool) -> None:
+    step = snapshot.run.get("step")
+    if as_json:
+        shown = {"run_id": snapshot.run_id, "goal": goal, "state": snapshot.state, "step": step}
+        console.out_json("dlctl.wait/1", shown)
+    else:
+        state = console.escape(f"{snapshot.run_id}: {goal} ({snapshot.state}")
+        console.note(f"{state}, step {values.count(step)})")

@@ -1,0 +1,1 @@
+"""What people see: the terminal, tables, progress, log lines, the state of a run in text."""

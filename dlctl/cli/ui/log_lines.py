@@ -1,0 +1,314 @@
+"""Log lines on the terminal: whose, when, how grave, what; and where a daemon restarted."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from dlctl.cli.ui import console, live, log_lines, report
+from dlctl.errors import DlctlError
+from dlctl.ops import next_step, problems
+from dlctl.ops.problems import Trouble, incarnation
+from dlctl.runs import facts, lives, lock, logs
+from dlctl.runs.lives import Lives
+from dlctl.runs.logs import TEXT, Line, LogFile
+from dlctl.runs.snapshot import ENDED, GONE, Snapshot
+from dlctl.util import values
+from dlctl.util.names import COORDINATOR
+
+_PALETTE = (39, 75, 114, 141, 44, 176, 108, 147, 37, 180)
+"""Of 256 colours: neither red nor yellow, which mean levels."""
+_LEVELS = {"warning": "WARN", "critical": "ERROR"}
+_LEVEL_COLORS = {"warning": "yellow", "error": "red", "critical": "red"}
+DETAIL = "detail"
+"""The field of a line that holds a traceback."""
+_NO_TIME = " " * len("14:47:35.120")
+
+
+class Printer:
+    """Prints lines in one of three shapes and remembers which incarnation it was at."""
+
+    def __init__(self, directory: Path, names: Collection[str], shape: str = "text") -> None:
+        """For lines of these daemons of a run; `shape` is "text", "raw" (no prefix) or "json"."""
+        self.directory = directory
+        self.width = max(map(len, names), default=0)
+        self.shape = shape
+        self.incarnations: dict[str, int] = {}
+        self.ends: dict[tuple[str, int], lives.End] = {}
+
+    def show(self, lines: Iterable[Line], *, flush: bool = False) -> None:
+        for line in lines:
+            if self.shape == "text":
+                self._separate(line)
+                console.out(self.text(line))
+            elif self.shape == "json":
+                console.out_json("dlctl.log/1", as_data(line))
+            else:
+                console.out(console.escape(line.raw) if console.is_tty() else line.raw)
+        if flush:
+            console.flush()
+
+    def text(self, line: Line) -> str:
+        """One line, as in "worker-1 | 14:47:35.661 WARN  behind by 6 steps"."""
+        prefix = self._prefix(line.name)
+        if line.level == TEXT:
+            return f"{prefix} {_NO_TIME} {TEXT:<5} {console.escape(line.text)}"
+        level = console.escape(_LEVELS.get(line.level, line.level.upper()))
+        colored = console.style(f"{level:<5}", fg=_LEVEL_COLORS.get(line.level))
+        fields = {key: value for key, value in line.fields.items() if key != DETAIL}
+        extra = "".join(f"  {_field(key, value)}" for key, value in fields.items())
+        shown = console.escape(line.text) + console.style(extra, dim=True)
+        first = f"{prefix} {values.clock(line.at, time.time())} {colored} {shown}"
+        detail = str(line.fields.get(DETAIL) or "").splitlines()
+        rest = [f"{prefix} {_NO_TIME} {'':<5} {console.escape(text)}" for text in detail]
+        return "\n".join([first, *rest])
+
+    def _prefix(self, name: str) -> str:
+        color = _PALETTE[zlib.crc32(name.encode()) % len(_PALETTE)]
+        return console.style(f"{name:<{self.width}} |", fg=color)
+
+    def _separate(self, line: Line) -> None:
+        """Say where a daemon died and came back: else two lives look like one."""
+        before = self.incarnations.get(line.name)
+        self.incarnations[line.name] = line.incarnation
+        if before is None or before == line.incarnation:
+            return
+        if (line.name, before) not in self.ends:
+            self.ends = lives.load(self.directory).ends
+        end = self.ends.get((line.name, before))
+        how = f"ended: {end.how}; " if end is not None else ""
+        self.mark(line.name, line.at, f"{how}incarnation {line.incarnation} starts")
+
+    def mark(self, name: str, at: float | None, text: str) -> None:
+        """A line between lines, in the shape for people only: what happened to the daemon."""
+        if self.shape == "text":
+            when = values.clock(at, time.time()) if at is not None else _NO_TIME
+            console.out(f"{self._prefix(name)} {when} ----  {console.escape(text)}")
+
+
+def as_data(line: Line) -> dict[str, Any]:
+    """One line for `--json`: its own fields, and whose it is."""
+    own: dict[str, Any] = {"name": line.name, "inc": line.incarnation}
+    if line.level == TEXT:
+        return {**own, "stream": TEXT, "msg": line.text}
+    return {
+        **line.fields,
+        **own,
+        "ts": values.rfc3339(line.at),
+        "level": line.level,
+        "msg": line.text,
+    }
+
+
+def _field(key: str, value: Any) -> str:
+    shown = value if isinstance(value, str) else json.dumps(value)
+    return console.escape(f"{key}={shown}")
+
+
+def wanted(
+    level: str | None,
+    since: float | None,
+    until: float | None,
+    search: Callable[[str], object] | None,
+) -> Callable[[Line], bool] | None:
+    """A test for lines that somebody asked for; None if all are wanted."""
+    from dlctl.runs.logs import LEVELS
+
+    if level is None and since is None and until is None and search is None:
+        return None
+    least = LEVELS.index(level) if level else 0
+
+    def test(line: Line) -> bool:
+        return (
+            line.severity >= least
+            and (since is None or line.at >= since)
+            and (until is None or line.at <= until)
+            and (search is None or bool(search(line.text)))
+        )
+
+    return test
+
+
+# ---------------------------------------------------------------- logs_failed
+# `dlctl logs --failed`: of everybody who is not well the last words, and how it ended.
+
+
+LAST_SIGN = "; the time is that of its last sign of life"
+_EVALUATION = re.compile(r"worker-\d+: step \d+: ")
+"""What the coordinator's log says of how good the model was."""
+
+
+def show_failed(
+    snapshot: Snapshot,
+    names: Sequence[str],
+    limit: int | None,
+    wanted: Callable[[Line], bool] | None,
+    printer: Printer,
+) -> None:
+    """Print, for each of these daemons that is not well, the last lines of the life in question.
+
+    Raises DlctlError behind them if the run's database is damaged: then that is what comes next.
+    """
+    if snapshot.original is not None:
+        console.note("nobody knows from a copy who is in trouble")
+        console.note(console.next_lines(lock.where_to_look(snapshot.original), "  "))
+        return
+    found = [trouble for trouble in _found(snapshot) if trouble.name in names]
+    damage = None if snapshot.is_live else _damage(snapshot)
+    if not found and damage is None:
+        told = report.went_back(snapshot)
+        state = facts.became(snapshot.state) + (f"; it {told}" if told else "")
+        console.note(f"no daemon is in trouble: {snapshot.run_id} {state}")
+    known = lives.load(snapshot.directory)
+    test = _but_evaluations(wanted)
+    files = logs.list_files(snapshot.directory)
+    for trouble in found:
+        own = [f for f in files.get(trouble.name, []) if f.incarnation == trouble.incarnation]
+        printer.show(logs.tail(own, limit, test))
+        at, text = _end(snapshot, trouble, known, logs.tail(own, 1))
+        printer.mark(trouble.name, at, text)
+    if damage is not None:
+        raise damage
+    if found and (step := next_step.of(snapshot)) is not None:
+        console.note(console.next_lines(step.text(), ""))
+
+
+def _damage(snapshot: Snapshot) -> DlctlError | None:
+    try:
+        lock.check_database(snapshot.directory)
+    except DlctlError as error:
+        return error
+    return None
+
+
+def mark_ends(
+    snapshot: Snapshot, files: Sequence[LogFile], names: Sequence[str], printer: Printer
+) -> None:
+    """Below the lives before the present ones: how each of them ended, in the order of that."""
+    known, ends = lives.load(snapshot.directory), []
+    for name in names:
+        own = [file for file in files if file.name == name]
+        if own and (end := _ended(snapshot, name, own[-1].incarnation, known, logs.tail(own, 1))):
+            ends.append((end[0], name, end[1]))
+    for at, name, text in sorted(ends, key=lambda end: end[0] or 0.0):
+        printer.mark(name, at, text)
+
+
+def _ended(
+    snapshot: Snapshot, name: str, number: int, known: Lives, last_line: Sequence[Line]
+) -> tuple[float | None, str] | None:
+    """(when, how) the process of this incarnation has ended; None if it may be there."""
+    if (found := _on_record(snapshot, name, number, known)) is not None:
+        return found
+    if snapshot.original is not None:
+        return None
+    how = known.takeover if name == COORDINATOR and known.takeover else "ended: nobody has seen how"
+    if number >= incarnation(snapshot.daemon(name)):
+        if snapshot.is_live:
+            return None
+        why = f": {snapshot.reason}" if snapshot.reason else ""
+        how = f"the run {facts.became(snapshot.state)}{why}"
+        if not snapshot.is_gone:
+            return snapshot.run.get("ended_at"), how
+    return (last_line[-1].at if last_line else None), f"{how}{LAST_SIGN}"
+
+
+def _on_record(
+    snapshot: Snapshot, name: str, number: int, known: Lives
+) -> tuple[float | None, str] | None:
+    if (end := known.ends.get((name, number))) is not None:
+        return end.at, problems.ended(end.how)
+    last = problems.last_exit(snapshot.daemon(name), number)
+    return None if last is None else (last.get("at"), problems.ended(facts.exited(last)))
+
+
+def _but_evaluations(wanted: Callable[[Line], bool] | None) -> Callable[[Line], bool]:
+    """The test without what the coordinator has said of how good the model was: so many lines are
+    that, that they would be all there is to see.
+    """
+
+    def test(line: Line) -> bool:
+        is_one = line.name == COORDINATOR and bool(_EVALUATION.match(line.text))
+        return not is_one and (wanted is None or wanted(line))
+
+    return test
+
+
+def _found(snapshot: Snapshot) -> list[Trouble]:
+    """Everybody who is not well. A run that failed without that: its coordinator says why."""
+    found = problems.found(snapshot)
+    if found or snapshot.is_live or snapshot.state != "failed":
+        return found
+    number = incarnation(snapshot.coordinator)
+    return [Trouble(COORDINATOR, "", "", None, number)]
+
+
+def _end(
+    snapshot: Snapshot, trouble: Trouble, known: Lives, last_line: Sequence[Line]
+) -> tuple[float | None, str]:
+    """(when, what): how this life ended, or what is wrong with it now."""
+    end = _on_record(snapshot, trouble.name, trouble.incarnation, known)
+    if end is not None:
+        return end
+    if trouble.what and snapshot.daemon(trouble.name).get("state") == GONE:
+        # When it ended nobody has seen: the time of this command would be another one each time.
+        signs = [trouble.at, *(line.at for line in last_line)]
+        at = max((sign for sign in signs if sign is not None), default=None)
+        return at, f"{trouble.name} {trouble.what}{LAST_SIGN if at is not None else ''}"
+    if trouble.what:
+        at = snapshot.now if trouble.at is None else trouble.at
+        return at, f"{trouble.name} {trouble.what}"
+    is_over = snapshot.state in ENDED
+    why = f": {snapshot.reason}" if snapshot.reason else ""
+    return snapshot.run.get("ended_at") if is_over else None, f"the run failed{why}"
+
+
+Wanted = Callable[[Line], bool] | None
+
+
+def follow_logs(
+    snapshot: Snapshot,
+    names: Sequence[str],
+    limit: int | None,
+    test: Wanted,
+    printer: log_lines.Printer,
+) -> None:
+    """Print the last lines, then what comes, until the run has ended or Ctrl-C."""
+    begin = limit if test is None else None
+    with (
+        live.leaving(snapshot, "dlctl logs -f"),
+        closing(logs.Follower(snapshot.directory, names, begin)) as follower,
+    ):
+        _follow(follower, snapshot, names, limit, test, printer)
+
+
+def _follow(
+    follower: logs.Follower,
+    snapshot: Snapshot,
+    names: Sequence[str],
+    limit: int | None,
+    test: Wanted,
+    printer: log_lines.Printer,
+) -> None:
+    present = [line for line in follower.poll() if test is None or test(line)]
+    lines = []
+    for name, files in logs.list_files(snapshot.directory).items():
+        if name in names:
+            own = [line for line in present if line.name == name]
+            own = own if limit is None else own[len(own) - min(limit, len(own)) :]
+            left = None if limit is None else limit - len(own)
+            older = [file for file in files if not follower.begins_with(file)]
+            lines += logs.tail(older, left, test) + own
+    printer.show(logs.in_order(lines), flush=True)
+
+    def poll() -> None:
+        printer.show((x for x in follower.poll() if test is None or test(x)), flush=True)
+
+    live.follow(snapshot, poll)
+    printer.show((x for x in follower.rest() if test is None or test(x)), flush=True)

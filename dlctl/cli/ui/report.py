@@ -1,0 +1,283 @@
+"""What a run looks like in text: its head, and what its daemons are at."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from dlctl.cli.ui import console
+from dlctl.errors import DlctlError
+from dlctl.ops import disk
+from dlctl.runs import facts, lineage, task_code
+from dlctl.runs.branches import COST
+from dlctl.runs.database import RunDb
+from dlctl.runs.snapshot import Snapshot, read_job
+from dlctl.util import values
+from dlctl.util.values import NOTHING
+
+SLURM_JOB = "slurm.json"
+"""Only in the directory of a run that has a Slurm job (`slurmcalls.HANDLE`)."""
+WENT_BACK_S = 600.0
+"""It is told for so long that a run has gone back to a checkpoint, and what that has cost."""
+HEADLINE_CHARS = 80
+OVERDUE_S = 10.0
+"""A checkpoint that takes longer is worth a line of its own."""
+_COLORS = {
+    "running": "green",
+    "finished": "green",
+    "starting": "cyan",
+    "pending": "cyan",
+    "checkpointing": "cyan",
+    "stopping": "cyan",
+    "draining": "cyan",
+    "degraded": "yellow",
+    "slow": "yellow",
+    "backoff": "yellow",
+    "recovering": "yellow",
+    "quarantined": "red",
+    "unknown": "red",
+    "gone": "red",
+    "silent": "red",
+    "unreadable": "red",
+    "failed": "red",
+}
+
+
+def state(text: Any) -> str:
+    """A state of a run or daemon, coloured; one that we do not know is shown as it is."""
+    shown = console.escape(str(text if text is not None else "unknown"))
+    return console.style(shown, fg=_COLORS.get(shown))
+
+
+def run_state(snapshot: Snapshot) -> str:
+    """The state of a run in one word or two; what a silent coordinator has said last is none."""
+    if snapshot.silent_s is not None:
+        return console.style("not answering", fg="red")
+    return state(snapshot.state)
+
+
+# ---------------------------------------------------------------- the run
+
+
+def uptime(snapshot: Snapshot) -> str:
+    """Since the start, or from the start to the end."""
+    began = values.number(snapshot.run.get("started_at"))
+    seen = values.number(snapshot.run.get("updated_at"))
+    ended = values.number(snapshot.run.get("ended_at")) or seen
+    if began is None or (ended is None and not snapshot.is_live):
+        return NOTHING
+    return values.duration((snapshot.now if snapshot.is_live or ended is None else ended) - began)
+
+
+def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
+    """The lines above the table; `brief` cuts a reason that is told in full elsewhere."""
+    run = snapshot.run
+    parts = [
+        console.style(console.escape(snapshot.run_id), bold=True),
+        _state_and_reason(snapshot, headline(snapshot.reason) if brief else snapshot.reason),
+        f"up {uptime(snapshot)}" if snapshot.is_live else f"took {uptime(snapshot)}",
+        f"step {values.count(run.get('step'))}",
+        f"epoch {values.fixed(run.get('data_epoch'), 2)}",
+        f"loss {values.decimal(run.get('loss'))}",
+    ]
+    if values.number(run.get("batch_size")):  # Found by a worker: no file says it.
+        parts.append(f"batch size {values.count(run['batch_size'])}")
+    if isinstance(run.get("metrics"), Mapping) and run["metrics"]:
+        parts.append(console.escape(values.evaluation(run["metrics"])))
+    if snapshot.is_live and isinstance(rates := run.get("rates"), Mapping):
+        parts += [f"{console.escape(str(key))} {values.decimal(lr)}" for key, lr in rates.items()]
+    if snapshot.is_live:
+        rate = run.get("samples_per_s") if snapshot.is_current else None
+        parts.append(f"{values.fixed(rate, 0)} samples/s")
+    if snapshot.stale_s is not None and snapshot.silent_s is None:
+        age = f"state {values.duration(snapshot.stale_s)} old"
+        parts.append(console.style(age, fg="yellow"))
+    return ["  ".join(parts), *_labelled(snapshot)]
+
+
+def _state_and_reason(snapshot: Snapshot, reason: str) -> str:
+    if snapshot.silent_s is not None:
+        return f"{run_state(snapshot)} for {values.duration(snapshot.silent_s)}"
+    return run_state(snapshot) + (f" ({console.escape(reason)})" if reason else "")
+
+
+def headline(reason: str) -> str:
+    """The beginning of a reason: what went wrong, without what to do about it."""
+    what = reason.partition("; ")[0]
+    return what if len(what) <= HEADLINE_CHARS else what[: HEADLINE_CHARS - 3] + "..."
+
+
+def _labelled(snapshot: Snapshot) -> list[str]:
+    run = snapshot.run
+    lines = [f"  slurm       job {job}"] if (job := slurm_job(snapshot)) else []
+    if snapshot.is_live and facts.text(run.get("waiting")):
+        lines.append(f"  waiting     {waiting(run['waiting'])}")
+    if isinstance(run.get("method"), Mapping):
+        lines.append(f"  method      {console.escape(values.evaluation(run['method']))}")
+    if isinstance(run.get("evaluation"), Mapping):
+        step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
+        shown = console.escape(values.evaluation(run["evaluation"]))
+        lines.append(f"  evaluation  {shown} (at step {step})")
+    if isinstance(done := run.get("finish"), Mapping) and (why := facts.text(done.get("error"))):
+        lines.append(f"{console.style('!', fg='yellow')} finish      {why}")
+    if (why := facts.text(run.get("target_error"))) and why not in facts.text(snapshot.reason):
+        lines.append(f"{console.style('!', fg='yellow')} target      {why}")
+    if isinstance(run.get("checkpoint"), Mapping):
+        lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
+        if missing := without_residuals(run["checkpoint"]):
+            lines.append(f"{console.style('!', fg='yellow')} checkpoint  it is {missing}")
+    if snapshot.is_live and (files := task_code.changed(snapshot.directory)):
+        names = console.escape(", ".join(map(values.path, files)))
+        lines.append(
+            f"{console.style('!', fg='yellow')} code        {names}: changed since the start, and "
+            "used as before (dlctl restart takes the new one)"
+        )
+    lines += [f"  resumed     it {told}"] if (told := went_back(snapshot)) else []
+    lines += _overdue(snapshot)
+    if facts.text(run.get("checkpoint_error")):
+        bad = console.style("!", fg="red")
+        since = _failing_since(snapshot)
+        what = "the last one failed" if since is None else f"failing for {values.duration(since)}"
+        lines.append(f"{bad} checkpoint  {what}: {facts.text(run['checkpoint_error'])}")
+    # As soon as nothing has been written for a while that is a trouble of the coordinator's.
+    if snapshot.unwritten_s is None and (full := disk.no_room(snapshot)):
+        bad = console.style("!", fg="red")
+        lines.append(f"{bad} disk        {console.escape(full)}")
+        lines.append(console.next_lines(disk.make_room(snapshot), " " * 14))
+    return lines
+
+
+def noise_scale(snapshot: Snapshot) -> list[str]:
+    """Up to where more samples in a step are worth it, if the servers have found that out."""
+    if (samples := values.number(snapshot.run.get("noise_scale"))) is None:
+        return []
+    said = f"  noise       the gradient noise scale is {samples:.0f} samples"
+    try:
+        job = read_job(snapshot.directory)
+        own = job["workers"]["batch_size"] * job["gradient"]["accumulate"]
+        return [f"{said}, a step of {samples / own:.1f} workers"]
+    except (KeyError, TypeError, ZeroDivisionError):
+        return [said]
+
+
+def went_back(snapshot: Snapshot) -> str:
+    """What it has cost a run to begin from a checkpoint, as the rest of a sentence about it; "" if
+    nothing, or if that was long ago.
+    """
+    began = values.number(snapshot.run.get("started_at"))
+    if not snapshot.run.get("resume") or began is None or snapshot.now - began > WENT_BACK_S:
+        return ""
+    try:
+        told = lineage.resumes(snapshot)[-1].told
+    except (sqlite3.Error, DlctlError, IndexError):
+        return ""
+    place, _, cost = told.partition(COST)
+    ago = values.ago(began, snapshot.now)
+    return console.escape(f"went back to the {place} {ago}: {cost}") if cost else ""
+
+
+def without_residuals(row: facts.Row) -> str:
+    """As in "without the residual of worker-1", which is what its pushes had left over, of a
+    checkpoint's row; "" if nothing is missing.
+    """
+    names = row.get("without")
+    if not isinstance(names, list) or not names:
+        return ""
+    what = "residual" if len(names) == 1 else "residuals"
+    return f"without the {what} of {console.escape(' and '.join(map(str, names)))}"
+
+
+def _overdue(snapshot: Snapshot) -> list[str]:
+    """A checkpoint that is being made for long, and whom it waits for."""
+    saving = snapshot.run.get("saving")
+    since = values.number(saving.get("at")) if isinstance(saving, Mapping) else None
+    if not snapshot.is_current or since is None or snapshot.now - since < OVERDUE_S:
+        return []
+    bad, took = console.style("!", fg="yellow"), values.duration(snapshot.now - since)
+    whom = facts.text(saving.get("waiting")) if isinstance(saving, Mapping) else ""
+    until = values.number(saving.get("gives_up_at")) if isinstance(saving, Mapping) else None
+    left = f", {values.duration(until - snapshot.now)} at most" if until is not None else ""
+    return [f"{bad} checkpoint  overdue: begun {took} ago, waits for {whom or 'the disk'}{left}"]
+
+
+def _failing_since(snapshot: Snapshot) -> float | None:
+    """For how long no checkpoint has succeeded; None if only the last one has failed."""
+    try:
+        with closing(RunDb(snapshot.directory, readonly=True)) as db:
+            rows = db.checkpoints()
+    except (sqlite3.Error, DlctlError):
+        return None
+    failed = list(itertools.takewhile(lambda row: row.get("error"), reversed(rows)))
+    began = values.number(failed[-1].get("at")) if len(failed) > 1 else None
+    return None if began is None else snapshot.now - began
+
+
+def waiting(whom: str) -> str:
+    """Whom a run waits for, as in "for worker-0 (draining)"."""
+    return f"for {facts.text(whom)}" if whom else ""
+
+
+def checkpoint(row: facts.Row, now: float) -> str:
+    """A row of the checkpoint table in one line."""
+    return ", ".join([f"step {values.count(row.get('step'))}", *_particulars(row, now)])
+
+
+def newest_checkpoint(snapshot: Snapshot) -> str:
+    """The newest checkpoint in one line, which says so if an ended run has gone on after it."""
+    row = snapshot.run["checkpoint"]
+    if not (unsaved := facts.unsaved_steps(snapshot)):
+        return checkpoint(row, snapshot.now)
+    behind = f"{values.count(unsaved)} {'step' if unsaved == 1 else 'steps'} before the end"
+    first = f"saved at step {values.count(row['step'])}, {behind}"
+    return ", ".join([first, *_particulars(row, snapshot.now)])
+
+
+def _particulars(row: facts.Row, now: float) -> list[str]:
+    path = row.get("path")
+    parts: list[str] = []
+    parts += [values.ago(row["at"], now)] if row.get("at") is not None else []
+    parts += [values.size(row["nbytes"])] if row.get("nbytes") is not None else []
+    parts += [console.escape(values.path(path))] if isinstance(path, str) else []
+    return parts
+
+
+def slurm_job(snapshot: Snapshot) -> str:
+    """The number of the Slurm job that a run has now; "" if it has none."""
+    if not (snapshot.directory / SLURM_JOB).exists():
+        return ""
+    from dlctl.launch import slurmcalls  # here, because most runs have none
+
+    handle = slurmcalls.read_handle(snapshot.directory)
+    return console.escape(handle.job_id) if handle is not None else ""
+
+
+def as_data(snapshot: Snapshot) -> dict[str, Any]:
+    """A run as JSON, without its daemons: all its keys, and the state as it is in truth."""
+    truth = {
+        "run_id": snapshot.run_id,
+        "state": snapshot.state,
+        "reason": snapshot.reason,
+        "original": None if snapshot.original is None else str(snapshot.original),
+        "is_live": snapshot.is_live,
+        "stale_s": snapshot.stale_s,
+        "silent_s": snapshot.silent_s,
+        "unwritten_s": snapshot.unwritten_s,
+        "directory": str(snapshot.directory),
+        "slurm_job": slurm_job(snapshot) or None,
+    }
+    data: dict[str, Any] = values.timed({**snapshot.run, **truth})
+    return data
+
+
+# ---------------------------------------------------------------- in a line
+
+
+def event(row: facts.Row, now: float) -> str:
+    """One event in a line: when, whom, what."""
+    kind, who = console.escape(str(row["kind"])), console.escape(str(row["daemon"]) or "run")
+    return (
+        f"{values.clock(row['at'], now)}  {who:<12} {kind:<12} {console.escape(str(row['text']))}"
+    )

@@ -1,0 +1,72 @@
+"""A job in a line: method, optimisers, daemons, where it ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlctl.util.text import escape
+
+if TYPE_CHECKING:
+    from dlctl.config import Choice, JobFile, Stop
+
+
+def of(job: JobFile) -> str:
+    """A job in one line."""
+    return ", ".join(
+        [
+            job.job.name,
+            job.algorithm.name,
+            *([f"{_rated(job.inner)} in each worker"] if job.inner.name != "none" else []),
+            *([_rated(job.optimizer), _compression(job.compression)] if job.servers.count else []),
+            _count(job.servers.count, "server") if job.servers.count else "no servers",
+            _count(job.workers.count, "worker"),
+            *([f"on {_count(job.slurm.nodes, 'Slurm node')}"] if job.slurm.nodes else []),
+            _stop(job.job.stop) + _work(job),
+        ]
+    )
+
+
+def _rated(optimizer: Choice) -> str:
+    return f"{optimizer.name}(lr={optimizer.options.get('lr')})"
+
+
+def _work(job: JobFile) -> str:
+    """As in " (80 updates)": what a length in steps or samples comes to. A step is one worker's."""
+    from dlctl import batches, registry
+    from dlctl.algorithms.base import Lead
+
+    stop = job.job.stop
+    method = registry.load("algorithms", job.algorithm.name)
+    is_open = not (stop.samples or stop.steps) or batches.is_open(job)
+    if is_open or job.data.clients or method.shard is None or not method.shard.takes_pushes:
+        return ""
+    step = batches.mean(job)
+    lengths = [stop.samples / step] if stop.samples else []
+    lengths += [stop.steps] if stop.steps else []
+    push = method.replica.one_push(method.Options(**job.algorithm.options)).batches
+    if method.shard.averages:
+        # An update without all workers, if the method has such, is of fewer samples.
+        least = "at least " if method.lead.quorum is not Lead.quorum else ""
+        return f" ({least}{_count(round(min(lengths) / push / job.workers.count), 'update')})"
+    return f" ({_count(round(min(lengths) / push), 'push', 'pushes')})"
+
+
+def _compression(choice: Choice) -> str:
+    density = choice.options.get("density")
+    if choice.name == "none":
+        return "no compression"
+    return choice.name if density is None else f"{choice.name}(density={density})"
+
+
+def _count(number: float, what: str, many: str = "") -> str:
+    return f"{number:.10g} {what}" if number == 1 else f"{number:.10g} {many or what + 's'}"
+
+
+def _stop(stop: Stop) -> str:
+    limits = [
+        _count(value, unit)
+        for unit in ("epoch", "step", "sample", "second")
+        if (value := getattr(stop, f"{unit}s")) is not None
+    ]
+    limits += [escape(stop.target)] if stop.target else []
+    return f"until {' or '.join(limits)}" if limits else "until it is stopped"

@@ -1,0 +1,110 @@
+"""Which checkpoint a command is about, and what is said of those that are damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dlctl.errors import DlctlError, NotFound, UsageError
+from dlctl.runs import checkpoints, lineage, manifest, preferred, select
+from dlctl.runs.best import Best
+from dlctl.runs.manifest import Manifest
+from dlctl.runs.snapshot import Snapshot, read_job
+from dlctl.util import notes, values
+
+
+def chosen(text: str, job: str | None) -> Path:
+    """A checkpoint by its path, its number within the run, its step, "latest" (the newest good one)
+    or "best" (`checkpoints.best`). The newest one of that step, if several have it.
+
+    Raises NotFound if there is no such checkpoint, UsageError if it is none of these.
+    """
+    if (Path(text) / manifest.MANIFEST).is_file():
+        return Path(text).absolute()
+    snapshot = select.load_any(select.directory(job))
+    if text == "latest":
+        return _newest_good(snapshot)
+    if text == "best":
+        return _best_good(snapshot)
+    found = checkpoints.finished(snapshot.directory)
+    for directory in found:
+        if text in (directory.name, str(checkpoints.number(directory)[0])):
+            return directory
+    of_step = [d for d in found if text.isascii() and text == str(checkpoints.number(d)[1])]
+    if of_step:
+        return of_step[-1]
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f'"{text}" is no checkpoint directory: it has no {manifest.MANIFEST}')
+    known = ", ".join(str(checkpoints.number(directory)[0]) for directory in found) or "none"
+    raise NotFound(f"{snapshot.run_id} has no checkpoint of number or step {text}; known: {known}")
+
+
+def good(snapshot: Snapshot, number: int) -> tuple[Path, Manifest]:
+    """The checkpoint of this number, every byte of which is read, and its manifest.
+
+    Raises NotFound if there is none, and DlctlError if it is damaged.
+    """
+    damage = visible_damage(snapshot.directory)
+    found = [path for path in damage if checkpoints.number(path)[0] == number]
+    known = ", ".join(_one(path, bool(bad)) for path, bad in damage.items()) or "none"
+    hint = f"dlctl checkpoint ls -j {snapshot.run_id}"
+    if not found:
+        raise NotFound(f"{snapshot.run_id} has no checkpoint {number}; known: {known}", hint=hint)
+    if problems := checkpoints.verify(found[0]):
+        told = "".join(f"\n  {problem}" for problem in problems)
+        raise DlctlError(f"checkpoint {number} is damaged; known: {known}{told}", hint=hint)
+    return found[0], checkpoints.read_manifest(found[0])
+
+
+def _one(path: Path, is_damaged: bool) -> str:
+    number, step = checkpoints.number(path)
+    return f"{number} (step {values.count(step)}{', damaged' if is_damaged else ''})"
+
+
+def _newest_good(snapshot: Snapshot) -> Path:
+    """With a warning if newer ones had to be passed over."""
+    problems: list[str] = []
+    ordered = preferred.order(snapshot.directory)
+    good = checkpoints.newest_good(snapshot.directory, problems.append, ordered)
+    if good is None:
+        raise NotFound(
+            "\n  ".join([f"{snapshot.run_id} has no good checkpoint", *problems]),
+            hint=f"dlctl checkpoint ls -j {snapshot.run_id}",
+        )
+    if problems:
+        number, step = checkpoints.number(good[0])
+        notes.warn(
+            f"{lineage.skipped(snapshot.directory, good[0])}: {number} (step {values.count(step)}) "
+            "is taken instead\n" + "\n".join(f"  {problem}" for problem in problems)
+        )
+    return good[0]
+
+
+def best(snapshot: Snapshot) -> Path | None:
+    """The one whose evaluation was the best, as the job says; None if it does not, or if there is
+    none.
+    """
+    wanted = Best.parse(read_job(snapshot.directory).get("checkpoints", {}).get("best", ""))
+    return None if wanted is None else checkpoints.best_of(snapshot.directory, wanted)
+
+
+def _best_good(snapshot: Snapshot) -> Path:
+    found = best(snapshot)
+    if found is None:
+        raise NotFound(
+            f"{snapshot.run_id} has no best checkpoint",
+            hint='say what is good in [checkpoints]: best = "val_loss min"; it is known when an '
+            "evaluation with that metric has been made",
+        )
+    if problems := checkpoints.verify(found):
+        told = "".join(f"\n  {problem}" for problem in problems)
+        raise DlctlError(
+            f"the best checkpoint is damaged{told}",
+            hint=f"dlctl checkpoint ls -j {snapshot.run_id}",
+        )
+    return found
+
+
+def visible_damage(run_directory: Path) -> dict[Path, list[str]]:
+    """What a quick look finds wrong with the checkpoints of a run, newest last; [] if nothing."""
+    found = checkpoints.finished(run_directory)
+    return {path: checkpoints.verify(path, hashes=False) for path in found}

@@ -1,0 +1,151 @@
+"""Asking a living run for other daemons, and waiting until they are at work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
+from dlctl.runs import facts
+from dlctl.runs.snapshot import ENDED, GONE, Snapshot, load, read_job
+from dlctl.util import notes, values
+from dlctl.util.text import escape
+
+POLL_S = 0.1
+ASK_S = 30.0
+AT_WORK = ("running", "slow")
+NAMED_MAX = 4
+Row = Mapping[str, Any]
+Goal = Callable[[Snapshot], list[str]]
+"""Whom it still waits for, and what they are doing; [] when it is reached."""
+
+
+def require_live(snapshot: Snapshot, what: str) -> None:
+    """Raises DlctlError, with what to do instead, unless somebody is there to do it."""
+    if snapshot.is_live:
+        return
+    file = snapshot.run.get("job_file")
+    again = f"dlctl start {values.path(file)}" if isinstance(file, str) else "dlctl start JOBFILE"
+    raise DlctlError(
+        f"{snapshot.run_id} is {snapshot.state}: it can be {what} while it runs",
+        hint=f"dlctl recover -j {snapshot.run_id}" if snapshot.state == "failed" else again,
+    )
+
+
+def ask(snapshot: Snapshot, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The coordinator's answer. Raises as `client.ask` does, with a next command."""
+    from dlctl.control import client
+
+    try:
+        result = client.ask(snapshot.directory, verb, arguments, ASK_S)
+    except DlctlError as error:
+        error.hint = error.hint or f"dlctl status -j {snapshot.run_id}"
+        raise
+    warn_unwritten(result)
+    return result
+
+
+def wait(
+    snapshot: Snapshot,
+    goal: Goal,
+    limit_s: float | None,
+    what: str,
+    before: Mapping[str, int],
+    progress: notes.Phases,
+) -> Snapshot:
+    """Wait until `goal` is reached; `what` names it. Returns the run as it is then.
+
+    `before`: name -> incarnation of those that begin anew, before they do. Raises TimedOut after
+    `limit_s` (None: the time that a start may take), Partial if one of those it waits for will
+    never come, JobFailed or NotRunning if the run ends meanwhile.
+    """
+    limit_s = limit_s if limit_s is not None else _limit_s(snapshot)
+    began = time.monotonic()
+    while True:
+        snapshot = load(snapshot.directory)
+        waiting = goal(snapshot)
+        if not waiting:
+            return snapshot
+        _require_hope(snapshot, what, len(waiting), before)
+        waited_s = time.monotonic() - began
+        named = ", ".join(waiting[:NAMED_MAX])
+        if waited_s > limit_s:
+            raise TimedOut(
+                f"not yet after {values.duration(limit_s)}: {what}; it waits for {named}",
+                hint=f"dlctl why -j {snapshot.run_id}",
+            )
+        progress.phase(snapshot.state, named, waited_s)
+        time.sleep(POLL_S)
+
+
+def _require_hope(snapshot: Snapshot, what: str, late: int, before: Mapping[str, int]) -> None:
+    if snapshot.state in ENDED:
+        kind = JobFailed if snapshot.state == "failed" else NotRunning
+        why = f": {snapshot.reason}" if snapshot.reason else ""
+        raise kind(
+            f"{snapshot.run_id} is {snapshot.state}{why}; it did not come to: {what}",
+            hint=f"dlctl status -j {snapshot.run_id}",
+        )
+    lost = (row for row in snapshot.daemons if row.get("state") == "quarantined")
+    new = [row["name"] for row in lost if incarnation(row) > before.get(row["name"], 2**63)]
+    if new and len(new) == late:
+        raise Partial(
+            f"{', '.join(new)} cannot be used (quarantined); not reached: {what}",
+            hint=f"dlctl why -j {snapshot.run_id}",
+        )
+
+
+def _limit_s(snapshot: Snapshot) -> float:
+    timeouts = read_job(snapshot.directory).get("timeouts", {})
+    parts = [values.number(timeouts.get(key)) for key in ("ready_s", "grace_s")]
+    return sum(part or default for part, default in zip(parts, (300.0, 30.0), strict=True))
+
+
+def incarnation(row: Row | None) -> int:
+    """The number of a daemon's process; 0 if it has had none."""
+    found = row.get("incarnation") if row is not None else None
+    return found if type(found) is int else 0
+
+
+def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
+    """Those of `before` (name -> incarnation then) whose next incarnation is not at work yet."""
+    rows = {row["name"]: row for row in snapshot.daemons}
+    late = []
+    for name, old in before.items():
+        row = rows.get(name)
+        if row is None:
+            late.append(f"{name} (not there yet)")
+        elif incarnation(row) <= old or row.get("state") not in AT_WORK:
+            late.append(told(row, snapshot.now))
+    return late
+
+
+def told(row: Row, now: float) -> str:
+    """As in "worker-3 (importing torch)"; of one that hangs, when it is killed, as far as known."""
+    name, state = escape(str(row["name"])), row.get("state")
+    if state in ("stopped", "failed", "unknown", GONE):
+        return f"{name} (gone)"
+    if state == "backoff":
+        return f"{name} (is started again)"
+    kill_at = values.number(row.get("kill_at")) if "stuck_s" in facts.metrics(row) else None
+    then = "" if kill_at is None else f"; it is killed in {max(0.0, kill_at - now):.0f} s"
+    return f"{name} ({facts.text(row.get('phase')) or _unheard(state)}{then})"
+
+
+def _unheard(state: Any) -> str:
+    return "not heard yet" if state in AT_WORK else escape(str(state))
+
+
+# ---------------------------------------------------------------- onrecord
+# What the coordinator has agreed to while it could not write it down.
+
+
+def warn_unwritten(result: Mapping[str, Any]) -> None:
+    """Say so, if its answer does: whoever asked may have to ask again."""
+    why = result.get("unwritten")
+    if why:
+        notes.warn(
+            f"the run's database cannot be written ({why!s}): if the "
+            "coordinator dies before there is room, this is forgotten, and has to be asked again"
+        )

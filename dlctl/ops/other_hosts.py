@@ -1,0 +1,96 @@
+"""What commands do on the other hosts of a run, when nobody there can be told any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlctl.errors import DlctlError
+from dlctl.runs.snapshot import Snapshot, read_job
+from dlctl.util import hints, notes
+from dlctl.util.text import plural
+
+if TYPE_CHECKING:
+    from dlctl.config import Host
+
+ANSWER_S = 20.0
+"""For a host to answer, besides the time that it is given for what it has to do."""
+
+
+def of(snapshot: Snapshot) -> dict[str, Host]:
+    """Agent -> its host, of those that are reached over ssh."""
+    hosts = read_job(snapshot.directory).get("hosts")
+    if not hosts:
+        return {}
+    from dlctl import placement  # here, because most runs have no other hosts
+    from dlctl.config import Host, from_dict
+
+    agents = placement.agents([from_dict(Host, host) for host in hosts])
+    return {name: host for name, host in agents.items() if host.ssh}
+
+
+def given_up(snapshot: Snapshot) -> list[str]:
+    """The hosts that the run has not reached any more, as the job file calls them."""
+    hosts = of(snapshot)
+    failed = [str(row["name"]) for row in snapshot.daemons if row.get("state") == "failed"]
+    return [hosts[name].ssh for name in failed if name in hosts]
+
+
+def not_ended(snapshot: Snapshot) -> list[str]:
+    """The hosts of an ended run on which nobody has heard of that."""
+    hosts = of(snapshot)
+    others = [str(row["name"]) for row in snapshot.daemons if row.get("state") != "stopped"]
+    return [hosts[name].ssh for name in others if name in hosts]
+
+
+def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
+    """End what this run has left there; returns the hosts that could not be asked, or have not done
+    it, each of which is told. `purge`: the shards and files there are not needed any more, either.
+    """
+    if read_job(snapshot.directory).get("slurm", {}).get("nodes"):
+        return _end_job(snapshot, at_once=grace_s <= 0)
+    hosts = of(snapshot)
+    if not hosts:
+        return []
+    from dlctl.launch import ssh
+    from dlctl.launch.answers import explain
+    from dlctl.launch.remote import end_request
+
+    request = end_request(snapshot.run_id, grace_s=round(grace_s), purge=purge)
+    failed = []
+    for agent, answer in ssh.ask(hosts, request, grace_s + ANSWER_S).items():
+        if answer.value is None or not answer.is_good:
+            error = explain(answer)
+            notes.warn("; ".join(filter(None, (error.message, hints.in_a_line(error.hint)))))
+            failed.append(hosts[agent].ssh)
+            continue
+        _tell(hosts[agent].ssh, answer.value)
+        if answer.value["left"]:
+            failed.append(hosts[agent].ssh)
+    return failed
+
+
+def _end_job(snapshot: Snapshot, *, at_once: bool) -> list[str]:
+    """The same for a run on Slurm's nodes: its job is the only way to reach them."""
+    from dlctl.launch import slurmcalls
+
+    handle = slurmcalls.read_handle(snapshot.directory)
+    try:
+        slurmcalls.end(snapshot.directory, at_once=at_once)
+    except DlctlError as error:
+        notes.warn("; ".join(filter(None, (error.message, hints.in_a_line(error.hint)))))
+        return [error.where or "Slurm's nodes"]
+    if handle is not None:
+        notes.note(f"the Slurm job {handle.job_id or handle.name} is over")
+    return []
+
+
+def _tell(host: str, done: dict[str, Any]) -> None:
+    for what, rows in (("ended", done["ended"]), ("could not end", done["left"])):
+        if rows:
+            names = ", ".join(str(row["name"]) for row in rows)
+            notes.note(f"{what} on {host}: {names}")
+
+
+def left_there(hosts: list[str]) -> str:
+    """What to say of hosts on which something may go on."""
+    return f"something may still run on {plural(len(hosts), 'host')}: {', '.join(hosts)}"

@@ -1,0 +1,183 @@
+"""Ending a run, in order or at once, so that no process of it is left."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from dlctl.errors import Partial, TimedOut, Unreachable
+from dlctl.ops import kept, other_hosts
+from dlctl.runs import database, paths
+from dlctl.runs.snapshot import Snapshot, load
+from dlctl.util import notes, processes
+from dlctl.util.text import KILLED
+
+Tell = Callable[[Mapping[str, Any]], None]
+SAVE_S = 600.0
+"""For the checkpoint, on top of the grace."""
+
+
+MUTE_S = 3.0
+"""How long --kill asks before it takes the processes by itself."""
+
+
+EXIT_S = 15.0
+"""For the coordinator's own end, after it has said that all is done."""
+
+
+POLL_S = 0.05
+
+
+LOST = "the coordinator died while the run was being stopped"
+
+
+def stop(
+    snapshot: Snapshot,
+    *,
+    checkpoint: bool,
+    grace_s: float,
+    kill: bool,
+    origin: str = "command",
+    tell: Tell | None = None,
+) -> Snapshot:
+    """Stop a live run and wait for its end; returns the run as it is then.
+
+    `origin`: who asks, see `STOPPED_BY` in `dlctl.roles.coordinator.shutdown`; the run's
+    reason tells of it. `tell` is called with what the coordinator says meanwhile.
+    Raises Unreachable, TimedOut, or Partial if processes are left that cannot be ended.
+    """
+    from dlctl.control import client
+
+    arguments = {
+        "names": [],
+        "checkpoint": checkpoint,
+        "grace_s": grace_s,
+        "kill": kill,
+        "origin": origin,
+    }
+    limit_s = MUTE_S if kill else grace_s + SAVE_S
+    away: list[str] = []
+    try:
+        client.ask(snapshot.directory, "stop", arguments, limit_s, tell)
+    except client.Gone:
+        notes.note("the coordinator is gone; ending what it left behind")
+        state, reason = ("stopped", KILLED) if kill else ("failed", LOST)
+        record_end(snapshot.directory, state, reason)
+        clean_up(load(snapshot.directory), 0.0 if kill else grace_s)
+        away = other_hosts.end(snapshot, 0.0 if kill else grace_s, purge=kill)
+    except (Unreachable, TimedOut) as error:
+        if not kill:
+            raise
+        notes.warn(error.message)
+        _kill_all(snapshot)
+        away = other_hosts.end(snapshot, 0.0, purge=True)
+    after = settle(snapshot, 0.0 if kill else EXIT_S)
+    require_reached(after, away)
+    return after
+
+
+def require_reached(snapshot: Snapshot, away: list[str]) -> None:
+    """Raises Partial if there are hosts on which something may go on."""
+    if away:
+        raise Partial(
+            f"{snapshot.run_id} has {snapshot.state}, but {other_hosts.left_there(away)}",
+            hint=f"when they can be reached again: dlctl stop --kill -j {snapshot.run_id}",
+        )
+
+
+def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
+    """Wait for the coordinator's own end and see to it that nothing is left of the run."""
+    deadline = time.monotonic() + EXIT_S
+    while time.monotonic() < deadline and _coordinator(snapshot):
+        time.sleep(POLL_S)
+    after = load(snapshot.directory)
+    end_processes([*_coordinator(after), *left_of(after)], snapshot.run_id, grace_s)
+    paths.remove_sockets(snapshot.run_id)
+    after = load(snapshot.directory)
+    if after.state in ("stopped", "finished"):
+        kept.remove(after)
+    return after
+
+
+def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
+    """End the daemons that are left on this machine of a run that has ended, or has no coordinator;
+    returns their names. Those on other hosts are the business of `otherhosts`.
+
+    They are known by their command lines and the run's records, never by a pid alone.
+    """
+    ended = end_processes(left_of(snapshot), snapshot.run_id, grace_s)
+    paths.remove_sockets(snapshot.run_id)
+    return ended
+
+
+def end_processes(rows: Sequence[Mapping[str, Any]], run_id: str, grace_s: float) -> list[str]:
+    if not rows:
+        return []
+    names = ", ".join(row["name"] for row in rows)
+    notes.note(f"still there: {names}; {_how(grace_s)}")
+    ended, left = processes.end(rows, grace_s)
+    if left:
+        raise Partial(
+            f"could not end {', '.join(left)} of {run_id}",
+            hint="ps -o pid,stat,cmd " + " ".join(str(r["pid"]) for r in rows if r["name"] in left),
+        )
+    notes.note(f"ended {', '.join(ended)}")
+    return ended
+
+
+def _how(grace_s: float) -> str:
+    if grace_s <= 0:
+        return "killing them (SIGKILL)"
+    return f"ending them (SIGTERM; SIGKILL only if they are still there after {grace_s:g}s)"
+
+
+def left_of(snapshot: Snapshot) -> list[Mapping[str, Any]]:
+    """Processes of a run that are there: those on record, and those that nobody knows of.
+
+    Not the coordinator on record, which ends by itself.
+    """
+    from dlctl.launch import local
+
+    known = processes.living(snapshot.daemons)
+    pids = {row["pid"] for row in [*known, *_coordinator(snapshot)]}
+    others = [found.row() for found in local.living(snapshot.directory) if found.pid not in pids]
+    return [*known, *others]
+
+
+def _coordinator(snapshot: Snapshot) -> list[Mapping[str, Any]]:
+    keys = {key: snapshot.run.get(key) for key in ("pid", "pid_start")}
+    return processes.living([{"name": "coordinator", **keys}])
+
+
+def _kill_all(snapshot: Snapshot) -> None:
+    """Everything at once, the coordinator first, so that nobody restarts what we end.
+
+    An agent starts a dead coordinator again unless the run is over, so that is written before; and
+    again, because a coordinator that was only slow may have written over it.
+    """
+    for _ in range(2):
+        record_end(snapshot.directory, "stopped", KILLED)
+        now = load(snapshot.directory)
+        end_processes([*_coordinator(now), *left_of(now)], snapshot.run_id, 0.0)
+
+
+def record_end(directory: Path, state: str, reason: str) -> None:
+    """Write that the run is over: in this state, for this reason, without any daemon.
+
+    From then on no agent starts its coordinator again. A database that cannot be written (a frozen
+    coordinator has it locked, the disk is full, a page is damaged) is told, and left as it is.
+    """
+    try:
+        with closing(database.RunDb(directory)) as db:
+            if db.run().get("state") != state:
+                db.put_end(state, reason, time.time())
+            for row in db.daemons():
+                if not processes.is_alive(row.get("pid"), row.get("pid_start")):
+                    db.put_daemon(row["name"], {**row, "state": "stopped", "pid": None})
+            db.commit()
+    except sqlite3.DatabaseError as error:
+        notes.warn(f"cannot write the run's database: {error} ({directory})")

@@ -1,0 +1,99 @@
+"""What is known of a run and its daemons, for whoever tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlctl.runs import checkpoints
+from dlctl.runs.manifest import has_updates
+from dlctl.runs.snapshot import COPY, ENDED, Snapshot, newest_whole
+from dlctl.util import values
+from dlctl.util.text import escape, plural
+
+Row = Mapping[str, Any]
+
+
+def became(state: str) -> str:
+    """A state as a predicate: "is running", "has failed"."""
+    if state == COPY:
+        return "is a copy"
+    return f"{'has' if state in ENDED else 'is'} {state}"
+
+
+def metrics(row: Row) -> Row:
+    """The metrics of a daemon; {} if it has not reported any."""
+    found = row.get("metrics")
+    return found if isinstance(found, Mapping) else {}
+
+
+def settings(row: Row) -> Row:
+    found = metrics(row).get("settings")
+    return found if isinstance(found, Mapping) else {}
+
+
+def text(value: Any) -> str:
+    """Text from the database, harmless; "" if there is none."""
+    return escape(value) if isinstance(value, str) else ""
+
+
+def has_begun(snapshot: Snapshot) -> bool:
+    """Whether its workers were let loose: there may be updates, also if no step counts yet."""
+    return snapshot.run.get("ready_at") is not None or bool(snapshot.run.get("step"))
+
+
+def unsaved_steps(snapshot: Snapshot) -> int:
+    """How many steps an ended run did after its newest checkpoint; 0 if it has none, or lives."""
+    row = snapshot.run.get("checkpoint")
+    saved = row.get("step") if isinstance(row, Mapping) else None
+    step = snapshot.run.get("step")
+    has_no_end = snapshot.is_live or snapshot.original is not None
+    if has_no_end or type(saved) is not int or type(step) is not int:
+        return 0
+    return max(0, step - saved)
+
+
+def done_again(snapshot: Snapshot) -> str:
+    """As in "; 80 steps are done again"; "" if the newest checkpoint on disk has all steps."""
+    saved, step = saved_step(snapshot), snapshot.run.get("step")
+    steps = step - saved if saved is not None and type(step) is int else 0
+    verb = "is" if steps == 1 else "are"
+    return f"; {plural(steps, 'step')} {verb} done again" if steps > 0 else ""
+
+
+def saved_step(snapshot: Snapshot) -> int | None:
+    """The step that a run goes on from: that of its newest checkpoint that is not known to be
+    damaged; None without one that has more than initial values. Their bytes are not read: that
+    takes long.
+    """
+    found = newest_whole(snapshot.directory)
+    return int(found[1]["step"]) if found is not None and has_updates(found[1]) else None
+
+
+def all_damaged(snapshot: Snapshot) -> str:
+    """As in "all of its 2 checkpoints are damaged"; "" if one may be good, or there is none."""
+    count = len(checkpoints.finished(snapshot.directory))
+    if not count or newest_whole(snapshot.directory) is not None:
+        return ""
+    return damaged_in_words(count)
+
+
+def damaged_in_words(count: int) -> str:
+    """The same of so many checkpoints."""
+    which = "its only checkpoint is" if count == 1 else f"all of its {count} checkpoints are"
+    return f"{which} damaged"
+
+
+def doing(row: Row, now: float) -> str:
+    """What a daemon is at, as in "importing torch, waits for server-0, 7s"."""
+    parts = [text(row.get("phase")) or escape(str(row.get("state")))]
+    if text(row.get("waiting_for")):
+        parts.append(f"waits for {text(row['waiting_for'])}")
+    if values.number(row.get("waiting_since")) is not None:
+        parts.append(values.duration(now - row["waiting_since"]))
+    return ", ".join(parts)
+
+
+def exited(last_exit: Row) -> str:
+    """A daemon's end in words: the coordinator's own, else what the exit code means."""
+    return text(last_exit.get("text")) or values.exit_in_words(last_exit.get("code"))

@@ -1,0 +1,339 @@
+"""A run as it is now: what its database says, corrected by which processes are really there."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlctl.errors import DlctlError, NotFound
+from dlctl.runs import database, paths
+from dlctl.runs.database import ENDED as ENDED
+from dlctl.util import processes
+from dlctl.util.names import COORDINATOR, HOME_AGENT
+
+LIVE = ("pending", "starting", "running", "degraded", "recovering", "checkpointing", "stopping")
+READY = ("running", "degraded", "recovering", "checkpointing")
+WITHOUT_PROCESS = (*ENDED, "pending", "backoff", "quarantined")
+"""States of a daemon that has no process now, and is known to have none."""
+GONE = "gone"
+"""State of a daemon whose process is not there although nobody has noted its end."""
+UNKNOWN = "unknown"
+"""State of a daemon on another host that nobody has heard of."""
+SILENT = "silent"
+"""State of a coordinator whose process is there and stands still."""
+COPY = "copy"
+"""State of a run whose directory is a copy: what has become of it since is known elsewhere."""
+STALE_AFTER_S = 5.0
+PENDING_MAX_S = 10.0
+"""How long a run may exist before its coordinator has written its pid."""
+_ROLES = (COORDINATOR, "agent", "server", "worker")
+
+
+class Unreadable(DlctlError):
+    """Of a run whose database cannot be read: it is damaged, or of another version."""
+
+    def __init__(self, directory: Path, message: str, where: str, hint: str | None = None) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.directory = directory
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    directory: Path
+    run: Mapping[str, Any]
+    """The run's keys, see `rundb`; any may be missing."""
+    daemons: list[dict[str, Any]]
+    """Agents, servers, workers. Rows of another version may lack keys."""
+    state: str
+    """The state in truth: "failed" if it should live and its coordinator is gone."""
+    reason: str
+    is_live: bool
+    """Its coordinator works, or is about to; or an agent is there, which starts it again."""
+    now: float
+    coordinator_pid: int | None = None
+    """Of the living coordinator; None if there is none."""
+    beat_age_s: float | None = None
+    """How long ago the coordinator was seen to work, see `paths.beat_age_s`."""
+    original: Path | None = None
+    """Where the run is, if this is what a copy of its directory says (see `belonging.seen`)."""
+
+    @property
+    def run_id(self) -> str:
+        return self.directory.name
+
+    @property
+    def is_gone(self) -> bool:
+        """The coordinator died without a word: its daemons may still be there."""
+        return self.state == "failed" and self.run.get("state") in LIVE
+
+    @property
+    def stale_s(self) -> float | None:
+        """Age of what we know, if that is too old for a live run."""
+        updated_at = self.run.get("updated_at")
+        if not self.is_live or not isinstance(updated_at, int | float):
+            return None
+        age_s = self.now - updated_at
+        return age_s if age_s > STALE_AFTER_S else None
+
+    @property
+    def silent_s(self) -> float | None:
+        """For how long the coordinator has said nothing although its process is there; None if that
+        is not long. One that has just been started has yet to say its first word.
+        """
+        unheard_s = self._unheard_s()
+        if unheard_s is None or self.beat_age_s is None:
+            return unheard_s
+        silent_s = min(unheard_s, self.beat_age_s)
+        return silent_s if silent_s > STALE_AFTER_S else None
+
+    @property
+    def unwritten_s(self) -> float | None:
+        """For how long a coordinator that works has not been able to write what goes on; None if it
+        can, or if nobody knows that it works.
+        """
+        return self._unheard_s() if self.silent_s is None else None
+
+    def _unheard_s(self) -> float | None:
+        """For how long the living coordinator has written nothing; None if that is not long."""
+        if self.coordinator_pid is None or self.stale_s is None:
+            return None
+        unheard_s = min(self.stale_s, self.now - (self._coordinator_since() or 0.0))
+        return unheard_s if unheard_s > STALE_AFTER_S else None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether somebody keeps up to date what is known of a run that lives."""
+        return self.is_live and self.coordinator_pid is not None and self.stale_s is None
+
+    @property
+    def coordinator(self) -> dict[str, Any]:
+        """A row as the daemons have it, with the state in truth."""
+        return {
+            "name": COORDINATOR,
+            "role": COORDINATOR,
+            "pid": self.coordinator_pid,
+            "pid_start": self.run.get("pid_start"),
+            "state": self._coordinator_state(),
+            "incarnation": self.run.get("incarnation"),
+            "started_at": self._coordinator_since(),
+            "updated_at": self.run.get("updated_at"),
+        }
+
+    def _coordinator_since(self) -> float | None:
+        age_s = processes.age_s(self.run.get("pid_start"))
+        return None if age_s is None else self.now - age_s
+
+    def _coordinator_state(self) -> str:
+        if self.coordinator_pid is not None:
+            if self.silent_s is not None:
+                return SILENT
+            if self.state in ENDED:
+                return "stopping"
+            writer = self.run.get("updated_by")
+            is_heard = writer is None or writer == self.run.get("pid_start")
+            is_at_work = self.is_current or self.unwritten_s is not None
+            return "running" if is_at_work and is_heard else "starting"
+        if self.original is not None:
+            return UNKNOWN
+        if self.run.get("pid") is None:
+            return "pending" if self.is_live else "stopped"
+        return "stopped" if self.state in ENDED and not self.is_gone else GONE
+
+    def everybody(self) -> list[dict[str, Any]]:
+        """The rows of the coordinator and of all daemons."""
+        return [self.coordinator, *self.daemons]
+
+    def daemon(self, name: str) -> dict[str, Any]:
+        """The row of one daemon, or of the coordinator; {} if it has none yet."""
+        return next((row for row in self.everybody() if row.get("name") == name), {})
+
+    def roles(self) -> dict[str, str]:
+        """Name -> role of every daemon that this run has or will have."""
+        names = {row["name"]: str(row.get("role", "")) for row in self.daemons}
+        for name in _planned(self.directory):
+            names.setdefault(name, name.partition("-")[0])
+        return {name: names[name] for name in sorted(names, key=natural)}
+
+
+def load(directory: Path, *, every_page: bool = False) -> Snapshot:
+    """Read a run. Raises NotFound if `directory` is none, and Unreadable if we cannot read it, or
+    if what it was last is not to be seen any more: its log is damaged before its end, or any page
+    (`every_page`). Of a run that lives that is not asked: its coordinator has it in memory.
+    """
+    try:
+        run = database.read(directory)
+    except NotFound as error:
+        if not paths.is_run(directory):
+            raise
+        what = f"the run's database is gone: there is no {database.FILE}"
+        raise Unreadable(directory, what, str(directory)) from error
+    except (sqlite3.Error, ValueError) as error:
+        what = f"cannot read the run's database: {error}"
+        raise Unreadable(directory, what, str(directory / database.FILE)) from error
+    except DlctlError as error:
+        if not _has_content(directory):
+            what = "cannot read the run's database: it is empty"
+            raise Unreadable(directory, what, str(error.where)) from error
+        raise Unreadable(directory, error.message, str(error.where), error.hint) from error
+    now = time.time()
+    there = processes.is_alive(run.get("pid"), run.get("pid_start"))
+    state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
+    find_damage = database.damage if every_page else database.damage_of_log
+    if not is_live and (damage := find_damage(directory)):
+        what = f"the run's database is damaged: {' '.join(damage.split())}"
+        raise Unreadable(directory, what, str(directory / database.FILE))
+    if isinstance(run.get("checkpoint"), Mapping):
+        run["checkpoint"] = _newest_there(directory, run["checkpoint"], is_live)
+    rows = [row for row in run.pop("daemons") if type(row.get("name")) is str]
+    rows = [_in_truth(row, is_live) for row in rows]
+    rows.sort(key=lambda row: natural(row["name"]))
+    pid = run["pid"] if there else None
+    beat_age_s = None if pid is None else paths.beat_age_s(directory, now)
+    return Snapshot(directory, run, rows, state, reason, is_live, now, pid, beat_age_s)
+
+
+def _has_content(directory: Path) -> bool:
+    """SQLite takes an empty file for a database of version 0."""
+    try:
+        return (directory / database.FILE).stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _newest_there(
+    directory: Path, newest: Mapping[str, Any], is_live: bool
+) -> Mapping[str, Any] | None:
+    """What is on record of the newest checkpoint; that of an older one if it has been removed since
+    (`checkpoint prune --damaged`), or is damaged: the run does not go back to that. None if none is
+    left. While a run lives it is enough to ask whether somebody knows of any damage.
+    """
+    from dlctl.runs import (  # only here: most commands have no other use for it
+        checkpoint_damage,
+        checkpoints,
+    )
+
+    path = newest.get("path")
+    if not isinstance(path, str):
+        return newest
+    # The run may have been moved.
+    here = Path(path) if Path(path).is_dir() else checkpoints.of_run(directory, path)
+    if here.is_dir():
+        known = checkpoint_damage.noted(here) if is_live else checkpoints.verify(here, hashes=False)
+        if not known:
+            return {**newest, "path": str(here)}
+    found = newest_whole(directory)
+    return None if found is None else checkpoint_row(*found)
+
+
+def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint that a run goes on from first, with nothing missing and no damage that anybody
+    knows of, and its manifest; None if there is none. Its bytes are not read: that takes long.
+    """
+    from dlctl.runs import checkpoints, preferred
+
+    for path in preferred.order(directory):
+        if not checkpoints.verify(path, hashes=False):
+            return path, checkpoints.read_manifest(path)
+    return None
+
+
+def checkpoint_row(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint as it stands among the run's keys."""
+    from dlctl.runs.manifest import parts
+
+    nbytes = sum(part["nbytes"] for part in parts(dict(manifest)))
+    kept = {key: manifest[key] for key in ("number", "step", "at")}
+    return {**kept, "path": str(path), "nbytes": nbytes, "error": ""}
+
+
+def _truth(
+    directory: Path, run: Mapping[str, Any], now: float, *, has_coordinator: bool
+) -> tuple[str, str, bool]:
+    """(state, reason, whether it lives). A state that we do not know is passed on as it is."""
+    state, reason = str(run.get("state", "unknown")), str(run.get("reason") or "")
+    if state in ENDED:
+        return state, reason, False
+    if run.get("pid") is None:
+        # The command that made the run has yet to start its coordinator, or died before it could.
+        if abs(now - started(directory)) < PENDING_MAX_S:  # the clock may have been set back
+            return state, reason, True
+        return "failed", "it was never started", False
+    if has_coordinator:
+        return state, reason, True
+    agents = [row for row in run["daemons"] if row.get("role") == "agent"]
+    if processes.working(agents):
+        again = "the coordinator is gone; its agent starts it again"
+        return ("recovering" if state in READY else state), again, True
+    gone = f"the coordinator is gone (pid {run['pid']}, the run was {state})"
+    return ("failed" if state in LIVE else state), gone, False
+
+
+def started(directory: Path) -> float:
+    """When a run was started or resumed last: job.json is written each time."""
+    try:
+        return (directory / "job.json").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _in_truth(row: dict[str, Any], is_live: bool) -> dict[str, Any]:
+    """What is on record of a daemon may be old: look for the process ourselves.
+
+    While a run lives a row without a process is one whose process is about to be started, or that
+    waits for its next one.
+    """
+    if not is_here(row):
+        if is_live or row.get("state") in WITHOUT_PROCESS:
+            return row
+        return {**row, "state": UNKNOWN, "phase": "it is, or was, on another host"}
+    pid, start = row.get("pid"), row.get("pid_start")
+    is_known = isinstance(pid, int) and isinstance(start, str)
+    if row.get("state") in WITHOUT_PROCESS or (is_live and not is_known):
+        return row
+    if processes.is_alive(pid, start):
+        return row
+    return {**row, "state": GONE, "phase": "its process is gone"}
+
+
+def is_here(row: Mapping[str, Any]) -> bool:
+    """Whether this daemon is on this machine, where its process can be looked for."""
+    return bool(row.get("agent", HOME_AGENT) == HOME_AGENT)
+
+
+def natural(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Sorts server-0 before worker-2 before worker-10."""
+    role = name.partition("-")[0]
+    rank = _ROLES.index(role) if role in _ROLES else len(_ROLES)
+    parts = re.split(r"(\d+)", name)
+    return rank, [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+
+
+def _planned(directory: Path) -> list[str]:
+    """Names that the job asks for, whether or not they have started."""
+    job = read_job(directory)
+    hosts = job.get("hosts")
+    others = [h for h in hosts if isinstance(h, dict) and h.get("ssh")] if hosts else []
+    slurm = job.get("slurm")
+    nodes = slurm.get("nodes") if isinstance(slurm, dict) else 0
+    other_agents = len(others) + (nodes if type(nodes) is int else 0)
+    names = [COORDINATOR, *(f"agent-{i}" for i in range(1 + other_agents))]
+    for role in ("server", "worker"):
+        section = job.get(f"{role}s")
+        count = section.get("count") if isinstance(section, dict) else None
+        names += [f"{role}-{i}" for i in range(count if type(count) is int else 0)]
+    return names
+
+
+def read_job(directory: Path) -> dict[str, Any]:
+    """The resolved job as plain data; {} if it cannot be read."""
+    try:
+        job = json.loads((directory / "job.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return job if isinstance(job, dict) else {}
