@@ -32,6 +32,7 @@ _HELP = {
         "logs": "Show or follow logs of all or some daemons.",
         "events": "Show faults, recoveries and changes in order.",
         "why": "Show who waits for whom, and what they all wait for.",
+        "explain": "Explain the code of a problem.",
         "wait": "Block until a job is ready, finished or at a step.",
     },
     "Change": {

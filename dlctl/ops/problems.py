@@ -26,14 +26,16 @@ RECENT_S = 60.0
 Row = Mapping[str, Any]
 
 
-class Trouble(NamedTuple):
-    name: str
-    what: str
-    """The rest of a sentence that begins with the name; plain text."""
-    next: str
+class Problem(NamedTuple):
+    code: str
+    """See `dlctl.ops.codes`."""
+    daemon: str
+    text: str
+    """The rest of a sentence that begins with the daemon's name; plain text."""
+    fix: str
     """The command that helps, or tells more; "" if there is nothing to do."""
-    at: float | None
-    """When it began, seconds since 1970; None if nobody knows."""
+    since: float | None
+    """Seconds since 1970; None if nobody knows."""
     incarnation: int
     """Of the process in whose log there may be more of it."""
     is_over: bool = False
@@ -64,7 +66,7 @@ FOUND_GONE = "gone"
 """How an end begins that nobody has seen (see `describe_exit`)."""
 
 
-def found(snapshot: Snapshot) -> list[Trouble]:
+def found(snapshot: Snapshot) -> list[Problem]:
     """Everybody who is not well, or has not been a moment ago; the coordinator first.
 
     As long as the coordinator cannot write, nobody knows that of the others; nor of anybody from a
@@ -118,7 +120,7 @@ def _died(last: Any, now: float) -> str:
 # ---------------------------------------------------------------- daemons
 
 
-def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
+def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Problem]:
     state, name, number = row.get("state"), str(row["name"]), incarnation(row)
     job = f"-j {snapshot.run_id}"
     last = row.get("last_exit")
@@ -131,37 +133,39 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
     elif given_up_at is not None and state == "slow":
         silent_s = 0.0 if heard_at is None else snapshot.now - heard_at
         text = f"has not answered for {values.duration(silent_s)}, nor has its host"
-        yield Trouble(name, text, "", heard_at, number)
+        yield Problem("daemon-unreachable", name, text, "", heard_at, number)
     elif state == "quarantined":
         again = f"{_mend_first(row)}dlctl restart {name} {job}"
         back = again if snapshot.is_live else next_step.command(snapshot)
         back = next_step.step_of_ended(snapshot, row) or back
-        yield Trouble(name, _quarantined(snapshot, row), back, at, number)
+        yield Problem("daemon-quarantined", name, _quarantined(snapshot, row), back, at, number)
     elif state == GONE:
-        yield Trouble(name, _gone(snapshot, row), "", heard_at, number)
+        yield Problem("process-gone", name, _gone(snapshot, row), "", heard_at, number)
     elif state == "failed":
         if snapshot.reason != KILLED:  # That was asked for.
-            yield Trouble(name, _died(last, snapshot.now), logs, at, number)
+            yield Problem("daemon-failed", name, _died(last, snapshot.now), logs, at, number)
     elif state == "backoff":
         helps = next_step.step_of_ended(snapshot, row) or logs
-        yield Trouble(name, _waiting(snapshot, row), helps, at, number)
+        yield Problem("daemon-restarting", name, _waiting(snapshot, row), helps, at, number)
     elif not snapshot.is_live:
         return
     elif state == "slow" or _is_quiet(snapshot, row):
         helps = next_step.step_of_stuck(snapshot, row) if state == "slow" else ""
         text = _slow(snapshot, row)
-        yield Trouble(name, text, helps, heard_at, number, is_grave=state == "slow")
+        code = "worker-stuck" if next_step.is_stuck(row) else "heartbeat-late"
+        yield Problem(code, name, text, helps, heard_at, number, is_grave=state == "slow")
     elif state == "starting" and (isinstance(last, Mapping) or row.get("phase") == NO_ROOM):
         # A coordinator that came after it does not know how the one before ended.
         text = f"{_died(last, snapshot.now)}; a new one starts" if last else "starts"
         text += f"{_phase(row)}{_meanwhile(snapshot, row)}"
         helps = next_step.step_of_ended(snapshot, row) or _to_start(row, job)
-        yield Trouble(name, text, helps, at, number - 1)
+        yield Problem("daemon-restarting", name, text, helps, at, number - 1)
     elif isinstance(last, Mapping) and at and snapshot.now - at < _told_for_s(last):
         text = f"{_died(last, snapshot.now)}; the new one is at work"
         helps = next_step.step_of_ended(snapshot, row) or f"dlctl logs {name} --previous {job}"
         over = not _comes_again(last)
-        yield Trouble(name, text, helps, at, number - 1, is_over=over, is_grave=not over)
+        code = "daemon-restarted"
+        yield Problem(code, name, text, helps, at, number - 1, is_over=over, is_grave=not over)
 
 
 def _comes_again(last: Row) -> bool:
@@ -191,7 +195,7 @@ def _given_up_at(snapshot: Snapshot, row: Row) -> float | None:
     return values.number(agent.get("given_up_at"))
 
 
-def _host_away(snapshot: Snapshot, agent: Row, given_up_at: float) -> Trouble:
+def _host_away(snapshot: Snapshot, agent: Row, given_up_at: float) -> Problem:
     """Of an agent that cannot be reached: what becomes of its host."""
     name, left_s = str(agent["name"]), max(0.0, given_up_at - snapshot.now)
     hosted = [row for row in snapshot.daemons if row.get("agent") == name]
@@ -203,7 +207,8 @@ def _host_away(snapshot: Snapshot, agent: Row, given_up_at: float) -> Trouble:
     text = f"cannot be reached on {where}; it is given up in {values.duration(left_s)}, and then"
     helps = f"dlctl doctor {next_step.job_file(snapshot)}"
     heard_at = values.number(agent.get("updated_at"))
-    return Trouble(name, f"{text} {then}", helps, heard_at, incarnation(agent))
+    number = incarnation(agent)
+    return Problem("host-unreachable", name, f"{text} {then}", helps, heard_at, number)
 
 
 def _quarantined(snapshot: Snapshot, row: Row) -> str:
@@ -289,7 +294,7 @@ NEEDED = ("server", "worker")
 """Roles without any process of which nobody trains."""
 
 
-def of_coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
+def of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     """It is silent, gone, cannot write, or has just taken the place of another one."""
     row, job = snapshot.coordinator, f"-j {snapshot.run_id}"
     number, heard_at = incarnation(row), values.number(row.get("updated_at"))
@@ -298,7 +303,8 @@ def of_coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
         text = f"has not answered for {silent} (pid {snapshot.coordinator_pid})"
         if unresponsive.has_agent(snapshot.daemons):
             text += f"; {replaced(snapshot, paths.STILL_LIMITS)}"
-        yield Trouble(COORDINATOR, text, next_step.command(snapshot), heard_at, number)
+        fix = next_step.command(snapshot)
+        yield Problem("coordinator-silent", COORDINATOR, text, fix, heard_at, number)
     elif snapshot.unwritten_s is not None:
         yield _unwritten(snapshot, heard_at, number)
     elif row["state"] == GONE and lock.has_unknown_coordinator(snapshot):
@@ -308,7 +314,8 @@ def of_coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
         text = "has died or was restarted; the next one starts and goes on where it was"
         more = f"dlctl logs {COORDINATOR} --previous {job}"
-        yield Trouble(COORDINATOR, text, more, heard_at, number - 1, is_grave=False)
+        code = "coordinator-restarting"
+        yield Problem(code, COORDINATOR, text, more, heard_at, number - 1, is_grave=False)
     elif snapshot.is_live and number > 1:
         known = lives.load(snapshot.directory)
         at = known.taken_over_at
@@ -319,10 +326,13 @@ def of_coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
                 text = f"{known.takeover}; the new one has taken over {ago}"
             text += f"; {known.forgotten}" if known.forgotten else ""
             more = f"dlctl logs {COORDINATOR} --previous {job}"
-            yield Trouble(COORDINATOR, text, more, at, number - 1, is_over=True, is_grave=False)
+            code = "coordinator-restarted"
+            yield Problem(
+                code, COORDINATOR, text, more, at, number - 1, is_over=True, is_grave=False
+            )
 
 
-def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
+def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Problem:
     """Of a coordinator that is gone, and whether there will be another one."""
     unseen_s, job = _unseen_s(snapshot, heard_at), f"-j {snapshot.run_id}"
     gone = "is gone" if unseen_s is None else f"has been gone for {values.duration(unseen_s)}"
@@ -342,7 +352,7 @@ def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
     else:
         text += f", and nobody starts it again{_stopped_agents(snapshot)}"
         step = next_step.command(snapshot)
-    return Trouble(COORDINATOR, text, step, heard_at, number)
+    return Problem("coordinator-gone", COORDINATOR, text, step, heard_at, number)
 
 
 def _ends_at_once(snapshot: Snapshot, heard_at: float | None) -> str:
@@ -369,24 +379,25 @@ def _unseen_s(snapshot: Snapshot, heard_at: float | None) -> float | None:
     return min(signs, default=None)
 
 
-def _unrecorded(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
+def _unrecorded(snapshot: Snapshot, heard_at: float | None, number: int) -> Problem:
     """Of a coordinator that has taken the place of the one on record, and is not there yet."""
     why, mend = _disk_trouble(snapshot)
     text = "has died or was restarted; the next one is there"
     if not why:
         command = f"dlctl logs {COORDINATOR} -j {snapshot.run_id}"
-        return Trouble(COORDINATOR, f"{text}, and says nothing yet", command, heard_at, number)
+        text += ", and says nothing yet"
+        return Problem("coordinator-restarting", COORDINATOR, text, command, heard_at, number)
     text += f", and cannot write that: {why}{_old_news(snapshot, heard_at)}"
-    return Trouble(COORDINATOR, text, mend, heard_at, number)
+    return Problem("coordinator-unwritable", COORDINATOR, text, mend, heard_at, number)
 
 
-def _unwritten(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
+def _unwritten(snapshot: Snapshot, heard_at: float | None, number: int) -> Problem:
     """Of a coordinator that works and whose words do not reach the disk."""
     why, mend = _disk_trouble(snapshot)
     text = f"cannot write the run's database{f': {why}' if why else ''}"
     text += _old_news(snapshot, heard_at)
     logs = f"dlctl logs {COORDINATOR} -l warning -j {snapshot.run_id}"
-    return Trouble(COORDINATOR, text, mend or logs, heard_at, number)
+    return Problem("coordinator-unwritable", COORDINATOR, text, mend or logs, heard_at, number)
 
 
 def _old_news(snapshot: Snapshot, heard_at: float | None) -> str:

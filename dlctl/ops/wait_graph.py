@@ -43,6 +43,8 @@ class Wait:
     stale_s: float | None = None
     """Age of what is known of it, if that is too old."""
     waiting: list[Wait] = field(default_factory=list)
+    code: str = "daemon-slow"
+    """See `dlctl.ops.codes`."""
     is_sentence: bool = False
     """`what` goes on a sentence that begins with the name, and says since when by itself."""
 
@@ -170,15 +172,22 @@ def _stale_s(snapshot: Snapshot, row: Row) -> float | None:
 
 def _troubles(snapshot: Snapshot, rows: Mapping[str, Row]) -> dict[str, Wait]:
     """Daemons that are a cause of their own."""
-    known = [trouble for trouble in problems.found(snapshot) if not trouble.is_over]
+    known = [problem for problem in problems.found(snapshot) if not problem.is_over]
     found = {
-        trouble.name: Wait(trouble.name, trouble.what, trouble.at, trouble.next, is_sentence=True)
-        for trouble in known
+        problem.daemon: Wait(
+            problem.daemon,
+            problem.text,
+            problem.since,
+            problem.fix,
+            code=problem.code,
+            is_sentence=True,
+        )
+        for problem in known
     }
     for name, row in rows.items():
-        trouble = _on_its_way(snapshot, name, row)
-        if name not in found and trouble is not None:
-            found[name] = trouble
+        problem = _on_its_way(snapshot, name, row)
+        if name not in found and problem is not None:
+            found[name] = problem
     return found
 
 
@@ -188,9 +197,11 @@ def _on_its_way(snapshot: Snapshot, name: str, row: Row) -> Wait | None:
     logs = f"dlctl logs {name} -j {snapshot.run_id}"
     if state == "starting" and not _waits_for(row):
         text = f"it starts: {row.get('phase') or 'starting'}"
-        return Wait(name, text, values.number(row.get("started_at")), logs, stale_s)
+        since = values.number(row.get("started_at"))
+        return Wait(name, text, since, logs, stale_s, code="daemon-starting")
     if state == "draining":
-        return Wait(name, f"it leaves: {row.get('phase') or 'draining'}", None, logs, stale_s)
+        text = f"it leaves: {row.get('phase') or 'draining'}"
+        return Wait(name, text, None, logs, stale_s, code="daemon-leaving")
     return None
 
 
@@ -207,7 +218,9 @@ def _limits(snapshot: Snapshot) -> list[Wait]:
             rate = values.number(facts.metrics(row).get(f"{direction}_bytes_per_s"))
             if limit is None or rate is None or rate < AT_LIMIT * limit:
                 continue
-            wait = found.setdefault((direction, limit), Wait(f"{direction} limit", "", None))
+            wait = found.setdefault(
+                (direction, limit), Wait(f"{direction} limit", "", None, code="rate-limit")
+            )
             wait.waiting.append(Wait(str(row["name"]), f"{direction}es {values.rate(rate)}", None))
             held_back = values.number(facts.metrics(row).get(f"{direction}_waiting_bytes"))
             waiting_bytes[direction, limit] += int(held_back or 0)
@@ -234,7 +247,9 @@ def _limit(row: Row, direction: str) -> float | None:
 def _disk(snapshot: Snapshot) -> list[Wait]:
     """Nobody waits for it yet, but whoever dies now will."""
     full = disk.no_room(snapshot)
-    return [Wait("the disk", full, None, disk.make_room(snapshot))] if full else []
+    return (
+        [Wait("the disk", full, None, disk.make_room(snapshot), code="disk-full")] if full else []
+    )
 
 
 def _run_itself(snapshot: Snapshot, found: Sequence[Wait]) -> list[Wait]:
@@ -248,4 +263,4 @@ def _run_itself(snapshot: Snapshot, found: Sequence[Wait]) -> list[Wait]:
         return []
     first = next(iter(sorted(named)), COORDINATOR)
     command = f"dlctl logs {first} -j {snapshot.run_id}"
-    return [Wait("the run", f"it waits for {text}", None, command)]
+    return [Wait("the run", f"it waits for {text}", None, command, code="run-waiting")]

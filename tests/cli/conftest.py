@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,10 +16,12 @@ from identity import identity
 from launched import JOB, STAND_IN
 
 from dlctl.launch import local
+from dlctl.ops.codes import CODES
 from dlctl.util import processes
 
 BEGUN_S = 10.0
 WORK = "import signal; signal.pause()"
+CODE = re.compile(r"  \[([a-z-]+)\]$", re.MULTILINE)
 
 
 @pytest.fixture
@@ -41,6 +44,19 @@ def job(own_place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def dlctl_command(dlctl_command):
+    """The same without the codes behind the lines of problems; each is one that is explained."""
+
+    def command(*arguments: str):
+        ended = dlctl_command(*arguments)
+        unknown = {code for code in CODE.findall(ended.out) if code not in CODES}
+        assert not unknown, f"codes that `dlctl explain` does not know: {unknown}"
+        return ended._replace(out=CODE.sub("", ended.out))
+
+    return command
 
 
 @pytest.fixture

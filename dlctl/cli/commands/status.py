@@ -113,7 +113,8 @@ def _show(
     chosen = daemon_names.match(names, known)
     rows = [row for row in everybody if row["name"] in chosen]
     if as_json:
-        data = {**report.as_data(snapshot), "daemons": values.timed(rows)}
+        found = values.timed(attention.as_data(snapshot))
+        data = {**report.as_data(snapshot), "daemons": values.timed(rows), "problems": found}
         console.out_json("dlctl.status/1", data, flush=True)
     elif console.is_quiet():
         console.out("\n".join(chosen), flush=True)

@@ -59,7 +59,7 @@ def command(name: str | None, job: str | None, as_json: bool) -> None:
 def _lines(snapshot: Snapshot, found: list[Wait], chosen: list[str]) -> list[str]:
     run_id = console.escape(snapshot.run_id)
     if _waits_for_coordinator(found):
-        text = console.escape(f"{found[0].name} {found[0].what}")
+        text = console.escape(f"{found[0].name} {found[0].what}") + report.code(found[0].code)
         step = next_step.of(snapshot) if snapshot.is_gone else None
         hint = found[0].next if step is None else step.text()
         return [text, *_meanwhile(snapshot, found[0]), *_next(hint)]
@@ -130,12 +130,13 @@ def _tree(snapshot: Snapshot, wait: Wait, depth: int) -> list[str]:
     name, what = console.escape(wait.name), console.escape(wait.what)
     age = "" if wait.since is None else f", for {values.duration(snapshot.now - wait.since)}"
     stale = "" if wait.stale_s is None else f" (last heard {values.duration(wait.stale_s)} ago)"
+    code = report.code(wait.code)
     if depth:
         lines = [f"{'   ' * (depth - 1)}└─ {name} waits for it{age}: {what}{stale}"]
     elif wait.is_sentence:
-        lines = [f"{console.style(name, bold=True)} {what}", *_next(wait.next)]
+        lines = [f"{console.style(name, bold=True)} {what}{code}", *_next(wait.next)]
     else:
-        lines = [f"{console.style(name, bold=True)}: {what}{age}{stale}", *_next(wait.next)]
+        lines = [f"{console.style(name, bold=True)}: {what}{age}{stale}{code}", *_next(wait.next)]
     for other in wait.waiting:
         lines += _tree(snapshot, other, depth + 1)
     return lines
@@ -143,6 +144,7 @@ def _tree(snapshot: Snapshot, wait: Wait, depth: int) -> list[str]:
 
 def _as_data(wait: Wait) -> dict[str, Any]:
     return {
+        "code": wait.code,
         "name": wait.name,
         "what": wait.what,
         "since": wait.since,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from dlctl.cli.ui import console
+from dlctl.cli.ui import console, report
 from dlctl.ops import next_step, problems
-from dlctl.ops.problems import Trouble
+from dlctl.ops.problems import Problem
 from dlctl.runs import facts
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import Snapshot
 from dlctl.settings import AUTO
-from dlctl.util import values
+from dlctl.util import hints, values
 from dlctl.util.names import COORDINATOR
 from dlctl.util.text import COORDINATOR_GONE, grave, is_birth
 
@@ -22,13 +23,13 @@ _STARTING = ("starting", "recovering", "draining")
 def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
     """Of these daemons, those that are not well or make others wait; and how the run goes on."""
     chosen = {str(row["name"]): row for row in rows}
-    found = [trouble for trouble in problems.found(snapshot) if trouble.name in chosen]
+    found = [problem for problem in problems.found(snapshot) if problem.daemon in chosen]
     shown = []
-    for trouble, after in zip(found, [*found, None][1:], strict=True):
-        if after is not None and after.next == trouble.next:
-            trouble = trouble._replace(next="")  # Said once, below the last of them.
-        shown += _trouble(snapshot, trouble, chosen[trouble.name])
-    told = {trouble.name for trouble in found}
+    for problem, after in zip(found, [*found, None][1:], strict=True):
+        if after is not None and after.fix == problem.fix:
+            problem = problem._replace(fix="")  # Said once, below the last of them.
+        shown += _problem(snapshot, problem, chosen[problem.daemon])
+    told = {problem.daemon for problem in found}
     for name, row in chosen.items():
         if snapshot.is_live and row.get("state") in _STARTING and name not in told:
             what = facts.doing(row, snapshot.now)
@@ -53,27 +54,28 @@ def _bound(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _trouble(snapshot: Snapshot, trouble: Trouble, row: Row) -> list[str]:
+def _problem(snapshot: Snapshot, problem: Problem, row: Row) -> list[str]:
     is_silent = snapshot.silent_s is not None
-    if is_silent and trouble.name != COORDINATOR:
+    if is_silent and problem.daemon != COORDINATOR:
         return []  # What is known of it is old.
-    mark = console.style("!", fg="red") if trouble.is_grave else "·"
+    mark = console.style("!", fg="red") if problem.is_grave else "·"
     old = "; what is above is old" if is_silent else ""
-    shown = [f"{mark} {console.escape(trouble.name)} {console.escape(trouble.what + old)}"]
-    shown += [f"       | {console.escape(word)}" for word in _last_words(snapshot, trouble, row)]
-    if trouble.next and snapshot.is_live and not _is_told_by_the_run(snapshot, trouble):
-        shown.append(console.next_lines(trouble.next, " " * 7))
+    text = console.escape(f"{problem.daemon} {problem.text}{old}")
+    shown = [f"{mark} {text}{report.code(problem.code)}"]
+    shown += [f"       | {console.escape(word)}" for word in _last_words(snapshot, problem, row)]
+    if problem.fix and snapshot.is_live and not _is_told_by_the_run(snapshot, problem):
+        shown.append(console.next_lines(problem.fix, " " * 7))
     return shown
 
 
-def _is_told_by_the_run(snapshot: Snapshot, trouble: Trouble) -> bool:
+def _is_told_by_the_run(snapshot: Snapshot, problem: Problem) -> bool:
     step = next_step.of(snapshot)
-    return step is not None and step.command in trouble.next
+    return step is not None and step.command in problem.fix
 
 
-def _last_words(snapshot: Snapshot, trouble: Trouble, row: Row) -> list[str]:
+def _last_words(snapshot: Snapshot, problem: Problem, row: Row) -> list[str]:
     """What the process that is told of has said last, if it has ended."""
-    last = problems.last_exit(row, trouble.incarnation)
+    last = problems.last_exit(row, problem.incarnation)
     words = last.get("last_lines") if last is not None else None
     if last is None or not isinstance(words, list):
         return []
@@ -117,3 +119,19 @@ def unwell(snapshot: Snapshot) -> str:
     if run.get("checkpoint_error"):
         return f"{name} is running, but its checkpoints fail: {run['checkpoint_error']}"
     return ""
+
+
+def as_data(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Everybody who is not well, as JSON."""
+    return [
+        {
+            "code": problem.code,
+            "daemon": problem.daemon,
+            "since": problem.since,
+            "text": problem.text,
+            "is_grave": problem.is_grave,
+            "is_over": problem.is_over,
+            **hints.as_data(problem.fix),
+        }
+        for problem in problems.found(snapshot)
+    ]

@@ -14,7 +14,7 @@ from typing import Any
 from dlctl.cli.ui import console, live, log_lines, report
 from dlctl.errors import DlctlError
 from dlctl.ops import next_step, problems
-from dlctl.ops.problems import Trouble, incarnation
+from dlctl.ops.problems import Problem, incarnation
 from dlctl.runs import facts, lives, lock, logs
 from dlctl.runs.lives import Lives
 from dlctl.runs.logs import TEXT, Line, LogFile
@@ -159,7 +159,7 @@ def show_failed(
         console.note("nobody knows from a copy who is in trouble")
         console.note(console.next_lines(lock.where_to_look(snapshot.original), "  "))
         return
-    found = [trouble for trouble in _found(snapshot) if trouble.name in names]
+    found = [problem for problem in _found(snapshot) if problem.daemon in names]
     damage = None if snapshot.is_live else _damage(snapshot)
     if not found and damage is None:
         told = report.went_back(snapshot)
@@ -168,11 +168,11 @@ def show_failed(
     known = lives.load(snapshot.directory)
     test = _but_evaluations(wanted)
     files = logs.list_files(snapshot.directory)
-    for trouble in found:
-        own = [f for f in files.get(trouble.name, []) if f.incarnation == trouble.incarnation]
+    for problem in found:
+        own = [f for f in files.get(problem.daemon, []) if f.incarnation == problem.incarnation]
         printer.show(logs.tail(own, limit, test))
-        at, text = _end(snapshot, trouble, known, logs.tail(own, 1))
-        printer.mark(trouble.name, at, text)
+        at, text = _end(snapshot, problem, known, logs.tail(own, 1))
+        printer.mark(problem.daemon, at, text)
     if damage is not None:
         raise damage
     if found and (step := next_step.of(snapshot)) is not None:
@@ -240,30 +240,30 @@ def _but_evaluations(wanted: Callable[[Line], bool] | None) -> Callable[[Line], 
     return test
 
 
-def _found(snapshot: Snapshot) -> list[Trouble]:
+def _found(snapshot: Snapshot) -> list[Problem]:
     """Everybody who is not well. A run that failed without that: its coordinator says why."""
     found = problems.found(snapshot)
     if found or snapshot.is_live or snapshot.state != "failed":
         return found
     number = incarnation(snapshot.coordinator)
-    return [Trouble(COORDINATOR, "", "", None, number)]
+    return [Problem("run-failed", COORDINATOR, "", "", None, number)]
 
 
 def _end(
-    snapshot: Snapshot, trouble: Trouble, known: Lives, last_line: Sequence[Line]
+    snapshot: Snapshot, problem: Problem, known: Lives, last_line: Sequence[Line]
 ) -> tuple[float | None, str]:
     """(when, what): how this life ended, or what is wrong with it now."""
-    end = _on_record(snapshot, trouble.name, trouble.incarnation, known)
+    end = _on_record(snapshot, problem.daemon, problem.incarnation, known)
     if end is not None:
         return end
-    if trouble.what and snapshot.daemon(trouble.name).get("state") == GONE:
+    if problem.text and snapshot.daemon(problem.daemon).get("state") == GONE:
         # When it ended nobody has seen: the time of this command would be another one each time.
-        signs = [trouble.at, *(line.at for line in last_line)]
+        signs = [problem.since, *(line.at for line in last_line)]
         at = max((sign for sign in signs if sign is not None), default=None)
-        return at, f"{trouble.name} {trouble.what}{LAST_SIGN if at is not None else ''}"
-    if trouble.what:
-        at = snapshot.now if trouble.at is None else trouble.at
-        return at, f"{trouble.name} {trouble.what}"
+        return at, f"{problem.daemon} {problem.text}{LAST_SIGN if at is not None else ''}"
+    if problem.text:
+        at = snapshot.now if problem.since is None else problem.since
+        return at, f"{problem.daemon} {problem.text}"
     is_over = snapshot.state in ENDED
     why = f": {snapshot.reason}" if snapshot.reason else ""
     return snapshot.run.get("ended_at") if is_over else None, f"the run failed{why}"

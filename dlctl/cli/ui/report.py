@@ -254,6 +254,11 @@ def slurm_job(snapshot: Snapshot) -> str:
     return console.escape(handle.job_id) if handle is not None else ""
 
 
+def code(code: str) -> str:
+    """That of a problem, behind its line: what `dlctl explain` knows it by."""
+    return console.style(f"  [{code}]", dim=True)
+
+
 def as_data(snapshot: Snapshot) -> dict[str, Any]:
     """A run as JSON, without its daemons: all its keys, and the state as it is in truth."""
     truth = {

@@ -1,0 +1,60 @@
+"""`dlctl explain`: what the code of a problem means, what causes it, and what helps."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+import click
+
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import json_option
+from dlctl.cli.ui import console
+from dlctl.errors import NotFound
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+SCHEMA = "dlctl.explain/1"
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from dlctl.ops.codes import CODES
+
+    return [CompletionItem(code) for code in CODES if code.startswith(incomplete)]
+
+
+@make_command(
+    "explain",
+    examples=[
+        ("dlctl explain", "all codes"),
+        ("dlctl explain worker-stuck", "its cause, and what helps"),
+    ],
+    see_also=["status", "why"],
+)
+@click.argument("code", required=False, metavar="[CODE]", shell_complete=_complete)
+@json_option
+def command(code: str | None, as_json: bool) -> None:
+    """Explain the code of a problem.
+
+    "dlctl why" and "dlctl status" show the codes of the problems that a run has now, and the
+    command that helps there.
+    """
+    from dlctl.ops.codes import CODES
+
+    if code is not None and code not in CODES:
+        close = difflib.get_close_matches(code, CODES, n=1)
+        meant = f'; did you mean "{close[0]}"?' if close else ""
+        raise NotFound(f'there is no problem of the code "{code}"{meant}', hint="dlctl explain")
+    chosen = CODES if code is None else {code: CODES[code]}
+    if as_json:
+        console.out_json(
+            SCHEMA, {"codes": {name: found._asdict() for name, found in chosen.items()}}
+        )
+    elif code is None:
+        console.out(console.table(("CODE", "MEANING"), [[n, c.what] for n, c in CODES.items()]))
+    else:
+        found = CODES[code]
+        console.out(f"{code}: {found.what}\n  cause   {found.cause}\n  remedy  {found.remedy}")
