@@ -19,7 +19,7 @@ Read the code in this order; it is the way of one gradient:
 
 `tests/test_tour.py` walks this way in one straight function. Who may import whom:
 
-    daemons > cli > launch | sim | control | jobfile | health
+    daemons > cli > launch | sim | control | jobfile | health | observe
             > roles (coordinator | server | worker | agent > protocol) > algorithms > runs
             > shards > optim > compress > wire > machine > messages | flat > config > util > errors
 
