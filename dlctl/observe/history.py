@@ -26,6 +26,7 @@ from dlctl.util import hints
 AXES = ("seconds", "steps", "samples", "epochs", "bytes")
 """What lines are drawn against, besides the time of day. Seconds: at work, all executions."""
 RATE_S = 5.0
+PAUSE_S = 5.0
 AT_MAX = 1e11
 """A time in the year 5138."""
 Line = list[float | None]
@@ -160,6 +161,14 @@ class History:
 
     def _number_until(self, at: float) -> int:
         return bisect_right(self.points, at, key=lambda point: point.at)
+
+    def pauses(self) -> list[tuple[float, float]]:
+        """From when to when it was not at work, as between a stop and the next start."""
+        return [
+            (before.at, after.at)
+            for before, after in pairwise(self.points)
+            if after.at - before.at - (after.seconds - before.seconds) > PAUSE_S
+        ]
 
     # ------------------------------------------------------------ places
 

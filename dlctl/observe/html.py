@@ -60,7 +60,12 @@ def page(history: History) -> str:
         "JOB": "\n".join(_shown(line) for line in history.job_text.splitlines()),
         "FOOTER": _shown(f"dlctl {__version__}, of what was known at {_time(last.at)}"),
         "DATA": _embedded(
-            {"sources": _sources(history), "charts": _charts(history), "events": _marks(history)}
+            {
+                "sources": _sources(history),
+                "charts": _charts(history),
+                "events": _marks(history),
+                "pauses": history.pauses(),
+            }
         ),
         "PAGE_CSS": _asset("page.css"),
         "PAGE_JS": _asset("page.js"),

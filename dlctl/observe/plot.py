@@ -48,7 +48,14 @@ def curve(history: History, what: str, axis: str) -> Curve:
         evaluated = dict.fromkeys(n for found in history.evaluations for n in found.metrics)
         known = [*lines, *(EVALUATION + name if name in lines else name for name in evaluated)]
         raise UsageError(f'{history.run_id} has no "{what:.80}"; {did_you_mean(what, known)}')
-    return [x for x, _ in drawn], [y for _, y in drawn]
+    xs, ys = [x for x, _ in drawn], [y for _, y in drawn]
+    if axis == "bytes" and max(xs) == 0:
+        raise UsageError(
+            f"{history.run_id} has counted no bytes: {history.method} sums over a group, which "
+            "torch.distributed does by itself",
+            hint="--x samples, or --x seconds",
+        )
+    return xs, ys
 
 
 def draw(histories: Sequence[History], what: str, axis: str, file: Path, *, log: bool) -> None:

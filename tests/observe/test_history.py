@@ -86,6 +86,15 @@ def test_what_a_run_went_back_behind_counts_for_time_and_not_for_steps(trained) 
     assert found.counting() == [True, True, False, True, True]
     assert found.lines()["samples_per_s"][3] is None
     assert found.counting_evaluations() == [True]
+    assert found.pauses() == []
+
+
+def test_the_time_between_a_stop_and_the_next_start_is_a_pause(trained) -> None:
+    late = row(2, 20)
+    rows = [row(0, 0), row(1, 10), (late[0] + 3600, *late[1:])]
+    found = history.read(trained(rows=rows).path)
+    assert found.pauses() == [(START + 1, START + 3602)]
+    assert found.lines()["samples_per_s"] == [None, 100.0, 100.0]
 
 
 def test_what_was_done_after_the_last_row_is_its_own_point(trained) -> None:

@@ -5,6 +5,8 @@ const COLORS = ["#3b82f6", "#ef4444", "#10b981", "#f59e0b", "#8b5cf6", "#ec4899"
 const HEIGHT = 220, NEAR_PX = 5;
 const LOOKS = ["calm", "turn", "bad"];
 const DAY_S = 86400;
+const CLOCK_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200,
+  DAY_S, 2 * DAY_S, 7 * DAY_S, 30 * DAY_S];
 const AXES = { time: "time (UTC)", seconds: "seconds at work", steps: "steps", samples: "samples" };
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 let axis = "time", shown = null, plots = [];
@@ -14,12 +16,19 @@ function short(value) {
   const size = Math.abs(value);
   for (const [unit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
     if (size >= unit) return +(value / unit).toPrecision(4) + letter;
+  if (size > 0 && size < 1e-3) return value.toExponential(2).replace(/\.?0+e/, "e");
   return String(+value.toPrecision(4));
 }
 
 function clock(at) {
   const text = new Date(at * 1000).toISOString();
   return shown.max - shown.min > DAY_S ? text.slice(5, 16).replace("T", " ") : text.slice(11, 19);
+}
+
+// No line goes over the times when nobody was at work.
+function pauses(plot) {
+  const places = (range) => range.map((at) => plot.valToPos(at, "x", true));
+  return axis === "time" ? data.pauses.map(places) : [];
 }
 
 // x and y of a line, without what has no place on this axis: the run went back behind it.
@@ -100,13 +109,13 @@ function options(chart, width) {
       bind: { dblclick: () => () => { show(extent()); return null; } },
     },
     axes: [
-      { ...side, space: 80, values: (_, ticks) => ticks.map(told) },
+      { ...side, size: 32, space: 80, ...(axis === "time" ? { incrs: CLOCK_S } : {}), values: (_, ticks) => ticks.map(told) },
       { ...side, size: 60, values: (_, ticks) => ticks.map((v) => v === null ? "" : short(v)) },
     ],
     series: [
       { label: name, value: (_, v) => v === null ? "–" : told(v) },
       ...chart.lines.map((line, i) => ({
-        label: line.name, stroke: COLORS[i % COLORS.length], width: 1.5, spanGaps: true,
+        label: line.name, stroke: COLORS[i % COLORS.length], width: 1.5, spanGaps: false, gaps: pauses,
         points: { show: line.y.length < 60 }, value: (_, v) => short(v),
       })),
     ],
