@@ -215,20 +215,23 @@ def rate(counts: Sequence[int], seconds: Sequence[float]) -> Line:
 # ---------------------------------------------------------------- reading
 
 
-def read(directory: Path) -> History:
-    """The history of a run. Raises DlctlError if it a part of it is damaged, NotFound if there is
-    none.
+def read(directory: Path, *, whole: bool = True) -> History:
+    """The history of a run; not `whole`: without that of each worker, and without events. Raises
+    DlctlError if a part of it is damaged, NotFound if there is none.
     """
     try:
         with closing(RunDb(directory, readonly=True)) as db:
             run = db.run()
             points = [point_of(row) for row in db.metrics(RUN)]
             evaluations = [_evaluation(row) for row in db.metrics(EVALUATION)]
-            names = sorted(name for name in db.metric_counts() if name.startswith("worker-"))
-            workers = {name: [_worker(row) for row in db.metrics(name)] for name in names}
-            events = [
-                Event(row["at"], row["kind"], row["daemon"], row["text"]) for row in db.events()
-            ]
+            names = [name for name in db.metric_counts() if name.startswith("worker-")]
+            workers = {
+                name: [_worker(row) for row in db.metrics(name)]
+                for name in sorted(names, key=lambda name: (len(name), name))
+                if whole
+            }
+            found = db.events() if whole else ()
+            events = [Event(row["at"], row["kind"], row["daemon"], row["text"]) for row in found]
     except (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError) as error:
         raise DlctlError(
             f"the history of {directory.name} is damaged: {error}",

@@ -35,6 +35,8 @@ LABEL_WIDTH = 10
 HEAD_LINES, FOOT_LINES = 5, 1
 MARGIN = 2
 LARGE = 1e300
+WIDE = 80
+"""Columns from which there is room for the rates before."""
 LOG_FROM = 30.0
 """Largest by smallest loss, from which the scale is logarithmic."""
 STYLES = {
@@ -111,7 +113,7 @@ def draw(view: View, rates: Mapping[str, Sequence[float]], width: int, height: i
     room = min(max(height - needed - MARGIN, CURVE_HEIGHT_MIN), CURVE_HEIGHT_MAX)
     shown = max(1, height - HEAD_LINES - FOOT_LINES - room - MARGIN - 2)
     parts: list[Any] = [*_head(view), *_curve(view, width, room), Text("")]
-    parts.append(_table(view.daemons[:shown], rates, is_over=view.state in ENDED))
+    parts.append(_table(view, shown, rates if width >= WIDE else None))
     if len(view.daemons) > shown:
         parts.append(Text(f"and {len(view.daemons) - shown} more daemons: dlctl status"))
     foot = "q leaves" if view.state in ENDED else "q leaves; the run goes on"
@@ -174,26 +176,29 @@ def _curve(view: View, width: int, height: int) -> list[Text]:
     return [Text(head, style="dim"), *rows]
 
 
-def _table(rows: Sequence[Row], rates: Mapping[str, Sequence[float]], *, is_over: bool) -> Table:
-    """Of a run that is over, without rates."""
+def _table(view: View, count: int, rates: Mapping[str, Sequence[float]] | None) -> Table:
+    """The first `count` daemons. rates: what was shown of each before; None: no room for that."""
+    is_over = view.state in ENDED
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("NAME", "STATE"):
         table.add_column(name, no_wrap=True)
     for name in ("STEP", "SAMPLES/S"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, min_width=SPARK_WIDTH)
+    if rates is not None:
+        table.add_column("", no_wrap=True, min_width=SPARK_WIDTH)
     for name in ("STALE", "PUSH", "FETCH", "RST"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
+    for row in view.daemons[:count]:
         state, name = str(row.get("state")), str(row["name"])
         metrics = _metrics(row)
         now = {} if is_over else metrics
         is_server = row.get("role") == "server"
         step = f"v{_count(metrics, 'version')}" if is_server else _count(metrics, "step")
-        spark = "" if is_over else chart.sparkline(rates.get(name, ()), SPARK_WIDTH)
+        spark = chart.sparkline(rates.get(name, ()), SPARK_WIDTH) if rates and not is_over else ""
         table.add_row(
             escape(name), Text(escape(state), style=STYLES.get(state, "cyan")), step,
-            _fixed(now, "samples_per_s", 0), Text(spark, style="cyan"),
+            _fixed(now, "samples_per_s", 0),
+            *([] if rates is None else [Text(spark, style="cyan")]),
             _fixed(metrics, "staleness_mean", 1), _rate(now, "push"), _rate(now, "fetch"),
             _count(row, "restarts"),
         )  # fmt: skip

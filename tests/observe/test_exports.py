@@ -17,6 +17,7 @@ from recorded import START, row
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from daemons.coordinator import prometheus
+from daemons.coordinator.exports import Guarded
 from daemons.coordinator.prometheus import Prometheus
 from daemons.coordinator.tensorboard import FOLDER, TensorBoard
 from dlctl.config import Job, JobFile, Log
@@ -69,6 +70,17 @@ def test_a_disk_that_takes_no_event_files_is_one_warning(tmp_path: Path, caplog)
     found = EventAccumulator(str(tmp_path / FOLDER))
     found.Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [30]
+
+
+def test_an_exporter_that_fails_is_left_out_and_no_run_ends_by_it(tmp_path: Path, caplog) -> None:
+    guarded = Guarded(TensorBoard(tmp_path))
+    guarded.add_row(START, "run", 1, {"samples": "many"})
+    guarded.add_row(*row(1, 10))
+    guarded.close()
+    assert [record.message for record in caplog.records] == [
+        "TensorBoard has failed; training goes on"
+    ]
+    assert not (tmp_path / FOLDER).exists()
 
 
 def free_port() -> int:

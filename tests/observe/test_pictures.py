@@ -14,8 +14,10 @@ from contextlib import suppress
 
 import pytest
 from recorded import row
+from rich.console import Console
 
 from dlctl.observe import chart
+from dlctl.observe.top import View, draw
 from dlctl.util import extras
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J\u202e"
@@ -142,3 +144,16 @@ def test_without_a_terminal_the_live_view_names_what_does_without(trained, dlctl
     assert (ended.code, ended.out) == (1, "")
     assert "dlctl top needs a terminal" in ended.err
     assert "dlctl status --watch" in ended.err
+
+
+@pytest.mark.parametrize(("width", "height", "workers"), [(200, 60, 3), (20, 5, 100)])
+def test_the_live_view_fits_into_any_terminal(width: int, height: int, workers: int) -> None:
+    rows = [{"name": f"worker-{slot}", "state": HOSTILE, "metrics": 7} for slot in range(workers)]
+    view = View("digits-7f3a", "running", HOSTILE, {"loss": HOSTILE, "totals": 3}, rows, None)
+    console = Console(width=width, height=height, force_terminal=True, color_system=None)
+    with console.capture() as captured:
+        console.print(draw(view, {}, width, height))
+    shown = captured.get()
+    assert "\x1b" not in shown
+    assert "no loss yet" in shown
+    assert ("more daemons" in shown) == (workers == 100)

@@ -54,6 +54,6 @@ def command(
 
     extras.require("plot", "dlctl plot")
     named = [select.look(run) for run in runs or (job,)]
-    found = [history.read(snapshot.directory) for snapshot in named]
+    found = [history.read(snapshot.directory, whole=False) for snapshot in named]
     plot.draw(found, what, axis, output, log=log)
     console.out(str(output))

@@ -68,7 +68,7 @@ def _look(directory: Path) -> View:
     snapshot = load(directory)
     trouble = ""
     try:
-        found = history.read(directory)
+        found = history.read(directory, whole=False)
     except NotFound:
         found = None
     except DlctlError as error:

@@ -284,7 +284,7 @@ class Reports:
             return
         step, metrics = answer
         if metrics:
-            self.context.do(AddMetric(EVALUATION, step, metrics))
+            self.context.do(AddMetric(EVALUATION, step, {k: float(v) for k, v in metrics.items()}))
             shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
             self.context.event("evaluation", message.name, f"step {step}: {shown}")
         target = self.evaluations.target
