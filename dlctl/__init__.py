@@ -23,7 +23,7 @@ Read the code in this order; it is the way of one gradient:
             > roles (coordinator | server | worker | agent > protocol) > algorithms > runs
             > shards > optim > compress > wire > machine > messages | flat > config > util > errors
 
-Everything under `dlctl/` but `cli/`, `launch/`, `control/` and `runs/` is pure: sockets, clocks,
+Everything under `dlctl/` but `cli/`, `launch/`, `control/`, `observe/` and `runs/` is pure: sockets, clocks,
 threads and torch live in `daemons/`, and `dlctl/sim/` runs the same roles in virtual time. All four
 roles keep one contract, `dlctl/machine.py`. The control plane is `dlctl/roles/coordinator/`:
 
