@@ -7,7 +7,6 @@ against steps and samples only what counts in the end is drawn, against time and
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 from bisect import bisect_right
@@ -21,6 +20,7 @@ from typing import Any
 from dlctl.errors import DlctlError, NotFound
 from dlctl.runs.database import RunDb
 from dlctl.runs.series import EVALUATION, RUN
+from dlctl.runs.snapshot import read_job
 from dlctl.util import hints
 
 AXES = ("seconds", "steps", "samples", "epochs", "bytes")
@@ -249,7 +249,7 @@ def read(directory: Path, *, whole: bool = True) -> History:
     points += _newest_point(run, points[-1])
     evaluations += _newest_evaluation(run, evaluations)
     return History(
-        run_id=directory.name, job=_job(directory), job_text=_job_text(directory), run=run,
+        run_id=directory.name, job=read_job(directory), job_text=_job_text(directory), run=run,
         points=points, evaluations=evaluations, workers=workers, events=events,
     )  # fmt: skip
 
@@ -324,14 +324,6 @@ def _newest_evaluation(run: Mapping[str, Any], recorded: Sequence[Evaluation]) -
     if recorded and recorded[-1].step == found["step"]:
         return []
     return [_evaluation({**found, "at": run.get("updated_at", 0.0)})]
-
-
-def _job(directory: Path) -> dict[str, Any]:
-    try:
-        job = json.loads((directory / "job.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return job if isinstance(job, dict) else {}
 
 
 def _job_text(directory: Path) -> str:

@@ -25,8 +25,9 @@ from rich.text import Text
 from dlctl.observe import chart
 from dlctl.observe.history import History
 from dlctl.runs.database import ENDED
+from dlctl.util import values
 from dlctl.util.text import escape
-from dlctl.util.units import format_duration, short_rate
+from dlctl.util.units import format_duration
 
 EVERY_S = 1.0
 SPARK_WIDTH = 12
@@ -34,7 +35,6 @@ CURVE_HEIGHT_MIN, CURVE_HEIGHT_MAX = 4, 16
 LABEL_WIDTH = 10
 HEAD_LINES, FOOT_LINES = 5, 1
 MARGIN = 2
-LARGE = 1e300
 WIDE = 80
 """Columns from which there is room for the rates before."""
 LOG_FROM = 30.0
@@ -73,7 +73,7 @@ def watch(look: Callable[[], View], *, color: bool) -> None:
         while True:
             view = look()
             for row in view.daemons:
-                rates[row["name"]].append(_number(_metrics(row), "samples_per_s") or 0.0)
+                rates[row["name"]].append(values.number(_metrics(row).get("samples_per_s")) or 0.0)
             live.update(draw(view, rates, console.width, console.height), refresh=True)
             if "q" in pressed(EVERY_S).lower():
                 return
@@ -127,30 +127,24 @@ def _head(view: View) -> list[Text]:
     first.append(f"  {escape(view.state)}", style=STYLES.get(view.state, "cyan"))
     first.append(f"  {escape(view.reason)}" if view.reason else "", style="not bold")
     totals = run.get("totals")
-    worked_s = _number(totals, "seconds") if isinstance(totals, Mapping) else None
+    worked_s = totals.get("seconds") if isinstance(totals, Mapping) else None
     parts = [
-        f"step {_count(run, 'step')}",
-        f"epoch {_fixed(run, 'data_epoch', 2)}",
-        f"loss {_significant(run, 'loss')}",
-        *([] if view.state in ENDED else [f"{_fixed(run, 'samples_per_s', 0)} samples/s"]),
-        f"at work {format_duration(worked_s or 0.0)}",
+        f"step {values.count(run.get('step'))}",
+        f"epoch {values.fixed(run.get('data_epoch'), 2)}",
+        f"loss {values.decimal(run.get('loss'))}",
+        f"at work {values.duration(worked_s)}",
     ]
-    progress = _number(run, "progress")
-    done = "" if progress is None else f"{progress:.0%} done  "
-    waiting = run.get("waiting")
-    lines = [first, Text("  ".join(parts)), Text(done + _evaluation(run))]
-    lines.append(Text(f"waiting for {escape(waiting)}" if isinstance(waiting, str) and waiting
-                      else "", style="yellow"))  # fmt: skip
+    if view.state not in ENDED:
+        parts.append(f"{values.fixed(run.get('samples_per_s'), 0)} samples/s")
+    if (progress := values.number(run.get("progress"))) is not None:
+        parts.append(f"{progress:.0%} done")
+    evaluation, waiting = run.get("evaluation"), run.get("waiting")
+    said = f"waiting for {escape(waiting)}" if isinstance(waiting, str) and waiting else ""
+    lines = [first, Text("  ".join(parts)), Text(""), Text(said, style="yellow")]
+    if isinstance(evaluation, Mapping):
+        shown = escape(values.evaluation(evaluation))
+        lines[2] = Text(f"evaluation {shown} at step {values.count(evaluation.get('step'))}")
     return lines
-
-
-def _evaluation(run: Row) -> str:
-    found = run.get("evaluation")
-    if not isinstance(found, Mapping):
-        return ""
-    shown = [f"{escape(name)} {value:.4g}" for name, value in found.items()
-             if name != "step" and isinstance(value, int | float)]  # fmt: skip
-    return f"evaluation {', '.join(shown)} at step {_count(found, 'step')}" if shown else ""
 
 
 def _curve(view: View, width: int, height: int) -> list[Text]:
@@ -190,50 +184,33 @@ def _table(view: View, count: int, rates: Mapping[str, Sequence[float]] | None) 
         table.add_column(name, justify="right", no_wrap=True)
     for row in view.daemons[:count]:
         state, name = str(row.get("state")), str(row["name"])
-        metrics = _metrics(row)
-        now = {} if is_over else metrics
-        is_server = row.get("role") == "server"
-        step = f"v{_count(metrics, 'version')}" if is_server else _count(metrics, "step")
-        spark = chart.sparkline(rates.get(name, ()), SPARK_WIDTH) if rates and not is_over else ""
+        sparks = [] if rates is None else [_spark(rates.get(name, ()), is_over=is_over)]
         table.add_row(
-            escape(name), Text(escape(state), style=STYLES.get(state, "cyan")), step,
-            _fixed(now, "samples_per_s", 0),
-            *([] if rates is None else [Text(spark, style="cyan")]),
-            _fixed(metrics, "staleness_mean", 1), _rate(now, "push"), _rate(now, "fetch"),
-            _count(row, "restarts"),
+            escape(name), Text(escape(state), style=STYLES.get(state, "cyan")),
+            *_figures(row, sparks, is_over=is_over), values.count(row.get("restarts")),
         )  # fmt: skip
     return table
 
 
-# ---------------------------------------------------------------- values of rows
+def _figures(row: Row, sparks: list[Text], *, is_over: bool) -> list[str | Text]:
+    metrics = _metrics(row)
+    now = {} if is_over else metrics
+    is_server = row.get("role") == "server"
+    step = values.count(metrics.get("version" if is_server else "step"))
+    return [
+        f"v{step}" if is_server else step,
+        values.fixed(now.get("samples_per_s"), 0),
+        *sparks,
+        values.fixed(metrics.get("staleness_mean"), 1),
+        values.rate(now.get("push_bytes_per_s")),
+        values.rate(now.get("fetch_bytes_per_s")),
+    ]
+
+
+def _spark(before: Sequence[float], *, is_over: bool) -> Text:
+    return Text("" if is_over else chart.sparkline(before, SPARK_WIDTH), style="cyan")
 
 
 def _metrics(row: Row) -> Row:
     found = row.get("metrics")
     return found if isinstance(found, Mapping) else {}
-
-
-def _number(values: Any, key: str) -> float | None:
-    """None for what is no finite number: another version may have written it."""
-    value = values.get(key)
-    return float(value) if type(value) in (int, float) and abs(value) < LARGE else None
-
-
-def _count(values: Row, key: str) -> str:
-    value = _number(values, key)
-    return "-" if value is None else f"{int(value):,}"
-
-
-def _fixed(values: Row, key: str, digits: int) -> str:
-    value = _number(values, key)
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _significant(values: Row, key: str) -> str:
-    value = _number(values, key)
-    return "-" if value is None else f"{value:.3g}"
-
-
-def _rate(metrics: Row, direction: str) -> str:
-    value = _number(metrics, f"{direction}_bytes_per_s")
-    return "-" if value is None else short_rate(value)
