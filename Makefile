@@ -15,7 +15,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade -c constraints.txt pip
-	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[torch,examples]' --group dev
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[torch,examples,plot,prometheus,tensorboard]' --group dev
 	$(BIN)/python -c 'import torch'
 	touch $@
 

@@ -19,13 +19,14 @@ Read the code in this order; it is the way of one gradient:
 
 `tests/test_tour.py` walks this way in one straight function. Who may import whom:
 
-    daemons > cli > launch | sim | control | jobfile | health
+    daemons > cli > ops > launch | sim | control | jobfile | health | observe
             > roles (coordinator | server | worker | agent > protocol) > algorithms > runs
             > shards > optim > compress > wire > machine > messages | flat > config > util > errors
 
-Everything under `dlctl/` but `cli/`, `launch/`, `control/` and `runs/` is pure: sockets, clocks,
-threads and torch live in `daemons/`, and `dlctl/sim/` runs the same roles in virtual time. All four
-roles keep one contract, `dlctl/machine.py`. The control plane is `dlctl/roles/coordinator/`:
+Everything under `dlctl/` but `cli/`, `ops/`, `launch/`, `control/`, `observe/` and `runs/` is pure:
+sockets, clocks, threads and torch live in `daemons/`, and `dlctl/sim/` runs the same roles in
+virtual time. All four roles keep one contract, `dlctl/machine.py`. The control plane is
+`dlctl/roles/coordinator/`:
 
     coordinator.py       an event comes in, what follows from it goes out
     membership.py        daemons, their states and epochs       failure_detector.py   who is dead

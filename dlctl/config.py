@@ -392,6 +392,26 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """Where the figures of the run go besides its own database, from which `dlctl status`, `top`,
+    `report` and `plot` read. The coordinator writes them: one run, however many workers."""
+
+    __pydantic_config__ = STRICT
+
+    tensorboard: bool = False
+    """Whether to write event files for TensorBoard, into the directory `tensorboard` of the run:
+    loss, what else the task's loss returns, evaluations, rates, staleness, bytes. Look at all runs
+    with "tensorboard --logdir runs". Needs "pip install 'dlctl[tensorboard]'"."""
+    prometheus_port: Annotated[int, Ge(0), Le(65535)] = 0
+    """Port at which Prometheus finds the run's figures, at /metrics; 0: none. Needs "pip install
+    'dlctl[prometheus]'". If the port is taken, training goes on, a warning says so, and it is tried
+    again."""
+    prometheus_address: Annotated[str, Len(1, 255)] = "127.0.0.1"
+    """Address of this machine at which that port is. The figures are neither encrypted nor
+    protected: whoever reaches the address reads them. On the default only this machine does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     __pydantic_config__ = STRICT
 
@@ -549,6 +569,7 @@ class JobFile:
     average: Average = Average()
     hosts: tuple[Host, ...] = ()
     slurm: Slurm = Slurm()
+    log: Log = Log()
     network: Network = Network()
     timeouts: Timeouts = Timeouts()
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from daemons import parent_watch, process
+from daemons.coordinator import exports
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.directories import Directories
 from daemons.coordinator.past import read_past
@@ -75,6 +76,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
         address = addresses.of_coordinator(directory.name, job).bind
     control = loop.transport.listen(address, CONTROL_FRAME_BYTES_MAX)
     records = Records(directory, db, loop)
+    records.exporters = exports.begin(directory, job, loop)
     Directories(directory, db, loop)
     FileSender(loop, directory, COORDINATOR, AT_HOME)
     FileReceiver(loop, directory)

@@ -50,6 +50,12 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
         gone_s=gone_s,
         unwritten_s=gone_s - beat_age_s if gone_s and beat_age_s else 0.0,
         exits=_exits(db),
+        totals=db.run().get("totals") or {},
+        counted={
+            row["name"]: (row["incarnation"], row.get("metrics") or {})
+            for row in db.daemons()
+            if row.get("role") == "worker"
+        },
     )
 
 

@@ -13,10 +13,10 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from daemons.loop import Loop
 from dlctl.launch import base
@@ -26,6 +26,7 @@ from dlctl.roles.coordinator import records as j
 from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.protocol.effects import OnRecord, Unwritten
 from dlctl.runs.database import RunDb
+from dlctl.runs.series import Series
 from dlctl.util import processes
 from dlctl.util.names import HOME_AGENT
 
@@ -34,10 +35,22 @@ RETRY_S = 1.0
 FINISH_S = 5.0
 """For the last rows: less than `dlctl stop` waits for the coordinator's own end."""
 FINISH_RETRY_S = 0.1
-METRIC_S = 10.0
-"""Between two rows of one daemon's metrics: a run of weeks must not fill the disk with them."""
 ROWS_KEPT = 1000
 """Of history, while the database cannot be written."""
+
+
+class Exporter(Protocol):
+    """Takes elsewhere what is written down here. It never blocks, and raises nothing."""
+
+    def add_row(self, at: float, name: str, step: int, values: Json) -> None:
+        """A row of a series (`runs/series.py`); at: seconds since 1970."""
+        ...
+
+    def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
+        """What `status` shows now."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Records:
@@ -58,7 +71,8 @@ class Records:
         self.trouble = ""
         """Why the database cannot be written; "" while it can."""
         self._retry_at = 0.0
-        self._metric_at: dict[str, float] = {}
+        self._series = Series(db.metric_counts(), db.run().get("metric_every_s") or {})
+        self.exporters: list[Exporter] = []
         self._names: set[str] = set()
         self.me: Json = {"pid": os.getpid(), "pid_start": processes.start_of(os.getpid())}
         """With what `begin` is told. Written again and again: another process, started by mistake,
@@ -145,11 +159,13 @@ class Records:
             self._retry_at = 0.0
             self.commit()
             if not self._has_news():
-                return
+                break
             if time.monotonic() >= until:
                 log.error("the end of the run is not on record: %s", self.trouble)
-                return
+                break
             time.sleep(FINISH_RETRY_S)
+        for exporter in self.exporters:
+            exporter.close()
 
     def _on_remember(self, effect: j.Remember) -> None:
         self._memory[effect.key] = effect.value
@@ -175,16 +191,21 @@ class Records:
         self._history.append(lambda: self.db.add_event(*row))
 
     def _on_metric(self, effect: j.AddMetric) -> None:
-        now = time.monotonic()
-        if now < self._metric_at.get(effect.daemon, now):
+        if not self._series.take(effect.daemon, time.monotonic()):
             return
-        self._metric_at[effect.daemon] = now + METRIC_S
         row = (time.time(), effect.daemon, effect.step, dict(effect.values))
         self._metrics.append(lambda: self.db.add_metric(*row))
+        if self._series.thin(effect.daemon):
+            self._metrics.append(partial(self.db.thin_metrics, effect.daemon))
+        for exporter in self.exporters:
+            exporter.add_row(*row)
 
     def _on_snapshot(self, effect: j.Snapshot) -> None:
         # A reader can tell by it whether this is news of the coordinator that is there now.
         run = to_wall_clock(effect.run) | self.me | {"updated_by": self.me["pid_start"]}
+        for exporter in self.exporters:
+            exporter.take_snapshot(run, effect.daemons)
+        run["metric_every_s"] = dict(self._series.every_s)
         names = {row["name"] for row in effect.daemons}
         if names != self._names:
             # What is still to be written of those who are gone is the last that is said of them.

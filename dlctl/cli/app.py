@@ -29,11 +29,14 @@ _HELP = {
     "Watch": {
         "ps": "List jobs.",
         "status": "Show a job's daemons, rates and troubles.",
+        "top": "Watch a job live: its daemons, rates and loss.",
         "logs": "Show or follow logs of all or some daemons.",
         "events": "Show faults, recoveries and changes in order.",
         "why": "Show who waits for whom, and what they all wait for.",
         "explain": "Explain the code of a problem.",
         "wait": "Block until a job is ready, finished or at a step.",
+        "report": "Write an HTML page about a run: loss, rates, staleness, events.",
+        "plot": "Draw the loss, or another figure, of one or several runs.",
     },
     "Change": {
         "get": "Show live settings.",

@@ -20,6 +20,7 @@ from dlctl.jobfile.problems import Fault
 from dlctl.roles.coordinator.target import Target
 from dlctl.runs.best import Best
 from dlctl.settings import GENERAL
+from dlctl.util import extras
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 PORT_MAX = 65535
@@ -37,6 +38,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     for key in ("push", "fetch", "push_window"):
         yield from _check_text(document, ("limits", key), partial(_setting, key))
     yield from _check_ports(document)
+    yield from _check_extras(document)
     yield from _check_encryption(document)
     yield from _check_target_is_looked_at(document)
     yield from _check_unbiased(document)
@@ -150,6 +152,14 @@ def _check_ports(document: dict[str, Any]) -> Iterator[Fault]:
     if port + servers > PORT_MAX:
         message = f"{servers} servers take the ports after it, up to {port + servers}"
         yield Fault(("network", "port"), f"{message}; the last port is {PORT_MAX}")
+
+
+def _check_extras(document: dict[str, Any]) -> Iterator[Fault]:
+    """The coordinator, which writes these, is a process of this machine and this Python."""
+    wanted = {"tensorboard": "tensorboard", "prometheus_port": "prometheus"}
+    for key, extra in wanted.items():
+        if get(document, ("log", key)) and (why := extras.missing(extra)):
+            yield Fault(("log", key), why, extras.how_to_install(extra))
 
 
 def _check_encryption(document: dict[str, Any]) -> Iterator[Fault]:

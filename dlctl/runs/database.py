@@ -7,7 +7,7 @@ since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
     run         key -> value: state, reason, step, loss, control address, pid of the coordinator ...
     daemon      name -> object: role, pid, state, phase, waiting_for, incarnation, metrics ...
     event       what happened, in order
-    metric      reports of the daemons: at most one row per daemon in 10 seconds
+    metric      time series, of the run and of each daemon, of bounded length: see `series`
     checkpoint  every checkpoint that was begun, and how it ended
     term        epochs and generations, on the disk before they are handed out
     memory      what the next coordinator goes on with, should this one die (`roles/memory.py`)
@@ -194,9 +194,22 @@ class RunDb:
         )
 
     def metrics(self, daemon: str) -> Iterator[dict[str, Any]]:
-        query = "SELECT at, step, value FROM metric WHERE daemon = ? ORDER BY at"
+        """One series, in the order in which it was written. Raises ValueError for a damaged row."""
+        query = "SELECT at, step, value FROM metric WHERE daemon = ? ORDER BY rowid"
         for at, step, value in self._db.execute(query, (daemon,)):
-            yield dict(at=at, step=step, **json.loads(value))
+            yield dict(json.loads(value), at=at, step=step)
+
+    def metric_counts(self) -> dict[str, int]:
+        """Name of a series -> its rows."""
+        return dict(self._db.execute("SELECT daemon, COUNT(*) FROM metric GROUP BY daemon"))
+
+    def thin_metrics(self, daemon: str) -> None:
+        """Remove every second row of a series, but neither its first nor its last one."""
+        self._db.execute(
+            "DELETE FROM metric WHERE rowid IN (SELECT rowid FROM (SELECT rowid, row_number() OVER "
+            "(ORDER BY rowid DESC) AS place FROM metric WHERE daemon = ?) WHERE place % 2 = 0)",
+            (daemon,),
+        )
 
     # ------------------------------------------------------------ checkpoints
 

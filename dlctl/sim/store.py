@@ -122,6 +122,12 @@ class Store:
             },
             agents=dict(agents or {}),
             exits={n: row["last_exit"] for n, row in self.daemons.items() if row.get("last_exit")},
+            totals=dict(self.run.get("totals", {})),
+            counted={
+                name: (row["incarnation"], row["metrics"])
+                for name, row in self.daemons.items()
+                if row["role"] == "worker"
+            },
         )
 
     def _numbers(self) -> list[int]:

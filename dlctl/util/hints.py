@@ -20,7 +20,7 @@ OR = "or: "
 NEXT = "next: "
 OF_A_RUN = (
     *("status", "logs", "events", "why", "wait", "get", "set", "scale", "restart", "recover"),
-    *("stop", "checkpoint", "verify"),
+    *("stop", "checkpoint", "verify", "report"),
 )
 """Commands that take -j."""
 

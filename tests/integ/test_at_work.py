@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from workplace import COMMAND, Workplace
 
 
@@ -19,7 +23,10 @@ from workplace import COMMAND, Workplace
 def at_work(shared_place: Workplace) -> Iterator[Workplace]:
     place = shared_place
     place.task(pause_s=0.02)
-    place.job(stop="{ steps = 100000000 }", workers=2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    log = f"[log]\ntensorboard = true\nprometheus_port = {port}"
+    place.job(stop="{ steps = 100000000 }", workers=2, more=log)
     place.start()
     place.until("an evaluation", lambda: place.run().get("evaluation"))
     yield place
@@ -52,6 +59,21 @@ def test_status_as_json_has_states_steps_and_settings(at_work: Workplace) -> Non
     assert all(row["metrics"]["settings"]["push_every_steps"] == 2 for row in workers)
     assert all(row["state"] == "running" for row in status["daemons"])
     assert at_work.dlctl("status", "--check").code == 0
+
+
+def test_its_figures_are_in_the_report_in_tensorboard_and_in_prometheus(at_work: Workplace) -> None:
+    at_work.until_step(20)
+    port = json.loads((at_work.directory / "job.json").read_text())["log"]["prometheus_port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+    assert families["dlctl_steps"].samples[0].value >= 20
+    assert families["dlctl_push_bytes"].samples[0].value > 0
+    found = EventAccumulator(str(at_work.directory / "tensorboard"))
+    found.Reload()
+    assert {"train/loss", "eval/accuracy", "rate/lr"} <= set(found.Tags()["scalars"])
+    ended = at_work.dlctl("report", "-o", str(at_work.path / "report.html"))
+    assert ended.code == 0, ended.err
+    assert "Evaluation: accuracy" in (at_work.path / "report.html").read_text()
 
 
 def test_ps_lists_the_job(at_work: Workplace) -> None:

@@ -17,6 +17,7 @@ from dlctl.machine import Connect, Send
 from dlctl.messages import Packed
 from dlctl.roles.protocol.authz import offence
 from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.worker.services.asking import GONE, Answering, Asking, Members, pack
 
 RESEND_S = 0.5
@@ -44,7 +45,8 @@ class Replica:
         self.context = Context(RESEND_S)
         self.members = Members(self.context, f"worker-{slot}", connects=True)
         self.side = Echo(site(None, np.zeros(4, np.float32), slot))
-        self.asking = Asking(self.context, self.me, self.members, 4)
+        self.rates = Rates("push_bytes", "fetch_bytes")
+        self.asking = Asking(self.context, self.me, self.members, 4, self.rates)
         self.answering = Answering(self.context, self.me, self.members, self.side)
 
     def told(self, number: int, epochs: dict[int, int], joining: tuple[int, ...] = ()) -> None:
@@ -92,6 +94,7 @@ def test_a_question_gets_its_answer(pair):
     assert done
     assert arrays is not None
     assert arrays[0].tolist() == [0, 2, 4]
+    assert one.rates.total == dict.fromkeys(("push_bytes", "fetch_bytes"), arrays[0].nbytes)
 
 
 def test_a_lost_question_is_repeated_and_served_once(pair):

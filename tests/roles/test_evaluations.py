@@ -15,6 +15,7 @@ from dlctl.roles.coordinator.records import AddEvent, History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.status import Reports
 from dlctl.roles.coordinator.target import Target
+from dlctl.roles.coordinator.totals import Totals
 from dlctl.roles.protocol.keyring import NoKeys
 from dlctl.util.names import HOME_AGENT
 
@@ -93,7 +94,7 @@ class Office:
         evaluations.target = Target.parse(stop.target or "")
         self.evaluations, self.ends = evaluations, []
         run = RunState("a-1", job, method, NoKeys(b""), evaluations.context, evaluations.members)
-        self.reports = Reports(run, self, None, evaluations, None)  # type: ignore[arg-type]
+        self.reports = Reports(run, self, None, evaluations, None, Totals({}, {}))  # type: ignore[arg-type]
 
     def end(self, state: str, reason: str, now: float) -> None:
         self.ends.append((state, reason))

@@ -67,6 +67,7 @@ from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport
 from dlctl.roles.coordinator.target import Target
+from dlctl.roles.coordinator.totals import Totals
 from dlctl.roles.protocol.authz import CLIENT, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
 from dlctl.roles.protocol.files import BytesRead, FileSealed, MirrorFailed, StillReading
@@ -137,8 +138,13 @@ class Coordinator:
             run, self, self.scheduler, self.settings, self.evaluations, self.checkpointing,
             self.frozen, self.scaling, self.host_failures,
         )  # fmt: skip
-        self.status = StatusReport(run, self.scheduler, self.checkpointing, self.evaluations)
-        self.reports = Reports(run, self, self.scheduler, self.evaluations, self.failure_detector)
+        totals = Totals(past.totals, past.counted)
+        self.status = StatusReport(
+            run, self.scheduler, self.checkpointing, self.evaluations, totals
+        )
+        self.reports = Reports(
+            run, self, self.scheduler, self.evaluations, self.failure_detector, totals
+        )
         self.requests = Requests(
             run, self, self.clients, status=self.status, settings=self.settings,
             checkpointing=self.checkpointing, scaling=self.scaling, handover=self.handover,

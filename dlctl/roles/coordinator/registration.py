@@ -57,6 +57,10 @@ class Past:
     """How long the one before could not write what was done before it died."""
     exits: dict[str, Json] = field(default_factory=dict)
     """How the last processes of daemons have ended, as their rows have it."""
+    totals: Json = field(default_factory=dict)
+    """What the run has cost so far, as the last snapshot has it."""
+    counted: dict[str, tuple[int, Json]] = field(default_factory=dict)
+    """Worker -> its incarnation and metrics, as that snapshot has them."""
     logs: dict[str, int] = field(default_factory=dict)
     """Bytes of the logs in the run directory, by process: "worker-0.3"."""
 

@@ -18,9 +18,13 @@ from dlctl.roles.coordinator.records import AddMetric, Snapshot
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.target import is_only_stop
+from dlctl.roles.coordinator.totals import Totals
 from dlctl.roles.protocol.meters import Pace
+from dlctl.runs.series import EVALUATION, RUN
 
 REPORT_S = 0.5
+ROW_S = 1.0
+"""Between two rows of the run's time series, of which fewer are kept later (`runs/series.py`)."""
 TROUBLED_MAX = 8
 """So many are named of those who are not well; the table of `status` has all."""
 RATE_S = 2.0
@@ -34,11 +38,14 @@ class StatusReport:
         scheduler: Scheduler,
         checkpointing: Checkpointing,
         evaluations: Evaluations,
+        totals: Totals,
     ) -> None:
         self.run = run
         self.scheduler = scheduler
         self.checkpointing = checkpointing
         self.evaluations = evaluations
+        self.totals = totals
+        self._row_due_at = 0.0
         self._pace = Pace(RATE_S)
         self._seen: Json = {}
 
@@ -48,7 +55,29 @@ class StatusReport:
 
     def report(self, now: float) -> None:
         self.run.status_due_at = now + REPORT_S
-        self.run.context.do(Snapshot(*self._look(now)))
+        run, daemons = self._look(now)
+        self.run.context.do(Snapshot(run, daemons))
+        if self.run.is_working and now >= self._row_due_at:
+            self._row_due_at = now + ROW_S
+            self.run.context.do(AddMetric(RUN, self.scheduler.steps, self._row(run)))
+
+    def _row(self, run: Json) -> Json:
+        """What a row of the run's time series has (`runs/series.py`), of what `status` shows."""
+        workers = self.run.members.of_role("worker")
+        row = {
+            "samples": run["samples"],
+            "epoch": run["data_epoch"],
+            "workers": sum(worker.state in daemon_states.AT_WORK for worker in workers),
+            **run["totals"],
+            "rates": self._rates_in_force(),
+        }
+        if run["loss"] is not None:
+            row["loss"] = run["loss"]
+        if run["metrics"]:
+            row["task"] = run["metrics"]
+        if "noise_scale" in run:
+            row["noise_scale"] = run["noise_scale"]
+        return row
 
     def seen(self, now: float) -> tuple[Json, tuple[Json, ...]]:
         """The keys of the run as reported last, and the rows of the daemons as they are now."""
@@ -80,6 +109,7 @@ class StatusReport:
             "waiting": self.waiting(now),
             "checkpoint_error": checkpointing.last_error,
             "saving": checkpointing.to_json(),
+            "totals": self.totals.look(now, is_working=self.run.is_working),
             "settings": {
                 d.name: d.settings for d in self.run.members.daemons.values() if d.settings
             },
@@ -105,6 +135,17 @@ class StatusReport:
         for daemon in self.run.members.daemons.values():
             for key in ("lr", "inner_lr"):
                 if isinstance(value := daemon.metrics.get(key), float):
+                    found.setdefault(key, value)
+        return found
+
+    def _rates_in_force(self) -> Json:
+        """Those that follow no schedule as well."""
+        found = self._scheduled()
+        for daemon in self.run.members.daemons.values():
+            settings = daemon.metrics.get("settings")
+            known = settings if isinstance(settings, dict) else {}
+            for key in ("lr", "inner_lr"):
+                if type(value := known.get(key)) in (int, float):
                     found.setdefault(key, value)
         return found
 
@@ -173,6 +214,7 @@ class Reports:
         scheduler: Scheduler,
         evaluations: Evaluations,
         failure_detector: FailureDetector,
+        totals: Totals,
     ) -> None:
         self.run = run
         self.control = control
@@ -180,6 +222,7 @@ class Reports:
         self.scheduler = scheduler
         self.evaluations = evaluations
         self.failure_detector = failure_detector
+        self.totals = totals
 
     def heard(self, daemon: Daemon, peer: Peer, now: float) -> None:
         """A sign of life. If it comes over another connection, what was sent over the last one may
@@ -201,6 +244,8 @@ class Reports:
             daemon.change_state(daemon_states.FALL_SILENT if is_stuck else daemon_states.RECOVER)
         daemon.report(report.phase, report.waiting_for, now)
         daemon.metrics = report.metrics
+        if daemon.role == "worker":
+            self.totals.count(daemon.name, daemon.incarnation, report.metrics)
         self.evaluations.on_report(daemon, now)
         self.context.send(daemon.name, m.Heard())
         if daemon.role == "agent":
@@ -239,6 +284,7 @@ class Reports:
             return
         step, metrics = answer
         if metrics:
+            self.context.do(AddMetric(EVALUATION, step, {k: float(v) for k, v in metrics.items()}))
             shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
             self.context.event("evaluation", message.name, f"step {step}: {shown}")
         target = self.evaluations.target

@@ -113,7 +113,7 @@ class Training:
         self.asking: Asking | None = None
         self.answering: Answering | None = None
         if members is not None:
-            self.asking = Asking(context, identity, members, len(side.parameters))
+            self.asking = Asking(context, identity, members, len(side.parameters), self.rates)
             self.answering = Answering(context, identity, members, side, self.has_model)
         asks = TakingOver(self.asking, side) if takes_over and self.asking else None
         self._taking_over: TakingOver | Sharing | None = asks or sharing

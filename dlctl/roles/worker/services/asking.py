@@ -24,6 +24,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Connect, Peer
 from dlctl.roles.protocol.authz import Authz
 from dlctl.roles.protocol.context import COORDINATOR, Context
+from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.worker.services.base import Phase
 from dlctl.roles.worker.shard_client import Identity
 from dlctl.vector import to_host
@@ -148,9 +149,14 @@ class Question(NamedTuple):
 class Asking:
     """Serves `Ask`. Questions to one replica go one after the other."""
 
-    def __init__(self, context: Context, identity: Identity, members: Members, size: int) -> None:
-        """size: elements of the model, which questions and answers are measured by."""
+    def __init__(
+        self, context: Context, identity: Identity, members: Members, size: int, rates: Rates
+    ) -> None:
+        """size: elements of the model, which questions and answers are measured by. rates: counts
+        the bytes of questions as pushed, and those of answers as fetched.
+        """
         self.context = context
+        self.rates = rates
         self.identity = identity
         self.members = members
         self.unanswered = 0
@@ -244,6 +250,7 @@ class Asking:
         me, payload = self.identity, question.payload
         ask = m.Ask(me.slot, me.epoch, member.epoch, number, question.op, payload)
         peer = f"worker-{slot}"
+        self.rates.add("push_bytes", payload.nbytes)
         self.context.do(self._outstanding.add(_key(number), peer, ask, now, payload.nbytes))
 
     def is_open(self) -> bool:
@@ -284,6 +291,7 @@ class Asking:
             self._give_up(answer.request)
         else:
             self._outstanding.done(_key(answer.request), now)
+            self.rates.add("fetch_bytes", answer.payload.nbytes)
             del self._open[answer.request]
             self.newest = answer.payload.arrays
             question.then(self.newest)

@@ -357,6 +357,7 @@ class Writing:
         found = self.latency.quantiles_ms("push")
         if self.staleness_number:
             found["staleness_mean"] = round(self.staleness_sum / self.staleness_number, 2)
+            found |= {"pushes": self.staleness_number, "staleness_sum": self.staleness_sum}
         return {**found, "refused": self.bad_gradients.pushes}
 
 

@@ -1,0 +1,196 @@
+"""Serves the run's figures to Prometheus, at /metrics of a port of their own.
+
+A thread answers one client at a time, with what `status` shows then, and gives up on one that says
+nothing for `PATIENCE_S`: whoever reaches the port can keep others from the figures, and the
+coordinator from nothing. Names are `dlctl_...`, in base units; counts of daemons begin anew with
+each of their processes, those of the run with none. examples/grafana has a dashboard for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from socketserver import TCPServer
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+    SummaryMetricFamily,
+)
+from prometheus_client.exposition import MetricsHandler
+
+from dlctl import __version__
+from dlctl.config import JobFile
+from dlctl.messages import Json
+from dlctl.roles.coordinator.daemon_states import ALIVE
+from dlctl.roles.coordinator.run_state import NEXT
+from dlctl.runs.series import RUN
+
+log = logging.getLogger("dlctl")
+PATIENCE_S = 2.0
+POLL_S = 0.1
+"""The longest that `close` waits for the thread."""
+RETRY_S = 10.0
+"""Until a port that was taken is tried again."""
+STATES = sorted({*NEXT, *(state for following in NEXT.values() for state in following)})
+GAUGES = {
+    "loss": ("loss", "Running mean of the training loss."),
+    "data_epoch": ("epochs", "Passes over the dataset."),
+    "progress": ("progress_ratio", "How far the run is, 0 to 1."),
+    "samples_per_s": ("samples_per_second", "Samples per second of all workers, now."),
+    "noise_scale": ("noise_scale_samples", "Gradient noise scale."),
+}
+"""Key of the run -> name and help of its gauge."""
+COUNTERS = {
+    "push_bytes": ("push_bytes", "Bytes that workers have pushed."),
+    "fetch_bytes": ("fetch_bytes", "Bytes that workers have fetched."),
+    "seconds": ("work_seconds", "Time at work."),
+}
+"""Key of the run's totals -> name and help of its counter."""
+OF_WORKERS = {
+    "samples": ("worker_samples", "Samples of a worker's process."),
+    "push_bytes": ("worker_push_bytes", "Bytes that a worker's process has pushed."),
+    "fetch_bytes": ("worker_fetch_bytes", "Bytes that a worker's process has fetched."),
+}
+
+
+class _Server(TCPServer):
+    allow_reuse_address = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("Prometheus' client %s has left", client_address)
+
+
+class Prometheus:
+    """An `Exporter` (`records.py`)."""
+
+    def __init__(self, run_id: str, job: JobFile) -> None:
+        self._info = {
+            "run_id": run_id, "name": job.job.name, "method": job.algorithm.name,
+            "version": __version__,
+        }  # fmt: skip
+        self._where = (job.log.prometheus_address, job.log.prometheus_port)
+        self._newest: tuple[Json, Sequence[Json]] = ({}, ())
+        self._rates: Json = {}
+        """In force."""
+        self._server: TCPServer | None = None
+        self._retry_at = 0.0
+        self.trouble = ""
+        """Why nobody listens at the port; "" if somebody does."""
+
+    def listen_if_due(self) -> None:
+        """Begin to listen, if that has not been done. It is tried again and again."""
+        if self._server is not None or time.monotonic() < self._retry_at:
+            return
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(cast(Any, self))  # whatever can `collect`
+        handler = type("Handler", (MetricsHandler.factory(registry),), {"timeout": PATIENCE_S})
+        address, port = self._where
+        try:
+            found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+            kind = type("Server", (_Server,), {"address_family": found[0]})
+            self._server = kind(found[4], handler)
+        except OSError as error:
+            self._retry_at = time.monotonic() + RETRY_S
+            if not self.trouble:
+                self.trouble = f"cannot serve Prometheus at {address} port {port}: {error}"
+                log.warning("%s; training goes on, and it is tried again", self.trouble)
+            return
+        self.trouble = ""
+        log.info("Prometheus finds the figures at %s port %d", address, port)
+        threading.Thread(
+            target=self._server.serve_forever, args=(POLL_S,), name="prometheus", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def add_row(self, at: float, name: str, step: int, values: Json) -> None:
+        if name == RUN:
+            self._rates = values["rates"]
+
+    def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
+        self._newest = run, daemons
+
+    # ------------------------------------------------------------ in the thread
+
+    def collect(self) -> Iterator[Metric]:
+        run, daemons = self._newest
+        info = InfoMetricFamily("dlctl", "The run.")
+        info.add_metric([], self._info)
+        yield info
+        if run:
+            yield from _of_run(run)
+            yield _table("learning_rate", "Rates in force.", "of", self._rates)
+            yield from _of_daemons(daemons)
+
+
+def _of_run(run: Json) -> Iterator[Metric]:
+    state = StateSetMetricFamily("dlctl_state", "State of the run.")
+    state.add_metric([], {name: name == run["state"] for name in STATES})
+    yield state
+    for key in ("step", "samples"):
+        yield _counter(f"{key.removesuffix('s')}s", f"{key} of all workers.", run.get(key))
+    for key, (name, text) in GAUGES.items():
+        yield _gauge(name, text, run.get(key))
+    totals = run.get("totals", {})
+    for key, (name, text) in COUNTERS.items():
+        yield _counter(name, text, totals.get(key))
+    staleness = SummaryMetricFamily("dlctl_staleness", "Updates by others, for each push.")
+    staleness.add_metric([], totals.get("pushes", 0), totals.get("staleness_sum", 0))
+    yield staleness
+    yield _table("task", "What else the task's loss returns.", "metric", run.get("metrics") or {})
+    evaluation = {k: v for k, v in (run.get("evaluation") or {}).items() if k != "step"}
+    yield _table("evaluation", "Newest evaluation of the model.", "metric", evaluation)
+    saved = run.get("checkpoint") or {}
+    text = "When the newest checkpoint was made."
+    yield _gauge("checkpoint_timestamp_seconds", text, saved.get("at"))
+
+
+def _of_daemons(daemons: Sequence[Json]) -> Iterator[Metric]:
+    labels = ["daemon", "role"]
+    up = GaugeMetricFamily("dlctl_daemon_up", "Whether a daemon has a process.", labels=labels)
+    restarts = CounterMetricFamily("dlctl_daemon_restarts", "Of a daemon.", labels=labels)
+    for row in daemons:
+        of = [row["name"], row["role"]]
+        up.add_metric(of, float(row["state"] in ALIVE))
+        restarts.add_metric(of, row["restarts"])
+    yield from (up, restarts)
+    workers = [row for row in daemons if row["role"] == "worker"]
+    for key, (name, text) in OF_WORKERS.items():
+        counted = CounterMetricFamily(f"dlctl_{name}", text, labels=["daemon"])
+        for row in workers:
+            if (value := _number(row["metrics"].get(key))) is not None:
+                counted.add_metric([row["name"]], value)
+        yield counted
+
+
+def _gauge(name: str, text: str, value: Any) -> Metric:
+    """Without a sample, if there is no value."""
+    return GaugeMetricFamily(f"dlctl_{name}", text, value=_number(value))
+
+
+def _counter(name: str, text: str, value: Any) -> Metric:
+    return CounterMetricFamily(f"dlctl_{name}", text, value=_number(value))
+
+
+def _table(name: str, text: str, label: str, values: Mapping[str, Any]) -> Metric:
+    family = GaugeMetricFamily(f"dlctl_{name}", text, labels=[label])
+    for key, value in values.items():
+        if _number(value) is not None:
+            family.add_metric([str(key)], value)
+    return family
+
+
+def _number(value: Any) -> float | None:
+    return value if type(value) in (int, float) else None

@@ -1,0 +1,108 @@
+"""Writes the run's series as event files for TensorBoard: one run, however many workers.
+
+Each coordinator of a run begins a file of its own, in one directory. It is written where run.db is,
+in the same thread and as rarely: only rows that are kept. Nobody builds anything on these files, so
+a disk that does not take them is a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog, SourceMetadata
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from dlctl.messages import Json
+from dlctl.observe.history import History, Point, point_of
+from dlctl.runs.series import EVALUATION, RUN
+
+log = logging.getLogger("dlctl")
+FOLDER = "tensorboard"
+"""In the run directory."""
+RECENT = 32
+"""Rows that rates are measured over."""
+LINES = {
+    "loss": "train/loss",
+    "lr": "rate/lr",
+    "inner_lr": "rate/inner_lr",
+    "samples_per_s": "run/samples_per_s",
+    "staleness": "run/staleness",
+    "push_bytes_per_s": "run/push_bytes_per_s",
+    "fetch_bytes_per_s": "run/fetch_bytes_per_s",
+    "workers": "run/workers",
+    "noise_scale": "run/noise_scale",
+}
+"""Line of a history -> its tag; any other is what else the task's loss returns."""
+
+
+class TensorBoard:
+    """An `Exporter` (`records.py`)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / FOLDER
+        self._recent: deque[Point] = deque(maxlen=RECENT)
+        self._writer: Any = None
+        self._has_failed = False
+
+    def add_row(self, at: float, name: str, step: int, values: Json) -> None:
+        if name == EVALUATION:
+            self._write(at, step, {f"eval/{metric}": value for metric, value in values.items()})
+        elif name == RUN:
+            self._recent.append(point_of({**values, "at": at, "step": step}))
+            recent = History(run_id="", job={}, job_text="", run={}, points=list(self._recent))
+            newest = {name: line[-1] for name, line in recent.lines().items()}
+            tagged = {LINES.get(name, f"train/{name}"): value for name, value in newest.items()}
+            self._write(at, step, tagged)
+
+    def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
+        return
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, at: float, step: int, values: Mapping[str, float | None]) -> None:
+        """One event with all values that there are."""
+        known = {tag: value for tag, value in values.items() if value is not None}
+        if not known:
+            return
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
+        try:
+            if self._writer is None:
+                self._begin(at, step)
+            self._put(Event(wall_time=at, step=step, summary=Summary(value=scalars)))
+        except OSError as error:
+            self._fail(error)
+
+    def _begin(self, at: float, step: int) -> None:
+        """A new file. What earlier ones have beyond this step, the run has gone back behind."""
+        self._folder.mkdir(mode=0o755, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = RecordWriter((self._folder / name).open("xb"))
+        source = SourceMetadata(writer="dlctl")
+        self._put(Event(wall_time=at, file_version="brain.Event:2", source_metadata=source))
+        start = SessionLog(status=SessionLog.START)
+        self._put(Event(wall_time=at, step=step, session_log=start))
+
+    def _put(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+    def _fail(self, error: OSError) -> None:
+        """Nothing is read behind half an event: the next one begins another file."""
+        if not self._has_failed:
+            log.warning("cannot write for TensorBoard: %s; training goes on", error)
+        self._has_failed, writer, self._writer = True, self._writer, None
+        try:
+            if writer is not None:
+                writer.close()
+        except OSError:
+            return  # What was in its buffer is lost, too.

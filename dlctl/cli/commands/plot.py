@@ -1,0 +1,59 @@
+"""`dlctl plot`: lines of several runs in one picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import complete_runs, job_option
+from dlctl.cli.ui import console
+from dlctl.runs import select
+
+AXES = ("seconds", "steps", "samples", "epochs", "bytes")
+
+
+@make_command(
+    "plot",
+    examples=[
+        ("dlctl plot", "the loss against samples: plot.png"),
+        ("dlctl plot digits-7f3a digits-a22d --x bytes", "two runs, by what they sent"),
+        ("dlctl plot runs/* --y accuracy --x seconds -o all.pdf", "by evaluations of the model"),
+    ],
+    see_also=["report", "top"],
+)
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_runs)
+@click.option("--y", "what", default="loss", metavar="NAME", help="What is drawn.  [default: loss]")
+@click.option(
+    "--x",
+    "axis",
+    type=click.Choice(AXES),
+    default="samples",
+    help="Against what.  [default: samples]",
+)
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), default=Path("plot.png"),
+    help="A .png, .svg or .pdf file.  [default: plot.png]",
+)  # fmt: skip
+@click.option("--log", is_flag=True, help="Logarithmic y axis.")
+@job_option
+def command(
+    runs: tuple[str, ...], what: str, axis: str, output: Path, log: bool, job: str | None
+) -> None:
+    """Draw the loss, or another figure, of one or several runs.
+
+    NAME is loss, samples_per_s, staleness, push_bytes_per_s, fetch_bytes_per_s, lr, inner_lr,
+    workers, what else the task's loss returns, or a metric of its evaluate; evaluation.loss is that
+    of evaluate. Seconds are those at work, and bytes what all workers have pushed and fetched, so
+    that methods can be compared by what they cost. Where a run went back to a checkpoint, what was
+    done again is drawn once against steps, samples and epochs. Needs `pip install 'dlctl[plot]'`.
+    """
+    from dlctl.observe import history, plot
+    from dlctl.util import extras
+
+    extras.require("plot", "dlctl plot")
+    named = [select.look(run) for run in runs or (job,)]
+    found = [history.read(snapshot.directory, whole=False) for snapshot in named]
+    plot.draw(found, what, axis, output, log=log)
+    console.out(str(output))

@@ -1,0 +1,54 @@
+"""`dlctl report`: a run as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import complete_runs, job_option
+from dlctl.cli.ui import console
+from dlctl.errors import DlctlError
+from dlctl.runs import select
+
+MODE = 0o644
+
+
+@make_command(
+    "report",
+    examples=[
+        ("dlctl report", "writes digits-7f3a.html here, of the job that runs, or the newest one"),
+        ("dlctl report digits-7f3a -o best.html", "another one, under a name of your own"),
+    ],
+    see_also=["plot", "top", "events"],
+)
+@click.argument("run", required=False, metavar="[RUN]", shell_complete=complete_runs)
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[default: RUN.html]"
+)
+@job_option
+def command(run: str | None, output: Path | None, job: str | None) -> None:
+    """Write an HTML page about a run: loss, rates, staleness, events.
+
+    The page is one file, which loads nothing from any network: send it to anybody. It shows the
+    loss, what else the task's loss returns, evaluations, the learning rate, throughput, staleness
+    and bytes, all against the time of day, seconds at work, steps or samples, with the events of
+    the run as marks; and the job file. Of a run that goes on it shows what there is so far. A file
+    of that name is replaced.
+    """
+    snapshot = select.look(run or job)
+    from dlctl.observe import history, html
+    from dlctl.runs import paths
+
+    target = output or Path(f"{snapshot.run_id}.html")
+    text = html.page(history.read(snapshot.directory))
+    try:
+        paths.write(target, text.encode("utf-8", "backslashreplace"), MODE)
+    except OSError as error:
+        raise DlctlError(
+            f"cannot write the page: {error.strerror}",
+            where=str(target),
+            hint="dlctl report -o FILE",
+        ) from error
+    console.out(str(target))

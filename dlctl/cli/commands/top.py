@@ -1,0 +1,78 @@
+"""`dlctl top`: a run in the whole terminal, as it goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import complete_runs, job_option
+from dlctl.cli.ui import console
+from dlctl.errors import DlctlError, NotFound
+from dlctl.runs import select
+from dlctl.runs.snapshot import load
+from dlctl.util import hints
+
+if TYPE_CHECKING:
+    from dlctl.observe.top import View
+
+SHOWN = ("server", "worker")
+
+
+@make_command(
+    "top",
+    examples=[
+        ("dlctl top", "the job that runs, or the newest one"),
+        ("dlctl top digits-7f3a", "another one"),
+    ],
+    see_also=["status", "report", "plot"],
+)
+@click.argument("run", required=False, metavar="[RUN]", shell_complete=complete_runs)
+@job_option
+def command(run: str | None, job: str | None) -> None:
+    """Watch a job live: its daemons, rates and loss.
+
+    Shows the loss over the time at work, and each server and worker with its rates, every second,
+    until q or Ctrl-C is pressed; the job goes on. It needs a terminal: scripts and pipes take
+    `dlctl status --json`.
+    """
+    if not (console.is_tty() and sys.stdin is not None and sys.stdin.isatty()) or _is_dumb():
+        raise DlctlError(
+            "dlctl top needs a terminal, which can show a picture and read a key",
+            hint=hints.either(
+                hints.told("dlctl status --watch", "prints the same figures again and again"),
+                hints.told("dlctl status --json", "is for programs"),
+            ),
+        )
+    directory = select.look(run or job).directory
+    from dlctl.observe import top
+
+    try:
+        top.watch(lambda: _look(directory), color=console.shows_color())
+    except KeyboardInterrupt:
+        return
+
+
+def _is_dumb() -> bool:
+    return os.environ.get("TERM", "dumb") in ("dumb", "")
+
+
+def _look(directory: Path) -> View:
+    from dlctl.observe import history
+    from dlctl.observe.top import View
+
+    snapshot = load(directory)
+    trouble = ""
+    try:
+        found = history.read(directory, whole=False)
+    except NotFound:
+        found = None
+    except DlctlError as error:
+        found, trouble = None, error.message
+    rows = [row for row in snapshot.daemons if row.get("role") in SHOWN]
+    state, reason = snapshot.state, snapshot.reason
+    return View(snapshot.run_id, state, reason, snapshot.run, rows, found, trouble)

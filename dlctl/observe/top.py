@@ -1,0 +1,216 @@
+"""`dlctl top`: how a run is doing, in the whole terminal, until somebody presses q.
+
+It reads the run's database once a second, as `status` does, and asks no daemon for anything.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import sys
+import termios
+import tty
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dlctl.observe import chart
+from dlctl.observe.history import History
+from dlctl.runs.database import ENDED
+from dlctl.util import values
+from dlctl.util.text import escape
+from dlctl.util.units import format_duration
+
+EVERY_S = 1.0
+SPARK_WIDTH = 12
+CURVE_HEIGHT_MIN, CURVE_HEIGHT_MAX = 4, 16
+LABEL_WIDTH = 10
+HEAD_LINES, FOOT_LINES = 5, 1
+MARGIN = 2
+WIDE = 80
+"""Columns from which there is room for the rates before."""
+LOG_FROM = 30.0
+"""Largest by smallest loss, from which the scale is logarithmic."""
+STYLES = {
+    "running": "green", "finished": "green", "degraded": "yellow", "backoff": "yellow",
+    "recovering": "yellow", "slow": "yellow", "failed": "red", "quarantined": "red",
+    "gone": "red", "silent": "red", "unknown": "red",
+}  # fmt: skip
+Row = Mapping[str, Any]
+
+
+class View(NamedTuple):
+    """All that is shown at one moment."""
+
+    run_id: str
+    state: str
+    reason: str
+    run: Row
+    """The run's keys, as `status` shows them."""
+    daemons: Sequence[Row]
+    """Servers and workers."""
+    history: History | None
+    """None: there is none yet."""
+    trouble: str = ""
+    """Why there is no history, if that is worth a line."""
+
+
+def watch(look: Callable[[], View], *, color: bool) -> None:
+    """Show what `look` returns, once a second, until q is pressed. Raises KeyboardInterrupt at
+    Ctrl-C, with the terminal as it was before. stdin and stdout have to be a terminal.
+    """
+    console = Console(no_color=not color, highlight=False, markup=False, emoji=False)
+    rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SPARK_WIDTH))
+    with _single_keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            view = look()
+            for row in view.daemons:
+                rates[row["name"]].append(values.number(_metrics(row).get("samples_per_s")) or 0.0)
+            live.update(draw(view, rates, console.width, console.height), refresh=True)
+            if "q" in pressed(EVERY_S).lower():
+                return
+
+
+@contextmanager
+def _single_keys() -> Iterator[Callable[[float], str]]:
+    """Keys without Enter, and not shown: `pressed(timeout_s)` is what has been typed. Ctrl-Z is
+    off, as a shell would show its prompt in the middle of the picture; SIGTERM ends us in order.
+    """
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+    ended = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+    def pressed(timeout_s: float) -> str:
+        ready, _, _ = select.select([stdin], [], [], timeout_s)
+        # Without a byte the terminal is gone.
+        return (os.read(stdin, 64).decode(errors="replace") or "q") if ready else ""
+
+    try:
+        tty.setcbreak(stdin)
+        now = termios.tcgetattr(stdin)
+        now[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(stdin, termios.TCSANOW, now)
+        yield pressed
+    finally:
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGTERM, ended)
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def draw(view: View, rates: Mapping[str, Sequence[float]], width: int, height: int) -> Group:
+    """One picture of so many characters and lines. The curve gets what the daemons leave."""
+    needed = HEAD_LINES + FOOT_LINES + len(view.daemons) + 2
+    room = min(max(height - needed - MARGIN, CURVE_HEIGHT_MIN), CURVE_HEIGHT_MAX)
+    shown = max(1, height - HEAD_LINES - FOOT_LINES - room - MARGIN - 2)
+    parts: list[Any] = [*_head(view), *_curve(view, width, room), Text("")]
+    parts.append(_table(view, shown, rates if width >= WIDE else None))
+    if len(view.daemons) > shown:
+        parts.append(Text(f"and {len(view.daemons) - shown} more daemons: dlctl status"))
+    foot = "q leaves" if view.state in ENDED else "q leaves; the run goes on"
+    parts.append(Text(foot, style="dim"))
+    return Group(*parts)
+
+
+def _head(view: View) -> list[Text]:
+    run = view.run
+    first = Text(escape(view.run_id), style="bold")
+    first.append(f"  {escape(view.state)}", style=STYLES.get(view.state, "cyan"))
+    first.append(f"  {escape(view.reason)}" if view.reason else "", style="not bold")
+    totals = run.get("totals")
+    worked_s = totals.get("seconds") if isinstance(totals, Mapping) else None
+    parts = [
+        f"step {values.count(run.get('step'))}",
+        f"epoch {values.fixed(run.get('data_epoch'), 2)}",
+        f"loss {values.decimal(run.get('loss'))}",
+        f"at work {values.duration(worked_s)}",
+    ]
+    if view.state not in ENDED:
+        parts.append(f"{values.fixed(run.get('samples_per_s'), 0)} samples/s")
+    if (progress := values.number(run.get("progress"))) is not None:
+        parts.append(f"{progress:.0%} done")
+    evaluation, waiting = run.get("evaluation"), run.get("waiting")
+    said = f"waiting for {escape(waiting)}" if isinstance(waiting, str) and waiting else ""
+    lines = [first, Text("  ".join(parts)), Text(""), Text(said, style="yellow")]
+    if isinstance(evaluation, Mapping):
+        shown = escape(values.evaluation(evaluation))
+        lines[2] = Text(f"evaluation {shown} at step {values.count(evaluation.get('step'))}")
+    return lines
+
+
+def _curve(view: View, width: int, height: int) -> list[Text]:
+    """The loss over the time at work, with its largest and smallest value beside it; logarithmic
+    where that shows more.
+    """
+    points = view.history.points if view.history is not None else ()
+    known = [(point.seconds, point.loss) for point in points if point.loss is not None]
+    if not known:
+        return [Text(""), Text(escape(view.trouble) or "no loss yet", style="dim")]
+    xs, ys = [x for x, _ in known], [y for _, y in known]
+    is_log = min(ys) > 0 and max(ys) / min(ys) > LOG_FROM
+    heights = [math.log(y) for y in ys] if is_log else ys
+    drawn = chart.lines(xs, heights, max(1, width - LABEL_WIDTH - 1), height)
+    labels = [""] * height
+    labels[-1], labels[0] = f"{min(ys):.4g}", f"{max(ys):.4g}"
+    rows = [
+        Text(f"{label:>{LABEL_WIDTH}} ", style="dim").append(line, style="not dim cyan")
+        for label, line in zip(labels, drawn, strict=True)
+    ]
+    scale = ", log scale" if is_log else ""
+    head = f"{'loss':>{LABEL_WIDTH}} over {format_duration(xs[-1] - xs[0])} at work{scale}"
+    return [Text(head, style="dim"), *rows]
+
+
+def _table(view: View, count: int, rates: Mapping[str, Sequence[float]] | None) -> Table:
+    """The first `count` daemons. rates: what was shown of each before; None: no room for that."""
+    is_over = view.state in ENDED
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("NAME", "STATE"):
+        table.add_column(name, no_wrap=True)
+    for name in ("STEP", "SAMPLES/S"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if rates is not None:
+        table.add_column("", no_wrap=True, min_width=SPARK_WIDTH)
+    for name in ("STALE", "PUSH", "FETCH", "RST"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in view.daemons[:count]:
+        state, name = str(row.get("state")), str(row["name"])
+        sparks = [] if rates is None else [_spark(rates.get(name, ()), is_over=is_over)]
+        table.add_row(
+            escape(name), Text(escape(state), style=STYLES.get(state, "cyan")),
+            *_figures(row, sparks, is_over=is_over), values.count(row.get("restarts")),
+        )  # fmt: skip
+    return table
+
+
+def _figures(row: Row, sparks: list[Text], *, is_over: bool) -> list[str | Text]:
+    metrics = _metrics(row)
+    now = {} if is_over else metrics
+    is_server = row.get("role") == "server"
+    step = values.count(metrics.get("version" if is_server else "step"))
+    return [
+        f"v{step}" if is_server else step,
+        values.fixed(now.get("samples_per_s"), 0),
+        *sparks,
+        values.fixed(metrics.get("staleness_mean"), 1),
+        values.rate(now.get("push_bytes_per_s")),
+        values.rate(now.get("fetch_bytes_per_s")),
+    ]
+
+
+def _spark(before: Sequence[float], *, is_over: bool) -> Text:
+    return Text("" if is_over else chart.sparkline(before, SPARK_WIDTH), style="cyan")
+
+
+def _metrics(row: Row) -> Row:
+    found = row.get("metrics")
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,34 @@
+"""Packages that only some users need: named in pyproject.toml, imported when they are used."""
+
+from __future__ import annotations
+
+from importlib import util
+
+from dlctl.errors import DlctlError
+
+PACKAGES = {
+    "plot": "matplotlib",
+    "prometheus": "prometheus_client",
+    "tensorboard": "tensorboard",
+}
+"""Extra of dlctl -> the module that it brings."""
+
+
+def is_there(extra: str) -> bool:
+    return util.find_spec(PACKAGES[extra]) is not None
+
+
+def how_to_install(extra: str) -> str:
+    return f"pip install 'dlctl[{extra}]'"
+
+
+def missing(extra: str) -> str:
+    """What is wrong, for a sentence; "" if the package is there."""
+    package = PACKAGES[extra].replace("_", "-")
+    return "" if is_there(extra) else f'needs the package "{package}", which is not installed'
+
+
+def require(extra: str, what: str) -> None:
+    """Raises DlctlError if the package is not there; what: that needs it, as in "dlctl plot"."""
+    if why := missing(extra):
+        raise DlctlError(f"{what} {why}", hint=how_to_install(extra))
