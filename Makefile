@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-machines test-processes oracles long-machines long-processes soak seeds fuzz \
-	lint faults hosts slurm rampage bench peers man clean install
+	lint faults hosts slurm rampage bench peers man docs figures clean install
 
 # Most modules of torch are never imported: compiling them all takes longer than installing them.
 # Those that are, are compiled here: the processes of the tests would all do that at the same time.
@@ -94,8 +94,24 @@ bench: install
 peers: install
 	$(BIN)/python -m pytest -m "long or not long" tests/test_benchmarks.py
 
+# What is generated of docs/manual and docs/methods: commands, keys, methods.
 man: install
-	$(BIN)/python -m dlctl.cli.manpages
+	$(BIN)/python -m dlctl.cli.docs
+
+# The documents as a site in build/site, and as man pages in build/man; a warning is an error.
+docs: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	.venv-docs/bin/python hatch_build.py build/man
+
+# The figure of each method, from simulated runs: minutes.
+figures: .venv-docs/.installed
+	.venv-docs/bin/python docs/figures.py
+
+.venv-docs/.installed: pyproject.toml
+	$(PY) -m venv .venv-docs
+	.venv-docs/bin/pip install -q --upgrade -c constraints.txt pip
+	.venv-docs/bin/pip install -q -c constraints.txt -e . --group docs
+	touch $@
 
 clean:
-	rm -rf $(VENV) runs examples/*/runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .venv-docs runs examples/*/runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

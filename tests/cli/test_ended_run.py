@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from dlctl.cli import manpages
-
 REASONS = {
     "finished": "3 epochs are done",
     "stopped": "stopped by Ctrl-C",
@@ -63,9 +61,3 @@ def test_a_job_that_fails_while_it_starts_ends_start_run_and_wait_alike(
     assert dlctl_command("start", os.fspath(job)).code == 7
     assert dlctl_command("run", os.fspath(job)).code == 7
     assert dlctl_command("wait", "--for", "ready").code == 7
-
-
-def test_the_manual_says_the_same() -> None:
-    meanings = dict(manpages.EXIT_STATUS)
-    assert "`dlctl status --check`, `wait`, and a stopped `run`" in meanings["3"]
-    assert meanings["7"] == "The job failed, while it started or while it trained."

@@ -69,7 +69,8 @@ def test_the_example_of_ones_own_task_is_what_init_writes() -> None:
 
 def test_the_job_file_that_init_writes_is_one_page_and_valid() -> None:
     job = jobfile.load(TEMPLATE / "job.toml")
-    assert job.job.stop.target == "accuracy >= 0.98"
+    assert job.job.stop.seconds is not None
+    assert job.job.stop.seconds >= 60, "there is time for the commands of the README"
     assert len((TEMPLATE / "job.toml").read_text().splitlines()) <= 40
 
 

@@ -28,7 +28,7 @@ from dlctl.errors import (
     VersionMismatch,
 )
 
-HEAVY = {"torch", "numpy", "zmq", "pydantic", "rich", "click_man", "matplotlib"}
+HEAVY = {"torch", "numpy", "zmq", "pydantic", "rich", "matplotlib"}
 PROGRAM = [sys.executable, "-c", "from dlctl.cli.app import main; main()"]
 
 

@@ -1,36 +1,22 @@
-"""The manual pages: up to date, complete, sound roff, and opened also where man(1) is missing."""
+"""The manual: current, complete, and shown wherever dlctl was installed."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import runpy
 import shutil
-import subprocess
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
 from dlctl import errors, registry
-from dlctl.cli import app, manpages
+from dlctl.cli import app, docs
 from dlctl.cli.commands import man, plan
 from dlctl.cli.keydocs import keys
-from dlctl.cli.manpage_job import section_of
-from dlctl.cli.roff import Page, to_text
 from dlctl.cli.ui import console
 from dlctl.config import Choice, JobFile
-
-SECTIONS = [
-    "NAME",
-    "SYNOPSIS",
-    "DESCRIPTION",
-    "OPTIONS",
-    "EXAMPLES",
-    "EXIT STATUS",
-    "FILES",
-    "ENVIRONMENT",
-    "SEE ALSO",
-]
 
 
 @pytest.fixture(autouse=True)
@@ -39,141 +25,123 @@ def fresh_console(own_place: Path):
     console.setup()
 
 
-def test_the_pages_kept_with_the_sources_are_up_to_date() -> None:
-    assert manpages.differences() == [], "run: make man"
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return docs.pages()
 
 
-def test_a_page_that_is_stale_missing_or_left_over_is_noticed_and_repaired(tmp_path: Path) -> None:
-    manpages.write(tmp_path)
-    (tmp_path / "man1" / "dlctl.1").write_text("stale")
-    (tmp_path / "man1" / "dlctl-man.1").unlink()
-    (tmp_path / "man1" / "dlctl-gone.1").touch()
-    wrong = ["man1/dlctl-gone.1", "man1/dlctl-man.1", "man1/dlctl.1"]
-    assert manpages.differences(tmp_path) == wrong
-    assert manpages.write(tmp_path) == wrong
-    assert manpages.differences(tmp_path) == []
+def test_the_pages_kept_with_the_sources_are_current(pages: dict[str, str]) -> None:
+    assert docs.differences(wanted=pages) == [], "run: make man"
 
 
-def test_every_command_has_a_page_with_all_sections() -> None:
-    pages = manpages.pages()
-    names = ["dlctl", *(f"dlctl-{name}" for name in app.COMMANDS)]
-    others = {"man5/dlctl-job.5", "man7/dlctl-hosts.7", "man7/dlctl-slurm.7"}
-    assert set(pages) == {f"man1/{name}.1" for name in names} | others
-    for name in names:
-        headings = re.findall(r"^\.SH (.*)$", pages[f"man1/{name}.1"], re.MULTILINE)
-        assert [heading for heading in headings if heading != "COMMANDS"] == SECTIONS, name
-        assert f"\n{name} \\- ".replace("-", "\\-", name.count("-")) in pages[f"man1/{name}.1"]
+def test_a_page_that_is_stale_missing_or_left_over_is_noticed_and_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: dict[str, str]
+) -> None:
+    monkeypatch.setattr(docs, "pages", lambda folder: pages)
+    for part in ("manual", "methods"):
+        shutil.copytree(docs.FOLDER / part, tmp_path / part)
+    (tmp_path / "manual/dlctl-ps.md").write_text("stale")
+    (tmp_path / "methods/sync.md").unlink()
+    (tmp_path / "manual/dlctl-gone.md").touch()
+    wrong = ["manual/dlctl-gone.md", "manual/dlctl-ps.md", "methods/sync.md"]
+    assert docs.differences(tmp_path) == wrong
+    assert docs.write(tmp_path) == wrong
+    assert docs.differences(tmp_path) == []
 
 
-def test_every_exit_code_of_an_error_is_in_the_table() -> None:
+def test_what_is_written_by_hand_around_a_generated_block_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# x(1)\n\n{docs.BEGIN}\nold\n{docs.END}\n\n## See also\n")
+    changed = docs._with_block(page, "new")
+    assert changed == f"# x(1)\n\n{docs.BEGIN}\n\nnew\n\n{docs.END}\n\n## See also\n"
+
+
+def test_every_command_and_method_has_a_page(pages: dict[str, str]) -> None:
+    commands = {f"manual/dlctl-{name}.md" for name in app.COMMANDS}
+    methods = {f"methods/{name}.md" for name in registry.BUILT_IN["algorithms"]}
+    assert pages.keys() == commands | methods | {"manual/dlctl.md", "manual/dlctl-job.md"}
+    for name in commands:
+        for heading in ("Synopsis", "Options", "Examples"):
+            assert f"\n## {heading}\n" in pages[name], name
+
+
+def test_every_key_of_the_job_file_is_documented(pages: dict[str, str]) -> None:
+    text = pages["manual/dlctl-job.md"]
+    for field in dataclasses.fields(JobFile):
+        kind, is_list = docs.section_of(get_type_hints(JobFile)[field.name])
+        title = f"[[{field.name}]]" if is_list else f"[{field.name}]"
+        section = text.partition(f"\n## `{title}`\n")[2].partition("\n## ")[0]
+        assert section, title
+        for key in keys(kind) if kind is not Choice else ():
+            assert key.text, f"{field.name}.{key.name} has no text below it"
+            assert re.search(rf"^- `{re.escape(key.name)}[ `]", section, re.M), key.name
+    for kind in ("algorithms", "optimizers", "compressors"):
+        for name in registry.BUILT_IN[kind]:
+            section = text.partition(f'\n### `name = "{name}"`\n')[2]
+            assert section, name
+            for key in keys(registry.load(kind, name).Options):
+                assert key.text, f"{name}.{key.name} has no text below it"
+                assert f"\n- `{key.name}" in text, name
+
+
+def test_every_exit_code_of_an_error_is_in_the_table(pages: dict[str, str]) -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     codes = {kind.exit_code for kind in kinds if issubclass(kind, errors.DlctlError)}
     codes |= {0, app.BUG_EXIT_CODE, app.INTERRUPTED_EXIT_CODE, console.SIGPIPE_EXIT_CODE, 143}
     codes |= {plan.CHANGES_EXIT_CODE}
-    assert {int(code) for code, _ in manpages.EXIT_STATUS} == codes
+    table = pages["manual/dlctl.md"].partition("## Exit status")[2].partition("\n## ")[0]
+    assert {int(code) for code in re.findall(r"^- `(\d+)`: ", table, re.M)} == codes
 
 
-def test_every_key_of_the_job_file_is_documented_with_its_default_and_limits() -> None:
-    text = to_text(manpages.pages()["man5/dlctl-job.5"])
-    for field in dataclasses.fields(JobFile):
-        assert f"[{field.name}]" in text
-        kind, _ = section_of(get_type_hints(JobFile)[field.name])
-        for key in keys(kind) if kind is not Choice else ():
-            assert key.text, f"{field.name}.{key.name} has no text below it"
-            assert f" {key.name} " in text
-    for kind in ("algorithms", "optimizers", "compressors"):
-        for name in registry.BUILT_IN[kind]:
-            for key in keys(registry.load(kind, name).Options):
-                assert key.text, f"{name}.{key.name} has no text below it"
-    assert "(whole number, >= 1, <= 4096) Model replicas." in " ".join(text.split())
-    assert '       device = "auto"\n' in text
-    assert '("auto" or "cpu" or "cuda")' in " ".join(text.split())
+def test_no_line_of_prose_begins_a_list_or_heading_by_accident() -> None:
+    words = "a " * 46 + "- b + c > d # e 1. f "
+    for shift in range(24):
+        lines = docs._wrap("x" * shift + " " + words).split("\n")
+        assert all(line[:1] not in "-+>#1" for line in lines[1:]), lines
 
 
-def test_pages_use_only_the_roff_that_we_can_read_back() -> None:
-    for name, page in manpages.pages().items():
-        for line in page.splitlines():
-            macro = line.split(" ")[0]
-            known = {'.\\"', ".TH", ".SH", ".SS", ".PP", ".TP", ".RS", ".RE", ".nf", ".fi"}
-            assert macro in known or not macro.startswith((".", "'")), (name, line)
-        assert "\\" not in to_text(page).replace("\\e", ""), name
+def test_every_page_begins_as_a_man_page_needs_it() -> None:
+    build = runpy.run_path(str(docs.FOLDER.parent / "hatch_build.py"))
+    pages = sorted(build["MANUAL"].glob("*.md"))
+    assert pages
+    for page in pages:
+        found = build["HEAD"].match(page.read_text())
+        assert found is not None, page
+        assert found[1] == page.stem
+        assert "#" not in found[3], page
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="needs groff to judge the roff")
-def test_groff_has_no_complaint() -> None:
-    for name, page in manpages.pages().items():
-        done = subprocess.run(
-            ["groff", "-man", "-Tascii", "-ww", "-z"],
-            input=page.encode(),
-            capture_output=True,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, b""), name
+# ---------------------------------------------------------------- dlctl man
 
 
-def test_plain_text_of_a_page_reads_like_the_page() -> None:
-    page = Page("dlctl-x", 1, "1.0")
-    page.heading("NAME")
-    page.paragraphs("dlctl-x - it's `bold` and \\ a backslash\n\n.not a command")
-    page.item("-f, --flag", "What this does. " * 8)
-    page.code("dlctl x |\n  cat '-'")
-    assert to_text(str(page)) == (
-        "NAME\n\n"
-        "       dlctl-x - it's bold and \\ a backslash\n\n"
-        "       .not a command\n\n"
-        "       -f, --flag\n"
-        "              What this does. What this does. What this does. What this does.\n"
-        "              What this does. What this does. What this does. What this does.\n\n"
-        "           dlctl x |\n"
-        "             cat '-'\n"
-    )
-
-
-def test_a_page_is_printed_as_text_where_nobody_has_a_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_page_is_printed_where_nobody_has_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["man", "job"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("NAME\n\n       dlctl-job - the job file of dlctl\n")
-    assert "\\" not in text.replace("\\e", "")
+    assert text.startswith("# dlctl-job(5)\n")
+    assert "<!--" not in text
+    assert ".md)" not in text
 
 
-def test_man_opens_the_page_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_on_a_terminal_the_page_opens_in_the_pager(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program = tmp_path / "man"
-    program.write_text('#!/bin/sh\necho "shown: $1"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    shown: list[str] = []
+    monkeypatch.setattr("click.echo_via_pager", shown.append)
     monkeypatch.setattr(console, "is_tty", lambda **_: True)
-    assert app.run(["man", "init"]) == 0
-    assert capfd.readouterr().out == f"shown: {manpages.FOLDER / 'man1' / 'dlctl-init.1'}\n"
+    assert app.run(["man", "start"]) == 0
+    assert "dlctl start [OPTIONS] FILE" in shown[0]
+    assert "##" not in shown[0]
+    assert app.run(["man", "start", "--plain"]) == 0
+    assert len(shown) == 1
+    assert capsys.readouterr().out.startswith("# dlctl-start(1)\n")
 
 
-@pytest.mark.parametrize("broken", ["missing", "failing"])
-def test_text_is_printed_where_man_is_missing_or_fails(
-    broken: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    if broken == "failing":
-        (tmp_path / "man").write_text("#!/bin/sh\nexit 3\n")
-        (tmp_path / "man").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(console, "is_tty", lambda **_: True)
-    assert app.run(["man"]) == 0
-    assert capsys.readouterr().out.startswith("NAME\n\n       dlctl - ")
-
-
-def test_pages_of_a_wheel_are_found_below_its_prefix(
+def test_pages_of_a_wheel_come_before_those_of_the_source_tree(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    manpages.write(tmp_path / "share" / "man")
-    monkeypatch.setattr("site.getuserbase", lambda: str(tmp_path))
-    monkeypatch.setattr("sysconfig.get_path", lambda name: "/nowhere")
-    monkeypatch.setattr(man, "__file__", "/nowhere/dlctl/cli/commands/man.py")
-    assert man.find("job") == tmp_path / "share" / "man" / "man5" / "dlctl-job.5"
+    (tmp_path / "dlctl-job.md").touch()
+    monkeypatch.setattr(man, "FOLDERS", (tmp_path, *man.FOLDERS))
+    assert man.topics() == {"job": tmp_path / "dlctl-job.md"}
 
 
 def test_a_page_that_is_not_there_is_answered_with_a_similar_one(
@@ -186,6 +154,6 @@ def test_a_page_that_is_not_there_is_answered_with_a_similar_one(
 def test_where_no_pages_are_installed_help_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(man, "_folders", list)
+    monkeypatch.setattr(man, "FOLDERS", ())
     assert app.run(["man"]) == 4
     assert "next: dlctl --help" in capsys.readouterr().err

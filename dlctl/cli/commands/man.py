@@ -1,12 +1,9 @@
-"""`dlctl man`: open a manual page, wherever it was installed."""
+"""`dlctl man`: show a page of the manual, wherever dlctl was installed."""
 
 from __future__ import annotations
 
 import difflib
-import shutil
-import site
-import subprocess
-import sysconfig
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +15,10 @@ from dlctl.errors import NotFound
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+FOLDERS = (Path(__file__).parents[2] / "manual", Path(__file__).parents[3] / "docs" / "manual")
+"""In a wheel, and in the source tree."""
+_WIDTH_MAX = 100
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -36,19 +37,19 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
         ("dlctl man logs", "one command"),
     ],
 )
-@click.argument("topic", required=False, metavar="[COMMAND]", shell_complete=_complete)
-@click.option("--plain", is_flag=True, help="Print plain text; do not open man(1).")
+@click.argument("topic", required=False, metavar="[TOPIC]", shell_complete=_complete)
+@click.option("--plain", is_flag=True, help="Print the page as it is, in Markdown; use no pager.")
 def command(topic: str | None, plain: bool) -> None:
     """Open a manual page.
 
-    The pages are found also where man(1) does not look for them. Where there is no man(1) they are
-    printed as plain text.
+    TOPIC is a command, or job, hosts or slurm. On a terminal the page opens in $PAGER. Elsewhere it
+    is printed as Markdown.
     """
-    page = find(topic)
-    if plain or not _open(page):
-        from dlctl.cli.roff import to_text
-
-        console.out(to_text(page.read_text(encoding="utf-8")).rstrip("\n"))
+    text = text_of(find(topic))
+    if plain or not console.is_tty():
+        console.out(text)
+    else:
+        click.echo_via_pager(_rendered(text))
 
 
 def find(topic: str | None) -> Path:
@@ -58,7 +59,7 @@ def find(topic: str | None) -> Path:
     """
     known = topics()
     if not known:
-        raise NotFound("the manual pages are not installed", hint="dlctl --help")
+        raise NotFound("the manual is not installed", hint="dlctl --help")
     wanted = (topic or "").removeprefix("dlctl-")
     if wanted == "dlctl":
         wanted = ""
@@ -71,22 +72,26 @@ def find(topic: str | None) -> Path:
 
 def topics() -> dict[str, Path]:
     """All pages: command (or "job", "hosts", "slurm", or "" for dlctl itself) -> file."""
-    for folder in _folders():
-        pages = sorted(folder.glob("man[157]/dlctl*.[157]"))
+    for folder in FOLDERS:
+        pages = sorted(folder.glob("dlctl*.md"))
         if pages:
             return {page.stem.removeprefix("dlctl").removeprefix("-"): page for page in pages}
     return {}
 
 
-def _folders() -> list[Path]:
-    """The source tree first, then where wheels put their data."""
-    data = [sysconfig.get_path("data"), site.getuserbase()]
-    return [Path(__file__).parents[3] / "man", *(Path(base) / "share" / "man" for base in data)]
+def text_of(page: Path) -> str:
+    """Its Markdown, without comments and without links to other files of the manual."""
+    text = re.sub(r"<!--.*?-->\n*", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r"\[([^\]]+)\]\([^)]+\.md[^)]*\)", r"\1", text).rstrip("\n")
 
 
-def _open(page: Path) -> bool:
-    """Show it with man(1); False if that is not possible."""
-    man = shutil.which("man")
-    if man is None or not console.is_tty():
-        return False
-    return subprocess.run([man, str(page)], check=False).returncode == 0
+def _rendered(text: str) -> str:
+    """For a terminal, with its colours."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    terminal = Console(no_color=not console.shows_color(), highlight=False)
+    width = min(terminal.width, _WIDTH_MAX)
+    with terminal.capture() as captured:
+        terminal.print(Markdown(text), width=width)
+    return captured.get()

@@ -1,0 +1,350 @@
+"""The reference, as Markdown: commands, job file, methods. `make man`, or
+`python -m dlctl.cli.docs [--check]`.
+
+It is generated from click's commands, from the dataclasses that own the keys of the job file, and
+from the docstrings of the methods, into `docs/manual/` and `docs/methods/`. These are kept with the
+sources, so that nothing has to be generated to read them; `--check` (and a test) says whether they
+are current.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import click
+
+from dlctl import registry
+from dlctl.cli.app import cli
+from dlctl.cli.commands.algorithms import default_of
+from dlctl.cli.group import Command, LazyGroup, summary_and_body
+from dlctl.cli.keydocs import Key, keys
+from dlctl.config import Choice, JobFile
+
+FOLDER = Path(__file__).parents[2] / "docs"
+WIDTH = 96
+BEGIN, END = "<!-- generated: make man -->", "<!-- end -->"
+"""Around what is generated of a page that is written by hand otherwise."""
+ABOUT = {
+    "job": "What to train, and until when. This section, its name and its task are required.",
+    "algorithm": "The distributed optimisation method.",
+    "inner": "The optimiser of the steps that a replica makes by itself, for methods whose "
+    "replicas do; it is torch's. A name may also be a class of yours, `package.module:Class`: then "
+    "`lr` is required, and all other keys are its arguments.",
+    "gradient": "What a replica does with a gradient before it is used.",
+    "optimizer": "The rule by which the servers apply pushes.",
+    "compression": "What a worker sends of an update. The rest stays with the worker and is added "
+    "to the next update (error feedback).",
+    "servers": "The daemons that own the parameters.",
+    "workers": "The daemons that compute.",
+    "data": "How the dataset is dealt out to the workers. `task.dataset()` returns a map-style "
+    "dataset (`__len__` and `__getitem__`) or a stream (`__iter__` alone): an IterableDataset, or "
+    "what `datasets` returns with streaming=True. A stream may also have `shards()`, which returns "
+    "the names of its parts or their number, and `open(shard, offset)`, which yields the samples "
+    "of one part from an offset on. Workers then lease ranges of shards, and a resumed run skips "
+    "what is done. Without shards every worker reads everything and skips what others compute. The "
+    "order of a shard must always be the same; it may depend on `set_epoch(epoch)`, so a stream "
+    "shuffles itself, from a seed. A stream needs a `stop` in steps, samples, seconds or a target. "
+    "If it ends earlier, an event says so and it is read again.",
+    "checkpoints": "When the whole state of a run is saved.",
+    "evaluation": "When the task's `evaluate` is called.",
+    "network": "How the daemons reach each other.",
+    "hosts": "The machines that take part, one section each; see [dlctl-hosts(7)](dlctl-hosts.md).",
+    "slurm": "What to ask Slurm for; the daemons run in one job of it. See "
+    "[dlctl-slurm(7)](dlctl-slurm.md).",
+}
+ALSO_ABOUT = {"sync": ("dlctl.algorithms.sync",)}
+"""Method -> further modules whose docstrings belong on its page."""
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def _code(text: str) -> str:
+    return f"``{text}``" if "`" in text else f"`{text}`"
+
+
+_STARTS = re.compile(r" ([-+*>#|]|\d+[.)]|\[\]:) ")
+"""What would begin a list, a quotation or a heading at the start of a line."""
+
+
+def _wrap(text: str, first: str = "", rest: str = "") -> str:
+    """One paragraph in lines of `WIDTH`; what would mean something at a line's start stays behind
+    the word before it.
+    """
+    glued = _STARTS.sub("\0\\1\0", " ".join(text.split()))
+    lines = textwrap.wrap(
+        glued, WIDTH, initial_indent=first, subsequent_indent=rest,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return "\n".join(lines).replace("\0", " ")
+
+
+def _paragraphs(text: str) -> str:
+    """Prose as a docstring has it: wrapped anew, but for what is indented."""
+    parts = [part.strip("\n") for part in re.split(r"\n\s*\n", text.strip("\n"))]
+    return "\n\n".join(part if part.startswith(" ") else _wrap(part) for part in parts)
+
+
+def _items(items: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(_wrap(f"- {term}: {text or '-'}", "", "  ") for term, text in items)
+
+
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join([f"# {title}", *filter(None, parts)]) + "\n"
+
+
+def _section(title: str, body: str, level: int = 2) -> str:
+    return f"{'#' * level} {title}\n\n{body}" if body else ""
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is not None and not command.hidden:
+            yield name, command
+
+
+def _link(name: str) -> str:
+    return f"[{name}(1)]({name}.md)"
+
+
+def _command_page(command: click.Command, context: click.Context) -> str:
+    summary, body = summary_and_body(command)
+    subcommands = []
+    if isinstance(command, click.Group):
+        for name, sub in _commands(command, context):
+            inside = click.Context(sub, info_name=name, parent=context)
+            text = _paragraphs("\n\n".join(summary_and_body(sub)))
+            about = filter(None, [text, _items(_options(sub, inside))])
+            subcommands.append(_section(_code(_usage(sub, inside)), "\n\n".join(about), 3))
+    see_also = command.see_also if isinstance(command, Command | LazyGroup) else ()
+    options = [*_options(command, context), ("`-h, --help`", "Show a short help and exit.")]
+    return _page(
+        f"dlctl-{context.info_name}(1)",
+        _wrap(summary),
+        _section("Synopsis", f"    {_usage(command, context)}"),
+        _section("Description", _paragraphs(body)),
+        _section("Commands", "\n\n".join(subcommands)),
+        _section("Options", _items(options)),
+        "Global options, exit codes, files and environment variables: [dlctl(1)](dlctl.md).",
+        _section("Examples", _items(dict(_examples(command, context)).items())),
+        _section("See also", ", ".join(_link(f"dlctl-{name}") for name in see_also)),
+    )
+
+
+def _usage(command: click.Command, context: click.Context) -> str:
+    return " ".join([context.command_path, *command.collect_usage_pieces(context)])
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    for param in command.params:
+        if isinstance(param, click.Option) and not param.hidden:
+            names = ", ".join([*param.opts, *param.secondary_opts])
+            takes_value = not param.is_flag and not param.count
+            metavar = f" {param.make_metavar(context)}" if takes_value else ""
+            yield _code(names + metavar), param.help or ""
+
+
+def _examples(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    if isinstance(command, click.Group):  # A group shows some of its commands', too.
+        for name, sub in _commands(command, context):
+            yield from _examples(sub, click.Context(sub, info_name=name, parent=context))
+    for line, meaning in getattr(command, "examples", ()):
+        yield _code(line), f"{meaning[:1].upper()}{meaning[1:]}."
+
+
+def _overview(context: click.Context) -> str:
+    """What is generated of dlctl(1): commands and global options."""
+    headings = dict.fromkeys(entry.heading for entry in cli.entries.values())
+    groups = [
+        _section(
+            heading,
+            _items(
+                (_link(f"dlctl-{name}"), entry.help)
+                for name, entry in cli.entries.items()
+                if entry.heading == heading
+            ),
+            3,
+        )
+        for heading in headings
+    ]
+    options = _section("Options", _items(_options(cli, context)))
+    return "\n\n".join([_section("Commands", "\n\n".join(groups)), options])
+
+
+# ---------------------------------------------------------------- job file
+
+
+def section_of(hint: Any) -> tuple[Any, bool]:
+    """The dataclass of a section, and whether there may be several."""
+    return (get_args(hint)[0], True) if get_origin(hint) is tuple else (hint, False)
+
+
+def _sections() -> str:
+    """What is generated of dlctl-job(5): every section with its keys."""
+    hints, found = get_type_hints(JobFile), []
+    for field in dataclasses.fields(JobFile):
+        section, is_list = section_of(hints[field.name])
+        if section is Choice:
+            default = "" if field.default is dataclasses.MISSING else field.default.name
+            body = _choices(field.name, default)
+        else:
+            body = key_items(keys(section))
+        title = f"[[{field.name}]]" if is_list else f"[{field.name}]"
+        about = _wrap(_about(field.name, section))
+        found.append(_section(_code(title), "\n\n".join(filter(None, [about, body]))))
+    return "\n\n".join(found)
+
+
+def _about(section: str, owner: type[Any]) -> str:
+    """Our words, or the dataclass's own (the docstring that Python makes up says nothing)."""
+    own = owner.__doc__ or ""
+    return ABOUT.get(section) or ("" if own.startswith(f"{owner.__name__}(") else own)
+
+
+def _choices(section: str, default: str) -> str:
+    kind = registry.SECTIONS[section]
+    names = ", ".join(_code(name) for name in registry.BUILT_IN[kind])
+    parts = [
+        _items([(_code(f'name = "{default}"'), f"One of {names}. The other keys depend on it.")])
+    ]
+    for name, entry in registry.BUILT_IN[kind].items():
+        text = [_wrap(f"{_sentence(entry.summary)} {_sentence(entry.note)}")]
+        if kind == "algorithms":
+            text = [_wrap(f"{_sentence(entry.summary)} See [{name}](../methods/{name}.md).")]
+        text += [key_items(keys(entry.load().Options))]
+        text += _defaults(name) if kind == "algorithms" else []
+        heading = _code(f'name = "{name}"')
+        parts.append(_section(heading, "\n\n".join(filter(None, text)), 3))
+    return "\n\n".join(parts)
+
+
+def _defaults(algorithm: str) -> list[str]:
+    """What [optimizer], [inner] and [compression] are where a job file does not have them."""
+    sections = ("optimizer", "inner", "compression")
+    found = [(section, default_of(section, algorithm)) for section in sections]
+    return [
+        _wrap(f"Without a section `[{section}]`: {', '.join(map(_code, lines))}.")
+        for section, lines in found
+        if len(lines) > 1
+    ]
+
+
+def key_items(found: list[Key]) -> str:
+    """A list of keys with their types, limits, defaults and texts."""
+    items = []
+    for key in found:
+        term = f"{key.name} = {key.default}" if key.default else key.name
+        is_absent = key.default == "none"
+        term = key.name if is_absent else term
+        hint = "; required" if not key.default else "; no default" if is_absent else ""
+        limits = f", {key.limits}" if key.limits else ""
+        items.append((f"{_code(term)} ({key.type}{limits}{hint})", key.text))
+    return _items(items)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+# ---------------------------------------------------------------- methods
+
+
+def _method_page(name: str) -> str:
+    entry = registry.BUILT_IN["algorithms"][name]
+    modules = [entry.target.partition(":")[0], *ALSO_ABOUT.get(name, ())]
+    texts = [inspect.getdoc(import_module(module)) or "" for module in modules]
+    method = entry.load()
+    options = key_items(keys(method.Options))
+    live = ", ".join(_code(key) for key in method.live)
+    return _page(
+        name,
+        _wrap(_sentence(entry.summary)),
+        f"![{name}: loss against time and bytes in a simulated run]({name}.svg)",
+        _wrap(
+            "Four workers, one of which is three times as slow, in the simulator: see "
+            "[how the figures are made](index.md#figures)."
+        ),
+        *texts,
+        _section("Keys of `[algorithm]`", options),
+        *_defaults(name),
+        _wrap(f"`dlctl set` changes {live} while the run goes on.") if live else "",
+    )
+
+
+# ---------------------------------------------------------------- files
+
+
+def pages(folder: Path = FOLDER) -> dict[str, str]:
+    """All pages with something that is generated: path below `docs/` -> content."""
+    root = cli.make_context("dlctl", [], resilient_parsing=True, color=False)
+    found = {
+        "manual/dlctl.md": _with_block(folder / "manual/dlctl.md", _overview(root)),
+        "manual/dlctl-job.md": _with_block(folder / "manual/dlctl-job.md", _sections()),
+    }
+    for name, command in _commands(cli, root):
+        context = click.Context(command, info_name=name, parent=root)
+        found[f"manual/dlctl-{name}.md"] = _command_page(command, context)
+    for name in registry.BUILT_IN["algorithms"]:
+        found[f"methods/{name}.md"] = _method_page(name)
+    return found
+
+
+def _with_block(page: Path, block: str) -> str:
+    head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{head}{BEGIN}\n\n{block}\n\n{END}{rest.partition(END)[2]}"
+
+
+BY_HAND = {"manual/dlctl-hosts.md", "manual/dlctl-slurm.md", "methods/index.md"}
+
+
+def differences(folder: Path = FOLDER, wanted: dict[str, str] | None = None) -> list[str]:
+    """Paths below `folder` that are missing, out of date, or of nothing any more. `wanted` are the
+    pages as they should be.
+    """
+    wanted = pages(folder) if wanted is None else wanted
+    present = {
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
+        for part in ("manual", "methods")
+        for path in folder.glob(f"{part}/*.md")
+    }
+    names = (wanted.keys() | present.keys()) - BY_HAND
+    return sorted(name for name in names if wanted.get(name) != present.get(name))
+
+
+def write(folder: Path = FOLDER) -> list[str]:
+    """Bring the pages up to date; says which have changed."""
+    wanted = pages(folder)
+    changed = differences(folder, wanted)
+    for name in changed:
+        if name in wanted:
+            (folder / name).write_text(wanted[name], encoding="utf-8")
+        else:
+            (folder / name).unlink()
+    return changed
+
+
+def main(arguments: list[str]) -> int:
+    check = arguments == ["--check"]
+    if arguments and not check:
+        print("usage: python -m dlctl.cli.docs [--check]", file=sys.stderr)
+        return 2
+    changed = differences() if check else write()
+    for name in changed:
+        print(f"docs/{name} is out of date: make man" if check else f"docs/{name}")
+    return 1 if check and changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""Draws the figure of each method, from simulated runs: `make figures`, or
+`python docs/figures.py [METHOD...]`.
+
+The runs are those of `dlctl.sim`: the real roles and methods in virtual time, the same for a seed
+to the last bit. What is drawn is how a method behaves; its rates are not tuned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from dlctl import config, registry
+from dlctl.algorithms.base import Method
+from dlctl.jobfile import effective_options
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.problems import LeastSquares
+from dlctl.sim.simulation import Simulation
+
+FOLDER = Path(__file__).parent / "methods"
+UNTIL_S, EVERY_S = 20.0, 0.4
+PROBLEM = {"samples": 2048, "size": 256}
+COMPUTE = ComputeOptions(step_s=0.05, spread=0.2, slow={3: 3.0})
+NETWORK = NetworkOptions(link=Link(latency_s=0.01, bytes_per_s=100e3))
+OPTIONS: dict[str, Any] = {
+    "local_steps": 12, "exchange_every_steps": 4, "buffer_pushes": 3, "quorum": 2,
+    "warmup_density": [], "clock_steps": 2, "fraction": 0.5,
+}  # fmt: skip
+"""For every method that has such a key: its default is for runs a hundred times as long."""
+ONLY: dict[str, dict[str, Any]] = {
+    "epoch-cut": {"fraction": 0.75}, "loscar": {"density": 0.25}, "sparseloco": {"mean": "senders"},
+}  # fmt: skip
+RATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "demo": ("lion", {"lr": 0.03, "beta1": 0.0, "beta2": 0.0}),
+    "async-diloco": ("delayed-nesterov", {"lr": 0.7, "momentum": 0.5, "every": 4}),
+}
+COMPRESSION: dict[str, dict[str, Any]] = {
+    "topk-sampled": {"density": 0.05, "dense_below": 0},
+    "topk-chunked": {"chunk": 64, "keep": 4, "dense_below": 0},
+    "dct": {"side": 8, "keep": 8, "dense_below": 0},
+}
+LR, LOCAL_LR = 0.03, 0.03
+
+
+class Curve(NamedTuple):
+    seconds: list[float]
+    megabytes: list[float]
+    losses: list[float]
+
+
+def job_of(name: str) -> config.JobFile:
+    """A short run of a method with four workers, and two servers if it has any."""
+    method: Method = registry.load("algorithms", name)
+    keys = {field.name for field in dataclasses.fields(method.Options)}
+    options = {key: value for key, value in OPTIONS.items() if key in keys} | ONLY.get(name, {})
+    servers = 2 if method.shape.needs_servers else 0
+    optimizer, rates = RATES.get(name) or (method.optimizer.name, method.optimizer.options)
+    if method.pushes_gradients(method.Options(**options)) and name not in RATES:
+        optimizer, rates = "sgd", {"lr": LR}
+    pushes = method.compression
+    squeezed = config.Choice(
+        name=pushes.name, options=pushes.options | COMPRESSION.get(pushes.name, {})
+    )
+    inner = config.Choice(name="none")
+    if method.inner.name != "none":
+        inner = config.Choice(name="sgd", options={"lr": LOCAL_LR})
+    return config.JobFile(
+        job=config.Job(name=name, task="none", stop=config.Stop(epochs=1000.0)),
+        algorithm=config.Choice(name=name, options=options),
+        optimizer=config.Choice(name=optimizer, options=dict(rates)),
+        inner=config.Choice(name=inner.name, options=effective_options("inner_optimizers", inner)),
+        compression=squeezed,
+        servers=config.Servers(count=servers),
+        workers=config.Workers(count=4, batch_size=16),
+        data=config.Data(portion_batches=2, clients=32 if name == "fedavg" else 0),
+        checkpoints=config.Checkpoints(every_s=0.0),
+    )
+
+
+def curve_of(name: str) -> Curve:
+    """Loss of the run's model, and what everybody has sent, every `EVERY_S` simulated seconds."""
+    problem = LeastSquares(**PROBLEM)
+    simulation = Simulation(job_of(name), problem, network=NETWORK, compute=COMPUTE)
+    model = registry.load("algorithms", name).shape.model
+    curve = Curve([], [], [])
+
+    def look() -> None:
+        world = simulation.world
+        if model == "tables":
+            weights = world.weights()
+        else:
+            machines = [world.machine(f"worker-{slot}") for slot in range(4)]
+            training = [getattr(machine, "training", None) for machine in machines]
+            replicas = [t.side.parameters for t in training if t is not None and t.has_model()]
+            weights = np.mean(replicas, axis=0) if replicas else np.full(PROBLEM["size"], np.nan)
+        if np.isfinite(weights).all():
+            curve.seconds.append(world.timeline.now)
+            curve.megabytes.append(sum(world.network.nbytes.values()) / 1e6)
+            curve.losses.append(problem.evaluate(weights)["loss"])
+
+    for at_s in np.arange(EVERY_S, UNTIL_S, EVERY_S):
+        simulation.at(float(at_s), look)
+    simulation.run(UNTIL_S)
+    return curve
+
+
+def draw(name: str, curve: Curve, beside: Curve) -> None:
+    """docs/methods/NAME.svg: the method in colour, `sync` in grey."""
+    figure = Figure(figsize=(8, 2.8), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for each, color, label, width in ((beside, "0.65", "sync", 1.2), (curve, "C0", name, 1.8)):
+        left.plot(each.seconds, each.losses, color=color, label=label, linewidth=width)
+        if sends_messages(label):
+            right.plot(each.megabytes, each.losses, color=color, linewidth=width)
+    left.set(yscale="log", xlabel="simulated seconds", ylabel="loss")
+    right.set(xlabel="MB sent by everybody")
+    left.legend(frameon=False)
+    left.yaxis.set_minor_locator(NullLocator())
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    drawn = StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+    short = re.sub(r"(\d\.\d)\d+", r"\1", drawn.getvalue()).replace("\nL ", " L ")
+    (FOLDER / f"{name}.svg").write_text(short, encoding="utf-8")
+
+
+def sends_messages(name: str) -> bool:
+    """Shared memory and the sums of a group are not part of the simulated network."""
+    shape = registry.load("algorithms", name).shape
+    return bool(shape.needs_servers or "peers" in shape.links)
+
+
+def main(names: list[str]) -> None:
+    style = {"svg.fonttype": "none", "svg.hashsalt": "dlctl", "font.sans-serif": ["DejaVu Sans"]}
+    matplotlib.rcParams.update(style | {"font.size": 9})
+    beside = curve_of("sync")
+    for name in names or registry.BUILT_IN["algorithms"]:
+        curve = curve_of(name)
+        print(
+            f"{name}: {curve.losses[0]:.3g} -> {curve.losses[-1]:.3g}, {curve.megabytes[-1]:.2f} MB"
+        )
+        draw(name, curve, beside)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
