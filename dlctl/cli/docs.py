@@ -27,6 +27,7 @@ from dlctl.cli.commands.algorithms import default_of
 from dlctl.cli.group import Command, LazyGroup, summary_and_body
 from dlctl.cli.keydocs import Key, keys
 from dlctl.config import Choice, JobFile
+from dlctl.ops.codes import CODES
 
 FOLDER = Path(__file__).parents[2] / "docs"
 WIDTH = 96
@@ -283,6 +284,28 @@ def _method_page(name: str) -> str:
     )
 
 
+def _problems_page() -> str:
+    return _page(
+        "dlctl-problems(7)",
+        "What the codes of problems mean.",
+        _section(
+            "Description",
+            _wrap(
+                "`dlctl status`, `dlctl why` and their `--json` show a code with each problem. The "
+                "command that helps in your run stands below it there; `dlctl explain CODE` prints "
+                "what follows."
+            ),
+        ),
+        *(
+            _section(
+                f"`{code}`",
+                _paragraphs(f"{known.what}\n\nCause: {known.cause}\n\nRemedy: {known.remedy}"),
+            )
+            for code, known in CODES.items()
+        ),
+    )
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -296,6 +319,7 @@ def pages(folder: Path = FOLDER) -> dict[str, str]:
     for name, command in _commands(cli, root):
         context = click.Context(command, info_name=name, parent=root)
         found[f"manual/dlctl-{name}.md"] = _command_page(command, context)
+    found["manual/dlctl-problems.md"] = _problems_page()
     for name in registry.BUILT_IN["algorithms"]:
         found[f"methods/{name}.md"] = _method_page(name)
     return found

@@ -32,7 +32,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
         ("dlctl explain", "all codes"),
         ("dlctl explain worker-stuck", "its cause, and what helps"),
     ],
-    see_also=["status", "why"],
+    see_also=["status", "why", "man"],
 )
 @click.argument("code", required=False, metavar="[CODE]", shell_complete=_complete)
 @json_option

@@ -34,6 +34,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
         ("dlctl man job", "every key of the job file"),
         ("dlctl man hosts", "from one machine to three"),
         ("dlctl man slurm", "on the nodes of a cluster"),
+        ("dlctl man problems", "what the codes of problems mean"),
         ("dlctl man logs", "one command"),
     ],
 )
@@ -42,8 +43,8 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 def command(topic: str | None, plain: bool) -> None:
     """Open a manual page.
 
-    TOPIC is a command, or job, hosts or slurm. On a terminal the page opens in $PAGER. Elsewhere it
-    is printed as Markdown.
+    TOPIC is a command, or job, hosts, slurm or problems. On a terminal the page opens in $PAGER.
+    Elsewhere it is printed as Markdown.
     """
     text = text_of(find(topic))
     if plain or not console.is_tty():
