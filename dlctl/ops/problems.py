@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dlctl.control import unresponsive
 from dlctl.ops import disk, next_step
-from dlctl.runs import facts, lives, lock, logs, paths
+from dlctl.runs import facts, lock, logs, paths, takeovers
 from dlctl.runs.snapshot import (
     GONE,
     READY,
@@ -317,12 +317,12 @@ def of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
         code = "coordinator-restarting"
         yield Problem(code, COORDINATOR, text, more, heard_at, number - 1, is_grave=False)
     elif snapshot.is_live and number > 1:
-        known = lives.load(snapshot.directory)
+        known = takeovers.load(snapshot.directory)
         at = known.taken_over_at
         if at is not None and snapshot.now - at < RECENT_S:
             ago = values.ago(at, snapshot.now)
             text = f"{known.takeover} {ago}"
-            if known.takeover == lives.DIED:  # When, nobody has seen.
+            if known.takeover == takeovers.DIED:  # When, nobody has seen.
                 text = f"{known.takeover}; the new one has taken over {ago}"
             text += f"; {known.forgotten}" if known.forgotten else ""
             more = f"dlctl logs {COORDINATOR} --previous {job}"

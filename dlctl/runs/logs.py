@@ -14,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -31,9 +30,6 @@ LINE_BYTES_MAX = 1 << 20
 LEVELS_MAX = 64
 """A line whose JSON is nested more deeply is text."""
 _BLOCK_BYTES = 1 << 16
-_FIRST_KEY = '{"ts": "'
-_CUT = re.compile(r'\{"ts": "(?:(?P<ts>[^"]+)"(?:, "level": "(?P<level>[a-z]+)")?)?')
-"""How a line of ours begins, of however little of it there is."""
 _FILE = re.compile(r"(?P<name>[a-z]+(?:-\d+)?)\.(?P<incarnation>\d+)\.jsonl(?:\.(?P<age>\d+))?")
 
 
@@ -90,31 +86,12 @@ def parse(raw: str, name: str, incarnation: int, before: float) -> Line:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         fields = None
     if not isinstance(fields, dict) or not isinstance(fields.get("msg"), str):
-        is_cut = not raw.endswith("}") or raw.rfind(_FIRST_KEY) > 0
-        if is_cut and (cut := _CUT.match(raw)):
-            return _cut_off(cut, name, incarnation, before, raw)
         shown = raw.rpartition("\r")[2] or raw  # a progress bar: what it showed last
         return Line(name, incarnation, before, TEXT, shown, {}, raw)
     level, text = str(fields.pop("level", "info")).lower(), fields.pop("msg")
     fields.pop("name", None)
     fields.pop("inc", None)
     return Line(name, incarnation, at, level, text, fields, raw)
-
-
-def _cut_off(cut: re.Match[str], name: str, incarnation: int, before: float, raw: str) -> Line:
-    """The beginning of a line, as a full disk leaves it: what there is of it, and that it is cut
-    off. What follows in the same line was written when there was room again.
-    """
-    if (at := raw.rfind(_FIRST_KEY)) > 0:
-        line = parse(raw[at:], name, incarnation, before)
-        line.text, line.raw = f"{line.text} (behind a line that was cut off)", raw
-        return line
-    found = re.search(r'"msg": "((?:[^"\\]|\\.)*)', raw)
-    said = f"{found[1]} ... " if found and found[1] else ""
-    text = f"{said}(a line that was cut off)"
-    with suppress(ValueError, OverflowError):
-        before = _seconds(cut["ts"] or "")
-    return Line(name, incarnation, before, cut["level"] or "warning", text, {}, raw)
 
 
 def _seconds(time: str) -> float:

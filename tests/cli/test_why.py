@@ -19,7 +19,7 @@ from identity import ME, OF_ANOTHER_BOOT, identity
 from nextlines import flat
 
 from dlctl.ops import problems, recover
-from dlctl.runs import lives, paths
+from dlctl.runs import paths, takeovers
 from dlctl.util.text import NO_USE
 
 pytestmark = pytest.mark.usefixtures("clock_stands")
@@ -102,7 +102,7 @@ def test_a_coordinator_is_said_to_be_dead_only_if_it_died(before, how):
         {"at": float(at), "kind": kind, "daemon": daemon, "text": text, "data": {}}
         for at, (kind, daemon, text) in enumerate(rows)
     ]
-    assert lives.of(events).takeover == how
+    assert takeovers.of(events).takeover == how
 
 
 def test_a_coordinator_that_died_a_moment_ago_is_told_of_as_any_other_daemon(run, dlctl_command):

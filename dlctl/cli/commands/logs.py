@@ -90,15 +90,12 @@ def command(
         log_lines.follow_logs(snapshot, chosen, limit, test, printer)
         return
     files = logs.list_files(snapshot.directory)
-    lines, read = list[Line](), list[LogFile]()
+    lines = list[Line]()
     for name in chosen:
         own = files.get(name, [])
         own = _previous(snapshot, name, own) if previous else own
         lines += logs.tail(own, limit, test)
-        read += own
     printer.show(logs.in_order(lines))
-    if previous:
-        log_lines.mark_ends(snapshot, read, chosen, printer)
 
 
 def _daemons(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str]) -> list[str]:

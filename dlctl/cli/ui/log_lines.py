@@ -11,13 +11,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dlctl.cli.ui import console, live, log_lines, report
+from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError
 from dlctl.ops import next_step, problems
 from dlctl.ops.problems import Problem, incarnation
-from dlctl.runs import facts, lives, lock, logs
-from dlctl.runs.lives import Lives
-from dlctl.runs.logs import TEXT, Line, LogFile
+from dlctl.runs import facts, lock, logs
+from dlctl.runs.logs import TEXT, Line
 from dlctl.runs.snapshot import ENDED, GONE, Snapshot
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
@@ -40,7 +39,6 @@ class Printer:
         self.width = max(map(len, names), default=0)
         self.shape = shape
         self.incarnations: dict[str, int] = {}
-        self.ends: dict[tuple[str, int], lives.End] = {}
 
     def show(self, lines: Iterable[Line], *, flush: bool = False) -> None:
         for line in lines:
@@ -79,11 +77,7 @@ class Printer:
         self.incarnations[line.name] = line.incarnation
         if before is None or before == line.incarnation:
             return
-        if (line.name, before) not in self.ends:
-            self.ends = lives.load(self.directory).ends
-        end = self.ends.get((line.name, before))
-        how = f"ended: {end.how}; " if end is not None else ""
-        self.mark(line.name, line.at, f"{how}incarnation {line.incarnation} starts")
+        self.mark(line.name, line.at, f"incarnation {line.incarnation} starts")
 
     def mark(self, name: str, at: float | None, text: str) -> None:
         """A line between lines, in the shape for people only: what happened to the daemon."""
@@ -165,13 +159,12 @@ def show_failed(
         told = report.went_back(snapshot)
         state = facts.became(snapshot.state) + (f"; it {told}" if told else "")
         console.note(f"no daemon is in trouble: {snapshot.run_id} {state}")
-    known = lives.load(snapshot.directory)
     test = _but_evaluations(wanted)
     files = logs.list_files(snapshot.directory)
     for problem in found:
         own = [f for f in files.get(problem.daemon, []) if f.incarnation == problem.incarnation]
         printer.show(logs.tail(own, limit, test))
-        at, text = _end(snapshot, problem, known, logs.tail(own, 1))
+        at, text = _end(snapshot, problem, logs.tail(own, 1))
         printer.mark(problem.daemon, at, text)
     if damage is not None:
         raise damage
@@ -187,43 +180,7 @@ def _damage(snapshot: Snapshot) -> DlctlError | None:
     return None
 
 
-def mark_ends(
-    snapshot: Snapshot, files: Sequence[LogFile], names: Sequence[str], printer: Printer
-) -> None:
-    """Below the lives before the present ones: how each of them ended, in the order of that."""
-    known, ends = lives.load(snapshot.directory), []
-    for name in names:
-        own = [file for file in files if file.name == name]
-        if own and (end := _ended(snapshot, name, own[-1].incarnation, known, logs.tail(own, 1))):
-            ends.append((end[0], name, end[1]))
-    for at, name, text in sorted(ends, key=lambda end: end[0] or 0.0):
-        printer.mark(name, at, text)
-
-
-def _ended(
-    snapshot: Snapshot, name: str, number: int, known: Lives, last_line: Sequence[Line]
-) -> tuple[float | None, str] | None:
-    """(when, how) the process of this incarnation has ended; None if it may be there."""
-    if (found := _on_record(snapshot, name, number, known)) is not None:
-        return found
-    if snapshot.original is not None:
-        return None
-    how = known.takeover if name == COORDINATOR and known.takeover else "ended: nobody has seen how"
-    if number >= incarnation(snapshot.daemon(name)):
-        if snapshot.is_live:
-            return None
-        why = f": {snapshot.reason}" if snapshot.reason else ""
-        how = f"the run {facts.became(snapshot.state)}{why}"
-        if not snapshot.is_gone:
-            return snapshot.run.get("ended_at"), how
-    return (last_line[-1].at if last_line else None), f"{how}{LAST_SIGN}"
-
-
-def _on_record(
-    snapshot: Snapshot, name: str, number: int, known: Lives
-) -> tuple[float | None, str] | None:
-    if (end := known.ends.get((name, number))) is not None:
-        return end.at, problems.ended(end.how)
+def _on_record(snapshot: Snapshot, name: str, number: int) -> tuple[float | None, str] | None:
     last = problems.last_exit(snapshot.daemon(name), number)
     return None if last is None else (last.get("at"), problems.ended(facts.exited(last)))
 
@@ -250,10 +207,10 @@ def _found(snapshot: Snapshot) -> list[Problem]:
 
 
 def _end(
-    snapshot: Snapshot, problem: Problem, known: Lives, last_line: Sequence[Line]
+    snapshot: Snapshot, problem: Problem, last_line: Sequence[Line]
 ) -> tuple[float | None, str]:
     """(when, what): how this life ended, or what is wrong with it now."""
-    end = _on_record(snapshot, problem.daemon, problem.incarnation, known)
+    end = _on_record(snapshot, problem.daemon, problem.incarnation)
     if end is not None:
         return end
     if problem.text and snapshot.daemon(problem.daemon).get("state") == GONE:
@@ -277,7 +234,7 @@ def follow_logs(
     names: Sequence[str],
     limit: int | None,
     test: Wanted,
-    printer: log_lines.Printer,
+    printer: Printer,
 ) -> None:
     """Print the last lines, then what comes, until the run has ended or Ctrl-C."""
     begin = limit if test is None else None
@@ -294,7 +251,7 @@ def _follow(
     names: Sequence[str],
     limit: int | None,
     test: Wanted,
-    printer: log_lines.Printer,
+    printer: Printer,
 ) -> None:
     present = [line for line in follower.poll() if test is None or test(line)]
     lines = []

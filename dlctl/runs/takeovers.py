@@ -1,14 +1,13 @@
-"""How the processes of a run have ended, one by one: what its events say of each incarnation."""
+"""How often a coordinator has taken the place of another, and how it came to that."""
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlctl.errors import DlctlError
 from dlctl.runs.database import RunDb
@@ -18,21 +17,10 @@ TAKEOVER = "recover"
 """The kind of event that tells of a coordinator which has taken the place of another one."""
 DIED = "died"
 """How it comes to that, unless somebody has asked for it."""
-_START = re.compile(r"\S+ starts, incarnation (\d+)")
-_END = re.compile(r"\S+ ended: (.*)", re.DOTALL)
-
-
-class End(NamedTuple):
-    at: float
-    """Seconds since 1970."""
-    how: str
-    """As in "killed by SIGKILL"."""
 
 
 @dataclass(slots=True)
-class Lives:
-    ends: dict[tuple[str, int], End] = field(default_factory=dict)
-    """(daemon, incarnation) -> how it ended, as far as that is on record."""
+class Takeovers:
     takeovers: int = 0
     """How often a coordinator has taken the place of another since the run was started last."""
     taken_over_at: float | None = None
@@ -43,30 +31,22 @@ class Lives:
     """What was not on record then, as a sentence."""
 
 
-def load(directory: Path) -> Lives:
+def load(directory: Path) -> Takeovers:
     """Read from the events of a run; empty if they cannot be read."""
     try:
         with closing(RunDb(directory, readonly=True)) as db:
             return of(db.events())
     except (sqlite3.Error, DlctlError, ValueError):
-        return Lives()
+        return Takeovers()
 
 
-def of(events: Iterable[Mapping[str, Any]]) -> Lives:
+def of(events: Iterable[Mapping[str, Any]]) -> Takeovers:
     """The same from events in their order."""
-    found = Lives()
-    present: dict[str, int] = {}
+    found = Takeovers()
     before, asked = "", ""
     for event in events:
         name, kind, text = event["daemon"], event["kind"], str(event["text"])
-        if kind == "start" and (match := _START.match(text)):
-            present[name] = int(match[1])
-            found.ends.pop((name, present[name]), None)  # of a run that was begun anew
-        elif kind in ("exit", "stop") and (match := _END.match(text)):
-            number = event["data"].get("incarnation", present.get(name))
-            if type(number) is int:
-                found.ends[name, number] = End(event["at"], match[1])
-        elif kind == TAKEOVER:
+        if kind == TAKEOVER:
             found.takeovers, found.taken_over_at = found.takeovers + 1, event["at"]
             found.takeover, asked = asked or DIED, ""
             found.forgotten = str(event["data"].get("forgotten") or "")
