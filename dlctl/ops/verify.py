@@ -6,8 +6,8 @@ in the state that its server keeps, else in the newest good checkpoint. A checkp
 damaged, or that the run has left for an older one, proves nothing: what it has is not in the
 shards.
 
-Epochs of before the run went back to a checkpoint are judged by that checkpoint. A shard that has
-forgotten an old epoch cannot be asked about it: "unknown".
+What was acknowledged before the run went back to a checkpoint is not judged: what that cost is in
+the run's events. A shard that has forgotten an old epoch cannot be asked about it: "unknown".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlctl import placement
 from dlctl.config import JobFile
@@ -23,7 +23,6 @@ from dlctl.ops import remains
 from dlctl.roles.server.dedup import PAST_KEPT
 from dlctl.runs import acks, branches, checkpoints, facts, lineage
 from dlctl.runs.acks import AckRecord
-from dlctl.runs.branches import Resume
 from dlctl.runs.kept_shards import Kept
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util.names import HOME_AGENT
@@ -34,7 +33,7 @@ FORGOTTEN = (
     "they are of processes that have been replaced since, and the shards have forgotten those"
 )
 MUTE = 'the servers that had them live, and keep nothing that can be read (durability = "none")'
-GONE = "the checkpoint that the run went back to then is not there any more"
+OTHER_SHARDS = "the model was cut into other shards then"
 Table = dict[tuple[int, int], int]
 """(slot, epoch) -> pushes that were taken."""
 
@@ -68,39 +67,22 @@ class Witness:
     """A path; "" if there is none."""
     table: Table | None
     """None: its server lives and has nothing in writing, or nobody can ask for it now."""
-    is_saved: bool = False
-    """Its server and its state are gone: what the checkpoint has is all that there is."""
     why: str = ""
     """Why there is no table."""
     is_damaged: bool = False
     """That is so because its server and state are gone, and all checkpoints are damaged."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A checkpoint that the run went back to, and what its shards had taken."""
-
-    resume: Resume
-    tables: list[Table]
-    """By shard; [] if it has been removed since."""
-
-    def is_after(self, record: AckRecord) -> bool:
-        return self.resume.is_after(f"worker-{record.slot}", record.epoch)
-
-    def fits(self, record: AckRecord) -> bool:
-        """Whether the model was cut into as many shards then."""
-        return len(self.tables) == len(record.counts)
-
-    def recorded(self, record: AckRecord, shard: int) -> int | None:
-        """What of this epoch was in the checkpoint; None if it does not tell."""
-        if not self.fits(record):
-            return None
-        if self.is_after(record):
-            return recorded_pushes(self.tables[shard], record.slot, record.epoch)
-        return self.tables[shard].get((record.slot, record.epoch))
+class Judgement(NamedTuple):
+    verdicts: list[Verdict]
+    witnesses: list[Witness]
+    before: int
+    """Acknowledged pushes of before the run went back to a checkpoint: they are not judged."""
+    went_back: str
+    """To which checkpoint it went back last, and what that cost; "" if it never did."""
 
 
-def judge(snapshot: Snapshot) -> tuple[list[Verdict], list[Witness]]:
+def judge(snapshot: Snapshot) -> Judgement:
     """Every shard against every incarnation. Raises DlctlError if a record cannot be read.
 
     The acks are read first: what a shard takes after that does no harm. Checkpoints are hashed if
@@ -108,62 +90,47 @@ def judge(snapshot: Snapshot) -> tuple[list[Verdict], list[Witness]]:
     """
     records = acks.read_all(snapshot.directory)
     resumes = lineage.resumes(snapshot)
+    last = resumes[-1] if resumes else None
     own = lineage.of_branch(snapshot, branches.chain(resumes))
-    witnesses, last = _witnesses(snapshot, own)
-    terms: dict[str, int] = {}
+    witnesses = _witnesses(snapshot, own)
+    proofs = _proofs(own, len(witnesses))
+    verdicts, before = list[Verdict](), 0
     for record in records:
-        name = f"worker-{record.slot}"
-        terms[name] = max(record.epoch, terms.get(name, 0))
-    # What is left only in a checkpoint is as if the run had gone back to that already.
-    fallen = [*resumes, Resume(*last, terms)]
-    court = _Court(
-        witnesses, _steps(snapshot, resumes), _steps(snapshot, fallen), _merged(own, len(witnesses))
-    )
-    verdicts = [
-        court.verdict(record, shard, count)
-        for record in records
-        for shard, count in enumerate(record.counts)
-    ]
-    return verdicts, witnesses
+        if last is not None and last.is_after(f"worker-{record.slot}", record.epoch):
+            before += sum(record.counts)
+            continue
+        verdicts += [
+            _verdict(witnesses, proofs, record, shard, count)
+            for shard, count in enumerate(record.counts)
+        ]
+    return Judgement(verdicts, witnesses, before, last.told if last is not None else "")
 
 
-@dataclass(frozen=True, slots=True)
-class _Court:
-    witnesses: Sequence[Witness]
-    branch: list[_Step]
-    """The newest one first."""
-    fallen: list[_Step]
-    """The same for shards of which only a checkpoint is left."""
-    merged: list[Table]
-    """Of all checkpoints of the branch: each proves what it has, and nothing of what came later."""
+def _verdict(
+    witnesses: Sequence[Witness],
+    proofs: Sequence[Table],
+    record: AckRecord,
+    shard: int,
+    count: int,
+) -> Verdict:
+    recorded, why = (0, "") if not count else _recorded(witnesses, record, shard)
+    if recorded is None and shard < len(proofs):
+        proven = proofs[shard].get((record.slot, record.epoch), -1)
+        recorded, why = (proven, "") if proven >= count else (None, why)
+    name = f"worker-{record.slot}"
+    return Verdict(name, record.incarnation, record.epoch, shard, count, recorded, why)
 
-    def verdict(self, record: AckRecord, shard: int, count: int) -> Verdict:
-        recorded, why = self._recorded(record, shard) if count else (0, "")
-        if recorded is None:
-            proven = _table_at(self.merged, shard).get((record.slot, record.epoch), -1)
-            recorded, why = (proven, "") if proven >= count else (None, why)
-        name = f"worker-{record.slot}"
-        return Verdict(name, record.incarnation, record.epoch, shard, count, recorded, why)
 
-    def _recorded(self, record: AckRecord, shard: int) -> tuple[int | None, str]:
-        """(what there is of it, why that is not known). First the checkpoints that it was of."""
-        is_same_cut = len(record.counts) == len(self.witnesses)
-        witness = self.witnesses[shard] if is_same_cut else None
-        is_saved = witness.is_saved if witness else all(w.is_saved for w in self.witnesses)
-        branch = self.fallen if is_saved else self.branch
-        for step in branch:
-            recorded = step.recorded(record, shard)
-            if recorded is not None:
-                return recorded, ""
-            if not step.is_after(record):
-                break
-        before = [step for step in branch if step.is_after(record)]
-        why = GONE if before and not any(step.fits(record) for step in before) else FORGOTTEN
-        if witness is None:
-            return None, why  # The slices were others.
-        if witness.table is None:
-            return None, why if before else witness.why
-        return recorded_pushes(witness.table, record.slot, record.epoch), why
+def _recorded(
+    witnesses: Sequence[Witness], record: AckRecord, shard: int
+) -> tuple[int | None, str]:
+    """(what there is of it, why that is not known)."""
+    if len(record.counts) != len(witnesses):
+        return None, OTHER_SHARDS
+    witness = witnesses[shard]
+    if witness.table is None:
+        return None, witness.why
+    return recorded_pushes(witness.table, record.slot, record.epoch), FORGOTTEN
 
 
 def recorded_pushes(table: Mapping[tuple[int, int], int], slot: int, epoch: int) -> int | None:
@@ -195,8 +162,8 @@ def table_of(rows: Any) -> Table:
     return table
 
 
-def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], tuple[int, int]]:
-    """One per shard; and (its number, the highest one) of the checkpoint that some of them are."""
+def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> list[Witness]:
+    """One per shard."""
     job = remains.read_jobfile(snapshot.directory)
     is_over = snapshot.state in ("stopped", "finished")
     kept, away = ({}, {}) if is_over else _kept(snapshot, job)
@@ -215,9 +182,8 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
             found.append(Witness(index, "", None, why=damage, is_damaged=True))
         else:
             source = str(saved) if index < len(tables) else ""
-            found.append(Witness(index, source, _table_at(tables, index), is_saved=True))
-    highest = checkpoints.highest_number(snapshot.directory)
-    return found, (checkpoints.number(saved)[0] if saved is not None else 0, highest)
+            found.append(Witness(index, source, _table_at(tables, index)))
+    return found
 
 
 def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, str]]:
@@ -260,18 +226,8 @@ def _tables(directory: Path) -> list[Table]:
     return [table_of(part["state"].get("deliveries")) for part in shards]
 
 
-def _steps(snapshot: Snapshot, resumes: Sequence[Resume]) -> list[_Step]:
-    """Every time that the run went back to a checkpoint, on its way to where it is now."""
-    found = checkpoints.complete(snapshot.directory)
-    paths = {checkpoints.number(path)[0]: path for path in found}
-    return [
-        _Step(resume, _tables(paths[resume.checkpoint]) if resume.checkpoint in paths else [])
-        for resume in branches.chain(resumes)
-    ]
-
-
-def _merged(own: Sequence[Path], shards: int) -> list[Table]:
-    """What these checkpoints together know, by shard: the highest count of each epoch."""
+def _proofs(own: Sequence[Path], shards: int) -> list[Table]:
+    """What these checkpoints together know, by shard: each proves what it has."""
     merged: list[Table] = [{} for _ in range(shards)]
     for directory in own:
         if checkpoints.verify(directory, hashes=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,12 +11,11 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, job_option, json_option
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, Partial, UsageError
-from dlctl.runs import lineage, select
+from dlctl.runs import select
 from dlctl.util import values
 
 if TYPE_CHECKING:
-    from dlctl.ops.verify import Verdict, Witness
-    from dlctl.runs.branches import Resume
+    from dlctl.ops.verify import Judgement, Verdict
 
 HEADERS = ("WORKER", "INC", "EPOCH", "SERVER", "ACKNOWLEDGED", "RECORDED", "LOST")
 KEYS = ("worker", "incarnation", "epoch", "shard", "acknowledged", "recorded", "lost", "why")
@@ -40,9 +38,9 @@ def command(run: str | None, job: str | None, as_json: bool) -> None:
 
     Compares what every incarnation of every worker was told to be applied with what the shards have
     on record: in the states that the servers keep, else in the newest good checkpoint, which is
-    read as a whole. A run that went back to a checkpoint has lost what came after it, and this says
-    how much. The exit code is 1 if anything was lost, and 8 if nothing was found to be lost but
-    some pushes could not be checked.
+    read as a whole. What was acknowledged before a run went back to a checkpoint is not checked:
+    its events say what that cost. The exit code is 1 if anything was lost, and 8 if nothing was
+    found to be lost but some pushes could not be checked.
     """
     if run is not None and job is not None and run != job:
         raise UsageError(f'the run is given twice: "{run}" and -j "{job}"')
@@ -50,24 +48,26 @@ def command(run: str | None, job: str | None, as_json: bool) -> None:
 
     from dlctl.ops import verify
 
-    found, witnesses = verify.judge(snapshot)
+    judged = verify.judge(snapshot)
     if as_json:
-        console.out_json("dlctl.verify/1", _as_data(snapshot.run_id, found, witnesses))
-    elif found:
-        rows = [_row(verdict) for verdict in found]
+        console.out_json("dlctl.verify/1", _as_data(snapshot.run_id, judged))
+    elif judged.verdicts:
+        rows = [_row(verdict) for verdict in judged.verdicts]
         console.out(console.table(HEADERS, rows, ("INC", "EPOCH", *HEADERS[4:])))
-    is_damaged = any(witness.is_damaged for witness in witnesses)
-    _conclude(snapshot.run_id, found, lineage.resumes(snapshot), is_damaged=is_damaged)
+    _conclude(snapshot.run_id, judged)
 
 
-def _conclude(
-    run_id: str, found: Sequence[Verdict], resumes: Sequence[Resume], *, is_damaged: bool
-) -> None:
+def _conclude(run_id: str, judged: Judgement) -> None:
     """The headline. Raises DlctlError if something was lost, Partial if that is not known of all.
 
     What cannot be checked is no proof that nothing was lost, and must not read like one.
     """
-    events = f"dlctl events -j {run_id}"
+    events, found = f"dlctl events -j {run_id}", judged.verdicts
+    if judged.before:
+        console.warn(
+            f"{acknowledged(judged.before)} of before the run went back to the "
+            f"{judged.went_back or 'checkpoint'} are not checked"
+        )
     pushes = sum(verdict.acknowledged for verdict in found)
     lost = sum(verdict.lost or 0 for verdict in found)
     unknown: Counter[str] = Counter()
@@ -80,9 +80,10 @@ def _conclude(
     if lost:
         more = f"; {unchecked:,} more could not be checked" if unchecked else ""
         raise DlctlError(
-            f"{run_id} has lost {acknowledged(lost)}{more}{_why_lost(found, resumes)}",
+            f"{run_id} has lost {acknowledged(lost)}{more}",
             hint=events,
         )
+    is_damaged = any(witness.is_damaged for witness in judged.witnesses)
     if unchecked:
         raise Partial(
             f"{run_id}: no loss found, but {unchecked:,} of {acknowledged(pushes)} could not be "
@@ -93,31 +94,13 @@ def _conclude(
     console.note(f"{console.escape(run_id)}: {told}")
 
 
-def _why_lost(found: Sequence[Verdict], resumes: Sequence[Resume]) -> str:
-    """When the run gave up what is lost, by its events; a line for each time, "" if in none.
-
-    A worker's epoch of before several such times has lost most by the oldest checkpoint.
-    """
-    lost: Counter[str] = Counter()
-    for verdict in found:
-        later = [r for r in resumes if r.told and r.is_after(verdict.worker, verdict.epoch)]
-        if verdict.lost and later:
-            back = min(later, key=lambda resume: resume.checkpoint)
-            lost[back.told] += verdict.lost
-    total = sum(verdict.lost or 0 for verdict in found)
-    lines = []
-    for told, count in lost.items():
-        share = "" if count == total else f"{count:,} of them: "
-        lines.append(f"\n  {share}the run went back to the {told}")
-    return "".join(lines)
-
-
 def acknowledged(count: int) -> str:
     """As in "1,234 acknowledged pushes"."""
     return f"{count:,} acknowledged push{'' if count == 1 else 'es'}"
 
 
-def _as_data(run_id: str, found: Sequence[Verdict], witnesses: Sequence[Witness]) -> dict[str, Any]:
+def _as_data(run_id: str, judged: Judgement) -> dict[str, Any]:
+    found = judged.verdicts
     return {
         "run_id": run_id,
         "lost": sum(verdict.lost or 0 for verdict in found),
@@ -125,7 +108,8 @@ def _as_data(run_id: str, found: Sequence[Verdict], witnesses: Sequence[Witness]
         "unchecked": sum(verdict.acknowledged for verdict in found if verdict.lost is None),
         "acknowledged": sum(verdict.acknowledged for verdict in found),
         "records": [{key: getattr(verdict, key) for key in KEYS} for verdict in found],
-        "witnesses": [{"shard": w.shard, "source": w.source} for w in witnesses],
+        "witnesses": [{"shard": w.shard, "source": w.source} for w in judged.witnesses],
+        "before": judged.before,
     }
 
 
