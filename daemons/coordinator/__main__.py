@@ -13,7 +13,7 @@ from daemons import parent_watch, process
 from daemons.coordinator import exports
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.directories import Directories
-from daemons.coordinator.past import read_past
+from daemons.coordinator.past import apply_recovery, read_past
 from daemons.coordinator.records import Records
 from daemons.files.file_receiver import FileReceiver
 from daemons.files.file_sender import AT_HOME, FileSender
@@ -95,6 +95,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
             f"cannot write the run's database: {records.trouble}", where=str(directory),
             hint="free some space there, then start it again",
         )  # fmt: skip
+    apply_recovery(directory, db)
     past = read_past(directory, db, agents.adopt())
     algorithm = registry.load("algorithms", job.algorithm.name)
     code = loop.run(Coordinator(directory.name, job, keyring, algorithm, past))

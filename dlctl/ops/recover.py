@@ -47,17 +47,13 @@ def go_on(findings: Findings) -> Launched:
     state, _, released = memory["run"]
     going = "running" if released is not None else "starting"
     keys: Json = {"reason": "", "waiting": "", "ended_at": None, "ready_at": None}
+    keys["recovery"] = _seen(findings)
     keys["state"] = "stopping" if state == "stopping" and "end" in memory else going
     if not findings.living:
         keys["control"] = None  # Nobody knows the old address, which may be somebody else's by now.
     with explained(directory):
         with closing(RunDb(directory)) as db:
             db.put_run(**keys)
-            db.put_memory(
-                _brought_back(memory)
-                | _known_to_have_served(findings, memory)
-                | _known_to_be_gone(findings, memory)
-            )
             db.commit()
         paths.socket_address(directory.name, "coordinator")
         paths.register(directory)
@@ -71,33 +67,13 @@ def go_on(findings: Findings) -> Launched:
             raise
 
 
-def _brought_back(memory: Json) -> Json:
-    """Quarantined workers, if there are no others: without any the run would stand still."""
-    workers = {
-        key: value
-        for key, value in memory.items()
-        if key.startswith("daemon/") and value.get("role") == "worker"
-    }
-    if any(value.get("state") != "quarantined" for value in workers.values()):
-        return {}
-    return {key: {**value, "state": "stopped"} for key, value in workers.items()}
-
-
-def _known_to_have_served(findings: Findings, memory: Json) -> Json:
-    """A power loss may have taken the note that a shard has had a server, and left its journal: the
-    next server must go on with that.
-    """
-    names = [shard.name for shard in findings.shards if shard.path and shard.version]
-    rows = {f"daemon/{name}": memory.get(f"daemon/{name}") for name in names}
-    return {key: {**row, "has_served": True} for key, row in rows.items() if row}
-
-
-def _known_to_be_gone(findings: Findings, memory: Json) -> Json:
-    """Agents of hosts that were asked, and are not there: nobody has to wait for a word of them."""
+def _seen(findings: Findings) -> dict[str, list[str]]:
+    """What the next coordinator is to know: see `dlctl.roles.coordinator.recovered`."""
     hosts = other_hosts.of(findings.snapshot)
-    gone = [name for name in hosts if name not in (*findings.living, *findings.away)]
-    rows = {f"daemon/{name}": memory.get(f"daemon/{name}") for name in gone}
-    return {key: {**row, "registered": False} for key, row in rows.items() if row}
+    return {
+        "served": [shard.name for shard in findings.shards if shard.path and shard.version],
+        "gone": [name for name in hosts if name not in (*findings.living, *findings.away)],
+    }
 
 
 def resume(findings: Findings, why: str = "") -> Launched:

@@ -273,13 +273,16 @@ def test_the_next_coordinator_finds_a_living_run_with_its_memory(dead, job, play
     assert dead.db.memory()["work"][0] == 90
 
 
-def test_workers_that_were_all_quarantined_are_brought_back(dead, job, play, dlctl_command):
+def test_the_next_coordinator_is_told_what_was_seen(dead, job, play, dlctl_command):
+    """What it makes of that is its own business: the command does not touch its memory."""
     remember(dead, worker_0="quarantined", worker_1="quarantined")
+    keep(dead, 0, version=3, deliveries=[])
     dead.daemon("server-0", state="running", phase="serving")
+    before = dead.db.memory()
     play("start", "ready", "forever")
     assert dlctl_command("recover", str(dead.path)).code == 0
-    kept = dead.db.memory()
-    assert [kept[f"daemon/worker-{i}"]["state"] for i in (0, 1)] == ["stopped", "stopped"]
+    assert dead.db.run()["recovery"] == {"served": ["server-0"], "gone": []}
+    assert dead.db.memory() == before
 
 
 def test_from_a_checkpoint_it_begins_with_the_job_as_it_was(dead, job, play, dlctl_command):

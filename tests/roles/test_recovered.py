@@ -1,0 +1,29 @@
+"""What a recovery corrects in the memory of the coordinator before."""
+
+from __future__ import annotations
+
+from dlctl.roles.coordinator.recovered import corrected
+
+MEMORY = {
+    "run": ["running", "", 3.0],
+    "daemon/agent-1": {"role": "agent", "registered": True},
+    "daemon/server-0": {"role": "server", "has_served": False},
+    "daemon/worker-0": {"role": "worker", "state": "quarantined"},
+    "daemon/worker-1": {"role": "worker", "state": "running"},
+}
+
+
+def test_only_what_is_known_better_changes():
+    assert corrected(MEMORY, {}) == {}
+    assert corrected(MEMORY, {"served": ["server-0", "server-9"], "gone": ["agent-1"]}) == {
+        "daemon/agent-1": {"role": "agent", "registered": False},
+        "daemon/server-0": {"role": "server", "has_served": True},
+    }
+
+
+def test_workers_in_quarantine_come_back_only_if_there_are_no_others():
+    alone = {**MEMORY, "daemon/worker-1": {"role": "worker", "state": "quarantined"}}
+    changed = corrected(alone, {})
+    assert {key: row["state"] for key, row in changed.items()} == {
+        "daemon/worker-0": "stopped", "daemon/worker-1": "stopped",
+    }  # fmt: skip
