@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -157,7 +157,7 @@ class Loop:
         return not self._posted and not self._unperformed and self.exit_code is None
 
     def _handle_for(self, machine: Machine, own: type[EffectT], event: Event) -> EffectT | None:
-        effects = machine.handle(event, time.monotonic())
+        effects = self._effects(machine, event)
         mine = next((effect for effect in effects if type(effect) is own), None)
         self._unperformed.extend(effect for effect in effects if effect is not mine)
         deadline, until = machine.deadline(), self._waits_until
@@ -277,8 +277,14 @@ class Loop:
                     return
 
     def _handle(self, machine: Machine, event: Event) -> None:
-        for effect in machine.handle(event, time.monotonic()):
+        for effect in self._effects(machine, event):
             self._performers[type(effect)](effect)
+
+    def _effects(self, machine: Machine, event: Event) -> Sequence[Effect]:
+        """A step that begins with one of them may need the memory in which a message has come."""
+        effects = machine.handle(event, time.monotonic())
+        self.transport.bulk.drop_pages()
+        return effects
 
     def _exit(self, effect: Exit) -> None:
         log.info("exit %d: %s", effect.code, effect.reason)

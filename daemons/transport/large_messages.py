@@ -89,6 +89,10 @@ class LargeMessages:
         """What comes from there, if there is a good deal more of it than the last time."""
         return self._assembly.coming(source)
 
+    def drop_pages(self) -> None:
+        """What has come was handled: what lies in memory of others need not be resident here."""
+        self._borrower.drop_pages()
+
     def give_back(self) -> None:
         """Tell the lenders of what nobody here looks at any more, and let go what is not needed."""
         self._borrower.give_back()

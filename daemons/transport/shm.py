@@ -14,6 +14,10 @@ off (data loaders) have no part in any of this.
                  back; then the bytes
     on the wire  [head, lengths of the frames that lie in the slot, frames ...]; those are empty
     and back     [the same head, marked as missed] from who has not found it
+
+A slot may be as large as the model. So it is mapped page by page as it is looked at, and neither
+side keeps pages that it has done with: who has written a slot, when that is sent; who reads it,
+when the message was handled. Whoever looks again finds it where it was.
 """
 
 from __future__ import annotations
@@ -91,7 +95,7 @@ class Slot:
         try:
             os.posix_fallocate(self.fd, 0, _PAGE + nbytes)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-            memory = mmap.mmap(self.fd, _PAGE + nbytes)
+            self._memory = memory = mmap.mmap(self.fd, _PAGE + nbytes)
             memory.madvise(mmap.MADV_DONTFORK)
         except OSError:
             _descriptors.discard(self.fd)
@@ -127,6 +131,8 @@ class Slot:
             if length:
                 target = self._bytes[place : place + length]
                 threads.copy(target, np.frombuffer(frame, np.uint8))
+        if not self.is_kept:
+            self._memory.madvise(mmap.MADV_DONTNEED)
         head = _HEAD.pack(SHARED, os.getpid(), self.fd, self.cookie, self.number)
         return [head, shm_layout.pack(lengths), *rest]
 
@@ -236,9 +242,11 @@ class Lender:
         self._misses.add(receiver)
 
     def trim(self) -> None:
-        """Let go what has come back and will hardly be needed again soon."""
+        """Let go what will hardly be needed again soon: the receiver has it from when it finds it,
+        and alone.
+        """
         for slot in [*self._slots]:
-            if not slot.is_kept and slot.is_free:
+            if not slot.is_kept and slot.was_found(slot.number):
                 self._close(slot)
 
     def check(self) -> None:
@@ -250,7 +258,7 @@ class Lender:
                 self._close(slot)
 
     def _close(self, slot: Slot) -> None:
-        if slot.is_free and slot.receiver is not None:
+        if slot.was_found(slot.number) and slot.receiver is not None:
             self._misses.found(slot.receiver)
         self._closed_at = max(self._closed_at, slot.used_at)
         self._slots.remove(slot)
@@ -280,6 +288,7 @@ class _Seen:
 
     notes: Array
     """uint64[2], the one thing that we write."""
+    memory: mmap.mmap
     arrays: list[Array]
     """One uint8[n]: what lies there. Whoever looks at a frame holds it."""
     number: int = 0
@@ -328,6 +337,12 @@ class Borrower:
         seen.notes[_FOUND] = number
         self._lent.append(key)
         return shm_layout.join(seen.arrays[0].data, lengths, frames[2:])
+
+    def drop_pages(self) -> None:
+        """What has come was looked at: it need not be resident here."""
+        for seen in filter(None, map(self._seen.get, self._lent)):
+            if not seen.is_kept:
+                seen.memory.madvise(mmap.MADV_DONTNEED)
 
     def give_back(self) -> None:
         """Tell the senders of what nobody looks at any more."""
@@ -381,8 +396,7 @@ def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:
         page.madvise(mmap.MADV_DONTFORK)
         if page[:16] != cookie:
             return None
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        memory = mmap.mmap(ours, about.st_size, flags, mmap.PROT_READ)
+        memory = mmap.mmap(ours, about.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
         memory.madvise(mmap.MADV_DONTFORK)
     except OSError as error:
         log.debug("a message in shared memory cannot be read: %s", error)
@@ -391,4 +405,4 @@ def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:
         os.close(ours)
     content = np.frombuffer(memory, np.uint8, about.st_size - _PAGE, _PAGE)
     notes = np.frombuffer(page, np.uint64, 2, _NOTES_AT)
-    return _Seen(notes, [content], number=int(notes[_RETURNED]))
+    return _Seen(notes, memory, [content], number=int(notes[_RETURNED]))

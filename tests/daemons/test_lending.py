@@ -5,6 +5,7 @@ reader.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -19,11 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from repeated import times
 
+from daemons.loop import Loop
 from daemons.transport import shm, shm_fallback
 from daemons.transport.shm import Borrower, Lender
 from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
+from dlctl.machine import Effect, Event, Exit, Note, Received
 from dlctl.wire import Frames
 
 MAX = 1 << 40
@@ -65,6 +68,65 @@ def test_what_is_lent_is_read_where_it_lies(lender: Lender) -> None:
     assert read is not None
     assert [bytes(frame) for frame in read] == frames
     assert memoryview(read[1]).readonly
+
+
+def resident_bytes() -> int:
+    """Of all slots, in this process."""
+    kilobytes = r"memfd:dlctl[^\n]*\n(?:\w+:[^\n]*\n)*?Rss: +(\d+)"
+    return 1024 * sum(map(int, re.findall(kilobytes, Path("/proc/self/smaps").read_text())))
+
+
+def test_what_lies_in_a_slot_is_resident_where_it_is_looked_at_and_no_longer(
+    lender: Lender,
+) -> None:
+    borrower, nbytes = Borrower(), 32 * LARGE
+    sent, _ = lend(lender, frames_of(7, nbytes))
+    read = borrower.read(sent, MAX)
+    assert read is not None
+    assert resident_bytes() < LARGE, "written, and not looked at"
+    values = np.frombuffer(read[1], np.uint8)
+    assert values.sum() == 7 * nbytes
+    assert resident_bytes() >= nbytes
+    borrower.drop_pages()
+    assert resident_bytes() < LARGE
+    assert values.sum() == 7 * nbytes, "it is where it was"
+
+
+def test_memory_that_is_seldom_needed_is_left_to_who_has_found_it(lender: Lender) -> None:
+    sent, _ = lend(lender, frames_of(1))
+    lender.trim()
+    read = Borrower().read(sent, MAX)
+    assert read is not None
+    lender.trim()
+    assert not lender._slots
+    assert set(bytes(read[1])) == {1}
+
+
+class Reads:
+    """A machine that looks at a message, and has something done then."""
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if not isinstance(event, Received):
+            return []
+        assert isinstance(event.message, m.Initialise)
+        return [Note("info", str(event.message.values.sum())), Exit(0, "it has come")]
+
+    def deadline(self) -> float | None:
+        return None
+
+
+def test_what_a_message_leads_to_begins_without_its_memory(tmp_path: Path) -> None:
+    loop, there = Loop(), Transport(zmq.Poller())
+    done: list[tuple[str, int]] = []
+    loop.perform(Note, lambda note: done.append((note.text, resident_bytes())))
+    values = np.ones(4 * LARGE, np.float32)
+    there.connect("server-0", loop.transport.listen(f"ipc://{tmp_path}/socket"))
+    there.send("server-0", m.Initialise(0, 1, values, values[:0]))
+    loop.run(Reads())
+    there.close()
+    ((total, resident),) = done
+    assert float(total) == values.sum()
+    assert resident < LARGE
 
 
 def test_a_slot_is_used_again_when_nobody_looks_at_it_and_not_before(lender: Lender) -> None:
