@@ -13,6 +13,7 @@ So who a message is from and what it is about is known while the bulk of it is s
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections import deque
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daemons.transport import shm_layout
+from daemons.transport import shm, shm_layout
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Message
 from dlctl.util.buffer_pool import BufferPool
@@ -104,6 +105,10 @@ class Assembly:
     def __init__(self) -> None:
         self._arriving: dict[Hashable, Arriving] = {}
         self._memory = BufferPool()
+        self._begun_at: dict[Hashable, float] = {}
+        """Connection -> when its newest message has begun, if that was not long ago."""
+        self._is_kept = False
+        """The memory, although nobody uses it: it was soon needed again."""
 
     def take(self, source: Hashable, frames: Frames, bytes_max: int) -> Frames | None:
         """The frames of a whole message; None as long as more of it has to come, or some is lost.
@@ -119,6 +124,8 @@ class Assembly:
         kind, number, place = _HEAD.unpack(head)
         if kind == _BEGINNING:
             self._arriving.pop(source, None)  # Its memory may serve this one.
+            before, now = self._begun_at.get(source, -math.inf), time.monotonic()
+            self._is_kept, self._begun_at[source] = now < before + shm.KEEP_S, now
             self._arriving[source] = self._begun(number, frames[1], frames[2:], bytes_max)
             return None
         if kind != _SEGMENT or len(frames) != 2:
@@ -136,9 +143,16 @@ class Assembly:
         arriving.told = there
         return arriving
 
+    def trim(self) -> None:
+        """Let go what will hardly be needed again soon."""
+        if not self._is_kept:
+            self._memory.trim()
+
     def check(self) -> None:
         """A chore: forget what nobody goes on with."""
-        oldest = time.monotonic() - PATIENCE_S
+        now = time.monotonic()
+        self._begun_at = {k: at for k, at in self._begun_at.items() if now < at + shm.KEEP_S}
+        oldest = now - PATIENCE_S
         for source, arriving in list(self._arriving.items()):
             if arriving.seen_at < oldest:
                 del self._arriving[source]

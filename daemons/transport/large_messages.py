@@ -97,6 +97,7 @@ class LargeMessages:
         """Tell the lenders of what nobody here looks at any more, and let go what is not needed."""
         self._borrower.give_back()
         self._lender.trim()
+        self._assembly.trim()
 
     def check(self) -> None:
         """A chore: forget what nobody goes on with, and let go what is not used."""

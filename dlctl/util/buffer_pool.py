@@ -61,6 +61,11 @@ class BufferPool:
         self._next += LOOKS_MAX if count > LOOKS_MAX else 0
         return None, others
 
+    def trim(self) -> None:
+        """Give back at once what nobody uses."""
+        if self._arrays:
+            self._drop(self._free())
+
     def check(self) -> None:
         """To be called once a second: give back what has not been of use for a while."""
         self._idle_checks += 1

@@ -15,6 +15,7 @@ from repeated import times
 from daemons.transport import chunking
 from daemons.transport.chunking import Assembly, cut
 from daemons.transport.partial_receive import PartialReceive
+from daemons.transport.shm import KEEP_S
 from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl import wire
@@ -277,6 +278,26 @@ def test_what_nobody_goes_on_with_is_forgotten(monkeypatch: pytest.MonkeyPatch) 
     clock[0] = chunking.PATIENCE_S + 1
     assembly.check()
     assert not assembly._arriving
+
+
+@pytest.mark.usefixtures("small")
+def test_memory_is_kept_for_a_connection_that_needs_it_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two connections bring a message at once, in rounds: seldom, and then often."""
+    assembly, clock = Assembly(), [0.0]
+    monkeypatch.setattr(chunking.time, "monotonic", lambda: clock[0])
+    kept = []
+    for number, pause_s in enumerate((2 * KEEP_S, 2 * KEEP_S, KEEP_S / 2)):
+        clock[0] += pause_s
+        for source in (b"a", b"b"):
+            whole = put_together(assembly, list(cut(frames_of([950]), number)), source)
+            assembly.trim()
+            assert len(assembly._memory._arrays) > 0, "somebody looks at it"
+            del whole
+        assembly.trim()
+        kept.append(bool(assembly._memory._arrays))
+    assert kept == [False, False, True]
 
 
 def test_a_shard_goes_there_and_back_over_real_connections(house: House) -> None:
