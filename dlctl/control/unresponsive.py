@@ -27,7 +27,7 @@ class Way(NamedTuple):
 
 
 def way(directory: Path, run: Mapping[str, Any]) -> Way:
-    """What to do if one does not want to wait; `run` as in `rundb.read`."""
+    """What to do if one does not want to wait; `run` as in `dlctl.runs.database.read`."""
     kill = f"kill -9 {run.get('pid')}"
     if not has_agent(run["daemons"]):
         return Way(f"{kill}; dlctl recover -j {directory.name}", "starts another one")
@@ -70,7 +70,7 @@ def has_agent(daemons: Iterable[Mapping[str, Any]]) -> bool:
 
 def mute(directory: Path, run: Mapping[str, Any], lasts: str, where: str) -> Unreachable:
     """Of a coordinator whose process is there and does not answer for, say, "15s"; `run` as in
-    `rundb.read`.
+    `dlctl.runs.database.read`.
     """
     run_id, pid = directory.name, run.get("pid")
     beat_age_s = paths.beat_age_s(directory, time.time())

@@ -6,7 +6,7 @@ there, say `status`, `why` and `logs --failed`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Code(NamedTuple):
@@ -15,7 +15,30 @@ class Code(NamedTuple):
     remedy: str
 
 
-CODES = {
+Name = Literal[
+    "coordinator-silent",
+    "coordinator-gone",
+    "coordinator-restarting",
+    "coordinator-restarted",
+    "coordinator-unwritable",
+    "host-unreachable",
+    "daemon-unreachable",
+    "heartbeat-late",
+    "worker-stuck",
+    "daemon-quarantined",
+    "daemon-failed",
+    "daemon-restarting",
+    "daemon-restarted",
+    "process-gone",
+    "daemon-starting",
+    "daemon-leaving",
+    "daemon-slow",
+    "rate-limit",
+    "disk-full",
+    "run-waiting",
+    "run-failed",
+]
+CODES: dict[Name, Code] = {
     "coordinator-silent": Code(
         "The coordinator has not answered for longer than its heartbeat allows.",
         "It is stopped (SIGSTOP, a debugger), its machine is overloaded, or its disk hangs.",

@@ -137,7 +137,7 @@ def _unheard(state: Any) -> str:
     return "not heard yet" if state in AT_WORK else escape(str(state))
 
 
-# ---------------------------------------------------------------- onrecord
+# ---------------------------------------------------------------- what could not be written
 # What the coordinator has agreed to while it could not write it down.
 
 

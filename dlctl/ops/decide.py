@@ -200,7 +200,7 @@ def refusal(decision: Decision) -> DlctlError | None:
     )
 
 
-# ---------------------------------------------------------------- resuming
+# ---------------------------------------------------------------- from a checkpoint
 # Which checkpoint an ended run goes on from when its job file is started again, and the price.
 
 
@@ -383,7 +383,7 @@ def cost(decision: Decision, good: Good) -> str:
     return f"{plural(again, 'step')} {'is' if again == 1 else 'are'} done again, because {why}"
 
 
-# ---------------------------------------------------------------- changes
+# ---------------------------------------------------------------- differences
 # What two contents of a job file differ in, and what one differs in from a run that lives.
 
 

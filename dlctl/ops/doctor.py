@@ -211,7 +211,7 @@ def _is_usable(visits: Visits, link: Link) -> bool:
     return source.error is None and any(target.place(daemon) for daemon in link.daemons)
 
 
-# ---------------------------------------------------------------- visits
+# ---------------------------------------------------------------- the machines
 # The machines of a job, each in a conversation over its own login: asked, connected, measured.
 #
 # What they answer are facts (`daemons.node.probe`); what these mean is in `dlctl.health`.

@@ -41,11 +41,11 @@ class Step(NamedTuple):
     first: str = ""
     """What has to be done before, or it fails again: "correct train.py:45"."""
     other: str = ""
-    """Another way, see `ways`."""
+    """Another way, see `dlctl.util.hints`."""
 
     def text(self) -> str:
         """A line each, as in "correct train.py:45 first, then", "dlctl recover -j x", "goes on at
-        step 9"; see `ways`.
+        step 9"; see `dlctl.util.hints`.
         """
         return hints.either(f"{self._before()}{hints.told(self.command, self.what)}", self.other)
 
@@ -331,7 +331,7 @@ def _changed_at(snapshot: Snapshot, live: Json) -> float | None:
     return max(times, default=None)
 
 
-# ---------------------------------------------------------------- taskfaults
+# ---------------------------------------------------------------- faults of the task
 # Faults of the task that dlctl cannot mend: a line that does not come back, and what ends the
 # process without a word. Which line that is, and what to do then.
 
@@ -378,7 +378,7 @@ def step_of_stuck(snapshot: Snapshot, row: Row) -> str:
 
 def blame(last: Any) -> str:
     """How often in a row a process has ended like that, and whose doing it is: the rest of a
-    sentence about its end, see `byitself.blame`.
+    sentence about its end, see `crash_loops.blame`.
     """
     found = last.get("blame") if isinstance(last, Mapping) else None
     return found if isinstance(found, str) else ""

@@ -195,7 +195,7 @@ def _sent(job: JobFile, file: Path) -> str:
     return f"{plural(len(found.files), 'Python file')}, {size}, to each host"
 
 
-# ---------------------------------------------------------------- knownmodel
+# ---------------------------------------------------------------- the model
 # How large a job's model is, as an earlier run of the same job file has saved it.
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dlctl.control import unresponsive
-from dlctl.ops import disk, next_step
+from dlctl.ops import codes, disk, next_step
 from dlctl.runs import facts, lock, logs, paths, takeovers
 from dlctl.runs.snapshot import (
     GONE,
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 
 
 class Problem(NamedTuple):
-    code: str
+    code: codes.Name
     """See `dlctl.ops.codes`."""
     daemon: str
     text: str
@@ -53,7 +53,7 @@ def replaced(snapshot: Snapshot, limits: int = 1) -> str:
     return unresponsive.replaced(limits * unresponsive.limit_s(snapshot.directory))
 
 
-# ---------------------------------------------------------------- troubles
+# ---------------------------------------------------------------- daemons
 # Who is not well in a run, and what that means: the same sentences for `status`, `why` and
 # `logs --failed`.
 
@@ -152,7 +152,7 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Problem]:
     elif state == "slow" or _is_quiet(snapshot, row):
         helps = next_step.step_of_stuck(snapshot, row) if state == "slow" else ""
         text = _slow(snapshot, row)
-        code = "worker-stuck" if next_step.is_stuck(row) else "heartbeat-late"
+        code: codes.Name = "worker-stuck" if next_step.is_stuck(row) else "heartbeat-late"
         yield Problem(code, name, text, helps, heard_at, number, is_grave=state == "slow")
     elif state == "starting" and (isinstance(last, Mapping) or row.get("phase") == NO_ROOM):
         # A coordinator that came after it does not know how the one before ended.
@@ -286,7 +286,7 @@ def still_there(snapshot: Snapshot) -> list[Row]:
     return [row for row in rows if row.get("state") not in (*WITHOUT_PROCESS, GONE)]
 
 
-# ---------------------------------------------------------------- coordinatortrouble
+# ---------------------------------------------------------------- the coordinator
 # What is wrong with the coordinator of a run, and what becomes of the others without it.
 
 
@@ -314,7 +314,7 @@ def of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
         text = "has died or was restarted; the next one starts and goes on where it was"
         more = f"dlctl logs {COORDINATOR} --previous {job}"
-        code = "coordinator-restarting"
+        code: codes.Name = "coordinator-restarting"
         yield Problem(code, COORDINATOR, text, more, heard_at, number - 1, is_grave=False)
     elif snapshot.is_live and number > 1:
         known = takeovers.load(snapshot.directory)

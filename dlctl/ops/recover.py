@@ -190,7 +190,7 @@ def _is_at_work(row: Mapping[str, Any]) -> bool:
     return row.get("state") == "quarantined" or (row.get("state") in WELL and has_reported)
 
 
-# ---------------------------------------------------------------- withouthosts
+# ---------------------------------------------------------------- hosts that cannot be reached
 # A run that has died while hosts of it cannot be reached: it waits for them, or does without.
 
 

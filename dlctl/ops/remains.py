@@ -257,7 +257,7 @@ def examine(
     not at all if the caller does not want to wait for that; likewise the other hosts are asked.
     `number`: of the checkpoint that is wanted, with `from_checkpoint`.
 
-    Raises DlctlError for a directory that is not the run's own (see `belonging`), or if the
+    Raises DlctlError for a directory that is not the run's own (see `dlctl.runs.lock`), or if the
     checkpoint that is wanted is not there, or damaged.
     """
     in_place = lock.check(snapshot)
@@ -489,7 +489,7 @@ def as_data(findings: Findings) -> Json:
     }
 
 
-# ---------------------------------------------------------------- causes
+# ---------------------------------------------------------------- who is gone
 # Who of a run that has died is gone, and what is known of how: `dlctl recover` begins with it.
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlctl.errors import UsageError
-from dlctl.ops import disk, problems
+from dlctl.ops import codes, disk, problems
 from dlctl.runs import facts
 from dlctl.runs.snapshot import ENDED, STALE_AFTER_S, Snapshot
 from dlctl.settings import EVERY_RUN
@@ -43,7 +43,7 @@ class Wait:
     stale_s: float | None = None
     """Age of what is known of it, if that is too old."""
     waiting: list[Wait] = field(default_factory=list)
-    code: str = "daemon-slow"
+    code: codes.Name = "daemon-slow"
     """See `dlctl.ops.codes`."""
     is_sentence: bool = False
     """`what` goes on a sentence that begins with the name, and says since when by itself."""

@@ -127,7 +127,7 @@ def skim(job: str | None) -> Snapshot:
 
 def own(job: str | None) -> Snapshot:
     """The same for a command that acts on the run. Raises DlctlError for a copy as well, for that
-    would be to act on the original (see `belonging`).
+    would be to act on the original (see `dlctl.runs.lock`).
     """
     snapshot = read(own_directory(job))
     lock.require_own(snapshot)

@@ -47,7 +47,7 @@ class Unreadable(DlctlError):
 class Snapshot:
     directory: Path
     run: Mapping[str, Any]
-    """The run's keys, see `rundb`; any may be missing."""
+    """The run's keys, see `dlctl.runs.database`; any may be missing."""
     daemons: list[dict[str, Any]]
     """Agents, servers, workers. Rows of another version may lack keys."""
     state: str
@@ -61,7 +61,7 @@ class Snapshot:
     beat_age_s: float | None = None
     """How long ago the coordinator was seen to work, see `paths.beat_age_s`."""
     original: Path | None = None
-    """Where the run is, if this is what a copy of its directory says (see `belonging.seen`)."""
+    """Where the run is, if this is what a copy of its directory says (see `lock.seen`)."""
 
     @property
     def run_id(self) -> str:

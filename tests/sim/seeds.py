@@ -22,9 +22,9 @@ from dlctl.sim.simulation import Outcome, Simulation
 
 _PR_SET_PDEATHSIG = 1
 PER_COMMIT = {
-    "downpour": 18, "downpour-topk": 12, "sync": 12, "backups": 6, "local-sgd": 17, "ways": 12,
-    "sandblaster": 20, "recovery": 20, "sync-recovery": 15, "full-disks": 16, "stops": 16,
-    "streams": 10, "toys": 16, "serverless": 10,
+    "downpour": 28, "downpour-topk": 12, "sync": 7, "backups": 6, "local-sgd": 15, "ways": 12,
+    "sandblaster": 9, "recovery": 14, "sync-recovery": 10, "full-disks": 24, "stops": 29,
+    "streams": 10, "toys": 14, "serverless": 10,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 BLOCK = 25

@@ -295,7 +295,7 @@ def refused(outcome) -> dict[str, int]:
     return {name: sum(counts.values()) for name, counts in refused.items()}
 
 
-@pytest.mark.per_commit(5)
+@pytest.mark.per_commit(2)
 @every_method
 @pytest.mark.parametrize("compression", ["none", "topk", "int8"])
 def test_a_gradient_that_no_server_would_take_leaves_no_trace(compression, method) -> None:
@@ -315,6 +315,7 @@ def test_a_gradient_that_no_server_would_take_leaves_no_trace(compression, metho
     assert np.allclose(outcome.weights, problem.solution, atol=0.5)
 
 
+@pytest.mark.long
 @must_refuse
 @every_barrier
 def test_one_whose_pushes_are_all_refused_does_not_hold_up_a_barrier(method) -> None:

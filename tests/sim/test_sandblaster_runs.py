@@ -180,6 +180,7 @@ def test_a_slow_worker_costs_no_more_than_a_portion_per_batch(undisturbed):
     assert outcome.seconds < undisturbed.seconds * 1.5 + portions.batches * 1.5 * a_portion_s
 
 
+@pytest.mark.long
 def test_with_a_worker_ten_times_slower_eight_take_hardly_longer_than_they_must():
     """Twenty portions a worker and pass; the ideal is that none ever waits."""
 
@@ -273,6 +274,7 @@ def test_a_stopped_run_is_saved_and_goes_on_from_where_it_was(undisturbed):
 AT_RELEASE = Moment(name="coordinator", kind="LeaseRequest", count=1, direction="received")
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("dies", [False, True], ids=["", "the coordinator dies before the release"])
 @pytest.mark.parametrize("servers", [2, 3])
 @pytest.mark.parametrize("portion_batches", [1, 2, 3])

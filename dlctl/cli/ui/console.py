@@ -194,7 +194,7 @@ def error(problem: DlctlError) -> None:
       --> runs/mnist-7f3a
       next: dlctl logs worker-3 --previous
 
-    Other ways, and what a command does, stand on lines of their own (see `ways`).
+    Other ways, and what a command does, stand on lines of their own (see `dlctl.util.hints`).
     """
     _write_err(style("error: ", fg="red", bold=True, err=True) + escape_lines(problem.message))
     if problem.where:

@@ -281,7 +281,7 @@ class Bar:
         self._progress.stop()
 
 
-# ---------------------------------------------------------------- countdown
+# ---------------------------------------------------------------- a stop
 # What a command says while it waits for the coordinator: for whom, and until when.
 
 
@@ -317,7 +317,7 @@ class Countdown:
         console.note(console.escape(f"{phase or 'stopping'}: {', '.join(waiting)}{left}"))
 
 
-# ---------------------------------------------------------------- following
+# ---------------------------------------------------------------- following a run
 # Following a run until it ends or the user has seen enough.
 
 

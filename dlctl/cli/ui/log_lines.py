@@ -129,7 +129,7 @@ def wanted(
     return test
 
 
-# ---------------------------------------------------------------- logs_failed
+# ---------------------------------------------------------------- the last words of who is not well
 # `dlctl logs --failed`: of everybody who is not well the last words, and how it ended.
 
 

@@ -24,7 +24,7 @@ BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
 """The first and the longest pause before another start. Everybody waits for a server."""
 LIFE_S = {"agent": 3.0, "server": 1.0, "worker": 10.0}
 """A process that has been at work after so long has not died of its start: its death does not count
-with those before it, unless it has ended by itself in the same way (`byitself`)."""
+with those before it, unless it has ended by itself in the same way (`crash_loops`)."""
 
 _SHOWN = (
     "name", "role", "host", "agent", "pid", "state", "phase", "waiting_for", "waiting_since",
