@@ -120,9 +120,11 @@ def other_value(method: Method, key: str) -> str:
 
 def changed(name: str, key: str, text: str) -> tuple[Outcome, list[tuple[Any, Any]]]:
     """A run whose key is set in its middle, and what it was and is on each worker."""
-    shape = registry.load("algorithms", name).shape
+    method = registry.load("algorithms", name)
+    options = {"buffer_pushes": 2} if has(method, "buffer_pushes") else {}
+    servers = 2 if method.shape.needs_servers else 0
     simulation = Simulation(
-        job_file(2, 2 if shape.needs_servers else 0, algorithm=(name, {}), epochs=8.0),
+        job_file(2, servers, algorithm=(name, options), epochs=8.0),
         LeastSquares(samples=64),
         compute=ComputeOptions(step_s=0.05, spread=0.0, slow={1: 2.5}),
     )
