@@ -127,12 +127,12 @@ def changed(name: str, key: str, text: str) -> tuple[Outcome, list[tuple[Any, An
     options = {"buffer_pushes": 2} if has(method, "buffer_pushes") else {}
     servers = 2 if method.shape.needs_servers else 0
     simulation = Simulation(
-        job_file(2, servers, algorithm=(name, options), epochs=8.0),
+        job_file(2, servers, algorithm=(name, options), epochs=24.0),
         LeastSquares(samples=64),
         compute=ComputeOptions(step_s=0.05, spread=0.0, slow={1: 2.5}),
     )
     names = ["worker-0", "worker-1"]
-    asked = simulation.request(2.0, "set", {"names": names, "settings": {key: text}})
+    asked = simulation.request(1.5, "set", {"names": names, "settings": {key: text}})
     outcome = simulation.run()
     assert outcome.state == "finished", outcome.reason
     assert asked.reply is not None
