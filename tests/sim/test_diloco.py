@@ -130,6 +130,7 @@ class MuLoCo:
         rest -= lr * (mean / (np.sqrt(square) + 1e-8) + 0.1 * rest)
 
 
+@pytest.mark.long
 @pytest.mark.oracle("diloco", "MuLoCo, Therien 2025, in float64: Muon inside")
 def test_with_muon_inside_it_is_the_loop_of_muloco(agree: Agree) -> None:
     """Torch's Muon makes a matrix orthogonal in bfloat16, which has eight bits."""

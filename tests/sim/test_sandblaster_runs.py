@@ -232,14 +232,15 @@ KILLS = (
 )
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize(
     ("workers", "kills"),
     [
-        pytest.param(3, (), marks=pytest.mark.oracle("sandblaster", "1 worker, digits: 3 workers")),
-        pytest.param(8, (), marks=pytest.mark.oracle("sandblaster", "1 worker, digits: 8 workers")),
         pytest.param(
             3, KILLS, marks=pytest.mark.oracle("sandblaster", "1 worker, digits: 3 and kills")
         ),
+        pytest.param(3, (), marks=pytest.mark.oracle("sandblaster", "1 worker, digits: 3 workers")),
+        pytest.param(8, (), marks=pytest.mark.oracle("sandblaster", "1 worker, digits: 8 workers")),
     ],
 )
 def test_over_the_digits_every_point_is_that_of_one_worker(
