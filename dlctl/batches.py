@@ -54,6 +54,15 @@ def smallest(job: JobFile) -> int:
     return min(step_samples(job, agent) for agent in placement.takes_workers(job))
 
 
+def steps_told(job: JobFile) -> float:
+    """The most steps that all workers together make, where the job file tells: infinite if not."""
+    stop = job.job.stop
+    limits = [float(stop.steps or math.inf)]
+    if stop.samples and not is_open(job):
+        limits.append(2 * stop.samples / smallest(job))  # Those of a portion are of equal size.
+    return min(limits) + job.data.portion_batches  # The last portion is done whole.
+
+
 def mean(job: JobFile) -> float:
     """The mean over the workers as they are placed: where steps are said and samples are meant. NaN
     while it is open.

@@ -24,7 +24,7 @@ from daemons.worker.ranks import Ranks
 from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
 from daemons.worker.stream import StreamLoader
-from daemons.worker.task import Task, calling, is_stream, load_task
+from daemons.worker.task import Task, TaskError, calling, is_stream, load_task
 from dlctl import parameter_groups, registry
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile, ParameterGroup
@@ -125,6 +125,12 @@ def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = Non
     make_first_calls()
     seed_all(job.job.seed)  # A dataset that is drawn while the file is imported is one for all.
     task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent, run)
+    if job.job.stop.target and not task.has_evaluate:
+        raise TaskError(
+            f'job.stop.target is "{job.job.stop.target}", and the task has no evaluate',
+            where=task.place("loss"),
+            hint="add evaluate(model) -> {metric: value} to the task, or remove target",
+        )
     device = choose_device(*_device(job, slot, rank))
     how = {"precision": job.gradient.precision, "compiled": job.gradient.compile}
     lacks = _does_without_weights(job, slot)
@@ -145,7 +151,34 @@ def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = Non
     )
     replica.lacks_weights = lacks
     replica.check_finite()
+    if slot == rank == 0 and registry.load("algorithms", job.algorithm.name).shape.same_loss:
+        warn_of_changing_losses(job.algorithm.name, replica.model)
     return replica
+
+
+def warn_of_changing_losses(method: str, model: nn.Module) -> None:
+    """Name what has the loss of one dataset differ at the same parameters."""
+    found = [
+        f"{name or 'the model'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if module.training and _changes_losses(module)
+    ]
+    if found:
+        more = f" and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else ""
+        log.warning(
+            "%s compares losses of the whole dataset, and these have them differ at the same "
+            "parameters: %s%s; use p = 0 for dropout, GroupNorm or LayerNorm in place of batch "
+            "normalisation, or keep such modules in eval() by a train() of the model's own",
+            method, ", ".join(found[:SHOWN_MAX]), more,
+        )  # fmt: skip
+
+
+def _changes_losses(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return True
+    name = "p" if isinstance(module, nn.modules.dropout._DropoutNd) else "dropout"
+    rate = getattr(module, name, 0.0)  # Of attention and recurrent layers it is a number, too.
+    return isinstance(rate, int | float) and rate > 0
 
 
 def _device(job: JobFile, slot: int, rank: int) -> tuple[str, int]:

@@ -120,6 +120,9 @@ class Shape:
     exact: bool = False
     """Every entry of every push must arrive as it was computed, in float32, and replicas must see
     the parameters as they are."""
+    same_loss: bool = False
+    """It compares losses of the whole dataset: they must depend on the parameters alone, and not on
+    dropout or on who is in a batch. Modules that are not so are told of."""
     survives: frozenset[Literal["worker", "server", "coordinator"]] = frozenset(
         {"worker", "server", "coordinator"}
     )
@@ -671,6 +674,9 @@ class Method:
     """Of pushes, for a job file that names none."""
     check: Callable[[JobFile], list[Fault]] = lambda job: []
     """What of a job file does not go with this method, beyond what the shape says."""
+    check_steps: Callable[[JobFile, float], list[Fault]] = lambda job, steps: []
+    """The same of a run in which all workers together make no more steps than these. It is asked
+    where the job file tells that, and again when the dataset is known."""
     experimental: bool = False
     """It is marked in lists, and runs a reduced contract suite."""
 

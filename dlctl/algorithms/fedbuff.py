@@ -33,10 +33,10 @@ from annotated_types import Ge
 
 from dlctl import messages
 from dlctl.algorithms import local_sgd
-from dlctl.algorithms.base import Method, Needs, Outcome, ShardSide
+from dlctl.algorithms.base import Fault, Method, Needs, Outcome, ShardSide
 from dlctl.algorithms.needs import NextData, Read
 from dlctl.compress.base import Delta
-from dlctl.config import Choice
+from dlctl.config import Choice, JobFile
 from dlctl.messages import APPLIED, BUFFERED
 from dlctl.optim import buffered
 from dlctl.optim.base import Optimizer
@@ -92,8 +92,19 @@ class Collecting(ShardSide):
         return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]
 
 
+def check_steps(job: JobFile, steps: float) -> list[Fault]:
+    """Whether the buffer is ever full; every worker may end in the middle of a round."""
+    options = Options(**job.algorithm.options)
+    pushes = steps // options.local_steps + job.workers.count
+    if options.buffer_pushes <= pushes:
+        return []
+    what = f"the run has at most {pushes:.0f} pushes, so that the servers would never make a step"
+    return [(("algorithm", "buffer_pushes"), what, "make it smaller, or local_steps")]
+
+
 FEDBUFF = Method(
     Options=Options,
+    check_steps=check_steps,
     replica=Replica,
     shard=Collecting,
     live=local_sgd.LIVE,

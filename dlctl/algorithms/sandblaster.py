@@ -390,5 +390,6 @@ SANDBLASTER = Method(
         ),
         progress=ACCRUED,
         exact=True,
+        same_loss=True,
     ),
 )

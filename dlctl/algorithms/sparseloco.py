@@ -11,9 +11,9 @@ rounds, each time a little less of them:
               shard:      theta = theta - eta mean_i(clip(Delta_i))
 
 What Q and Top-k are is the compressor's matter, `topk-chunked` unless the job file says otherwise:
-64 of 4,096 entries in 2 bits each. The outer optimiser is SGD, eta = 1, without momentum: error
-feedback is what takes its place. So an outer step changes no more than what was pushed, and a fetch
-brings only that.
+64 of 4,096 entries in 2 bits each. The outer optimiser is SGD, eta = 1, and no other one: error
+feedback is what takes the place of a momentum. So an outer step changes no more than what was
+pushed, and a fetch brings only that.
 
 The mean is over all replicas, by their samples, as in the paper (`mean = "replicas"`); or, entry by
 entry, over those that have sent it, as in the authors' code (`mean = "senders"`): larger steps. In
@@ -43,7 +43,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dlctl.algorithms import local_sgd, sync
-from dlctl.algorithms.base import Method, dense
+from dlctl.algorithms.base import Method, Shape, dense
 from dlctl.algorithms.sparse import SparseSide, mean_of
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
@@ -155,4 +155,7 @@ SPARSELOCO = Method(
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
     compression=Choice(name="topk-chunked"),
+    shape=Shape(
+        optimizers=("sgd",), optimizers_why="error feedback takes the place of its momentum"
+    ),
 )

@@ -16,6 +16,8 @@ Nothing of the job is imported or started here, and torch is not needed.
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -59,10 +61,9 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
         if found:
             resolved[section] = found
     faults += _check_decay(resolved)
-    faults += _check_exact_pushes(resolved)
-    faults += _check_exact_fetches(resolved, document)
-    faults += _check_shape(resolved, document)
-    faults += _check_inner(resolved, document)
+    with_method = [*_check_exact_pushes(resolved), *_check_exact_fetches(resolved, document)]
+    with_method += [*_check_shape(resolved, document), *_check_inner(resolved, document)]
+    faults += _by_both_lines(with_method, document)
     job, more = schema.validate(JobFile, _with_choices(document))
     faults += more
     if job is None or faults:
@@ -81,12 +82,27 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     weights = str(home / job.job.weights) if job.job.weights else ""
     located = dataclasses.replace(job.job, task=str(home / job.job.task), weights=weights)
     whole: JobFile = dataclasses.replace(job, job=located, **resolved)  # type: ignore[arg-type]
-    if faults := _own_checks(whole):
+    if faults := _own_checks(whole, document):
         raise JobFileError(path, locate(path, text, find_keys(text), faults))
     return whole
 
 
-def _own_checks(job: JobFile) -> list[Fault]:
+def _by_both_lines(faults: list[Fault], document: dict[str, Any]) -> list[Fault]:
+    """What does not go with the method, and the line that names it, if the file has one."""
+    others = [fault.path for fault in faults if fault.path[0] != "algorithm"]
+    name = get(document, ("algorithm", "name"))
+    if not others or len(others) < len(faults) or not isinstance(name, str):
+        return faults
+    what = ", ".join(_as_written(path, get(document, path)) for path in others)
+    return [*faults, Fault(("algorithm", "name"), f"{name} does not go with {what}")]
+
+
+def _as_written(path: KeyPath, value: Any) -> str:
+    key = ".".join(map(str, path))
+    return f"{key} = {json.dumps(value)}" if isinstance(value, str | int | float) else key
+
+
+def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
     method = registry.load("algorithms", job.algorithm.name)
     if open_faults := [Fault(*fault) for fault in batches.faults(job)]:
@@ -103,8 +119,11 @@ def _own_checks(job: JobFile) -> list[Fault]:
     elif schedule.is_needed(job.schedule) and job.inner.name == "rprop":
         found.append((("inner", "name"), "rprop finds its rates by itself", "remove [schedule]"))
     groups = parameter_groups.faults(job.parameters, steps, job.algorithm.name)
-    found += [*groups, *replicas.faults(job, method), *method.check(job)]
-    return [Fault(where, what, instead) for where, what, instead in found]
+    found += [*groups, *replicas.faults(job, method)]
+    with_method = [Fault(*fault) for fault in method.check(job)]
+    if (most := batches.steps_told(job)) < math.inf:
+        with_method += [Fault(*fault) for fault in method.check_steps(job, most)]
+    return [*(Fault(*fault) for fault in found), *_by_both_lines(with_method, document)]
 
 
 def _gradient_steps(job: JobFile, method: Any) -> list[parameter_groups.Steps]:

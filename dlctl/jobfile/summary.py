@@ -12,16 +12,21 @@ if TYPE_CHECKING:
 
 def of(job: JobFile) -> str:
     """A job in one line."""
+    from dlctl import registry
+    from dlctl.algorithms.base import Lead
+
+    method = registry.load("algorithms", job.algorithm.name)
+    rule = [_rated(job.optimizer)] if method.shard is not None else []
     return ", ".join(
         [
             job.job.name,
             job.algorithm.name,
             *([f"{_rated(job.inner)} in each worker"] if job.inner.name != "none" else []),
-            *([_rated(job.optimizer), _compression(job.compression)] if job.servers.count else []),
+            *([*rule, _compression(job.compression)] if job.servers.count else []),
             _count(job.servers.count, "server") if job.servers.count else "no servers",
             _count(job.workers.count, "worker"),
             *([f"on {_count(job.slurm.nodes, 'Slurm node')}"] if job.slurm.nodes else []),
-            _stop(job.job.stop) + _work(job),
+            _stop(job.job.stop, ends=method.lead.drive is not Lead.drive) + _work(job),
         ]
     )
 
@@ -62,11 +67,12 @@ def _count(number: float, what: str, many: str = "") -> str:
     return f"{number:.10g} {what}" if number == 1 else f"{number:.10g} {many or what + 's'}"
 
 
-def _stop(stop: Stop) -> str:
-    limits = [
-        _count(value, unit)
-        for unit in ("epoch", "step", "sample", "second")
-        if (value := getattr(stop, f"{unit}s")) is not None
+def _stop(stop: Stop, *, ends: bool) -> str:
+    """ends: the method comes to an end by itself, and looks at seconds alone."""
+    units = ("second",) if ends else ("epoch", "step", "sample", "second")
+    limits = ["it is done"] if ends else []
+    limits += [
+        _count(value, unit) for unit in units if (value := getattr(stop, f"{unit}s")) is not None
     ]
     limits += [escape(stop.target)] if stop.target else []
     return f"until {' or '.join(limits)}" if limits else "until it is stopped"

@@ -43,8 +43,17 @@ def refusal(path: Path) -> JobFileError:
     return caught.value
 
 
+def test_what_does_not_go_with_the_method_is_named_by_both_lines(folder: Path) -> None:
+    text = f'{MINIMAL}[algorithm]\nname = "sandblaster"\n[compression]\nname = "topk"\n'
+    method, other = refusal(written(folder, text)).problems
+    assert (method.key, other.key) == ("algorithm.name", "compression.name")
+    assert method.message == 'sandblaster does not go with compression.name = "topk"'
+
+
 def only_problem(folder: Path, text: str) -> jobfile.Problem:
+    """But for the line of a method that it does not go with."""
     problems = refusal(written(folder, text)).problems
+    problems = [each for each in problems if " does not go with " not in each.message]
     assert len(problems) == 1, problems
     return problems[0]
 
@@ -818,6 +827,14 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
         (
             '[algorithm]\nname = "sandblaster"\n[[parameters]]\nmatch = ["*"]\nlr_scale = 2',
             "parameters.0.lr_scale", "no optimiser that takes gradient steps",
+        ),
+        (
+            'stop = { steps = 100 }\n[algorithm]\nname = "fedbuff"\nlocal_steps = 10\n'
+            "buffer_pushes = 50", "algorithm.buffer_pushes", "the run has at most 11 pushes",
+        ),
+        (
+            '[algorithm]\nname = "sparseloco"\n[optimizer]\nname = "momentum"',
+            "optimizer.name", "error feedback takes the place of its momentum; use sgd",
         ),
         ('[schedule]\nkind = "step"', "schedule.kind", "add decay_at"),
         ('[schedule]\nkind = "cosine"\nover = "0 steps"', "schedule.over", "no sample long"),

@@ -357,6 +357,12 @@ def test_validate_says_what_the_job_is(own_place: Path, capsys: pytest.CaptureFi
         "job.toml is valid: digits, downpour, sgd(lr=0.01) in each worker, sgd(lr=0.01), "
         "no compression, 1 server, 1 worker, until 1 epoch\n"
     )
+    ends = f'{JOB}stop = {{ seconds = 30 }}\n[algorithm]\nname = "sandblaster"\n'
+    (own_place / "job.toml").write_text(ends)
+    assert app.run(["validate", "job.toml"]) == 0
+    assert capsys.readouterr().out.endswith(
+        "sandblaster, no compression, 1 server, 1 worker, until it is done or 30 seconds\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ count = {servers}
 
 [workers]
 count = {workers}
-batch_size = 8
+batch_size = {batch_size}
 threads = 1
 {more_workers}
 
@@ -240,6 +240,7 @@ class Workplace:
         workers: int = 1,
         servers: int = 1,
         checkpoint_every_s: float = 0.0,
+        batch_size: int = 8,
         algorithm: str = DOWNPOUR,
         more: str = "",
         more_workers: str = "",
@@ -252,6 +253,7 @@ class Workplace:
                 stop=stop,
                 workers=workers,
                 servers=servers,
+                batch_size=batch_size,
                 algorithm=algorithm,
                 more=more,
                 more_workers=more_workers,

@@ -103,6 +103,14 @@ def test_a_model_that_begins_with_a_nan_is_refused_by_the_parameter_s_name(job: 
         gradient(job(weights="constant_(layer.weight, float('nan'))"), None)
 
 
+def test_a_target_that_nobody_could_see_reached_is_refused(job: Job) -> None:
+    made = job()
+    aims = replace(made, job=replace(made.job, stop=config.Stop(target="accuracy >= 0.9")))
+    with pytest.raises(TaskError, match="and the task has no evaluate") as said:
+        build_replica(aims, slot=1)
+    assert "measured_task.py:" in (said.value.where or "")
+
+
 def test_only_who_begins_the_run_needs_the_file_to_begin_with(job: Job, tmp_path: Path) -> None:
     made = job()
     missing = replace(made, job=replace(made.job, weights=str(tmp_path / "no.safetensors")))

@@ -16,7 +16,7 @@ from planting import Patch, mutant
 from dlctl import messages as m
 from dlctl.algorithms.base import Decision, Outcome, View
 from dlctl.algorithms.local_sgd import Replica
-from dlctl.algorithms.needs import Gradient, Read, Write
+from dlctl.algorithms.needs import Gradient, Read, Settle, Write
 from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.sync import Barrier
 from dlctl.algorithms.sync import Replica as SyncReplica
@@ -27,7 +27,7 @@ from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.groups import Groups
-from dlctl.roles.coordinator.leases import PortionPool, Range
+from dlctl.roles.coordinator.leases import Leases, PortionPool, Range
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.persistence import Lasting, Persistence
 from dlctl.roles.coordinator.quorum import Quorums
@@ -48,7 +48,9 @@ from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.services.asking import Asking
+from dlctl.roles.worker.services.computing import Computing, Engines
 from dlctl.roles.worker.services.reading import OneRead
+from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.roles.worker.worker import Worker
@@ -352,6 +354,24 @@ def the_journal_is_behind(patch: Patch) -> None:
         return journal | {"results": journal["results"][:-1]}
 
     patch.setattr(DrivenMethod, "to_json", to_json)
+
+
+@mutant(
+    "a portion of the dead goes to nobody, although another one has a backup copy of it",
+    "LivenessChecker", scenario="sandblaster", first=12,
+)  # fmt: skip
+def copies_die_with_the_original(patch: Patch) -> None:
+    honest = Leases.release
+
+    def release(self, slot):
+        mine = {key for key, owner in self._leased.items() if owner == slot}
+        copied = mine & self._copies.keys()
+        back = honest(self, slot)
+        for key in copied:
+            self._leased.pop(key, None)
+        return back
+
+    patch.setattr(Leases, "release", release)
 
 
 # ---------------------------------------------------------------- epochs
@@ -824,6 +844,53 @@ def done_before_the_step(patch: Patch) -> None:
 
 
 @mutant(
+    "the newest steps are done although they are left out", "AcksChecker", scenario="ways", first=4
+)
+def steps_left_out_are_done(patch: Patch) -> None:
+    honest = Computing._done_without_push
+    patch.setattr(Computing, "_done_without_push", lambda self, but, now: honest(self, 0, now))
+
+
+@mutant(
+    "who waits for its push to be settled is told what became of the one before it",
+    "LedgerChecker", scenario="ways", first=4,
+)  # fmt: skip
+def an_older_push_is_told_of(patch: Patch) -> None:
+    honest = Writing.poll
+
+    def poll(self, now):
+        return (True, self._receipt) if isinstance(self._need, Settle) else honest(self, now)
+
+    patch.setattr(Writing, "poll", poll)
+
+
+@mutant(
+    "a replica makes a step of its own while its optimiser is being saved", "AssertionError",
+    scenario="serverless", first=30,
+)  # fmt: skip
+def stepped_while_it_is_saved(patch: Patch) -> None:
+    honest = Engines.__init__
+    patch.setattr(
+        Engines, "__init__", lambda self, context, _: honest(self, context, lambda: False)
+    )
+
+
+@mutant(
+    "what another replica has answered is put into the model under a gradient", "AssertionError",
+    scenario="serverless", first=1,
+)  # fmt: skip
+def pulled_under_a_gradient(patch: Patch) -> None:
+    honest = Training.advance
+
+    def advance(self, now):
+        if self.asking is not None:
+            self.asking.hand_out(self.side)
+        honest(self, now)
+
+    patch.setattr(Training, "advance", advance)
+
+
+@mutant(
     "a push to a table beside the parameters is added twice", "TablesChecker", scenario="toys",
     first=1, seeds=6,
 )  # fmt: skip
@@ -959,6 +1026,15 @@ def quorum_per_shard(patch: Patch) -> None:
 )  # fmt: skip
 def the_next_step_is_decided_too_early(patch: Patch) -> None:
     patch.setattr(Quorums, "_is_under_way", lambda self, known: False)
+
+
+@mutant(
+    "a lead is told that it has waited although it has not", "QuorumChecker", scenario="toys",
+    first=11, seeds=1,
+)  # fmt: skip
+def the_lead_does_not_wait(patch: Patch) -> None:
+    honest = Quorums._decide
+    patch.setattr(Quorums, "_decide", lambda self, now, least_s: honest(self, now, 3600.0))
 
 
 @mutant(

@@ -432,13 +432,13 @@ def sandblaster(seed: int) -> Simulation:
 
 def toys(seed: int) -> Simulation:
     """Methods from outside, each with a need of its own: a clock of the servers', a second table,
-    other replicas and no servers, a group, a buffer; every sixth time one decider, and in every
-    twelfth run an engine.
+    other replicas and no servers, a group, a buffer; every sixth time one decider, which takes its
+    time in every third run of these, and in every twelfth run an engine.
     """
     name = ("toy-clock", "toy-table", "toy-ring", "toy-group", "toy-buffer")[seed % 5]
     options = {}
     if seed % 6 == 5:
-        name, options = "toy-quorum", {"backups": 1}
+        name, options = "toy-quorum", {"backups": 1, "rest_s": 0.2 * (seed // 6 % 3 == 1)}
     elif seed % 12 == 7:
         name = "toy-engine"
     servers = 0 if name in ("toy-ring", "toy-group") else SERVERS
@@ -461,7 +461,7 @@ def toys(seed: int) -> Simulation:
     if name == "toy-clock" and not faults.full_disks:
         checkers = (*checkers, LeadChecker())
     if name == "toy-quorum":
-        checkers = (*checkers, QuorumChecker(), NormChecker())
+        checkers = (*checkers, QuorumChecker(options["rest_s"]), NormChecker())
     if name == "toy-buffer":
         checkers = (*checkers, BufferedChecker())
     simulation = Simulation(

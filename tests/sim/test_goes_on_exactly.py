@@ -20,7 +20,7 @@ from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 from dlctl.vector import Vector
 
-FIXED = {"overlap": False, "local_steps": 4, "exchange_every_steps": 1}
+FIXED = {"overlap": False, "local_steps": 4, "exchange_every_steps": 1, "buffer_pushes": 3}
 """Options with which a trajectory does not depend on how long things take, and with which a portion
 is a whole round."""
 

@@ -85,13 +85,16 @@ def test_it_learns_with_what_its_shape_allows(name: str, compressor: str, optimi
     rates = (FOR_WAYS if push.is_way else FOR_GRADIENTS).get(optimizer, {})
     kind = registry.load("compressors", compressor)
     half = {"density": 0.4, "side": 4, "keep": 8}
+    less = {key: half[key] for key in half if has(kind, key)}
     problem = LeastSquares(samples=64, size=12)
     is_in_rounds = method.lead.cut_epoch is not Lead.cut_epoch
+    epochs = 16.0 if push.is_all and not is_in_rounds else 32.0
+    # A run has few rounds, and of what each has come to a part is sent.
+    epochs *= 2 if push.is_way and less else 1
     outcome = Simulation(
         job_file(
             2, 2 if method.shape.needs_servers else 0, algorithm=(name, options),
-            epochs=16.0 if push.is_all and not is_in_rounds else 32.0,
-            compression=(compressor, {key: half[key] for key in half if has(kind, key)}),
+            epochs=epochs, compression=(compressor, less),
             optimizer=(optimizer, rates),
         ),
         problem,
@@ -120,14 +123,16 @@ def other_value(method: Method, key: str) -> str:
 
 def changed(name: str, key: str, text: str) -> tuple[Outcome, list[tuple[Any, Any]]]:
     """A run whose key is set in its middle, and what it was and is on each worker."""
-    shape = registry.load("algorithms", name).shape
+    method = registry.load("algorithms", name)
+    options = {"buffer_pushes": 2} if has(method, "buffer_pushes") else {}
+    servers = 2 if method.shape.needs_servers else 0
     simulation = Simulation(
-        job_file(2, 2 if shape.needs_servers else 0, algorithm=(name, {}), epochs=8.0),
+        job_file(2, servers, algorithm=(name, options), epochs=24.0),
         LeastSquares(samples=64),
         compute=ComputeOptions(step_s=0.05, spread=0.0, slow={1: 2.5}),
     )
     names = ["worker-0", "worker-1"]
-    asked = simulation.request(2.0, "set", {"names": names, "settings": {key: text}})
+    asked = simulation.request(1.5, "set", {"names": names, "settings": {key: text}})
     outcome = simulation.run()
     assert outcome.state == "finished", outcome.reason
     assert asked.reply is not None

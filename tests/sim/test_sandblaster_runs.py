@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from simulated import job_file
+from sklearn.datasets import load_digits
 
 from dlctl import messages as m
 from dlctl.machine import Send
@@ -14,7 +15,7 @@ from dlctl.sim.checkers import Checker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.problems import LeastSquares, layout_of
 from dlctl.sim.simulation import Simulation
 
 PORTIONS = 15
@@ -170,6 +171,83 @@ def test_a_bad_network_and_deaths_change_nothing(undisturbed, seed, agree):
     outcome, _ = run(seed=seed, faults=faults, network=NetworkOptions(link=link))
     assert outcome.state == "finished"
     agree(outcome.weights, undisturbed.weights, atol=1e-6)
+
+
+class Digits:
+    """Logistic regression of handwritten digits: ten classes, 64 pixels and one that is lit."""
+
+    def __init__(self):
+        pixels, digits = load_digits(return_X_y=True)
+        self.samples = len(digits)
+        self.x = np.hstack([pixels / 16, np.ones((len(digits), 1))])
+        self.y = np.eye(10)[digits]
+        self.layout = layout_of(self.x.shape[1] * 10)
+        self.points = {}
+        """Where gradients were computed, in order, each once."""
+
+    def initial(self):
+        return np.zeros(self.layout.size(), np.float32)
+
+    def gradient(self, w, batch):
+        self.points.setdefault(w.tobytes(), w.copy())
+        x, y = self.x[batch.rows], self.y[batch.rows]
+        scores = x @ w.reshape(-1, 10).astype(np.float64)
+        logs = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+        slope = x.T @ (np.exp(logs) - y) / len(y)
+        return float(-(y * logs).sum() / len(y)), slope.astype(np.float32).ravel()
+
+    def averaged(self, before, batch):
+        return before
+
+    def evaluate(self, w):
+        guesses = (self.x @ w.reshape(-1, 10)).argmax(1)
+        return {"accuracy": float((self.y[np.arange(self.samples), guesses]).mean())}
+
+
+def way_over_digits(workers, *moments):
+    """float32[points, d]: everywhere that a run goes until its tenth iteration."""
+    digits = Digits()
+    outcome = Simulation(
+        job_file(
+            workers, 2, algorithm=("sandblaster", {"iterations": 10}), batch_size=64,
+            portion_batches=1,
+        ), digits, faults=Faults(moments=moments), checkers=(TermsChecker(), NothingLeft()),
+    ).run()  # fmt: skip
+    assert outcome.reason == "10 iterations are done"
+    deaths = [*outcome.store.texts("exit"), *outcome.store.texts("recover")]
+    assert len(deaths) == len(moments), deaths
+    assert digits.evaluate(outcome.weights)["accuracy"] > 0.9
+    return np.array([*digits.points.values()])
+
+
+@pytest.fixture(scope="module")
+def alone_over_digits():
+    return way_over_digits(1)
+
+
+KILLS = (
+    Moment(name="worker-1", kind="Push", count=30),
+    Moment(name="server-1", kind="VectorResult", count=20),
+    Moment(name="coordinator", kind="VectorOp", count=60),
+)
+
+
+@pytest.mark.per_commit(1)
+@pytest.mark.parametrize(
+    ("workers", "kills"),
+    [
+        pytest.param(
+            3, KILLS, marks=pytest.mark.oracle("sandblaster", "1 worker, digits: 3 and kills")
+        ),
+        pytest.param(3, (), marks=pytest.mark.oracle("sandblaster", "1 worker, digits: 3 workers")),
+        pytest.param(8, (), marks=pytest.mark.oracle("sandblaster", "1 worker, digits: 8 workers")),
+    ],
+)
+def test_over_the_digits_every_point_is_that_of_one_worker(
+    alone_over_digits, workers, kills, agree
+):
+    """Each of a worker, a server and the coordinator is killed once."""
+    agree(way_over_digits(workers, *kills), alone_over_digits, atol=1e-5)
 
 
 def test_a_slow_worker_costs_no_more_than_a_portion_per_batch(undisturbed):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from dlctl import batches, schedule
+from dlctl import batches, registry, schedule
 from dlctl import messages as m
 from dlctl.algorithms.base import Lead, Table
 from dlctl.config import JobFile
@@ -238,9 +238,18 @@ class Scheduler:
         except ValueError as error:
             raise DlctlError(str(error), hint=SCHEDULE) from None
         self._pool = self._stream(shards) if shards else self._portions(samples, clients)
+        if isinstance(self._pool, PortionPool) and not clients:
+            self._check_steps(self._pool)
         self._step_samples_min = batches.smallest(self.job)
         self.evaluated_at = self._evaluation_clock()
         self.rescale(self.job.workers.count)
+
+    def _check_steps(self, pool: PortionPool) -> None:
+        """Raises DlctlError if the run is too short for its method to come to anything."""
+        steps = pool.limit * -(-pool.portion_samples // batches.smallest(self.job))
+        method = registry.load("algorithms", self.job.algorithm.name)
+        for path, what, instead in method.check_steps(self.job, steps):
+            raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
 
     def _check_stream(self) -> None:
         """Raises DlctlError if the job asks for what only a dataset of known length has."""

@@ -11,6 +11,7 @@ from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 
 Used = frozenset[Worker]
+ROUNDING_S = 1e-9
 
 
 class QuorumChecker(Checker):
@@ -18,26 +19,33 @@ class QuorumChecker(Checker):
     changed, and carried out by all shards; but for pushes of the dead that a server has lost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rest_s: float = 0.0) -> None:
+        """rest_s: for which the lead lets every clock wait."""
+        self._rest_s = rest_s
         self._decided: dict[int, Used] = {}
+        self._decided_at: dict[int, float] = {}
         self._gone: set[Worker] = set()
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         match effect:
             case Send(_, m.Decided() as decided):
-                self._on_decided(decided)
+                self._on_decided(decided, process.timeline.now)
             case Send(_, m.Holding(shard)):
                 step = process.machine.serving.side.newest_step  # type: ignore[attr-defined]
                 if step is not None:
                     self._on_step(shard, *step)
 
-    def _on_decided(self, decided: m.Decided) -> None:
+    def _on_decided(self, decided: m.Decided, now: float) -> None:
         used, gone = _workers(decided.used), _workers(decided.gone)
         self._gone |= gone
         before = self._decided.setdefault(decided.clock, used)
         if used != before:
             text = f"for clock {decided.clock} first {sorted(before)} counted, then {sorted(used)}"
             raise self.broken(text)
+        at = self._decided_at.setdefault(decided.clock, now)
+        rested_s = at - self._decided_at.get(decided.clock - 1, -self._rest_s)
+        if used and rested_s < self._rest_s - ROUNDING_S:
+            raise self.broken(f"the lead has waited {rested_s:.3f} s at clock {decided.clock}")
 
     def _on_step(self, shard: int, clock: int, used: Used) -> None:
         decided = self._decided.get(clock, frozenset())

@@ -1,7 +1,7 @@
 """toy-quorum: synchronous SGD with backup workers, in small (Chen et al., 2016).
 
     replica, at clock t:  push the gradient for t; what became of it is the same on all shards
-    lead:                 all members but `backups` have come: these count
+    lead:                 all members but `backups` have come, and `rest_s` are over: these count
     shard:                w_{t+1} = w_t - eta * mean of the chosen gradients
 
 It guards the one decider of all shards.
@@ -26,6 +26,8 @@ from dlctl.messages import APPLIED, DUPLICATE
 class Options:
     backups: Annotated[int, Ge(0)] = 0
     """Workers that nobody waits for."""
+    rest_s: Annotated[float, Ge(0)] = 0.0
+    """Seconds that every clock takes at least, whoever has come."""
 
 
 class Replica(ReplicaSide):
@@ -69,10 +71,12 @@ class Shard(Chosen):
 class Counting(Lead):
     def quorum(
         self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
-    ) -> frozenset[int] | None:
+    ) -> frozenset[int] | float | None:
         """Called whenever another one comes: the first of them, or if several come at once the
         lowest slots.
         """
+        if waited_s < self.options.rest_s:
+            return float(self.options.rest_s)
         enough = max(1, len(members) - self.options.backups)
         return frozenset(sorted(came)[:enough]) if len(came) >= enough else None
 
