@@ -316,6 +316,14 @@ class ReplicaSide(ABC):
             made_since = to_host(self.residual).copy()
             copy_into(self.residual, state["residual"] + made_since)
 
+    @classmethod
+    def state_after(cls, steps: int, samples: int) -> dict[str, Array]:
+        """What `state` would be of a replica whose model has come so far by another method; {}: it
+        goes on as `begin` leaves it. It is asked for only where the run's models are the replicas'
+        own (`Shape.model`).
+        """
+        return {}
+
     @abstractmethod
     def run(self) -> Needs:
         """The method as a replica sees it; it does not come to an end by itself."""
