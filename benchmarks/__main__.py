@@ -18,6 +18,7 @@ CHAPTERS = {
     "start": "from `dlctl start` to ready, against bare processes that import the same",
     "server_memory": "resident memory of a server that owns next to nothing",
     "replica": "a worker's peak memory and the time of its steps, against plain torch",
+    "cut_memory": "peak memory of each process of a replica of two, against one process",
     "push": "a push of 10,000 parameters until its ack, against bare pyzmq",
     "selection": "the sampled threshold of topk-sampled, against torch.topk, a memcpy; on a GPU",
     "apply": "an update of 25,000,000 parameters, dense and sparse, against a memcpy",
