@@ -18,7 +18,6 @@ CHAPTERS = {
     "start": "from `dlctl start` to ready, against bare processes that import the same",
     "server_memory": "resident memory of a server that owns next to nothing",
     "replica": "a worker's peak memory and the time of its steps, against plain torch",
-    "cut_memory": "peak memory of each process of a replica of two, against one process",
     "push": "a push of 10,000 parameters until its ack, against bare pyzmq",
     "selection": "the sampled threshold of topk-sampled, against torch.topk, a memcpy; on a GPU",
     "apply": "an update of 25,000,000 parameters, dense and sparse, against a memcpy",
@@ -36,6 +35,7 @@ CHAPTERS = {
     "methods": "every method on digits and on a small GPT: how good, bytes, seconds; 45 minutes",
     "methods_slow": "a small GPT behind 100 Mbit/s while a worker and a server are killed",
     "topologies": "one run for each topology on the digits, and a member of it killed in its midst",
+    "cut_memory": "peak memory of each process of a replica of two, against one process",
     "straggler": "sandblaster with one of eight workers ten times slower, against the ideal time",
     "quality": "the loss of a small GPT after the same samples, against one process; 45 minutes",
 }
