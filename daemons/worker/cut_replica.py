@@ -236,9 +236,9 @@ class CutStepper:
         self._job, self._ranks, self._memory = job, ranks, memory
         with self._all([((), told | {"device": str(device)}) for device in devices[1:]], "cut"):
             self._mine = make_stepper(job, whole, memory, devices[0], 0)
-        pieces = self._mine.part.pieces if devices[0].type == "cpu" else ()
-        self._others = [*others(map(Piece.elements, pieces), memory.size)] if pieces else []
-        self._lending = threading.Lock()
+        self._saves_memory = devices[0].type == "cpu"  # Else the host has what the ranks have not.
+        self._others = [*others(map(Piece.elements, self._mine.part.pieces), memory.size)]
+        self._lending = threading.RLock()  # A gradient may go while this thread has it.
         self._lent = 0
         """Gradients that were handed out; the newest one lies in the memory of all."""
         self.replica = CutReplica(whole, ranks, self._mine)
@@ -296,6 +296,8 @@ class CutStepper:
 
     def _begin(self) -> None:
         """Have no more in memory than the ranks compute with."""
+        if not self._saves_memory:
+            return
         with self._lending:
             self._lent += 1
             self._memory.clear(GRADIENT)
@@ -304,7 +306,8 @@ class CutStepper:
     def _lend(self) -> Array:
         """The gradient of all ranks. Its memory is given back when nobody has it any more."""
         gradient: Array = self._memory.vector(GRADIENT).numpy()
-        weakref.finalize(gradient, self._came_back, self._lent).atexit = False
+        if self._saves_memory:
+            weakref.finalize(gradient, self._came_back, self._lent).atexit = False
         return gradient
 
     def _came_back(self, number: int) -> None:
