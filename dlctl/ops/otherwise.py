@@ -14,8 +14,8 @@ from dlctl.runs import checkpoints, manifest, tensorfile
 from dlctl.runs.manifest import Manifest
 
 if TYPE_CHECKING:
-    from dlctl.ops.decide import Good
     from dlctl.config import JobFile
+    from dlctl.ops.decide import Good
 
 
 def translated(good: Good, job: JobFile) -> Translation | None:
