@@ -8,6 +8,7 @@ there is no torch; a test compares them with torch's signatures. A class of some
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -22,6 +23,8 @@ NONE = "none"
 """No steps of its own."""
 SAVED_AS = "inner."
 """Before the names of its state, in the file of its replica."""
+OF = f"{SAVED_AS}of"
+"""Whose state it is: `identity`."""
 Decay = Annotated[float, Ge(0), Lt(1)]
 """How much of a running mean stays at each step."""
 Epsilon = Annotated[float, Ge(0)]
@@ -208,6 +211,13 @@ RPROP = Inner(RpropOptions, "Rprop", live={})
 ASGD = Inner(ASGDOptions, "ASGD")
 ADAFACTOR = Inner(AdafactorOptions, "Adafactor")
 MUON = Inner(MuonOptions, "Muon")
+
+
+def identity(choice: Choice) -> bytes:
+    """Its name, and the options that say what it keeps."""
+    flags = {key: value for key, value in choice.options.items() if isinstance(value, bool)}
+    flags["momentum"] = bool(choice.options.get("momentum"))
+    return json.dumps([choice.name, flags], sort_keys=True).encode()
 
 
 def is_plain(choice: Choice) -> bool:

@@ -31,6 +31,7 @@ from daemons.worker.ranks import Ranks, RanksEnded
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
+from dlctl.errors import DlctlError
 from dlctl.machine import Event
 from dlctl.messages import Array
 from dlctl.roles.protocol.context import Birth
@@ -60,6 +61,7 @@ from dlctl.roles.protocol.effects import (
     TaskLocated,
     WriteFrozen,
 )
+from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 
 log = logging.getLogger("dlctl")
 
@@ -319,7 +321,13 @@ class ComputeThread:
 
     def _fetch_rows(self, rows: Array) -> Array:
         self._loop.post(RowsWanted(rows))
-        return self._brought.get()
+        try:
+            return self._brought.get(timeout=EVALUATE_S_MAX)
+        except queue.Empty:
+            raise DlctlError(
+                f"the rows that evaluate asks for have not come for {EVALUATE_S_MAX:.0f} s",
+                hint="`dlctl why` says what the servers that have them wait for",
+            ) from None
 
     def _load(self, data_epoch: int, start: int, stop: int, number: int, shard: int) -> Loaded:
         from daemons.worker.out_of_memory import explained

@@ -11,6 +11,8 @@ import ctypes
 import gc
 import hashlib
 import logging
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -23,12 +25,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from daemons.worker import nests
-from daemons.worker.cutting import cut_by_fsdp, cut_by_tensors, pieces, without_values
+from daemons.worker.cutting import (
+    Piece,
+    cut_by_fsdp,
+    cut_by_tensors,
+    pieces,
+    without_values,
+)
 from daemons.worker.out_of_memory import explained
 from daemons.worker.part import Kept, Part, PartStepper, Weighted, together
 from daemons.worker.pipeline import StagePart, shown, stage_pieces
 from daemons.worker.rank_group import on_loopback
-from daemons.worker.rank_memory import GIVEN, GRADIENT, PARAMETERS, STATES, RankMemory
+from daemons.worker.rank_memory import GIVEN, GRADIENT, PARAMETERS, STATES, RankMemory, others
 from daemons.worker.rank_messages import Said
 from daemons.worker.ranks import Ranks
 from daemons.worker.replica import Measured, Replica
@@ -228,6 +236,11 @@ class CutStepper:
         self._job, self._ranks, self._memory = job, ranks, memory
         with self._all([((), told | {"device": str(device)}) for device in devices[1:]], "cut"):
             self._mine = make_stepper(job, whole, memory, devices[0], 0)
+        self._saves_memory = devices[0].type == "cpu"  # Else the host has what the ranks have not.
+        self._others = [*others(map(Piece.elements, self._mine.part.pieces), memory.size)]
+        self._lending = threading.RLock()  # A gradient may go while this thread has it.
+        self._lent = 0
+        """Gradients that were handed out; the newest one lies in the memory of all."""
         self.replica = CutReplica(whole, ranks, self._mine)
         self.inner = self._mine.inner
 
@@ -264,6 +277,7 @@ class CutStepper:
         if self._job.replica.tensor > 1:
             # Where all ranks have the same activations, they have to drop the same ones.
             told["dice"] = int(torch.randint(1 << 62, (), device="cpu"))
+        self._begin()
         if pull is not None:
             self._memory.vector(GIVEN).copy_(torch.from_numpy(pull.toward))
         shares = self._shares(batches)
@@ -277,8 +291,29 @@ class CutStepper:
             self.replica.values_averaged = self._mine.part.averaged()
         if not stepped.is_usable:
             return stepped
-        gradient = self._memory.vector(GRADIENT).numpy() if gather else None
+        gradient = self._lend() if gather else None
         return stepped._replace(gradient=gradient, metrics=self._metrics(measured))
+
+    def _begin(self) -> None:
+        """Have no more in memory than the ranks compute with."""
+        if not self._saves_memory:
+            return
+        with self._lending:
+            self._lent += 1
+            self._memory.clear(GRADIENT)
+        self._memory.let_go(self._others)
+
+    def _lend(self) -> Array:
+        """The gradient of all ranks. Its memory is given back when nobody has it any more."""
+        gradient: Array = self._memory.vector(GRADIENT).numpy()
+        if self._saves_memory:
+            weakref.finalize(gradient, self._came_back, self._lent).atexit = False
+        return gradient
+
+    def _came_back(self, number: int) -> None:
+        with self._lending:
+            if number == self._lent:
+                self._memory.clear(GRADIENT)
 
     def _shares(self, batches: Sequence[Weighted]) -> list[list[Weighted]]:
         """The batches of each rank: with FSDP as many for each, of no weight if there are none."""

@@ -53,6 +53,15 @@ class Piece(NamedTuple):
         """Its part of a vector of the model's size."""
         return vector[self.lo : self.hi].view(self.shape)[self.cut]
 
+    def elements(self) -> tuple[int, int]:
+        """Those of a vector among which this part lies."""
+        if self.parameter is None:
+            return self.lo, self.lo
+        if not self.master.is_contiguous():
+            return self.lo, self.hi
+        at = int(self.master.storage_offset())
+        return at, at + self.master.numel()
+
 
 def without_values(model: nn.Module, device: torch.device) -> nn.Module:
     """A copy whose trained parameters are on the meta device. On the CPU the frozen ones are the

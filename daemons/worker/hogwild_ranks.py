@@ -11,7 +11,6 @@ The memory is the file without a name that the ranks inherit: it ends with them.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ import torch
 from daemons.worker.building import build
 from daemons.worker.ranks import Ranks
 from daemons.worker.replica import Replica, seed_all
+from daemons.worker.shared_model import reserve
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.messages import Array
@@ -55,7 +55,7 @@ class Ahead:
         """Returns when all ranks have the model. Raises RanksEnded, DlctlError."""
         self._ranks = ranks
         size = 4 * replica.layout.size() * (len(ranks) + 1)
-        os.posix_fallocate(ranks.store, 0, size)
+        reserve(ranks.store, size)
         memory = map_memory(replica, ranks.store, len(ranks))
         memory.parameters.copy_(torch.from_numpy(replica.parameters))
         replica.move_to(memory.parameters, is_shared=True)

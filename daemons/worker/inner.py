@@ -6,7 +6,6 @@ What is saved goes by the tensors, so that a run may go on with other groups.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,13 +17,11 @@ from daemons.worker.task import calling
 from dlctl import registry
 from dlctl.config import Choice, ParameterGroup
 from dlctl.errors import DlctlError
-from dlctl.inner import NONE, SAVED_AS
+from dlctl.inner import NONE, OF, SAVED_AS, identity
 from dlctl.messages import Array
 
 _PYTHON = "#"
 """Behind the name of a state that is a number of Python's, and no tensor."""
-OF = f"{SAVED_AS}of"
-"""Whose state it is."""
 _SCALE = "lr_scale"
 """In a group of torch's: of its rate."""
 
@@ -43,7 +40,7 @@ class InnerOptimizer:
         somebody else's raises.
         """
         self.tensors = list(tensors)
-        self._identity = _identity(choice)
+        self._identity = identity(choice)
         self._optimizers, self._indices, self._mine = [], [], []
         for kind, options, mine in _parts(choice, self.tensors):
             of_mine = [groups[index] for index in mine] if groups else []
@@ -132,8 +129,11 @@ class InnerOptimizer:
         """Go on with what another replica's one keeps. Raises DlctlError if that is of another
         model or kind.
         """
+        if not packed.size:
+            self.forget()
+            return
         kept = self._kept()
-        if not kept and packed.size:
+        if not kept:
             # Most make what they keep with their first step; this one goes nowhere.
             self.step([torch.zeros_like(tensor) for tensor in self.tensors], 0.0)
             kept = self._kept()
@@ -188,13 +188,6 @@ class InnerOptimizer:
 def _is_of_elements(value: Any) -> bool:
     """Whether it may have a number for each element of a parameter: a count of steps has not."""
     return isinstance(value, Tensor) and value.ndim > 0
-
-
-def _identity(choice: Choice) -> bytes:
-    """Its name, and the options that say what it keeps."""
-    flags = {key: value for key, value in choice.options.items() if isinstance(value, bool)}
-    flags["momentum"] = bool(choice.options.get("momentum"))
-    return json.dumps([choice.name, flags], sort_keys=True).encode()
 
 
 def _of_another() -> DlctlError:

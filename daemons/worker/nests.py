@@ -4,7 +4,7 @@ JSON has, and the tensors one by one. Nothing else can go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,13 @@ def taken_apart(value: Any, tensors: list[Tensor]) -> Any:
         return ["plain", value]
     if type(value) in (list, tuple):
         return [type(value).__name__, [taken_apart(each, tensors) for each in value]]
-    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
+    if type(value) is dict and all(type(key) in (str, int) for key in value):
         return ["dict", [[key, taken_apart(each, tensors)] for key, each in value.items()]]
     raise TaskError(
         f"a value of type {type(value).__name__} cannot go from one process of a replica to "
         "another",
-        hint="use tensors, arrays, numbers and text in lists, tuples and dicts",
+        hint="use tensors, arrays, numbers and text in lists, tuples and plain dicts; a collate of "
+        "the task's may return dict(batch)",
     )
 
 

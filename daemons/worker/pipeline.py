@@ -63,9 +63,10 @@ def schedule(kind: str, stage: int, stages: int, batches: int) -> Iterator[str]:
 class Link:
     """To the stage before or behind, one way."""
 
-    def __init__(self, group: Any, device: torch.device) -> None:
-        self._group, self._device = group, device
-        self._sent: list[tuple[Any, Tensor]] = []
+    def __init__(self, group: Any, device: torch.device, ahead: int) -> None:
+        """ahead: so many values may be on their way; who sends more waits for the first of them."""
+        self._group, self._device, self._ahead = group, device, ahead
+        self._sent: deque[list[tuple[Any, Tensor]]] = deque()
 
     def send(self, value: Any, to: int) -> list[Tensor]:
         """Returns its tensors; they are on their way. Raises TaskError."""
@@ -77,10 +78,9 @@ class Link:
             raise TaskError("a module of a stage returns too many tensors for the next stage")
         head = torch.zeros(FORM_BYTES, dtype=torch.uint8)
         head[: len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
-        for tensor in (head, *tensors):
-            flat = tensor.detach().contiguous()
-            if flat.numel():
-                self._sent.append((dist.isend(flat, to, group=self._group), flat))
+        flat = [tensor.detach().contiguous() for tensor in (head, *tensors) if tensor.numel()]
+        self._sent.append([(dist.isend(each, to, group=self._group), each) for each in flat])
+        self._wait(self._ahead)
         return tensors
 
     def receive(self, of: int) -> tuple[Any, list[Tensor]]:
@@ -98,9 +98,12 @@ class Link:
 
     def finish(self) -> None:
         """All of it has arrived."""
-        for work, _ in self._sent:
-            work.wait()
-        self._sent.clear()
+        self._wait(0)
+
+    def _wait(self, but: int) -> None:
+        while len(self._sent) > but:
+            for work, _ in self._sent.popleft():
+                work.wait()
 
 
 def stage_pieces(
@@ -151,7 +154,10 @@ class StagePart(Part):
         super().__init__(*arguments, **rest)
         self._kind, self._shared = kind, shared
         # One each way, so that none waits for another that waits for it.
-        self._down, self._up = (Link(dist.new_group(), self.device) for _ in range(2))
+        ahead = len(cut.stages)  # With 1F1B what is older has arrived anyway.
+        self._down, self._up = (Link(dist.new_group(), self.device, ahead) for _ in range(2))
+        self._goes_backward = False
+        """What modules compute now, they compute again, as activation checkpointing does."""
         self._is_last = self.rank == len(cut.stages) - 1
         self._came: tuple[Any, list[Tensor]] | None = None
         self._went: list[Tensor] = []
@@ -199,7 +205,7 @@ class StagePart(Part):
 
     def _checked(self, forward: Any) -> Any:
         def computed(*values: Any, **named: Any) -> Any:
-            if self._came is not None:
+            if self._came is not None and not self._goes_backward:
                 self._check_that_it_came((values, named))
             return forward(*values, **named)
 
@@ -207,6 +213,10 @@ class StagePart(Part):
 
     def _and_send(self, forward: Any) -> Any:
         def computed(*values: Any, **named: Any) -> Any:
+            if self._goes_backward:
+                return forward(*values, **named)
+            if not (torch.is_grad_enabled() or self._is_last):
+                raise self._without_gradients()
             if self.rank and self._came is None:
                 raise self._out_of_order("calls no module of an earlier stage first")
             self._calls += 1
@@ -220,6 +230,14 @@ class StagePart(Part):
             raise _Sent
 
         return computed
+
+    def _without_gradients(self) -> TaskError:
+        return TaskError(
+            "a module of a stage is computed without gradients, so that stages before it would "
+            "not be trained",
+            where=self.task.place("loss"),
+            hint="torch.utils.checkpoint does that with use_reentrant=True: use False",
+        )
 
     def _out_of_order(self, what: str) -> TaskError:
         return TaskError(
@@ -268,9 +286,11 @@ class StagePart(Part):
         gradients: list[Tensor] | None = None
         if not self._is_last and kept.went:
             gradients, _ = self._up.receive(self.rank + 1)
+        self._goes_backward = True
         with calling("the backward pass of task.loss", self.task.at("loss")):
             if kept.went:
                 torch.autograd.backward(kept.went, gradients)
+        self._goes_backward = False
         if kept.came:
             back = [torch.zeros_like(t) if t.grad is None else t.grad for t in kept.came]
             self._up.send(back, self.rank - 1)

@@ -154,7 +154,8 @@ class Replica:
             view.copy_(parameter.detach())
             if parameter.dtype is torch.float32:
                 parameter.data = view
-            bound.append((parameter, view))
+            # A view would keep this vector in memory after a move to another one.
+            bound.append((parameter, view.data))
         return vector, bound
 
     def reseed(self, slot: int, epoch: int, rank: int = 0) -> None:

@@ -23,6 +23,7 @@ import torch
 from daemons.worker.replica import Replica
 from dlctl.errors import DlctlError
 from dlctl.messages import Array
+from dlctl.util.units import short_size
 
 FILE = "shared-model"
 """In the run's directory, or that of its host."""
@@ -112,13 +113,27 @@ def _open_any(key: bytes, rows: list[Any], size: int) -> int:
     return -1
 
 
-def _make(key: bytes, size: int) -> int:
-    memory = os.memfd_create(MEMORY, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:  # Taken now: where there is none left, a write into it would end the process.
+def reserve(memory: int, size: int) -> None:
+    """Have a file in memory take so many bytes now: where there are none left, a write into it
+    would end the process. Raises DlctlError.
+    """
+    try:
         os.posix_fallocate(memory, 0, size)
     except OSError as error:
+        raise DlctlError(
+            f"no {short_size(size)} of memory for the model: {error.strerror}",
+            hint="`free -h` says what this host has; a container has a limit of its own. A replica "
+            "of fewer processes, or a smaller model, needs less",
+        ) from error
+
+
+def _make(key: bytes, size: int) -> int:
+    memory = os.memfd_create(MEMORY, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        reserve(memory, size)
+    except DlctlError:
         os.close(memory)
-        raise DlctlError(f"no {size} bytes of memory for the model: {error.strerror}") from error
+        raise
     os.pwrite(memory, key, 0)
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
     fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)

@@ -112,6 +112,10 @@ class Replica(ReplicaSide):
             return state
         return state | {"error": self._low_rank.error, "q": self._low_rank.q}
 
+    @classmethod
+    def state_after(cls, steps: int, samples: int) -> dict[str, Array]:
+        return {"progress": np.array([steps, samples], np.float64)}
+
     def restore(self, state: Mapping[str, Array]) -> None:
         self.step, self.samples = (int(number) for number in state["progress"])
         low_rank = self._low_rank  # Of another rank than before, it begins anew.

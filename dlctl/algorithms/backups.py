@@ -29,7 +29,7 @@ from annotated_types import Ge
 
 from dlctl.algorithms import sync
 from dlctl.algorithms.base import Fault, Method, Needs, ShardSide
-from dlctl.algorithms.needs import NextData, Write
+from dlctl.algorithms.needs import NextData
 from dlctl.algorithms.quorum import Chosen, Counting, meet_all
 from dlctl.config import JobFile
 
@@ -54,7 +54,7 @@ class Replica(sync.Replica):
         clock = yield from meet_all(0)
         while True:
             samples = yield from self._accrue()
-            yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
+            yield from self._write(samples, clock)
             clock = yield from meet_all(clock + 1)
 
 

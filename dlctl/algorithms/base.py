@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from dlctl import messages
-from dlctl.algorithms.needs import PARAMETERS, Need, View
+from dlctl.algorithms.needs import PARAMETERS, Need, View, Write
 from dlctl.clients import Cohort
 from dlctl.compress.base import Delta
 from dlctl.config import COUNT_MAX, Choice, JobFile
@@ -36,7 +36,7 @@ from dlctl.optim.base import Optimizer
 from dlctl.rows import RowTables
 from dlctl.settings import Setting
 from dlctl.shards.base import Shard
-from dlctl.vector import Vector, copy_into, to_host, zeros_like
+from dlctl.vector import Vector, copy_into, copy_of, to_host, zeros_like
 
 # ---------------------------------------------------------------- what a method needs of a run
 
@@ -271,6 +271,20 @@ class ReplicaSide(ABC):
         """Whether there may be something in it."""
         return self._residual is not None
 
+    def accrue(self, gradient: Vector) -> None:
+        """Add to the residual."""
+        if self._residual is None:
+            self._residual = copy_of(gradient)
+        else:
+            self._residual += gradient
+
+    def write_residual(self, *, samples: int, clock: int = 0) -> Write:
+        """A write of it. Where a push leaves nothing of it there is no copy: it begins anew."""
+        write = Write(vector=self.residual, samples=samples, clock=clock, given=self.pushes_all)
+        if self.pushes_all:
+            self._residual = None
+        return write
+
     def interval(self, key: str) -> int:
         """Steps of an option that is a number of them or "auto", as they are in force now."""
         steps: int | str = getattr(self.options, key)
@@ -318,6 +332,14 @@ class ReplicaSide(ABC):
         if "residual" in state and state["residual"].size == len(self.residual):
             made_since = to_host(self.residual).copy()
             copy_into(self.residual, state["residual"] + made_since)
+
+    @classmethod
+    def state_after(cls, steps: int, samples: int) -> dict[str, Array]:
+        """What `state` would be of a replica whose model has come so far by another method; {}: it
+        goes on as `begin` leaves it. It is asked for only where the run's models are the replicas'
+        own (`Shape.model`).
+        """
+        return {}
 
     @abstractmethod
     def run(self) -> Needs:

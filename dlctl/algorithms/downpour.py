@@ -43,9 +43,9 @@ what it has fetched until it fetches again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
@@ -60,7 +60,7 @@ from dlctl.algorithms.base import (
     ReplicaSide,
     ShardSide,
 )
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
+from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Step
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import APPLIED
@@ -126,19 +126,27 @@ class Replica(ReplicaSide):
                 is_lost = left_out >= LEFT_OUT_MAX
                 if fetches or is_lost:
                     yield Read(wait=is_lost or not self.options.overlap)
-                computed = yield Gradient(step=self.has_inner)
+                computed = yield from self._accrue()
                 left_out = left_out + 1 if computed is None else 0
                 if computed is None:
                     continue
-                self.residual += computed.gradient
-                samples += computed.samples
+                samples += computed
                 fetched_at = step if fetches else fetched_at
             is_due = data is not None and step - pushed_at >= self.interval("push_every_steps")
             if samples and (data is None or is_due):
-                yield Write(vector=self.residual, samples=samples)
+                yield self.write_residual(samples=samples)
                 samples = 0
                 pushed_at = step if is_due else pushed_at
             step += data is not None
+
+    def _accrue(self) -> Generator[Gradient, Any, int | None]:
+        """The samples of the next gradient; None: it is of no use."""
+        computed: Step | None = yield Gradient(step=self.has_inner)
+        if computed is None:
+            return None
+        assert computed.gradient is not None
+        self.accrue(computed.gradient)
+        return computed.samples
 
 
 class Server(ShardSide):

@@ -78,6 +78,10 @@ class Replica(ReplicaSide):
     def state(self) -> dict[str, Vector]:
         return {"steps": np.array([self.steps], np.float64)}
 
+    @classmethod
+    def state_after(cls, steps: int, samples: int) -> dict[str, Array]:
+        return {"steps": np.array([steps], np.float64)}
+
     def restore(self, state: Mapping[str, Array]) -> None:
         self.steps = int(state["steps"][0])
 

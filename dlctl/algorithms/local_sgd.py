@@ -174,10 +174,7 @@ class Replica(sync.Replica):
         """
         if not brings:
             return Write(vector=None, samples=samples, clock=clock)
-        given = Write(vector=self.residual, samples=samples, clock=clock, given=self.pushes_all)
-        if self.pushes_all:
-            self.residual = None
-        return given
+        return self.write_residual(samples=samples, clock=clock)
 
 
 @dataclass(slots=True, kw_only=True)

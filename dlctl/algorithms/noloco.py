@@ -70,6 +70,10 @@ class Replica(ReplicaSide):
         state = {"steps": np.array([self.steps], np.float64)}
         return state if self.phi is None else state | {"phi": self.phi, "delta": self.delta}
 
+    @classmethod
+    def state_after(cls, steps: int, samples: int) -> dict[str, Array]:
+        return {"steps": np.array([steps], np.float64)}
+
     def restore(self, state: Mapping[str, Array]) -> None:
         self.steps = int(state["steps"][0])
         if "phi" in state:

@@ -75,14 +75,18 @@ class Replica(ReplicaSide):
             clock = yield from self._next_step(clock)
 
     def _write(self, samples: int, clock: int) -> Generator[Write, Any, None]:
-        yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
+        if samples:
+            yield self.write_residual(samples=samples, clock=clock)
+        else:
+            yield Write(vector=None, clock=clock)
 
     def _accrue(self) -> Accrues:
         """Add to the residual what is pushed next. Returns the samples it is of, 0 without data."""
         computed: Step | None = yield Gradient()
         if computed is None:
             return 0
-        self.residual += computed.gradient
+        assert computed.gradient is not None
+        self.accrue(computed.gradient)
         return computed.samples
 
     def _join(self) -> Generator[NextData | Read | Write, Any, int]:

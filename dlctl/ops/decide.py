@@ -2,7 +2,8 @@
 
 An earlier run of the same job file goes on from its checkpoint if it was stopped or has failed (or
 where it was, if nothing of it is lost); a live one with the same content is left alone; otherwise a
-new run begins. `dlctl start` does what is decided here, `dlctl plan` tells it.
+new run begins, with the checkpoint of the earlier one if the job file says another method or
+optimiser. `dlctl start` does what is decided here, `dlctl plan` tells it.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
     from dlctl.config import JobFile
     from dlctl.ops.remains import Findings
 
-BEGIN, ALIVE, CHANGED, SECOND, FINISHED, ENDED, GO_ON, RESUME, AWAY, KEPT = (
+BEGIN, ALIVE, CHANGED, SECOND, FINISHED, ENDED, GO_ON, RESUME, AWAY, KEPT, BEGIN_FROM = (
     "begin", "alive", "changed", "second", "finished", "ended", "go on", "resume", "away", "kept",
+    "begin from",
 )  # fmt: skip
 """A new run; it lives already; it lives with another content; --fresh while it lives; it has come
 to this same end; it has ended, and how it goes on is for `examined` and `with_checkpoint` to say:
 where it was; from a checkpoint; not until its hosts can be reached; not with another content, for
-all that it did is kept, and no checkpoint has any of it."""
+all that it did is kept, and no checkpoint has any of it; with another method or optimiser, so that
+a new run begins with its checkpoint."""
 Json = dict[str, Any]
 
 
@@ -152,9 +155,9 @@ def examined(decision: Decision, *, ask_hosts: bool = True) -> Decision:
 
 
 def with_checkpoint(decision: Decision, job: JobFile, file: Path) -> Decision:
-    """RESUME with the newest good checkpoint, every byte of which is read. Without any that has
-    more than initial values: KEPT if all that the run did is there, else BEGIN. Any other decision
-    as it is.
+    """RESUME or BEGIN_FROM with the newest good checkpoint, every byte of which is read. Without
+    any that has more than initial values: KEPT if all that the run did is there, else BEGIN. Any
+    other decision as it is.
 
     Raises DlctlError if all are damaged: whether they can be given up is for their owner to say;
     UsageError if the newest good one does not fit.
@@ -174,7 +177,8 @@ def with_checkpoint(decision: Decision, job: JobFile, file: Path) -> Decision:
     if good is None:
         return dataclasses.replace(decision, way=KEPT if decision.could_go_on else BEGIN)
     check_fits(previous.run_id, good, job)
-    return dataclasses.replace(decision, way=RESUME, checkpoint=good, damaged=problems)
+    way = BEGIN_FROM if manifest.otherwise(good[1], job) else RESUME
+    return dataclasses.replace(decision, way=way, checkpoint=good, damaged=problems)
 
 
 def refusal(decision: Decision) -> DlctlError | None:
@@ -210,17 +214,11 @@ LOSSLESS = "nothing is lost with"
 
 
 def check_fits(run_id: str, good: Good, job: JobFile) -> None:
-    """Raises UsageError if another method or rule would have to go on with a checkpoint of this
-    run.
-    """
-    for section in ("algorithm", "optimizer", "inner"):
-        before, now = good[1].get(section), getattr(job, section).name
-        if isinstance(before, str) and before != now:
-            raise UsageError(
-                f'{run_id} was trained with the {section} "{before}", not "{now}": '
-                "its checkpoint does not fit",
-                hint="begin a new run with --fresh",
-            )
+    """Raises UsageError if a job cannot go on with a checkpoint of this run."""
+    if manifest.otherwise(good[1], job):
+        from dlctl.algorithms import translation
+
+        translation.check(good[1], job)
     if job.average.ema and AVERAGE not in checkpoints.slots(*good):
         raise UsageError(
             f"{run_id} was trained without [average]: its checkpoint has none to go on with",
@@ -233,8 +231,7 @@ def tell(decision: Decision) -> None:
     previous = decision.previous
     assert previous is not None
     name = previous.run_id
-    for problem in decision.damaged:
-        notes.warn(problem)
+    warn_of_damage(decision)
     if decision.checkpoint is None:
         notes.note(f"{name} ({previous.state}) has no checkpoint to go on from; a new run begins")
         return
@@ -245,6 +242,11 @@ def tell(decision: Decision) -> None:
     step, steps = values.count(decision.checkpoint[1]["step"]), steps_again(decision)
     again = f", {plural(steps, 'step')} {'is' if steps == 1 else 'are'} done again" if steps else ""
     notes.note(f"resumes {name} from step {step}{again}; --fresh starts a new run")
+
+
+def warn_of_damage(decision: Decision) -> None:
+    for problem in decision.damaged:
+        notes.warn(problem)
 
 
 def warn_of_loss(decision: Decision) -> None:

@@ -99,6 +99,11 @@ def _again(
     if refusal := decide.refusal(decision):
         raise refusal
     decide.warn_of_loss(decision)
+    if decision.way == decide.BEGIN_FROM:
+        decide.warn_of_damage(decision)
+        notes.note(head)
+        kept.name_what_stays(previous)
+        return _begin(file, job, content, decision.checkpoint)
     stop.clean_up(previous, stop.EXIT_S)
     decide.tell(decision)
     notes.note(head)
@@ -267,7 +272,7 @@ def _write_new(
     (directory / unfinished.LOGS).mkdir()
     _write_job(directory, file, content)
     keys.renew(directory)
-    copy = None if graft is None else copy_source(directory, graft)
+    copy = None if graft is None else copy_source(directory, graft, job)
     with closing(RunDb(directory, create=True)) as db:
         db.put_run(
             **run_directory.first_row(directory, select.job_file(file), job, resume=str(copy or ""))
@@ -277,7 +282,7 @@ def _write_new(
         db.commit()
     unfinished.unmark(directory)
     if graft is not None:
-        tell_source(graft)
+        tell_source(graft, job)
 
 
 def _write_job(directory: Path, file: Path, content: Json) -> None:
@@ -322,12 +327,17 @@ def check_source(source: Path, job: JobFile) -> Good:
     return good
 
 
-def copy_source(directory: Path, good: Good) -> Path:
-    """A complete copy of it in the directory of a run that is being made. Raises DlctlError or
-    OSError.
+def copy_source(directory: Path, good: Good, job: JobFile) -> Path:
+    """A complete copy of it in the directory of a run that is being made; as its job goes on from
+    it, if that has another method or optimiser. Raises DlctlError or OSError.
     """
+    from dlctl.ops import otherwise
+
     source, manifest = good
     made = checkpoints.create(directory, manifest["step"], manifest["number"])
+    if (translation := otherwise.translated(good, job)) is not None:
+        otherwise.write(translation, source, made)
+        return made
     for part in filter(itemgetter("file"), parts(manifest)):
         with _opened(source / part["file"]) as old, (made / part["file"]).open("xb") as new:
             shutil.copyfileobj(old, new)
@@ -354,12 +364,17 @@ def record_source(db: RunDb, directory: Path, copy: Path) -> None:
     lineage.record(db, directory, copy, "")
 
 
-def tell_source(good: Good) -> None:
+def tell_source(good: Good, job: JobFile) -> None:
+    from dlctl.ops import otherwise
+
     if is_doubtful(good[1]):
         told = lineage.saved_at_failure([good[1]["number"]])
         notes.warn(f"{told}: its model may be ruined")
     step, run_id = values.count(good[1]["step"]), str(good[1]["run_id"])
     notes.note(f"a new run begins with the checkpoint of {run_id} at step {step}")
+    if (translation := otherwise.translated(good, job)) is not None:
+        say = notes.warn if translation.afresh else notes.note
+        say(otherwise.in_words(good, translation, job))
 
 
 def _terms(manifest: Manifest) -> dict[str, int]:

@@ -106,6 +106,9 @@ def headline(decision: Decision) -> str:
     if decision.way == decide.RESUME and decision.checkpoint is not None:
         step = values.count(decision.checkpoint[1]["step"])
         return f"{run} ({state}) would resume from its checkpoint at step {step}"
+    if decision.way == decide.BEGIN_FROM and decision.checkpoint is not None:
+        step = values.count(decision.checkpoint[1]["step"])
+        return f"a new run would begin with the checkpoint of {run} ({state}) at step {step}"
     if decision.way == decide.KEPT and decision.findings is not None:
         return (
             f"nothing: start refuses, because {run} ({state}) has no checkpoint, and would lose "
@@ -126,15 +129,21 @@ def headline(decision: Decision) -> str:
     return texts[decision.way]
 
 
-def price(decision: Decision) -> list[str]:
-    """What of a run would be done again, and how nothing would be; a line each."""
-    from dlctl.ops import decide
+def price(decision: Decision, job: JobFile) -> list[str]:
+    """What of a run would be done again, and how nothing would be; what of it would go on with
+    another method or optimiser; a line each.
+    """
+    from dlctl.ops import decide, otherwise
 
-    if decision.previous is None or decision.way not in (decide.RESUME, decide.KEPT):
+    ways = (decide.RESUME, decide.KEPT, decide.BEGIN_FROM)
+    if decision.previous is None or decision.way not in ways:
         return []
     lines = [again] if (again := decide.done_again(decision)) else []
     if decision.could_go_on and (again or decision.way == decide.KEPT):
         lines.append(decide.without_loss(decision))
+    good = decision.checkpoint
+    if good is not None and (translation := otherwise.translated(good, job)) is not None:
+        lines.append(otherwise.in_words(good, translation, job))
     return lines
 
 
@@ -158,7 +167,7 @@ def files(decision: Decision, job: JobFile, file: Path) -> Iterator[tuple[str, s
     """(what, where) of all that a run would write."""
     parent = Path(os.path.abspath(file.parent / job.job.run_dir))
     directory = parent / f"{job.job.name}-XXXX"
-    if decision.previous is not None and decision.way != decide.BEGIN:
+    if decision.previous is not None and decision.way not in (decide.BEGIN, decide.BEGIN_FROM):
         directory = decision.previous.directory
     run = directory.name
     yield "run directory", str(directory)

@@ -11,13 +11,16 @@ import hashlib
 import json
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.flat import Layout, check_rows
 from dlctl.util.json_depth import is_deep
 from dlctl.util.text import is_poisoned
+
+if TYPE_CHECKING:
+    from dlctl.config import JobFile
 
 MANIFEST = "manifest.json"
 NUMBER_MAX = 2**63 - 1
@@ -34,6 +37,8 @@ MEAN = "mean"
 """Only where the run's model is the mean of those of all workers: true."""
 Manifest = dict[str, Any]
 
+CHOICES = ("algorithm", "optimizer", "inner")
+"""Sections of a job file whose names it has."""
 _SECTION = (str, dict)
 """A name, or that whole section of the job."""
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -95,6 +100,18 @@ def serialise(manifest: Manifest, where: str) -> bytes:
 def _digest(manifest: Manifest) -> str:
     """SHA-256 of everything else in it: a flipped bit must not lead to wrong files or steps."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def otherwise(manifest: Manifest, job: JobFile) -> str:
+    """What a job has in place of the method and optimisers that have made this checkpoint, as in
+    'algorithm "sync" -> "allreduce"'; "" if these are the same.
+    """
+    names = [(section, manifest.get(section), getattr(job, section).name) for section in CHOICES]
+    return ", ".join(
+        f'{section} "{before}" -> "{now}"'
+        for section, before, now in names
+        if isinstance(before, str) and before != now
+    )
 
 
 def has_updates(manifest: Manifest) -> bool:

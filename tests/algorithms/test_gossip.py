@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from by_hand import Player, Shards
+from wanderers import LR, SIZE, players, step
 
-from dlctl.algorithms.gossip import GOSSIP, Options
-from dlctl.algorithms.needs import Data, Step
-
-SIZE, LR = 8, 0.1
-
-
-def gradient_of(w: np.ndarray[Any, Any], batch: list[int]) -> Step:
-    """Of |w - x|^2 / 2, where x is the batch's own."""
-    x = np.random.default_rng(batch).standard_normal(SIZE).astype(np.float32)
-    return Step((w - x).astype(np.float32), 1, 1.0)
-
-
-def players(workers: int, lr: float, **options: Any) -> list[Player]:
-    """Each of them begins somewhere else."""
-    shards = Shards(GOSSIP, np.zeros(SIZE, np.float32), 0)
-    shards.slots = frozenset(range(workers))
-    everybody = [
-        Player(GOSSIP, shards, gradient_of, slot, own_lr=lr, options=Options(**options))
-        for slot in range(workers)
-    ]
-    for player in everybody:
-        dice = np.random.default_rng(100 + player.slot)
-        player.parameters[:] = dice.standard_normal(SIZE)
-    return everybody
-
-
-def step(player: Player, number: int) -> None:
-    player.todo += [(Data(0, number, True), [player.slot, number])]
-    player.go_on()
+from dlctl.algorithms.gossip import GOSSIP
 
 
 @pytest.mark.oracle("gossip", "a loop of the paper, two replicas")
 @pytest.mark.parametrize("mode", ["pull", "push", "symmetric"])
 def test_two_replicas_are_the_loop_of_the_paper(mode, agree):
-    both = players(2, LR, mode=mode, contact_every_steps=2, mix=0.25)
+    both = players(GOSSIP, 2, LR, mode=mode, contact_every_steps=2, mix=0.25)
     w = [player.parameters.astype(np.float64) for player in both]
     for number in range(8):
         for i, j in ((0, 1), (1, 0)):
@@ -60,7 +30,7 @@ def test_two_replicas_are_the_loop_of_the_paper(mode, agree):
 
 @pytest.mark.oracle("gossip", "the mean of all replicas, without gradients")
 def test_symmetric_contacts_conserve_the_mean_and_bring_all_together(agree):
-    everybody = players(4, 0.0)
+    everybody = players(GOSSIP, 4, 0.0)
     before = np.mean([player.parameters for player in everybody], axis=0, dtype=np.float64)
     for number in range(30):
         for player in everybody:
@@ -71,7 +41,7 @@ def test_symmetric_contacts_conserve_the_mean_and_bring_all_together(agree):
 
 def test_pull_and_push_do_not():
     for mode in ("pull", "push"):
-        everybody = players(4, 0.0, mode=mode)
+        everybody = players(GOSSIP, 4, 0.0, mode=mode)
         before = np.mean([player.parameters for player in everybody], axis=0)
         for number in range(10):
             for player in everybody:

@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from by_hand import Player, Shards
+from wanderers import LR, SIZE, players, step
 
-from dlctl.algorithms.needs import Data, Step
-from dlctl.algorithms.noloco import NOLOCO, Options
-
-SIZE, LR = 8, 0.1
-
-
-def gradient_of(w: np.ndarray[Any, Any], batch: list[int]) -> Step:
-    """Of |w - x|^2 / 2, where x is the batch's own."""
-    x = np.random.default_rng(batch).standard_normal(SIZE).astype(np.float32)
-    return Step((w - x).astype(np.float32), 1, 1.0)
-
-
-def players(workers: int, **options: Any) -> list[Player]:
-    """Each of them begins somewhere else."""
-    shards = Shards(NOLOCO, np.zeros(SIZE, np.float32), 0)
-    shards.slots = frozenset(range(workers))
-    everybody = [
-        Player(NOLOCO, shards, gradient_of, slot, own_lr=LR, options=Options(**options))
-        for slot in range(workers)
-    ]
-    for player in everybody:
-        dice = np.random.default_rng(100 + player.slot)
-        player.parameters[:] = dice.standard_normal(SIZE)
-    return everybody
-
-
-def step(player: Player, number: int) -> None:
-    player.todo += [(Data(0, number, True), [player.slot, number])]
-    player.go_on()
+from dlctl.algorithms.needs import Step
+from dlctl.algorithms.noloco import NOLOCO
 
 
 @pytest.mark.oracle("noloco", "a loop of the paper, two replicas")
 def test_two_replicas_are_the_loop_of_the_paper(agree):
-    both = players(2, local_steps=3, outer_lr=0.7, outer_momentum=0.5, consensus=0.8)
+    both = players(NOLOCO, 2, local_steps=3, outer_lr=0.7, outer_momentum=0.5, consensus=0.8)
     theta = [player.parameters.astype(np.float64) for player in both]
     phi, delta = [w.copy() for w in theta], [np.zeros(SIZE), np.zeros(SIZE)]
     for number in range(12):
@@ -62,7 +33,7 @@ def test_two_replicas_are_the_loop_of_the_paper(agree):
 
 @pytest.mark.oracle("noloco", "local SGD with an outer momentum, one replica")
 def test_alone_it_is_local_sgd_with_an_outer_momentum(agree):
-    (alone,) = players(1, local_steps=2)
+    (alone,) = players(NOLOCO, 1, local_steps=2)
     theta = alone.parameters.astype(np.float64)
     phi, delta = theta.copy(), np.zeros(SIZE)
     for number in range(8):
@@ -76,7 +47,7 @@ def test_alone_it_is_local_sgd_with_an_outer_momentum(agree):
 
 
 def test_without_gradients_replicas_come_together():
-    everybody = players(4, local_steps=1)
+    everybody = players(NOLOCO, 4, local_steps=1)
     for player in everybody:
         player.gradient = lambda w, batch: Step(np.zeros(SIZE, np.float32), 1, 1.0)
     apart = np.std([player.parameters for player in everybody], axis=0).max()

@@ -232,15 +232,26 @@ def test_what_start_finds_wrong_with_all_checkpoints_is_known_to_every_command(
     assert dlctl_command("start", "job.toml").code == 0
 
 
-def test_another_optimizer_cannot_go_on_from_the_checkpoint(job, play, dlctl_command):
+def test_with_another_optimizer_a_new_run_begins_with_the_checkpoint(
+    job, own_place, play, dlctl_command
+):
     play("start", "ready", "forever")
     dlctl_command("start", "job.toml")
     dlctl_command("stop")
     job.write_text(JOB.replace('"sgd"', '"adam"'))
+    other = 'optimizer "sgd" -> "adam": the model and its progress go on'
+    told = f"{other}; adam in the servers begins afresh"
+    (old,) = (own_place / "runs").iterdir()
+    plan = dlctl_command("plan", "job.toml")
+    begins = f"a new run would begin with the checkpoint of {old.name} (stopped) at step 50"
+    assert (plan.code, begins in flat(plan.out), told in flat(plan.out)) == (0, True, True)
     code, _, err = dlctl_command("start", "job.toml")
-    assert code == 2
-    assert 'trained with the optimizer "sgd", not "adam"' in err
-    assert "--fresh" in err
+    assert (code, err.count("warning:")) == (0, 1), err
+    assert told in flat(err)
+    assert f"a new run begins with the checkpoint of {old.name} at step 50" in flat(err)
+    assert len(list((own_place / "runs").iterdir())) == 2
+    dlctl_command("stop")
+    assert "resumes" in dlctl_command("start", "job.toml").err, "that run is of this job file"
 
 
 def test_a_finished_job_is_left_alone_until_its_goal_changes(job, own_place, play, dlctl_command):

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from daemons.loop import Loop
+from daemons.worker import compute
 from daemons.worker.compute import ComputeThread
 from daemons.worker.loader_watch import LoaderLost
 from dlctl import config
-from dlctl.errors import Unreachable
+from dlctl.errors import DlctlError, Unreachable
 from dlctl.machine import Effect, Event, Exit, Started
 from dlctl.roles.protocol.effects import (
     BuildModel,
@@ -228,3 +229,12 @@ def test_a_process_that_loads_data_and_is_killed_ends_the_worker_and_not_the_run
     finally:
         signal.signal(signal.SIGCHLD, of_torch)
     assert caught.value.exit_code == Unreachable.exit_code
+
+
+def test_rows_that_do_not_come_are_waited_for_so_long_and_no_longer(monkeypatch) -> None:
+    monkeypatch.setattr(compute, "EVALUATE_S_MAX", 0.01)
+    loop = Loop()
+    thread = ComputeThread(loop, config.JobFile(job=config.Job(name="rows", task="train.py:")))
+    with pytest.raises(DlctlError, match="the rows that evaluate asks for have not come"):
+        thread._fetch_rows(np.arange(3))
+    loop.transport.close()

@@ -7,10 +7,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+from typing import Any
 
 import psutil
 import pytest
 from workplace import DOWNPOUR, ENDLESS, SLOW_S, Workplace
+
+from dlctl.runs import checkpoints
 
 ADAMW = '[inner]\nname = "adamw"\nlr = 0.01\n'
 
@@ -60,4 +63,44 @@ def test_a_run_goes_on_with_replicas_of_another_shape(place: Workplace) -> None:
         assert ended.code == 0, ended.err
         assert place.run()["step"] == steps
     assert "accuracy 0.9" in ended.err + ended.out
+    place.nothing_left()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_one_checkpoint_goes_on_as_sync_as_fsdp_and_as_allreduce_and_back(place: Workplace) -> None:
+    place.task(pause_s=0.0)
+    sync, adamw = (
+        {"algorithm": 'name = "sync"', "workers": 2},
+        '[inner]\nname = "adamw"\nlr = 0.01\n',
+    )
+    servers = '[optimizer]\nname = "adamw"\nlr = 0.01\n'
+    allreduce = {"algorithm": 'name = "allreduce"', "workers": 2, "servers": 0, "more": adamw}
+
+    def goes_on(steps: int, *arguments: str, **job: Any) -> str:
+        """What was said of it."""
+        before = place.job(stop=f"{{ steps = {steps} }}", **job)
+        text = (place.path / before).read_text()
+        adagrad = '[optimizer]\nname = "adagrad"\nlr = 0.1\n'
+        is_own = job["algorithm"] == allreduce["algorithm"]
+        (place.path / before).write_text(text.replace(adagrad, "" if is_own else servers))
+        ended = place.dlctl("start", *arguments, before, timeout_s=150.0)
+        assert ended.code == 0, ended.err
+        assert place.dlctl("wait", "--for", "finished", timeout_s=150.0).code == 0
+        assert place.run()["step"] == steps
+        assert place.run()["evaluation"]["accuracy"] > 0.9
+        return ended.err
+
+    goes_on(24, **sync)
+    (saved,) = checkpoints.complete(place.directory)
+    for more in ("", "[replica]\nfsdp = 2\n"):
+        assert "afresh" not in goes_on(48, "--from", str(saved), **sync, more=more)
+    said = goes_on(48, "--from", str(saved), **allreduce)
+    told = 'algorithm "sync" -> "allreduce", optimizer "adamw" -> "sgd", inner "none" -> "adamw": '
+    kept = "the model, its progress and what adamw keeps go on"
+    assert f"{told}{kept}" in " ".join(said.split())
+    assert "afresh" not in said
+    said = goes_on(72, **sync)  # Where it is, with another method in the job file.
+    assert kept in " ".join(said.split())
+    assert "a new run begins with the checkpoint of" in said
     place.nothing_left()

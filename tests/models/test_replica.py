@@ -175,6 +175,14 @@ def test_float32_parameters_share_the_memory_of_the_vector(zoo):
     assert replica.parameters[lo] == replica.model[0].bias[0].item()
 
 
+def test_a_model_that_has_moved_keeps_nothing_of_where_it_was(zoo):
+    """A view of torch's holds the whole vector that it was made of, whatever its data is later."""
+    replica = replica_of(zoo["tied"])
+    replica.move_to(torch.zeros(len(replica.parameters)))
+    assert all(value._base is None for value in replica.values)
+    assert replica.values[0].data_ptr() == replica._vector.data_ptr()
+
+
 def test_evaluation_leaves_no_trace(animal):
     replica = replica_of(animal)
     replica.gradient(animal.batch())

@@ -23,6 +23,9 @@ class OfTorch:
     def step(self, gradient: Array, lr: float) -> None:
         self._inner.step([self._tensor(gradient)], lr)
 
+    def forget(self) -> None:
+        self._inner.forget()
+
     def state(self) -> Mapping[str, Array]:
         return self._inner.state()
 

@@ -204,10 +204,10 @@ class AsBefore(Replica):
                 computed = yield Gradient(step=self.has_inner)
                 if computed is None:
                     continue
-                self.residual += computed.gradient
+                self.accrue(computed.gradient)
                 samples += computed.samples
             if samples and (data is None or step % self.options.push_every_steps == 0):
-                yield Write(vector=self.residual, samples=samples)
+                yield self.write_residual(samples=samples)
                 samples = 0
             step += data is not None
 

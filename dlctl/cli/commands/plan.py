@@ -122,7 +122,7 @@ def _show(
     console.out(console.escape(plan.headline(decision)))
     for change, live in plan.changes(decision):
         console.out(console.escape(f"  {change}" + (f"   live: {live}" if live else "")))
-    for line in plan.price(decision):
+    for line in plan.price(decision, job):
         console.out(console.escape(f"  {line}"))
     for problem in decision.damaged:
         console.warn(problem)

@@ -60,9 +60,13 @@ def command(
     already does nothing. If a daemon fails while the job starts, its last lines are shown, nothing
     is left running, and the exit code is 7.
 
+    With another [algorithm], [optimizer] or [inner] in the job file a new run begins with the
+    checkpoint of the last one: its model and its progress go on, and so does what adam, adamw or
+    momentum keep, in the servers or in the replicas of allreduce. What begins afresh is said.
+
     With --from a new run begins with a checkpoint of another one, such as a run whose database is
     damaged: model, optimiser, residuals and the data that is done are those of the checkpoint, of
-    which a copy is made.
+    which a copy is made. It may be of another method or optimiser, likewise.
     """
     from dlctl.cli.ui import live
     from dlctl.ops import launch, ready

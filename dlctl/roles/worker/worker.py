@@ -369,8 +369,8 @@ class Worker:
         if saved:
             self._restore_model(side, saved)
             of_torch = {name: saved[name] for name in saved if name.startswith(OF_TORCH)}
-            own = saved.keys() - RESERVED - of_torch.keys()
-            side.restore({name: saved[name] for name in own})
+            if own := saved.keys() - RESERVED - of_torch.keys():
+                side.restore({name: saved[name] for name in own})
             if of_torch:
                 self.context.do(RestoreComputeState(of_torch))
             if DICE in saved:

@@ -1,0 +1,149 @@
+"""The peak memory of each process of a replica that is cut over two, against one process.
+
+All train the GPT of `examples/chargpt`, made wider, with AdamW in the replica and Downpour to one
+server, a fetch and a push every second step, evaluations and a checkpoint among it. Memory is what
+the kernel calls proportional set size: a page that several processes have is shared out among
+them, so that the sum over all processes is what the host has less. What the same job takes with a
+tiny model is dlctl, torch and Python, and is taken off.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.figures import Figure
+from benchmarks.sandbox import Dlctl, sandbox
+from dlctl.runs import database, paths
+
+CHAPTER = "cut_memory"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "chargpt"
+SHARE_ASKED = 0.6
+WIDTHS = 16, 512
+"""Of models of 0.1 and 101 MB."""
+STEPS, POLL_S = 8, 0.02
+CUTS = {"one process": "", "fsdp = 2": "fsdp = 2", "pipeline = 2": "pipeline = 2"}
+TASK = f'''"""The GPT of the example, of another width."""
+import sys
+
+sys.path.insert(0, {str(EXAMPLE)!r})
+import task as example
+
+example.WIDTH, example.HEADS, example.LAYERS = {{width}}, 8, 8
+
+
+class Wide:
+    held_out = None
+    model, dataset, loss = example.CharGpt.model, example.CharGpt.dataset, example.CharGpt.loss
+    evaluate = example.CharGpt.evaluate
+
+
+example.EVALUATED = 2
+task = Wide()
+'''
+JOB = """[job]
+name = "bench"
+task = "train.py:task"
+stop = {{ steps = {steps} }}
+[algorithm]
+name = "downpour"
+fetch_every_steps = 2
+push_every_steps = 2
+[inner]
+name = "adamw"
+lr = 1e-4
+[optimizer]
+name = "sgd"
+lr = 1.0
+[servers]
+count = 1
+[workers]
+count = 1
+batch_size = 2
+threads = 1
+device = "cpu"
+[replica]
+{cut}
+[data]
+portion_batches = 2
+[checkpoints]
+every_s = 0
+[evaluation]
+every_steps = 6
+"""
+
+
+def measure(*, quick: bool) -> list[Figure]:
+    """quick: the tiny model in place of the large one."""
+    widths = WIDTHS[:1] * 2 if quick else WIDTHS
+    peaks = {name: [_peaks(width, cut) for width in widths] for name, cut in CUTS.items()}
+    (whole,) = _grown(peaks.pop("one process"))
+    return [
+        Figure(
+            CHAPTER, f"{name}: peak of rank {rank} / one process", "x", (grown / (whole or 1),),
+            asked=SHARE_ASKED, detail=f"{grown / 1e6:.0f} MB against {whole / 1e6:.0f} MB",
+        )
+        for name, found in peaks.items()
+        for rank, grown in enumerate(_grown(found))
+    ]  # fmt: skip
+
+
+def _grown(found: list[list[int]]) -> list[int]:
+    """Bytes of each rank beyond those with the tiny model."""
+    small, large = found
+    return [b - a for a, b in zip(small, large, strict=True)]
+
+
+def _peaks(width: int, cut: str) -> list[int]:
+    """Bytes of each rank, of a whole run."""
+    dlctl = Dlctl()
+    with sandbox() as directory:
+        (directory / "train.py").write_text(TASK.format(width=width))
+        file = directory / "job.toml"
+        file.write_text(JOB.format(steps=STEPS, cut=cut))
+        dlctl("start", "--fresh", "--no-wait", str(file))
+        try:
+            peaks = _watch(list(paths.all_runs())[-1], ranks=2 if cut else 1)
+        finally:
+            dlctl("stop", "--kill", "-q", "-j", str(file))
+    print(f"  {cut or 'whole'}, width {width}: {peaks}", file=sys.stderr, flush=True)
+    return peaks
+
+
+def _watch(run: Path, ranks: int) -> list[int]:
+    """Until it has finished. Raises RuntimeError if it does not."""
+    peaks, pids = [0] * ranks, list[int]()
+    while (found := database.read(run)).get("state") not in database.ENDED:
+        if len(pids) < ranks:
+            pids = _pids(found)
+        for rank, pid in enumerate(pids):
+            peaks[rank] = max(peaks[rank], _proportional_bytes(pid))
+        time.sleep(POLL_S)
+    if found["state"] != "finished":
+        raise RuntimeError(f"{found['state']}: {found['reason']}")
+    return peaks
+
+
+def _pids(found: dict[str, Any]) -> list[int]:
+    """Of worker-0 and of the other processes of its replica, as far as they are there."""
+    rows = (row for row in found.get("daemons", []) if row["name"] == "worker-0")
+    pid = next((row.get("pid") for row in rows), None)
+    try:
+        children = psutil.Process(pid).children() if pid else []
+        later = [c.pid for c in children if "daemons.worker.rank" in c.cmdline()]
+    except psutil.Error:
+        return []
+    return [pid, *later] if pid else []
+
+
+def _proportional_bytes(pid: int) -> int:
+    """0 if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return int(text.split("\nPss:")[1].split()[0]) * 1024
