@@ -116,8 +116,15 @@ class ComputeThread:
         self._told = False
         """It is in the log that a good batch has left bad buffers."""
         self._brought: queue.SimpleQueue[Array] = queue.SimpleQueue()
+        self._sums: dict[str, Any] = {}
+        """How a step begins the sum of its gradient, if there is a group."""
         self._work: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
         self._thread = threading.main_thread()
+
+    def sum_by(self, begin: Callable[[int, float], Any]) -> None:
+        """In this thread: begin(elements, weight) of a gradient that is summed (`Compute.sums`)."""
+        if self._ranks is None:
+            self._sums = {"begin_sum": begin}
 
     def build(self, effect: BuildModel) -> None:
         self._work.put(partial(self._build, effect))
@@ -409,7 +416,7 @@ class ComputeThread:
         step = self._stepper.step(
             batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
             epoch=effect.data_epoch, pull=effect.pull, fresh=is_fresh,
-            samples=loaded.samples,
+            samples=loaded.samples, **self._sums if effect.sums else {},
         )  # fmt: skip
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
