@@ -12,7 +12,6 @@ for the group that is made anew when a member dies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +23,8 @@ PARTS = 4
 """Of a small model: the sum of the last one is all that is waited for."""
 PART_MIN, PART_MAX = 1 << 18, 6_250_000
 """Elements: 1 MB, for less of them a sum is all latency, and 25 MB; as in torch."""
+LOOKED_AT = 4
+"""Parameters of a part, from its front: those of a layer or two."""
 
 
 def cuts(size: int) -> list[slice]:
@@ -94,8 +95,23 @@ BeginSum = Callable[[int, float], EarlySum | None]
 """Elements and weight of a gradient -> its sum, if there is anybody to sum with."""
 
 
+_State = tuple[int, int]
+"""Of a parameter's gradient: which one it is, and how often it has been written to; 0, 0: none."""
+
+
+def _state(parameter: nn.Parameter) -> _State:
+    gradient = parameter.grad
+    return (0, 0) if gradient is None else (id(gradient), gradient._version)
+
+
 class GradientParts:
-    """Watches a backward pass, and begins each part of its sum when all its gradients have come."""
+    """Looks at a backward pass now and then, and begins each part of its sum when all gradients in
+    it have come.
+
+    To look at each parameter would take longer than there is to win, so it is done at the few that
+    should come last in each part. What has changed since its part was begun is found in the end, as
+    that of a parameter which is used in several checkpoints: from then on nothing is begun before.
+    """
 
     def __init__(
         self,
@@ -106,48 +122,50 @@ class GradientParts:
         """bounds: of each parameter in the flat vector. gather: puts the gradients of parameters,
         by number, into the flat gradient, zeros where there is none, and returns that.
         """
-        size = bounds[-1][1]
-        parts = cuts(size)
-        self._gather = gather
+        self._parameters, self._gather = parameters, gather
         self._parts = [
-            [n for n, cut in enumerate(parts) if lo < cut.stop and cut.start < hi]
-            for lo, hi in bounds
+            [n for n, (lo, hi) in enumerate(bounds) if lo < cut.stop and cut.start < hi]
+            for cut in cuts(bounds[-1][1])
         ]
-        """Of each parameter, in which it is."""
-        self._first = [
-            [n for n, of in enumerate(self._parts) if of[:1] == [k]] for k in range(len(parts))
-        ]
-        """Of each part, the parameters that are in none before it."""
-        self._in = [sum(k in of for of in self._parts) for k in range(len(parts))]
+        """The parameters in each."""
         self._early: EarlySum | None = None
-        for number, parameter in enumerate(parameters):
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._came, number)
+        self._before: list[_State] = []
+        """Of all parameters: there may be gradients of other batches."""
+        self._begun: dict[int, _State] = {}
+        """Of those whose parts are begun."""
+        self._may_begin = True
+        for number in {number for part in self._parts[:-1] for number in part[:LOOKED_AT]}:
+            parameters[number].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._look
             )
 
     def watch(self, early: EarlySum) -> None:
         """The next backward pass is the last one of this gradient."""
         self._early = early
-        self._missing, self._has_come = [*self._in], [False] * len(self._parts)
+        self._before = [*map(_state, self._parameters)]
 
-    def _came(self, number: int, _: Tensor) -> None:
+    def _look(self, _: Tensor) -> None:
         early = self._early
-        if early is None:
+        if early is None or not self._may_begin:
             return
-        if self._has_come[number]:  # It has changed since: a checkpoint in the task's model.
-            early.is_void = True
-            return
-        self._has_come[number] = True
-        for part in self._parts[number]:
-            self._missing[part] -= 1
-        while len(early.works) < len(self._missing) and not self._missing[len(early.works)]:
-            early.begin(self._gather(self._first[len(early.works)]))
+        for part in self._parts[len(early.works) : -1]:
+            if any(_state(self._parameters[n]) == self._before[n] for n in part):
+                return
+            early.begin(self._gathered(part))
+
+    def _gathered(self, part: Sequence[int]) -> Tensor:
+        new = [number for number in part if number not in self._begun]
+        self._begun |= {number: _state(self._parameters[number]) for number in new}
+        return self._gather(new)
 
     def end(self) -> Tensor:
         """The pass is over: begin what is left. Returns the flat gradient."""
         early, self._early = self._early, None
         assert early is not None
-        left = self._first if early.is_void else self._first[len(early.works) :]
-        gradient = self._gather([number for numbers in left for number in numbers])
-        early.begin_rest(gradient)
-        return gradient
+        if any(_state(self._parameters[n]) != begun for n, begun in self._begun.items()):
+            early.is_void, self._may_begin = True, False
+            self._begun.clear()
+        whole = self._gathered(range(len(self._parameters)))
+        early.begin_rest(whole)
+        self._begun.clear()
+        return whole

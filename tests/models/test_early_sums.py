@@ -110,8 +110,9 @@ class Side:
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch, request) -> Iterator[list[Side]]:
-    """In one group, with several parts even of this model."""
-    monkeypatch.setattr(early_sum, "PART_MIN", 1000)
+    """In one group, with several parts even of this model; all its parameters are looked at."""
+    for name, value in {"PARTS": 8, "PART_MIN": 1000, "LOOKED_AT": 100}.items():
+        monkeypatch.setattr(early_sum, name, value)
     sides = [Side(slot, **getattr(request, "param", {})) for slot in range(2)]
     sides[0].group.open(OpenStore(1))
     store = sides[0].hears(StoreOpened).address
@@ -149,12 +150,13 @@ def test_what_is_summed_early_is_the_sum_of_whole_gradients(both, agree, kind):
         return batches + [batch(5 + side.slot, takes_other=False)] * 2 * (kind == "in parts")
 
     whole = [side.gradient(batches_of(side), sums=False).copy() for side in both]
-    for _ in range(2):  # The second one uses the memory of the first.
+    for number in range(2):  # The second one uses the memory of the first.
         early = in_both(both, lambda side: side.gradient(batches_of(side), sums=True))
         begun = [side.group._member._early for side in both]
         assert len({len(each.works) for each in begun} | {len(each.cuts) for each in begun}) == 1
         assert len(begun[0].works) > 2
-        assert {each.is_void for each in begun} == {kind == "used twice"}
+        # Who has been wrong once begins nothing before the end of the pass.
+        assert {each.is_void for each in begun} == {kind == "used twice" and number == 0}
         for ours, theirs in zip(early, whole, strict=True):
             assert np.array_equal(ours, theirs)  # What is kept for another group.
         first, second = sums_of(both, early)
