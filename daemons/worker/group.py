@@ -267,7 +267,7 @@ class _Member:
         threading.Thread(
             target=self._watch, args=(watched,), name=f"group-{self.generation}-watch", daemon=True
         ).start()
-        texts = self._exchange("claim", 1, json.dumps(self._owner.claim()), timeout)
+        claims = self._exchange("claim", 1, json.dumps(self._owner.claim()), timeout)
         if self._size > 1:
             options = dist.ProcessGroupGloo._Options()
             options._timeout = timeout
@@ -275,7 +275,7 @@ class _Member:
             self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
         self._is_made = True
         self._forget_answer()
-        self._owner.agree(self, [Claim(*json.loads(text)) for text in texts])
+        self._owner.agree(self, [Claim(*claim) for claim in claims])
 
     def _try(self, host: str, port: int, effect: JoinGroup) -> None:
         """The store's own client fills the log where there is no way. Raises ConnectionError."""
@@ -319,8 +319,7 @@ class _Member:
         if early is not None:
             is_void = not early.is_of(effect.vector, effect.weight)
             row = row._replace(begun=len(early.summed), is_void=is_void)
-        texts = self._exchange("row", self._sums, json.dumps(row), NEVER)
-        rows = [Row(*json.loads(text)) for text in texts]
+        rows = [Row(*row) for row in self._exchange("row", self._sums, json.dumps(row), NEVER)]
         try:
             plan = plan_of(rows)
         except ModelLost:
@@ -380,8 +379,9 @@ class _Member:
 
     # ------------------------------------------------------------ at the store
 
-    def _exchange(self, what: str, number: int, own: str, within: timedelta) -> list[str]:
+    def _exchange(self, what: str, number: int, own: str, within: timedelta) -> list[list[Any]]:
         """What all members say, by rank, when all of them have come here for the `number`-th time.
+        own: what this one does, a list in JSON.
 
         Raises TimeoutError if they have not come within that; never, if it is `NEVER`, as a member
         may compute for long.
@@ -391,13 +391,14 @@ class _Member:
         # A counter that is never reset, as are the places: a run may make millions of sums.
         if store.add(f"{what}-count", 1) == self._size * number:
             places = store.multi_get([_place(what, rank) for rank in ranks])
-            said = [text.decode().partition(" ")[2] for text in places]
+            said = "[" + ",".join(text.decode().partition(" ")[2] for text in places) + "]"
             others = [_answer(rank) for rank in ranks if rank != self._rank]
             if others:
-                store.multi_set(others, [json.dumps(said)] * len(others))
-            return said
-        rows: list[str] = json.loads(self._answered(what, number, within))
-        return rows
+                store.multi_set(others, [said] * len(others))
+        else:
+            said = self._answered(what, number, within).decode()
+        all_said: list[list[Any]] = json.loads(said)
+        return all_said
 
     def _answered(self, what: str, number: int, within: timedelta) -> bytes:
         """What the one that comes last has to say to this member."""
