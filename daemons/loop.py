@@ -145,8 +145,9 @@ class Loop:
     def offer(self, event: Event, own: type[EffectT] | None = None) -> EffectT | None:
         """Hand an event to the machine from another thread, at once if the loop only waits, so that
         nobody has to wait for a change of threads. Returns the effect of the kind `own` if there is
-        one: it is the caller's to perform. Of all others those that come first are performed here
-        if they may be; the rest by the loop, before the machine handles anything else.
+        one, and none that may be performed anywhere comes before it: it is the caller's to perform.
+        Of all others those that come first are performed here if they may be; the rest by the loop,
+        before the machine handles anything else.
         """
         if self._turn.acquire(blocking=False):
             try:
@@ -168,6 +169,9 @@ class Loop:
     ) -> EffectT | None:
         effects = self._effects(machine, event)
         mine = next((effect for effect in effects if type(effect) is own), None)
+        before = effects[: effects.index(mine)] if mine is not None else ()
+        if any(type(effect) in self._anywhere for effect in before):
+            mine = None  # Its turn comes behind them.
         for effect in effects:
             if effect is mine:
                 continue
