@@ -112,6 +112,7 @@ class Loop:
             Configure: _configure,
             Exit: self._exit,
         }
+        self._anywhere: set[type[Effect]] = set()
         self._machine: Machine | None = None
         self._turn = threading.Lock()
         """Held while the machine handles events and their effects are performed."""
@@ -126,20 +127,27 @@ class Loop:
 
     # ------------------------------------------------------------ from outside the loop
 
-    def perform(self, kind: type[Effect], how: Callable[[Any], None]) -> None:
-        """What to do with effects of a kind that only this daemon has."""
+    def perform(
+        self, kind: type[Effect], how: Callable[[Any], None], *, anywhere: bool = False
+    ) -> None:
+        """What to do with effects of a kind that only this daemon has. anywhere: by the thread that
+        has offered the event, too, as it only wakes up another one.
+        """
         self._performers[kind] = how
+        if anywhere:
+            self._anywhere.add(kind)
 
     def post(self, event: Event) -> None:
         """Hand an event to the machine; safe from any thread and from signal handlers."""
         self._posted.append(event)
         os.eventfd_write(self._wakeup, 1)
 
-    def offer(self, event: Event, own: type[EffectT]) -> EffectT | None:
+    def offer(self, event: Event, own: type[EffectT] | None = None) -> EffectT | None:
         """Hand an event to the machine from another thread, at once if the loop only waits, so that
         nobody has to wait for a change of threads. Returns the effect of the kind `own` if there is
-        one: it is the caller's to perform. The loop performs all others, before the machine handles
-        anything else.
+        one, and none that may be performed anywhere comes before it: it is the caller's to perform.
+        Of all others those that come first are performed here if they may be; the rest by the loop,
+        before the machine handles anything else.
         """
         if self._turn.acquire(blocking=False):
             try:
@@ -156,10 +164,21 @@ class Loop:
     def _has_nothing_to_do(self) -> bool:
         return not self._posted and not self._unperformed and self.exit_code is None
 
-    def _handle_for(self, machine: Machine, own: type[EffectT], event: Event) -> EffectT | None:
+    def _handle_for(
+        self, machine: Machine, own: type[EffectT] | None, event: Event
+    ) -> EffectT | None:
         effects = self._effects(machine, event)
         mine = next((effect for effect in effects if type(effect) is own), None)
-        self._unperformed.extend(effect for effect in effects if effect is not mine)
+        before = effects[: effects.index(mine)] if mine is not None else ()
+        if any(type(effect) in self._anywhere for effect in before):
+            mine = None  # Its turn comes behind them.
+        for effect in effects:
+            if effect is mine:
+                continue
+            if type(effect) in self._anywhere and not self._unperformed:
+                self._performers[type(effect)](effect)
+            else:
+                self._unperformed.append(effect)
         deadline, until = machine.deadline(), self._waits_until
         is_sooner = deadline is not None and (until is None or deadline < until)
         if self._unperformed or is_sooner:

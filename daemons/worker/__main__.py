@@ -100,11 +100,11 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     loop.perform(LoadBuffers, thread.load_buffers)
     loop.perform(WriteFrozen, thread.write_frozen)
     loop.perform(LoadFrozen, thread.load_frozen)
-    loop.perform(Compute, thread.compute)
+    loop.perform(Compute, thread.compute, anywhere=True)
     loop.perform(NameRows, thread.name_rows)
     loop.perform(BringRows, thread.bring_rows)
     loop.perform(RunEngine, thread.run_engine)
-    loop.perform(StepAlong, thread.step_along)
+    loop.perform(StepAlong, thread.step_along, anywhere=True)
     loop.perform(ExchangeOwn, thread.exchange_own)
     loop.perform(TakeComputeState, thread.take_state)
     loop.perform(RestoreComputeState, thread.restore_state)
@@ -121,8 +121,9 @@ def serve(main: Main, context: process.DaemonContext) -> int:
         group = GroupThread(loop, host)
         loop.perform(OpenStore, group.open)
         loop.perform(JoinGroup, group.join)
-        loop.perform(Reduce, group.reduce)
+        loop.perform(Reduce, group.reduce, anywhere=True)
         loop.perform(LeaveGroup, group.leave)
+        thread.sum_by(group.begin_sum)
     address = ""
     if "peers" in method.shape.links:
         reached = addresses.of_worker(

@@ -118,8 +118,15 @@ class ComputeThread:
         self._told = False
         """It is in the log that a good batch has left bad buffers."""
         self._brought: queue.SimpleQueue[Array] = queue.SimpleQueue()
+        self._sums: dict[str, Any] = {}
+        """How a step begins the sum of its gradient, if there is a group."""
         self._work: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
         self._thread = threading.main_thread()
+
+    def sum_by(self, begin: Callable[[int, float], Any]) -> None:
+        """In this thread: begin(elements, weight) of a gradient that is summed (`Compute.sums`)."""
+        if self._ranks is None:
+            self._sums = {"begin_sum": begin}
 
     def build(self, effect: BuildModel) -> None:
         self._work.put(partial(self._build, effect))
@@ -274,11 +281,16 @@ class ComputeThread:
 
     def _compute(self, effect: Compute) -> Computed:
         """The batches of an effect; the first one that is of no use ends it."""
-        if effect.rows is None:
-            return self._batches(effect)
-        rows = self._replica.rows
-        rows.begin(effect.rows)
-        computed = self._batches(effect)
+        from daemons.worker.out_of_memory import explained
+
+        if effect.step_samples:
+            self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
+        with explained(self._job, self._loader.batch_size):
+            if effect.rows is None:
+                return self._batches(effect)
+            rows = self._replica.rows
+            rows.begin(effect.rows)
+            computed = self._batches(effect)
         self._named.clear()
         return replace(computed, rows=rows.changes())
 
@@ -303,12 +315,15 @@ class ComputeThread:
 
     def _name_rows(self, effect: NameRows) -> RowsNamed:
         """Their batches are loaded, and kept for `Compute`."""
+        from daemons.worker.out_of_memory import explained
+
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
         place = (effect.data_epoch, effect.start, effect.stop)
         self._named.clear()
         for number in range(effect.number, effect.number + effect.count):
-            loaded = self._load(*place, number, effect.shard)
+            with explained(self._job, self._loader.batch_size):
+                loaded = self._load(*place, number, effect.shard)
             self._named[(*place, number)] = loaded
             if loaded.ended_after is not None:
                 break
@@ -330,10 +345,7 @@ class ComputeThread:
             ) from None
 
     def _load(self, data_epoch: int, start: int, stop: int, number: int, shard: int) -> Loaded:
-        from daemons.worker.out_of_memory import explained
-
-        with explained(self._job, self._loader.batch_size):
-            batches = self._loader.step(data_epoch, start, stop, number, shard)
+        batches = self._loader.step(data_epoch, start, stop, number, shard)
         samples = self._loader.samples - len(self._loader.bad)
         return Loaded(batches, samples, self._loader.bad, self._loader.ended_after)
 
@@ -392,10 +404,6 @@ class ComputeThread:
         self._ranks.done()
 
     def _batch(self, effect: Compute, number: int, *, is_fresh: bool) -> Computed:
-        from daemons.worker.out_of_memory import explained
-
-        if effect.step_samples:
-            self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
         if self._ahead is not None and effect.own_lr is not None:
             samples = self._loader.batch_size * self._job.gradient.accumulate
             steps = -((effect.start - effect.stop) // samples)
@@ -405,20 +413,19 @@ class ComputeThread:
         place = (effect.data_epoch, effect.start, effect.stop, number)
         loaded = self._named.get(place) or self._load(*place, effect.shard)
         batches = loaded.batches
-        with explained(self._job, self._loader.batch_size):
-            failed = tuple(FailedSample(number, *bad) for bad in loaded.bad)
-            if not batches and failed:
-                return Computed(
-                    math.nan, None, self._averaged, math.nan, is_usable=False, is_skipped=True,
-                    failed=failed,
-                )  # fmt: skip
-            if not batches:
-                return Computed.of_nothing(self._averaged)
-            step = self._stepper.step(
-                batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
-                epoch=effect.data_epoch, pull=effect.pull, fresh=is_fresh,
-                samples=loaded.samples,
+        failed = tuple(FailedSample(number, *bad) for bad in loaded.bad)
+        if not batches and failed:
+            return Computed(
+                math.nan, None, self._averaged, math.nan, is_usable=False, is_skipped=True,
+                failed=failed,
             )  # fmt: skip
+        if not batches:
+            return Computed.of_nothing(self._averaged)
+        step = self._stepper.step(
+            batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
+            epoch=effect.data_epoch, pull=effect.pull, fresh=is_fresh,
+            samples=loaded.samples, **self._sums if effect.sums else {},
+        )  # fmt: skip
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
             is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),

@@ -9,6 +9,10 @@ last operation ends with its timeout, or when the connections do. What lasts for
 slowest member computes is therefore none of gloo's operations: members wait for each other at the
 store, each for an answer of its own, which is written by the one that comes last, or from here by
 a second thread, when the generation is given up.
+
+A gradient may be summed while it is computed (`early_sum.py`), in the thread that computes. These
+operations do last until the slowest member has come to its own, without a limit. They are waited
+for when all have come, and end with the connections of those that have another generation.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,6 +55,9 @@ from dlctl.roles.worker.services.sums import (
     plan_of,
     row_of,
 )
+
+if TYPE_CHECKING:
+    from daemons.worker.early_sum import EarlySum
 
 log = logging.getLogger("dlctl")
 
@@ -113,6 +120,13 @@ class GroupThread:
                 self._member = _Member(self, generation)
             return self._member
 
+    # ------------------------------------------------------------ from the thread that computes
+
+    def begin_sum(self, size: int, weight: float) -> EarlySum | None:
+        """Of the gradient that is computed next, float32[size]; None: there is nobody else."""
+        member = self._member
+        return None if member is None else member.begin_sum(size, weight)
+
     # ------------------------------------------------------------ from the threads
 
     def is_current(self, member: _Member) -> bool:
@@ -151,7 +165,7 @@ class GroupThread:
     def hand_out(self, member: _Member) -> None:
         with self._lock:
             self._check(member)
-            self._loop.post(self._records.hand_out())
+            self._loop.offer(self._records.hand_out())
 
     def _check(self, member: _Member) -> None:
         if not self.is_current(member):
@@ -171,8 +185,19 @@ class _Member:
         self._timeout_s = STORE_S
         self._sums = 0
         """That were begun in this generation."""
+        self._early: EarlySum | None = None
+        """What is begun of the next one."""
+        self._memory: Any = None
+        """float32[d], for sums that begin early; of this generation alone, as those of an older one
+        may still write to theirs.
+        """
+        self._in_group = threading.Lock()
+        """Held by the thread that computes while it uses the group: who lets go of it as the last
+        one waits for all that it does.
+        """
         self._waits: tuple[str, int] | None = None
         """For what, for the how manieth time, this member waits at the store."""
+        self._has_answer = False
         self._is_over = threading.Event()
         self._work: queue.SimpleQueue[Callable[[_Member], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"group-{generation}", daemon=True).start()
@@ -203,7 +228,12 @@ class _Member:
                 self._fail(f"{type(error).__name__}: {first}", why)
                 break
         # Others learn from closed connections, at once, that there is nobody here any more.
-        self._group = self._store = None
+        with self._in_group:
+            group, early = self._group, self._early
+            self._group = self._store = self._early = None
+        if early is not None:
+            early.let_go()
+        del group
 
     def _fail(self, reason: str, why: str) -> None:
         self.has_failed = True
@@ -237,14 +267,15 @@ class _Member:
         threading.Thread(
             target=self._watch, args=(watched,), name=f"group-{self.generation}-watch", daemon=True
         ).start()
-        texts = self._exchange("claim", 1, json.dumps(self._owner.claim()), timeout)
+        claims = self._exchange("claim", 1, json.dumps(self._owner.claim()), timeout)
         if self._size > 1:
             options = dist.ProcessGroupGloo._Options()
             options._timeout = timeout
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._owner.host)]
             self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
         self._is_made = True
-        self._owner.agree(self, [Claim(*json.loads(text)) for text in texts])
+        self._forget_answer()
+        self._owner.agree(self, [Claim(*claim) for claim in claims])
 
     def _try(self, host: str, port: int, effect: JoinGroup) -> None:
         """The store's own client fills the log where there is no way. Raises ConnectionError."""
@@ -255,10 +286,40 @@ class _Member:
                 f"no way from {self._owner.host} to {effect.store}: {error}"
             ) from error
 
+    def begin_sum(self, size: int, weight: float) -> EarlySum | None:
+        """In the thread that computes."""
+        import torch
+
+        from daemons.worker.early_sum import EarlySum
+
+        with self._in_group:
+            if self._early is not None:  # Nothing has come of that gradient.
+                self._early.is_void = True
+                return None
+            if self._group is None or not self._is_made:
+                return None
+            if self._memory is None or len(self._memory) != size:
+                self._memory = torch.empty(size, dtype=torch.float32, device="cpu")
+            self._early = EarlySum(self._start, self._memory, weight)
+            return self._early
+
+    def _start(self, part: Any) -> Any:
+        """Begin the sum of a part. Raises ConnectionError, and what gloo does."""
+        with self._in_group:
+            if self._group is None:
+                raise ConnectionError("the group is not there any more")
+            options = _torch().AllreduceOptions()
+            options.timeout = NEVER
+            return self._group.allreduce([part], options)
+
     def reduce(self, effect: Reduce) -> None:
         self._sums += 1
-        texts = self._exchange("row", self._sums, json.dumps(row_of(effect)), NEVER)
-        rows = [Row(*json.loads(text)) for text in texts]
+        early, self._early = self._early, None
+        row = row_of(effect)
+        if early is not None:
+            is_void = not early.is_of(effect.vector, effect.weight)
+            row = row._replace(begun=len(early.summed), is_void=is_void)
+        rows = [Row(*row) for row in self._exchange("row", self._sums, json.dumps(row), NEVER)]
         try:
             plan = plan_of(rows)
         except ModelLost:
@@ -266,7 +327,9 @@ class _Member:
         except DlctlError as error:  # It is not this replica alone: the run cannot go on.
             self._owner.post(self, TaskFailed(in_words(error), ""))
             raise _GivenUp from error
-        vector = self._summed(effect.vector, plan)
+        vector = self._summed_early(early, effect.vector, plan) if plan.begun else None
+        if vector is None:
+            vector = self._summed(effect.vector, plan)
         vector.flags.writeable = False
         is_counted = not effect.joins and effect.step == plan.step
         result = Reduced(
@@ -276,6 +339,7 @@ class _Member:
         self._owner.keep(self, result)
         self._know_that_all_have_it()
         self._owner.hand_out(self)
+        self._forget_answer()
 
     def _summed(self, own: Array, plan: Plan) -> Array:
         """float32[plan.size], the sum over all members; the same bits for all of them."""
@@ -292,6 +356,20 @@ class _Member:
             vector = tensor.float().numpy()
         return vector if total == 1.0 else vector * np.float32(total)
 
+    def _summed_early(self, early: EarlySum | None, own: Array, plan: Plan) -> Array | None:
+        """What some have begun; None: it is of no use, for somebody goes on with something else."""
+        import torch
+
+        if early is None:
+            from daemons.worker.early_sum import EarlySum
+
+            weight = 0.0 if plan.is_void else plan.weights[self._rank]
+            memory = torch.empty(plan.begun, dtype=torch.float32, device="cpu")
+            early = EarlySum(self._start, memory, weight)
+            early.begin_rest(torch.from_numpy(own))
+        early.wait(lambda work: work.wait(timedelta(seconds=self._timeout_s)))
+        return None if plan.is_void else early.summed.numpy()
+
     def _know_that_all_have_it(self) -> None:
         """Return when every member has kept the result of this sum."""
         if self._group is not None:
@@ -301,8 +379,9 @@ class _Member:
 
     # ------------------------------------------------------------ at the store
 
-    def _exchange(self, what: str, number: int, own: str, within: timedelta) -> list[str]:
+    def _exchange(self, what: str, number: int, own: str, within: timedelta) -> list[list[Any]]:
         """What all members say, by rank, when all of them have come here for the `number`-th time.
+        own: what this one does, a list in JSON.
 
         Raises TimeoutError if they have not come within that; never, if it is `NEVER`, as a member
         may compute for long.
@@ -312,13 +391,14 @@ class _Member:
         # A counter that is never reset, as are the places: a run may make millions of sums.
         if store.add(f"{what}-count", 1) == self._size * number:
             places = store.multi_get([_place(what, rank) for rank in ranks])
-            said = [text.decode().partition(" ")[2] for text in places]
+            said = "[" + ",".join(text.decode().partition(" ")[2] for text in places) + "]"
             others = [_answer(rank) for rank in ranks if rank != self._rank]
             if others:
-                store.multi_set(others, [json.dumps(said)] * len(others))
-            return said
-        rows: list[str] = json.loads(self._answered(what, number, within))
-        return rows
+                store.multi_set(others, [said] * len(others))
+        else:
+            said = self._answered(what, number, within).decode()
+        all_said: list[list[Any]] = json.loads(said)
+        return all_said
 
     def _answered(self, what: str, number: int, within: timedelta) -> bytes:
         """What the one that comes last has to say to this member."""
@@ -338,8 +418,14 @@ class _Member:
         text: bytes = self._store.get(answer)
         if self._is_over.is_set():
             raise _GivenUp
-        self._store.delete_key(answer)
+        self._has_answer = True
         return text
+
+    def _forget_answer(self) -> None:
+        """Before the next one may come, and when nobody waits for this member any more."""
+        if self._has_answer:
+            self._store.delete_key(_answer(self._rank))
+            self._has_answer = False
 
     def _watch(self, store: Any) -> None:
         """Say whom this member waits for, and end its wait with the generation."""

@@ -56,11 +56,33 @@ class InnerOptimizer:
             ]
             for optimizer in self._optimizers
         ]
+        self._additions = self._rates_of_additions()
+
+    def _rates_of_additions(self) -> list[float] | None:
+        """Of each tensor the part of the rate, if all that a step does is to add the gradients: it
+        takes torch's classes longer to come to that than to do it. None: it does more.
+        """
+        if not all(map(_only_adds, self._optimizers)):
+            return None
+        scales = {
+            id(tensor): scale
+            for optimizer, of_it in zip(self._optimizers, self._scales, strict=True)
+            for group, scale in zip(optimizer.param_groups, of_it, strict=True)
+            for tensor in group["params"]
+        }
+        return [scales[id(tensor)] for tensor in self.tensors]
 
     def step(self, gradients: Sequence[Tensor | None], lr: float) -> None:
         """One step with this rate. gradients: of the tensors, in their order; None: that one stays
         as it is.
         """
+        if self._additions is not None:
+            for tensor, gradient, scale in zip(
+                self.tensors, gradients, self._additions, strict=True
+            ):
+                if gradient is not None:
+                    tensor.add_(gradient, alpha=-lr * scale)
+            return
         for tensor, gradient in zip(self.tensors, gradients, strict=True):
             tensor.grad = gradient
         for optimizer, scales in zip(self._optimizers, self._scales, strict=True):
@@ -183,6 +205,13 @@ class InnerOptimizer:
             <= max(1, sizes[place])
             for place, kept in state.items()
         )
+
+
+def _only_adds(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer) is torch.optim.SGD and not any(
+        group["momentum"] or group["weight_decay"] or group["maximize"]
+        for group in optimizer.param_groups
+    )
 
 
 def _is_of_elements(value: Any) -> bool:

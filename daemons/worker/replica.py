@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from daemons.worker.early_sum import BeginSum, GradientParts
 from daemons.worker.layout import describe, find, layout_of
 from daemons.worker.model_changes import ModelChanges
 from daemons.worker.rows import RowSteps, entries_of
@@ -110,6 +111,8 @@ class Replica:
         self._compiled: Any = torch.compile(self.model) if compiled else None
         self._has_compiled = False
         self._is_shared = False
+        self._parts: GradientParts | None = None
+        """If gradients are summed while they are computed."""
 
     def move_to(self, vector: Tensor, *, is_shared: bool = False) -> None:
         """From now on the model is in this memory of the CPU, float32[d]. is_shared: it is what
@@ -262,24 +265,37 @@ class Replica:
     def gradients(self) -> list[Tensor | None]:
         """What autograd has kept, float32, one for each of `values`; it keeps none any more."""
         return [
-            None if gradient is None else gradient.to(torch.float32)
+            gradient if gradient is None or gradient.dtype is torch.float32 else gradient.float()
             for gradient in self._gradients()
         ]
 
     def gathered(self, gradients: Sequence[Tensor | None]) -> Vector:
         """float32[d]: all in their places, zeros where there is none."""
-        slots, dense = [], []
-        for slot, gradient in zip(self._slots, gradients, strict=True):
-            if gradient is None:
-                slot.zero_()
-            elif gradient.is_sparse:
-                slot.zero_().add_(gradient)  # Rows that occur twice add up.
-            else:
-                slots.append(slot)
-                dense.append(gradient)
-        if slots:
-            torch._foreach_copy_(slots, dense)
+        _put(self._slots, gradients)
         return _own(self._gradient)
+
+    def sum_early(self, begin: BeginSum, weight: float) -> bool:
+        """Sum the gradient during the next backward pass, which is its last one; False: there is
+        nobody to sum with.
+        """
+        early = begin(len(self._vector), weight)
+        if early is None:
+            return False
+        if self._parts is None:
+            bounds = [(lo, hi) for _, lo, hi in self.layout.slices(TRAINED)]
+            self._parts = GradientParts([p for p, _ in self._bound], bounds, self._gather_kept)
+        self._parts.watch(early)
+        return True
+
+    def gathered_early(self) -> Vector:
+        """The same as `gathered`, right after that pass."""
+        assert self._parts is not None
+        return _own(self._parts.end())
+
+    def _gather_kept(self, numbers: Sequence[int]) -> Tensor:
+        """Those of some parameters, which autograd keeps on."""
+        _put([self._slots[n] for n in numbers], [self._bound[n][0].grad for n in numbers])
+        return self._gradient
 
     def views_of(self, vector: Vector) -> list[Tensor]:
         """float32[d] as tensors of the shapes of `values`; of the same memory."""
@@ -540,6 +556,21 @@ def _layout(task: Task, model: nn.Module, tables: tuple[Entry, ...]) -> Layout:
 
 def _views(vector: Tensor, layout: Layout) -> list[Tensor]:
     return [vector[lo:hi].view(entry.shape) for entry, lo, hi in layout.slices(TRAINED)]
+
+
+def _put(into: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Zeros where there is none."""
+    slots, dense = [], []
+    for slot, gradient in zip(into, gradients, strict=True):
+        if gradient is None:
+            slot.zero_()
+        elif gradient.is_sparse:
+            slot.zero_().add_(gradient)  # Rows that occur twice add up.
+        else:
+            slots.append(slot)
+            dense.append(gradient)
+    if slots:
+        torch._foreach_copy_(slots, dense)
 
 
 def _own(vector: Tensor) -> Vector:

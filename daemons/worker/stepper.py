@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from daemons.worker.early_sum import BeginSum
 from daemons.worker.inner import InnerOptimizer
 from daemons.worker.replica import Measured, Replica
 from dlctl.algorithms.needs import Pull
@@ -87,12 +88,13 @@ class Stepper:
         pull: Pull | None = None,
         fresh: bool = False,
         samples: int = 1,
+        begin_sum: BeginSum | None = None,
     ) -> Stepped:
         """batches: with the part of the step's samples that each has. own_lr: the replica's own
         optimiser makes a step with this rate. gather: hand the gradient out. norm_max: of what is
         used. epoch: of the data. pull: added to the gradient of the own step. fresh: the optimiser
-        begins anew with it. samples: of the step, for rows that were begun (`RowSteps.begin`).
-        Raises TaskError.
+        begins anew with it. samples: of the step, for rows that were begun (`RowSteps.begin`), and
+        the weight in a sum. begin_sum: of what is handed out, as it is. Raises TaskError.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         self.replica.forget_gradients()
@@ -100,14 +102,20 @@ class Stepper:
         rows = self.replica.rows
         if rows is not None:
             rows.next_step((own_lr or 0.0) * samples, scale)
-        measured = [
-            self._measure(batch, part * scale, epoch, own_lr or 0.0) for batch, part in batches
-        ]
+        if not self._hands_out_as_it_is(own_lr):
+            begin_sum = None
+        measured, is_early = [], False
+        for number, (batch, part) in enumerate(batches, 1):
+            if begin_sum is not None and number == len(batches):
+                is_early = self.replica.sum_early(begin_sum, samples)
+            measured.append(self._measure(batch, part * scale, epoch, own_lr or 0.0))
+        vector = self.replica.gathered_early() if is_early else None
         loss = sum(part * each.loss for part, each in zip(parts, measured, strict=True))
         gradients = self.replica.gradients()
         if self._scaler is not None:
             self._unscale(gradients)
-        vector = self.replica.gathered(gradients) if gather and own_lr is None else None
+        if vector is None and gather and own_lr is None:
+            vector = self.replica.gathered(gradients)
         needs_norm = vector is not None or bool(self.clip_norm) or self._scaler is not None
         needs_norm |= rows is not None
         is_sure = not needs_norm and math.isfinite(loss) and _is_below(gradients, norm_max)
@@ -145,6 +153,11 @@ class Stepper:
         self.inner.step(gradients, own_lr)
         self.replica.drop_gradients()
         return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
+
+    def _hands_out_as_it_is(self, own_lr: float | None) -> bool:
+        """Whether autograd's gradient is what comes out in the end, in the host's memory."""
+        is_whole = self._scaler is None and not self.clip_norm and self.replica.rows is None
+        return is_whole and own_lr is None and self.replica.device.type == "cpu"
 
     def _measure(self, batch: Any, weight: float, epoch: int, lr: float) -> Measured:
         """The backward pass of one batch, or the task's own change of its rows."""

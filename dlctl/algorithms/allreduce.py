@@ -139,13 +139,13 @@ class Replica(ReplicaSide):
     def _common_step(self, has_data: bool) -> Generator[Any, Any, Sum]:
         computed, self._uncounted = self._uncounted, None
         if computed is None and has_data and not self._meets:
-            computed = yield Gradient()
+            computed = yield Gradient(sums=self.options.hook == "none")
         self._meets = False
         sums: Sum = yield from self._sum(computed)
         if sums.is_counted and sums.mean is not None:
             self.samples += round(sums.newest.weight)
             if all_finite(sums.mean):
-                yield OwnStep(sums.mean, sums.newest.beside)
+                yield OwnStep(sums.mean, sums.newest.beside, wait=False)
         if computed is not None and not sums.is_counted:
             self._uncounted = computed
         elif computed is not None:
@@ -181,7 +181,7 @@ class Replica(ReplicaSide):
         samples = 0 if computed is None else computed.samples
         return Collective(
             vector=vector, weight=samples, step=step, beside=self.own_rate(self.samples),
-            dtype=HALVES.get(self.options.hook, "float32"),
+            dtype=HALVES.get(self.options.hook, "float32"), given=True,
         )  # fmt: skip
 
     # ------------------------------------------------------------ steps of one's own

@@ -120,6 +120,9 @@ class Gradient(Need):
     """Right after `NextRows`: the values of the rows that it has named, one after the other,
     float32[n]. With `step`: each batch makes a step of plain SGD on them, along the gradient of the
     sum over its samples, or the task's own one."""
+    sums: bool = False
+    """The next `Collective` is of this gradient, as it is and with its samples as the weight: the
+    sum may begin while it is computed."""
 
 
 class Step(NamedTuple):
@@ -148,8 +151,10 @@ class OwnStep(Need):
     """
 
     gradient: Array
-    """float32[d], finite; it must not change before it is resumed."""
+    """float32[d], finite; it must not change before it is made."""
     rate: float
+    wait: bool = True
+    """False: resumed at once. It is made before anything else that is asked for."""
 
 
 @record
@@ -348,6 +353,8 @@ class Collective(Need):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """What is summed, and travels. Of the others it is the mean that is formed, so that a sum of
     many is no larger than each: weight / sum of the weights * vector."""
+    given: bool = False
+    """Nobody writes to `vector` before it is resumed, so that it is summed without a copy."""
 
 
 class Summed(NamedTuple):

@@ -185,7 +185,7 @@ class ComputeDriver:
         self._who = (0, 0)
         self._counts: dict[int, int] = {}
         self._free_at = 0.0
-        self._is_taken = False
+        self._is_taken = self._is_stepping = False
         """What torch keeps has been asked for, and not been given."""
         process.perform(BuildModel, self._build)
         process.perform(LoadBuffers, self._load_buffers)
@@ -237,6 +237,9 @@ class ComputeDriver:
 
     def _compute(self, effect: Compute) -> None:
         assert not self._is_taken, "a batch is begun while what torch keeps is taken"
+        if self._is_stepping:
+            self._later(0.0, lambda: self._compute(effect))
+            return
         self._gradient[:] = np.nan
         before = self.parameters.copy()
         self._later(self._step_s(), lambda: self._finish(effect, before))
@@ -323,8 +326,10 @@ class ComputeDriver:
 
     def _step_along(self, effect: StepAlong) -> None:
         before = effect.gradient.copy()
+        self._is_stepping = True
 
         def finish() -> None:
+            self._is_stepping = False
             assert self._inner is not None, "this replica has no optimiser of its own"
             assert np.array_equal(before, effect.gradient), "changed under a step"
             self._inner.step(effect.gradient, effect.rate)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -29,7 +30,7 @@ from dlctl.roles.protocol.effects import (
 
 HOST = "127.0.0.1"
 COMES_S = 60.0
-SIZE = 1000
+SIZE, LONG = 1000, 1_000_000
 _FORKS = multiprocessing.get_context("forkserver")
 """Members come from one process that has torch: its import takes longer than what they are for."""
 _FORKS.set_forkserver_preload(["torch.distributed", "daemons.worker.group"])
@@ -37,6 +38,13 @@ _FORKS.set_forkserver_preload(["torch.distributed", "daemons.worker.group"])
 
 class HangInSum(Effect):
     """Stand still (SIGSTOP) when all have come to the next sum, before it is made."""
+
+
+class BeginSum(Effect):
+    """Of `vector_of` a slot: so many parts. The next `Reduce` is of the same, with the rest."""
+
+    def __init__(self, slot: int, parts: int) -> None:
+        self.slot, self.parts = slot, parts
 
 
 def _hang_in_sum(_: HangInSum) -> None:
@@ -53,6 +61,8 @@ class _Pipe:
     def post(self, event: Event) -> None:
         with self._lock:
             self.pipe.send(event)
+
+    offer = post
 
     def fail(self, error: Exception) -> None:
         os._exit(3)
@@ -72,8 +82,19 @@ def _serve(pipe: Connection) -> None:
         HangInSum: _hang_in_sum,
     }
     pipe.send("ready")
+    early, vector = None, None
     while True:
         effect = pipe.recv()
+        if isinstance(effect, BeginSum):
+            vector = vector_of(effect.slot, LONG)
+            early = threads.begin_sum(LONG, 1.0)
+            for _ in range(effect.parts):
+                early.begin(torch.from_numpy(vector))
+            continue
+        if isinstance(effect, Reduce) and vector is not None:
+            if early is not None:
+                early.begin_rest(torch.from_numpy(vector))
+            effect, early = replace(effect, vector=vector), None
         do[type(effect)](effect)
 
 
@@ -144,8 +165,8 @@ class Members:
         return [member.hears(Reduced, generation=generation) for member in members]
 
 
-def vector_of(slot: int) -> Array:
-    return np.random.default_rng(slot).standard_normal(SIZE).astype(np.float32)
+def vector_of(slot: int, size: int = SIZE) -> Array:
+    return np.random.default_rng(slot).standard_normal(size).astype(np.float32)
 
 
 def assert_is_sum_of(results: list[Reduced], members: list[Member]) -> None:
@@ -153,7 +174,7 @@ def assert_is_sum_of(results: list[Reduced], members: list[Member]) -> None:
     first = results[0]
     assert all(np.array_equal(result.vector, first.vector) for result in results)
     assert first.weight == len(members) == first.members
-    wanted = sum(vector_of(member.slot) for member in members)
+    wanted = sum(vector_of(member.slot, first.vector.size) for member in members)
     np.testing.assert_allclose(first.vector, wanted, atol=1e-5)
 
 

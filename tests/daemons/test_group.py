@@ -14,7 +14,9 @@ from group_member import (
     CONT,
     HOST,
     KILL,
+    LONG,
     STOP,
+    BeginSum,
     HangInSum,
     Member,
     Members,
@@ -107,6 +109,41 @@ def test_a_member_that_stands_still_holds_up_nobody_in_the_next_generation(stopp
             members.join(4, ended, timeout_s=2.0)
         back.process.join(10)
         assert back.process.exitcode == 3
+
+
+@pytest.mark.parametrize("how", [KILL, STOP], ids=["killed", "stands still"])
+@pytest.mark.parametrize("parts", [0, 1, 4])
+def test_a_member_that_is_lost_among_the_parts_of_a_sum_is_in_none(how, parts):
+    """The others are waiting for it in gloo, some of them while they compute."""
+    with Members(3) as members:
+        members.join(1, members.all, timeout_s=2.0)
+        *others, lost = members.all
+        for member, begun in zip(members.all, (4, 2, parts), strict=True):
+            member.do(BeginSum(member.slot, begun))
+        others[0].reduce(1, vector_of(0))
+        lost.signal(how)
+        begun_at = time.monotonic()
+        members.join(2, others, timeout_s=2.0)
+        for member in others:
+            member.reduce(2, vector_of(member.slot))
+        results = [member.hears(Reduced, generation=2) for member in others]
+        assert results[0].vector.size == LONG
+        assert_is_sum_of(results, others)
+        assert time.monotonic() - begun_at < 4.0
+        assert results[0].number == 1
+
+
+def test_a_sum_that_is_begun_waits_for_a_slow_member_beyond_the_time_of_the_group():
+    with Members(2) as members:
+        members.join(1, members.all, timeout_s=0.5)
+        early, late = members.all
+        early.do(BeginSum(0, 4))
+        early.reduce(1, vector_of(0))
+        for _ in range(2):
+            assert early.hears(GroupWaits).ranks == (1,)
+        late.do(BeginSum(1, 1))
+        late.reduce(1, vector_of(1))
+        assert_is_sum_of([member.hears(Reduced) for member in members.all], members.all)
 
 
 def assert_stands_still(member: Member) -> None:

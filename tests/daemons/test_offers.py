@@ -34,6 +34,11 @@ class Own(Effect):
 
 
 @dataclass(frozen=True)
+class Wake(Effect):
+    """What any thread may perform."""
+
+
+@dataclass(frozen=True)
 class Did(Event):
     number: int
 
@@ -61,6 +66,7 @@ class Other:
         self.loop.perform(Begin, lambda _: self._thread.start())
         self.loop.perform(Say, lambda effect: self.note(effect.text))
         self.loop.perform(Own, lambda effect: self.note(f"own {effect.number}"))
+        self.loop.perform(Wake, lambda _: self.note("wakes"), anywhere=True)
         self.story: list[str] = []
         self.at: float | None = None
         """The machine's deadline."""
@@ -109,6 +115,22 @@ def test_the_thread_gets_its_own_effect_and_the_loop_performs_the_others_in_orde
     it = Other({1: [Say("a"), Own(1), Say("b"), Own(2), Exit(3, "done")]})
     assert it.run(lambda: it.note(f"gets {it.offer(1)}")) == 3
     assert it.story == ["handles 1 there", "gets Own(number=1) there", "a", "b", "own 2"]
+
+
+@pytest.mark.parametrize(
+    ("effects", "story"),
+    [
+        ([Wake(), Say("a")], ["gets None there", "a"]),
+        ([Own(1), Wake()], ["gets Own(number=1) there"]),
+        ([Wake(), Own(1)], ["gets None there", "own 1"]),
+        ([Say("a"), Wake(), Own(1)], ["gets None there", "a", "wakes", "own 1"]),
+    ],
+)
+def test_what_may_be_performed_anywhere_is_so_in_its_turn(effects, story):
+    it = Other({1: [*effects], 2: [Exit(0, "done")]})
+    it.run(lambda: [it.note(f"gets {it.offer(1)}"), it.loop.post(Did(2))])
+    first = ["wakes there"] if "wakes" not in story else []
+    assert it.story == ["handles 1 there", *first, *story, "handles 2"]
 
 
 def test_one_own_effect_after_the_other_needs_no_other_thread():

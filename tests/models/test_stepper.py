@@ -93,7 +93,8 @@ def test_own_steps_are_those_of_torch_to_the_bit(zoo, name: str) -> None:
         assert np.array_equal(stepper.replica.parameters, flat(model)), number
 
 
-def test_sparse_gradients_have_an_optimiser_too() -> None:
+@pytest.mark.parametrize("name", ["sparseadam", "sgd"])
+def test_sparse_gradients_have_an_optimiser_too(name: str) -> None:
     class Rows:
         def model(self) -> nn.Module:
             return nn.Embedding(7, 3, sparse=True)
@@ -107,7 +108,7 @@ def test_sparse_gradients_have_an_optimiser_too() -> None:
         def batch(self) -> Tensor:
             return torch.tensor([1, 4, 4])
 
-    task, chosen = Rows(), choice("sparseadam")
+    task, chosen = Rows(), choice(name)
     stepper, model = stepper_of(task, chosen), reference(task)
     (optimizer,) = optimizers_of(chosen, model)
     for _ in range(STEPS):

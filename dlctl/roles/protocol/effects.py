@@ -219,6 +219,8 @@ class Compute(Effect):
     """The replica's own optimiser forgets what it keeps, before the first of these batches."""
     rows: Array | None = None
     """float32[n]: the rows that these batches have named (`NameRows`)."""
+    sums: bool = False
+    """The next `Reduce` is of this gradient, as it is, by its samples: it may begin already."""
 
     def is_usable(self, loss: float, norm: float) -> bool:
         """Whether what was computed is finite and not too large: what is not gets no further."""

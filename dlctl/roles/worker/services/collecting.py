@@ -102,7 +102,8 @@ class Collecting:
     def begin(self, need: Collective, now: float) -> None:
         self._need, self._result = need, None
         # The sum may have to be begun again, and the method's vector may be the model itself.
-        self._vector = np.array(to_host(need.vector), np.float32)
+        copied = None if need.given else True
+        self._vector = np.array(to_host(need.vector), np.float32, copy=copied)
         if self.slots and self.identity.slot not in self.slots:
             self._tell_broken("it takes part again", now)
 

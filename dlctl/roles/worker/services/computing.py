@@ -240,7 +240,11 @@ class Computing:
         place = (lease.data_epoch, lease.start, lease.stop, number)
         cut = (portion.batch_size, lease.shard)
         own = (need.pull, need.fresh)
-        self.context.do(Compute(*place, own_lr, need.gather, limit, count, *cut, *own, need.rows))
+        self.context.do(
+            Compute(
+                *place, own_lr, need.gather, limit, count, *cut, *own, need.rows, sums=need.sums
+            )
+        )
         if not self.draining:
             self.leasing.look_ahead(self.batch_s, now)
 
@@ -374,6 +378,8 @@ class Engines:
         self.is_at_work = False
         self._result: tuple[m.Array, ...] | None = None
         self._began = self._longest_s = 0.0
+        self._waits = True
+        """The method is resumed when what is at work has ended, and not before."""
         self._need: Engine | OwnStep | OwnState | None = None
 
     def begin(self, need: Engine | OwnStep | OwnState, now: float) -> None:
@@ -381,6 +387,8 @@ class Engines:
 
     def _begin(self, need: Engine | OwnStep | OwnState, now: float) -> None:
         self.is_at_work, self._began = True, now
+        self._waits = not isinstance(need, OwnStep) or need.wait
+        self._result = None if self._waits else ()
         match need:
             case OwnStep():
                 self.context.do(StepAlong(need.gradient, need.rate))
@@ -404,7 +412,9 @@ class Engines:
         return True, self._result
 
     def on_ran(self, event: EngineRan, now: float) -> None:
-        self.is_at_work, self._result = False, event.arrays
+        self.is_at_work = False
+        if self._waits:
+            self._result = event.arrays
         self._longest_s = max(self._longest_s, now - self._began)
 
     def stuck_s(self, now: float) -> float:

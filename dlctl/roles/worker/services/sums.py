@@ -41,6 +41,10 @@ class Row(NamedTuple):
     """It has joined, and was not handed what the others have come to."""
     beside: float = 0.0
     dtype: str = "float32"
+    begun: int = 0
+    """Elements of a sum that it has begun while it computed; 0: it has not."""
+    is_void: bool = False
+    """That is of another vector than the one it brings."""
 
 
 def row_of(effect: Reduce) -> Row:
@@ -63,6 +67,10 @@ class Plan(NamedTuple):
     beside: float
     """The mean, by weight; 0 if nobody has a weight."""
     dtype: str
+    begun: int
+    """Elements of a sum that some have begun: all have to end it; 0: nobody has."""
+    is_void: bool
+    """It is not this one."""
 
 
 def plan_of(rows: Sequence[Row]) -> Plan:
@@ -87,7 +95,14 @@ def plan_of(rows: Sequence[Row]) -> Plan:
     joined = sum(row.joins or (row in told and row.step != step) for row in rows)
     first = min(row.slot for row in newest)
     beside = sum(weight * row.beside for weight, row in zip(weights, rows, strict=True) if weight)
-    return Plan(size, step, weights, joined, first, beside / (sum(weights) or 1.0), dtype)
+    begun = max(row.begun for row in rows)
+    is_void = any(
+        row.begun and (row.is_void or row.begun != size or row.weight != weight)
+        for row, weight in zip(rows, weights, strict=True)
+    )
+    return Plan(
+        size, step, weights, joined, first, beside / (sum(weights) or 1.0), dtype, begun, is_void
+    )
 
 
 class Claim(NamedTuple):
