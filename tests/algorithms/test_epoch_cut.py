@@ -12,7 +12,7 @@ import pytest
 
 from dlctl.algorithms.base import DataEpoch
 from dlctl.algorithms.epoch_cut import Cut, Options
-from dlctl.roles.coordinator.leases import PortionPool
+from dlctl.roles.coordinator.portions import PortionPool
 
 
 class Work:

@@ -22,7 +22,7 @@ from dlctl.algorithms.sandblaster import LBFGS, SANDBLASTER, Options, Pair
 from dlctl.algorithms.tables import PARTS_MAX
 from dlctl.errors import RemoteProtocolError, UsageError
 from dlctl.messages import APPLIED, LATE, REFUSED
-from dlctl.roles.coordinator.leases import PortionPool
+from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.worker.leases import Portion
 from dlctl.shards.base import Diverged
 from dlctl.sim.problems import Batch, LeastSquares, Logistic, batch_rows

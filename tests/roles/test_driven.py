@@ -14,8 +14,8 @@ from dlctl.algorithms.sandblaster import SANDBLASTER, Options
 from dlctl.config import Choice, Data, Job, JobFile, Workers
 from dlctl.machine import Send
 from dlctl.roles.coordinator.driven import DrivenMethod
-from dlctl.roles.coordinator.leases import DONE, PortionPool
-from dlctl.roles.coordinator.scheduler import Scheduler
+from dlctl.roles.coordinator.leases import LeaseScheduler
+from dlctl.roles.coordinator.portions import DONE, PortionPool
 from dlctl.roles.protocol.context import Context
 
 SERVERS = 2
@@ -194,7 +194,7 @@ def test_a_portion_that_is_only_on_record_as_leased_is_leased_again(ahead):
     )  # fmt: skip
     lead, idle, context = SANDBLASTER.lead(Options()), Idle(), Context(1.0)
     tables = SANDBLASTER.shape.tables_of(Options())
-    scheduler = Scheduler(context, idle, job, lead, tables)
+    scheduler = LeaseScheduler(context, idle, job, lead, tables)
     on_record = {"portion/0/0": DONE, "portion/0/1": 0}
     scheduler.go_on(1, 8, 0.1, 16, (1, 0), on_record, 0.0)
     scheduler.released_at = 0.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dlctl.roles.coordinator.leases import Range
+from dlctl.roles.coordinator.portions import Range
 from dlctl.roles.coordinator.streams import StreamPool
 
 BATCH, PORTION = 4, 8

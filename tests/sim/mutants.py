@@ -27,14 +27,14 @@ from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.groups import Groups
-from dlctl.roles.coordinator.leases import Leases, PortionPool, Range
+from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.persistence import Lasting, Persistence
+from dlctl.roles.coordinator.portions import Leases, PortionPool, Range
 from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import IssueTerm
 from dlctl.roles.coordinator.registration import Registration
 from dlctl.roles.coordinator.scaling import Scaling
-from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.retry import Retries
@@ -463,7 +463,7 @@ def done_is_leased_again(patch: Patch) -> None:
 
 @mutant("the portions of the dead are forgotten", "LivenessChecker", first=1)
 def portions_of_the_dead(patch: Patch) -> None:
-    patch.setattr(Scheduler, "gone", lambda self, slot, now: 0)
+    patch.setattr(LeaseScheduler, "gone", lambda self, slot, now: 0)
 
 
 @mutant("a portion that was given back counts as done", "SamplesChecker", seeds=30, first=4)
@@ -980,7 +980,7 @@ def the_lead_forgets_its_clock(patch: Patch) -> None:
         _, state, self._journal = lead
         self.side.resume(state)
 
-    patch.setattr(Scheduler, "restore_lead", restore_lead)
+    patch.setattr(LeaseScheduler, "restore_lead", restore_lead)
 
 
 @mutant(

@@ -435,7 +435,7 @@ def manifest_of(
 ) -> Json:
     """What a checkpoint that begins now says of its run.
 
-    `data`: how far it is (`Scheduler.to_json`). `failure`: why the run has failed, or "".
+    `data`: how far it is (`LeaseScheduler.to_json`). `failure`: why the run has failed, or "".
     `frozen`: the file of its frozen parameters (`FrozenParameters.part`), if there are any.
     """
     is_mean = registry.load("algorithms", job.algorithm.name).shape.model == "mean"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlctl.clients import Cohort, cohort, epoch_samples
-from dlctl.roles.coordinator.leases import PortionPool, Range
+from dlctl.roles.coordinator.portions import PortionPool, Range
 
 
 def client_pool(sizes: tuple[int, ...], drawn: Cohort, seed: int, owners: int = 0) -> ClientPool:

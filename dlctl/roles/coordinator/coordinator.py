@@ -44,6 +44,7 @@ from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
+from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
@@ -62,7 +63,6 @@ from dlctl.roles.coordinator.requests import Clients, Requests
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.scaling import Handover, Scaling
-from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport
@@ -97,7 +97,7 @@ class Coordinator:
         )  # fmt: skip
         self.registration.frozen = self.frozen.told
         options = algorithm.Options(**job.algorithm.options)
-        self.scheduler = Scheduler(
+        self.scheduler = LeaseScheduler(
             context, members, job, algorithm.lead(options), algorithm.shape.tables_of(options)
         )
         content = asdict(job)

@@ -33,7 +33,7 @@ from dlctl.algorithms.base import (
 )
 from dlctl.algorithms.tables import PARTS_MAX
 from dlctl.messages import Json
-from dlctl.roles.coordinator.leases import PortionPool
+from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.protocol.context import Context
 
 LATE_S = 2.0

@@ -18,11 +18,11 @@ from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.host_failures import HostFailures
+from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import KillAgent
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.scaling import Scaling
-from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.protocol.effects import ProcessEnded
@@ -72,7 +72,7 @@ class FailureDetector:
         self,
         run: RunState,
         control: Control,
-        scheduler: Scheduler,
+        scheduler: LeaseScheduler,
         settings: SettingChanges,
         evaluations: Evaluations,
         checkpointing: Checkpointing,

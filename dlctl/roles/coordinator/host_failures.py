@@ -15,10 +15,10 @@ from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Evaluations
+from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.remote_files import HostFiles
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
@@ -30,7 +30,7 @@ class HostFailures:
         self,
         run: RunState,
         control: Control,
-        scheduler: Scheduler,
+        scheduler: LeaseScheduler,
         evaluations: Evaluations,
         checkpointing: Checkpointing,
         files: HostFiles,

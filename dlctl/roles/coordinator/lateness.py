@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from dlctl.roles.coordinator.leases import Key
+from dlctl.roles.coordinator.portions import Key
 
 WEIGHT = 0.1
 """Of the newest portion in the usual time."""

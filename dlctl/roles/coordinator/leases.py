@@ -1,307 +1,651 @@
-"""The data of a run, cut into portions and leased to workers; `streams.py` does it for a dataset
-of unknown length, `client_pool.py` for one that is cut into clients.
-
-Every epoch of the dataset has the same portions, ranges of its shuffled order. A portion is leased,
-then done; when its worker is gone before that, it goes back and is leased first of all. So every
-sample is offered at least once per epoch, and exactly once when nothing fails.
-"""
+"""The data side of the coordinator: who gets which portion, what is done, and when it is enough."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
-from dlctl.algorithms.base import DataEpoch
-from dlctl.flat import slice_bounds
+from dlctl import batches, registry, schedule
+from dlctl import messages as m
+from dlctl.algorithms.base import Lead, Table
+from dlctl.config import JobFile
+from dlctl.errors import DlctlError, RemoteProtocolError
+from dlctl.messages import Json
+from dlctl.roles.coordinator.client_pool import ClientPool, client_pool
+from dlctl.roles.coordinator.driven import DrivenMethod
+from dlctl.roles.coordinator.lateness import Lateness
+from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.portions import PortionPool, Range
+from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.streams import StreamPool
+from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
+from dlctl.roles.protocol.meters import follow
 
-Key = tuple[int, int]
-"""A portion: data epoch and number."""
-RETURNED, DONE = -2, -1
-"""In place of a slot: a portion that waits to be leased again, and one that is done."""
-
-
-class Range(NamedTuple):
-    """A portion: samples [start, stop) in the shuffled order of `data_epoch`."""
-
-    data_epoch: int
-    portion: int
-    start: int
-    stop: int
-    shard: int = -1
-    """Of a stream, by number; then the samples are those of the shard in its own order. Likewise
-    of a client, with all its passes."""
-
-
-@dataclass(slots=True)
-class Leases:
-    """Who has which portion."""
-
-    _returned: list[Key] = field(init=False, default_factory=list)
-    _leased: dict[Key, int] = field(init=False, default_factory=dict)
-    """Portion -> the slot that has it."""
-    _copies: dict[Key, int] = field(init=False, default_factory=dict)
-    """Portion that is leased -> the slot that has a backup copy of it. After a change of the
-    coordinator none is known, and whoever brings something is believed."""
-    _doubtful: set[Key] = field(init=False, default_factory=set)
-    """Leased or taken back by another coordinator, whose notes may have been old, or taken back
-    from one that lives: they may be done, or somebody else's."""
-    _changed: dict[Key, None] = field(init=False, default_factory=dict)
-    """Portions of which something has changed, in order."""
-
-    def release(self, slot: int) -> list[Key]:
-        """The worker of `slot` is gone: its portions that are not done go back, unless another one
-        has a copy, which is the lease now.
-        """
-        self._copies = {key: owner for key, owner in self._copies.items() if owner != slot}
-        mine = [key for key, owner in self._leased.items() if owner == slot]
-        back = sorted(key for key in mine if key not in self._copies)
-        for key in mine:
-            del self._leased[key]
-            self._changed[key] = None
-            if key in self._copies:
-                self._leased[key] = self._copies.pop(key)
-        self._returned = sorted(self._returned + back)
-        return back
-
-    def doubt(self, slot: int) -> list[Key]:
-        """The worker of `slot` lives and does not work on what it is said to have: that goes back,
-        but whoever says that it is done is believed.
-        """
-        back = self.release(slot)
-        self._doubtful.update(back)
-        return back
-
-    def may_finish(self, slot: int, data_epoch: int, portion: int) -> bool:
-        """Whether a portion can be done by `slot`: it has it, or nobody knows for sure who has."""
-        key = (data_epoch, portion)
-        having = (self._leased.get(key), self._copies.get(key))
-        return key in self._doubtful or slot in having
-
-    def without_copy(self, slot: int) -> list[Key]:
-        """Portions under way that `slot` might have a backup copy of; [] if it has work itself."""
-        if slot in self._leased.values() or slot in self._copies.values():
-            return []
-        return [key for key in self._leased if key not in self._copies]
-
-    def is_copied(self, key: Key) -> bool:
-        return key in self._copies
-
-    def _forget(self, key: Key) -> None:
-        """Nobody has it any more, and nobody is to get it."""
-        self._leased.pop(key, None)
-        self._copies.pop(key, None)
-        self._doubtful.discard(key)
-        if key in self._returned:
-            self._returned.remove(key)
+Dataset = tuple[int, int, tuple[int, ...]]
+DOUBT_S = 10.0
+"""A worker that has asked for data for so long, in vain, has none that it works on."""
+SCHEDULE = "correct [schedule]: warmup, or over"
+LOSS_WEIGHT = 0.1
+"""Of the newest portion in the running mean of the loss."""
 
 
-@dataclass(slots=True)
-class PortionPool(Leases):
-    samples: int
-    """Of the dataset."""
-    portion_samples: int
-    """At most so many in a portion."""
-    limit: float = math.inf
-    """Portions that are leased in all."""
-    first_epoch: int = 0
-    _next: Key = (0, 0)
-    _done: dict[int, set[int]] = field(default_factory=dict)
-    """Data epoch -> its portions that are done."""
-    _complete: set[int] = field(default_factory=set)
-    """Data epochs of which all portions are done."""
-    done_count: int = 0
-
-    def __post_init__(self) -> None:
-        self._next = (self.first_epoch, 0)
+class LeaseScheduler:
+    def __init__(
+        self,
+        context: History,
+        members: Membership,
+        job: JobFile,
+        side: Lead,
+        tables: Sequence[Table],
+    ) -> None:
+        """tables: of the method, with the job's options."""
+        self.context = context
+        self.tables = tables
+        self.members = members
+        self.job = job
+        """With the batch size, once that is found."""
+        self.batch_size = 0
+        """What was found; 0: the job file says it, or nobody has found it yet."""
+        self.side = side
+        self.steps = self.samples = 0
+        self.loss: float | None = None
+        self.metrics: dict[str, float] = {}
+        """What else the task's loss returns, as running means like that of the loss."""
+        self.released_at: float | None = None
+        """When the workers were let loose."""
+        self.stopped = False
+        self.driving: DrivenMethod | None = None
+        self._pool: PortionPool | StreamPool | None = None
+        self._told_of_end = False
+        """That the stream has ended, and is read again."""
+        self._built: Dataset = (0, 0, ())
+        """Samples of the dataset, or shards of a stream, and the samples of each client if there
+        are any; by the first worker that was heard."""
+        self._step_samples_min = 1
+        self._counts_steps = any(host.batch_size for host in job.places)
+        """Nobody knows how many a portion has before it is done."""
+        self._order: str | None = None
+        """Digest of the order that the task has chosen, by the first worker that was heard."""
+        self._restore: Json = {}
+        self._journal: Json = {}
+        """Of the method that the coordinator drives, as far as it has come before."""
+        self.answered: dict[int, m.Lease] = {}
+        """Slot -> its newest lease, in case its request is repeated."""
+        self._pending: dict[int, m.LeaseRequest] = {}
+        self._in_vain_since: dict[int, float] = {}
+        """Slot -> since when it has asked, because it has no data, and has not got any."""
+        self.evaluated_at = 0.0
+        """How far the run was when an evaluation was begun last: epochs, or steps if the job counts
+        them."""
+        self.scale = schedule.first_scale(job) if schedule.scales(job.schedule) else None
+        """Of the rate, if it goes with the number of workers."""
+        self._lateness = Lateness()
+        """Of the portions of a driven method's batch."""
+        self._cuts_epochs = type(side).cut_epoch is not Lead.cut_epoch
 
     @property
-    def per_epoch(self) -> int:
-        return -(-self.samples // self.portion_samples)
+    def is_driven(self) -> bool:
+        """Whether the coordinator drives the method."""
+        return type(self.side).drive is not Lead.drive
 
-    def take(self, slot: int) -> Range | None:
-        """Lease the next portion; None if there is none now (others may still come back)."""
-        key = self._pick(slot)
-        if key is None:
+    # ------------------------------------------------------------ the dataset
+
+    @property
+    def pool(self) -> PortionPool | StreamPool:
+        """The portions of all epochs; a batch of a method that the coordinator drives is one."""
+        assert self._pool is not None
+        return self._pool
+
+    def restore(self, data: Json) -> None:
+        """What a checkpoint's manifest says of the data and the steps."""
+        self._restore = data
+        self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
+        self.loss, self.metrics = data.get("loss"), data.get("metrics", {})
+        self.side.steps_done = self.steps
+        self.find_batch_size(data.get("batch_size", 0))
+        if "lead" in data:
+            self.restore_lead(data["lead"])
+        if self.scale is not None and "scale" in data:
+            self.scale = schedule.Scale(*data["scale"])
+
+    def lead(self) -> list[Any]:
+        """[clock, state] of the method's lead, and the journal of one that drives, as
+        `restore_lead` takes it.
+        """
+        if self.driving is not None:
+            return [self.side.clock, self.driving.state(), self.driving.to_json()]
+        return [self.side.clock, self.side.state(), self._journal]
+
+    def restore_lead(self, lead: Sequence[Any]) -> None:
+        self.side.clock, state, self._journal = lead
+        self.side.resume(state)
+
+    @property
+    def dataset_samples(self) -> int:
+        """0 while no worker has built the dataset, and of a stream."""
+        return self._pool.samples if isinstance(self._pool, PortionPool) else 0
+
+    @property
+    def stream_shards(self) -> int:
+        """0 if the dataset is no stream."""
+        return self._pool.shards if isinstance(self._pool, StreamPool) else 0
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The samples of each; (): the dataset is not cut into clients."""
+        return self._pool.sizes if isinstance(self._pool, ClientPool) else ()
+
+    @property
+    def next(self) -> tuple[int, int]:
+        return self._pool.next if self._pool is not None else (0, 0)
+
+    def changed_portions(self) -> Iterator[tuple[str, Any]]:
+        """Keys and values for `Persistence`."""
+        for epoch, portion, standing in self._pool.take_changes() if self._pool else ():
+            yield f"portion/{epoch}/{portion}", standing
+
+    def go_on(
+        self,
+        steps: int,
+        samples: int,
+        loss: float | None,
+        dataset_samples: int,
+        next_: tuple[int, int],
+        portions: dict[str, Any],
+        evaluated_at: float,
+        stream_shards: int = 0,
+        clients: tuple[int, ...] = (),
+    ) -> None:
+        """Be where another coordinator has left off."""
+        self.steps, self.samples, self.loss = steps, samples, loss
+        self.side.steps_done = steps
+        if not (dataset_samples or stream_shards):
+            return
+        self._restore = {}
+        self.open_dataset(dataset_samples, stream_shards, clients)
+        assert self._pool is not None
+        keys = (key.split("/")[1:] for key in portions)
+        standing = {(int(epoch), int(p)): portions[f"portion/{epoch}/{p}"] for epoch, p in keys}
+        self._pool.go_on(next_, standing)
+        self._told_of_end = stream_shards > 0 and next_[0] > 0
+        self.evaluated_at = evaluated_at
+
+    def find_batch_size(self, found: int) -> bool:
+        """A worker, or the run before, has found it. True if that is news."""
+        before, self.job = self.job, batches.resolved(self.job, found)
+        is_news = self.job is not before
+        self.batch_size = found if is_news else self.batch_size
+        return is_news
+
+    def take_dataset(
+        self,
+        worker: str,
+        samples: int,
+        order: str = "",
+        shards: int = 0,
+        clients: tuple[int, ...] = (),
+    ) -> None:
+        """A worker has built the dataset; order: digest of the order that its task has chosen.
+        shards: of a stream. clients: the samples of each. Raises DlctlError if it is not the one of
+        the others, or of before.
+        """
+        opened = (self.dataset_samples, self.stream_shards, self.clients)
+        known = opened if self._pool else self._built
+        if any(known) and known != (samples, shards, clients):
+            raise DlctlError(
+                f"the dataset of {worker} has {_size(samples, shards, clients)}; in this run it "
+                f"has {_size(*known)}",
+                hint="dataset() must give the same samples on every host and every time; after a "
+                "change start with --fresh to begin a new run",
+            )
+        if self._pool is None and not batches.is_open(self.job):
+            self.open_dataset(samples, shards, clients)
+        self._built = (samples, shards, clients)
+        if self._order is None:
+            self._order = order
+        elif order != self._order:
+            raise DlctlError(
+                f"the samples of {worker} come in another order than those of the other workers",
+                hint="sampler(dataset, epoch) and sample_weights(dataset) must return the same in "
+                "every process; what torch, numpy and random draw there does",
+            )
+
+    def open_dataset(self, samples: int, shards: int = 0, clients: tuple[int, ...] = ()) -> None:
+        """The first worker has built the dataset; as `take_dataset` has it. Raises DlctlError if it
+        was another before, or is none that this job can be trained with.
+        """
+        if samples < 1 and not shards:
+            raise DlctlError("the dataset has no samples", hint="look at the task's dataset()")
+        before = (self._restore.get("dataset_samples", 0), self._restore.get("stream_shards", 0))
+        if any(before) and before != (samples, shards):
+            raise DlctlError(
+                f"the dataset has {_size(samples, shards)}; at the checkpoint it had "
+                f"{_size(*before)}",
+                hint="start with --fresh to begin a new run",
+            )
+        if shards:
+            self._check_stream()
+        if clients and self.is_driven:
+            raise DlctlError(
+                f'"{self.job.algorithm.name}" has one dataset, and data.clients cuts it into many',
+                hint="remove data.clients, or take another [algorithm]",
+            )
+        try:
+            schedule.factor(self.job, samples)
+        except ValueError as error:
+            raise DlctlError(str(error), hint=SCHEDULE) from None
+        self._pool = self._stream(shards) if shards else self._portions(samples, clients)
+        if isinstance(self._pool, PortionPool) and not clients:
+            self._check_steps(self._pool)
+        self._step_samples_min = batches.smallest(self.job)
+        self.evaluated_at = self._evaluation_clock()
+        self.rescale(self.job.workers.count)
+
+    def _check_steps(self, pool: PortionPool) -> None:
+        """Raises DlctlError if the run is too short for its method to come to anything."""
+        steps = pool.limit * -(-pool.portion_samples // batches.smallest(self.job))
+        method = registry.load("algorithms", self.job.algorithm.name)
+        for path, what, instead in method.check_steps(self.job, steps):
+            raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
+
+    def _check_stream(self) -> None:
+        """Raises DlctlError if the job asks for what only a dataset of known length has."""
+        epochs = self.job.job.stop.epochs
+        if self.is_driven or self._cuts_epochs:
+            raise DlctlError(
+                f'"{self.job.algorithm.name}" goes over the whole dataset again and again, and '
+                "this one is a stream, of unknown length",
+                hint="give a dataset with __len__ and __getitem__, or take another [algorithm]",
+            )
+        if epochs:
+            raise DlctlError(
+                "an iterable dataset is a stream, whatever its __len__ says, so job.stop cannot "
+                f"count epochs (epochs = {epochs:g}, also where the job file says nothing)",
+                hint="write stop = { samples = 1_000_000 } under [job], or steps, seconds, target; "
+                "or return a map-style dataset, with __len__ and __getitem__",
+            )
+        if batches.smallest(self.job) != batches.largest(self.job):
+            raise DlctlError(
+                "the dataset is a stream, whose steps are counted by batches of one size",
+                hint="remove batch_size from [[hosts]]",
+            )
+
+    def _portions(self, samples: int, clients: tuple[int, ...]) -> PortionPool:
+        pool = PortionPool(samples, self.job.data.portion_batches * batches.largest(self.job))
+        if clients:
+            drawn = self.side.cohort(len(clients))
+            owners = self.job.workers.count if self.job.data.partition == "workers" else 0
+            pool = client_pool(clients, drawn, self.job.job.seed, owners)
+            self._counts_steps = True
+        pool.limit = _portions(self.job, pool)
+        if self._restore.get("portion_samples") == pool.portion_samples:
+            pool.restore(self._restore["complete_epochs"], self._restore["portions"])
+        elif self._restore:
+            # Other portions than before: only whole epochs can be told apart.
+            pool.restore(self._restore["complete_epochs"], [])
+        return pool
+
+    def _stream(self, shards: int) -> StreamPool:
+        stop, step_samples = self.job.job.stop, batches.largest(self.job)
+        pool = StreamPool(
+            shards, self.job.data.portion_batches * step_samples, step_samples,
+            stop.samples or math.inf, stop.steps or math.inf,
+        )  # fmt: skip
+        if self._restore:
+            pool.restore(self._restore["stream"], self._restore["portion_samples"])
+            self._told_of_end = pool.passes() > 1
+        return pool
+
+    def rescale(self, workers: int) -> None:
+        """The run is to have so many workers. The rate goes by that from the first sample on that
+        nobody has leased: all servers hear of it before.
+        """
+        after = schedule.multiple(self.job, workers)
+        if self.scale is not None and self.scale.after != after:
+            warmup = schedule.warmup_samples(self.job, self.dataset_samples)
+            since = max(self.pool.samples_leased(), self.samples)
+            self.scale = self.scale.to(after, since, warmup)
+
+    def to_json(self) -> Json:
+        """For a checkpoint's manifest."""
+        pool = self.pool
+        if isinstance(pool, StreamPool):
+            done = {"stream_shards": pool.shards, "stream": pool.to_json()}
+        else:
+            epochs, portions = pool.complete_epochs(), pool.done()
+            done = {
+                "dataset_samples": pool.samples,
+                "complete_epochs": epochs,
+                "portions": portions,
+            }
+        return {
+            "steps": self.steps,
+            "samples": self.samples,
+            "loss": self.loss,
+            **({"metrics": dict(self.metrics)} if self.metrics else {}),
+            "portion_samples": pool.portion_samples,
+            **({"batch_size": self.batch_size} if self.batch_size else {}),
+            **done,
+            "lead": self.lead(),
+            **({"scale": self.scale} if self.scale is not None else {}),
+        }
+
+    # ------------------------------------------------------------ leases
+
+    def release(self, now: float) -> None:
+        """All workers are there: begin."""
+        self.released_at = now
+        self.begin_driving(now)
+        self.grant(now)
+
+    def begin_driving(self, now: float) -> None:
+        """Go on with a method that the coordinator drives."""
+        if not isinstance(self._pool, PortionPool) or not self.is_driven:
+            return
+        self._pool.limit = 0
+        servers = self.job.servers.count
+        self.driving = DrivenMethod(
+            self.context, self.side, self._pool, self.tables, servers, self._journal
+        )
+
+    def drive(self, now: float) -> None:
+        """Let the method that is driven make its next request, if it waits to."""
+        if self.driving is not None and not self.stopped:
+            self.driving.advance(now)
+            self.grant(now)
+
+    def on_vector_result(self, result: m.VectorResult, now: float) -> None:
+        if self.driving is not None:
+            self.driving.on_result(result, now)
+
+    def on_request(self, request: m.LeaseRequest, now: float) -> None:
+        answered = self.answered.get(request.slot)
+        daemon = self.members.worker(request.slot, request.epoch)
+        if daemon is None:
+            return
+        if answered is not None and request.request <= answered.request:
+            # Repeated, or overtaken by a newer one on the way: then nobody waits for its answer.
+            if request.request == answered.request:
+                self.context.send(daemon.name, answered)
+            return
+        daemon.asked_for_data = True
+        if isinstance(self._pool, StreamPool):
+            for at in range(0, len(request.ends) - 2, 3):
+                self._pool.ended(*request.ends[at : at + 3])
+        self._pending[request.slot] = request
+        self.grant(now)
+
+    def grant(self, now: float) -> None:
+        """Answer the workers that wait for data, as far as they may work now.
+
+        Between two batches of a driven method, and when the last portions of a batch are under way,
+        they are left waiting: the next batch, or a dead worker's portions, begin with them at once.
+        """
+        if self.released_at is None:
+            return
+        slots = self.members.live_slots()
+        first = min(slots, default=0)
+        self._end_epochs(frozenset(slots))
+        for slot, request in list(self._pending.items()):
+            if not self.stopped and self.side.may_lease(slot, first):
+                if self._cuts_epochs:
+                    # It has its share, and hears that it has to push what it has accrued.
+                    del self._pending[slot]
+                    self._answer(slot, request, None)
+                continue
+            too_much = request.ahead and not self.pool.may_hoard(slot, len(slots))
+            taken = None if self.stopped or too_much else self.pool.take(slot)
+            if taken is None and not self.stopped and (self.is_driven or not request.ahead):
+                taken = self._doubtful(slot, now)
+            else:
+                self._in_vain_since.pop(slot, None)
+            if self.is_driven and isinstance(self._pool, PortionPool):
+                taken = self._or_copy(self._pool, slot, taken, now)
+            if taken is not None or self.stopped or not self.is_driven:
+                del self._pending[slot]
+                self._answer(slot, request, taken)
+                self._tell_of_epoch()
+        if isinstance(self._pool, StreamPool) and not self._told_of_end:
+            self._tell_of_end(self._pool)
+
+    def _or_copy(
+        self, pool: PortionPool, slot: int, taken: Range | None, now: float
+    ) -> Range | None:
+        """What a worker gets of a batch: what it has taken, or a backup copy of what is late."""
+        if taken is not None:
+            self._lateness.leased((taken.data_epoch, taken.portion), now)
+        elif not self.stopped:
+            late = self._lateness.first(pool.without_copy(slot), now)
+            taken = pool.copy(slot, late) if late is not None else None
+        return taken
+
+    def copy_due(self) -> float | None:
+        """When a worker that waits for data gets a backup copy, if nothing else comes before."""
+        if not self.is_driven or self.stopped or not isinstance(self._pool, PortionPool):
             return None
-        self._leased[key] = slot
-        self._doubtful.discard(key)
-        self._changed[key] = None
-        return self._range(*key)
+        first = min(self.members.live_slots(), default=0)
+        due = [
+            self._lateness.deadline(self._pool.without_copy(slot))
+            for slot in self._pending
+            if not self.side.may_lease(slot, first)
+        ]
+        return min((at for at in due if at is not None), default=None)
 
-    def copy(self, slot: int, key: Key) -> Range:
-        """A backup copy of a portion that another one has."""
-        self._copies[key] = slot
-        return self._range(*key)
+    def _tell_of_end(self, pool: StreamPool) -> None:
+        """A stream has ended before the run has. That may be meant, and is said once."""
+        samples = pool.samples_in_all()
+        if pool.passes() > 1 and samples is not None:
+            text = f"the stream has ended after {samples:,} samples, and is read again"
+            self.context.event("stream", "", f"{text} until job.stop is reached")
+            self._told_of_end = True
 
-    def _pick(self, slot: int) -> Key | None:
-        return self._returned.pop(0) if self._returned else self._advance()
-
-    def _range(self, epoch: int, index: int) -> Range:
-        return Range(epoch, index, *self.bounds(index))
-
-    def may_hoard(self, slot: int, slots: int) -> bool:
-        """Whether `slot` may have one more portion although it has some: its part of what is left.
-
-        slots: workers that share it.
+    def _end_epochs(self, slots: frozenset[int]) -> None:
+        """Drop what is left of data epochs that are over, by the method's word; what was leased of
+        them and has come back is dropped, too.
         """
-        held = sum(owner == slot for owner in self._leased.values())
-        left = self.limit - self.done_count - len(self._leased)
-        return held * slots <= left
+        if not self._cuts_epochs or not isinstance(self._pool, PortionPool):
+            return
+        side, pool = self.side, self._pool
+        side.members = slots
+        self._tell_of_epoch()
+        while side.epoch.portions and side.cut_epoch():
+            side.data_epoch += 1
+            self._tell_of_epoch()
+        pool.drop(before=side.data_epoch)
 
-    def bounds(self, portion: int) -> tuple[int, int]:
-        """The samples [start, stop) of a portion, in the order of any epoch."""
-        return slice_bounds(self.samples, self.per_epoch, portion)
+    def _tell_of_epoch(self) -> None:
+        if self._cuts_epochs and isinstance(self._pool, PortionPool):
+            self.side.epoch = self._pool.standing(self.side.data_epoch)
 
-    def samples_before(self, portion: int) -> int:
-        """Samples of the first `portion` portions of an epoch."""
-        return self.bounds(portion)[0]
+    def _doubtful(self, slot: int, now: float) -> Range | None:
+        """What is only said to be leased to a worker that has nothing to do, by its own word: since
+        it began to ask in vain, and all of what it said about that.
 
-    def samples_leased(self) -> int:
-        """Of all portions that somebody has had."""
-        epoch, portion = self._next
-        return epoch * self.samples + self.samples_before(portion)
-
-    def steps_before(self, portion: int, batch_size: int) -> int:
-        """Their steps. A dataset may have more portions than anybody can go through: they come in
-        two lengths, and it is enough to know how many there are of each.
+        A coordinator that could not write its notes may have been told that it is done, or may have
+        given something else to the same question.
         """
-        short = self.samples // self.per_epoch
-        long_ones = self.samples_before(portion) - portion * short
-        steps, long_steps = (-(-length // batch_size) for length in (short, short + 1))
-        return (portion - long_ones) * steps + long_ones * long_steps
+        worker = self.members.get(f"worker-{slot}")
+        if worker is None or worker.metrics.get("portions") != 0:
+            self._in_vain_since.pop(slot, None)
+            return None
+        since = self._in_vain_since.setdefault(slot, now)
+        if worker.reported_at <= since or now - since < DOUBT_S or not self.pool.doubt(slot):
+            return None
+        del self._in_vain_since[slot]
+        return self.pool.take(slot)
 
-    def finish(self, data_epoch: int, portion: int) -> bool:
-        """A portion is done. False if it was done before, or is none of ours."""
-        key = (data_epoch, portion)
-        if self._is_done(key) or not self._was_given(key):
+    def _answer(self, slot: int, request: m.LeaseRequest, taken: Range | None) -> None:
+        lease = m.Lease(request.request, 0, 0, 0, 0, self.samples)
+        if taken is not None:
+            lease = m.Lease(
+                request.request, taken.portion, taken.data_epoch, taken.start, taken.stop,
+                self.samples, taken.shard,
+            )  # fmt: skip
+        self.answered[slot] = lease
+        self.context.send(f"worker-{slot}", lease)
+
+    def gone(self, slot: int, now: float) -> int:
+        """The worker of a slot has died: number of portions that are leased again."""
+        self._pending.pop(slot, None)
+        self.answered.pop(slot, None)
+        self._in_vain_since.pop(slot, None)
+        if self._pool is None:
+            return 0
+        back = self.pool.release(slot)
+        self.grant(now)
+        return len(back)
+
+    def held_back(self, now: float) -> str:
+        """Why workers wait for data although there is some, or there will be; "" if none does."""
+        if self.driving is not None:
+            return self.driving.waits_for(now)
+        first = min(self.members.live_slots(), default=0)
+        reasons = (self.side.may_lease(slot, first) for slot in self._pending)
+        return next((reason for reason in reasons if reason), "")
+
+    # ------------------------------------------------------------ what is done
+
+    def on_portion_done(self, done: m.PortionDone, now: float) -> bool:
+        """True if this is news. Steps and samples are counted here, once per portion.
+
+        Raises RemoteProtocolError for more of them than the portion has.
+        """
+        key = done.data_epoch, done.portion
+        if self._pool is None or not self.pool.may_finish(done.slot, *key):
             return False
-        self._forget(key)
-        self._mark(key)
+        self._check(done)
+        if isinstance(self._pool, PortionPool):
+            self._lateness.done(key, now, copied=self._pool.is_copied(key))
+        self._finish(done)
+        self.steps += done.steps
+        self.samples += done.samples
+        self.side.steps_done = self.steps
+        self.side.portion_done(done.slot, done.steps, done.samples, done.data_epoch)
+        if done.samples:
+            self._take_loss(done.loss_sum / done.samples)
+            follow(self.metrics, _means(done), LOSS_WEIGHT)
+        if self.driving is not None:
+            self.driving.on_portion(done)
+        self.grant(now)
         return True
 
-    def is_finished(self) -> bool:
-        """Whether every portion up to the limit is done."""
-        return self.done_count >= self.limit
+    def _finish(self, done: m.PortionDone) -> None:
+        if isinstance(self._pool, StreamPool):
+            self._pool.finish(done.data_epoch, done.portion, done.end)
+        else:
+            self.pool.finish(done.data_epoch, done.portion)
+
+    def _check(self, done: m.PortionDone) -> None:
+        start, stop = self.pool.bounds(done.portion)
+        steps = -(-(stop - start) // self._step_samples_min)
+        if done.steps > steps or done.samples > stop - start:
+            said = f"{done.steps} steps and {done.samples} samples"
+            raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
+
+    def _take_loss(self, loss: float) -> None:
+        """Into the running mean, unless that would be no number any more: it is written down."""
+        mean = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
+        self.loss = mean if math.isfinite(mean) else self.loss
+
+    def enough(self, now: float) -> str:
+        """Why the run has finished; "" if it has not."""
+        stop = self.job.job.stop
+        if self._pool is None or self.released_at is None:
+            return ""
+        if self.driving is not None and self.driving.over:
+            return self.driving.over
+        if not self.is_driven and self._pool.is_finished():
+            if isinstance(self._pool, StreamPool):
+                return f"{self._pool.samples_done:,} samples are done"
+            return f"{self._pool.epochs_done():.3g} epochs are done"
+        if self._counts_steps and stop.steps and self.steps >= stop.steps:
+            return f"{self.steps:,} steps are done"
+        if stop.seconds is not None and now - self.released_at >= stop.seconds:
+            return f"{stop.seconds:g} seconds are over"
+        if self.clients and stop.samples and self.samples >= stop.samples:
+            return f"{self.samples:,} samples are done"
+        return ""
+
+    def failed(self) -> str:
+        """Why the method that the coordinator drives cannot go on, or a stream gives no more; "" if
+        all is well.
+        """
+        if isinstance(self._pool, StreamPool):
+            return self._pool.failed
+        return self.driving.failed if self.driving is not None else ""
+
+    def deadline(self) -> float | None:
+        seconds = self.job.job.stop.seconds
+        return None if seconds is None or self.released_at is None else self.released_at + seconds
+
+    # ------------------------------------------------------------ evaluations
+
+    def evaluation_due(self) -> bool:
+        """Whether enough steps or epochs have passed since the last evaluation was begun; says so
+        once.
+        """
+        every = self.job.evaluation.every_steps or self.job.evaluation.every_epochs
+        if self._pool is None or self.is_driven or not every:
+            return False
+        if self._evaluation_clock() < self.evaluated_at + every:
+            return False
+        self.evaluated_at = self._evaluation_clock()
+        return True
+
+    def _evaluation_clock(self) -> float:
+        """What evaluations go by: all workers' steps, or epochs."""
+        return self.steps if self.job.evaluation.every_steps else self.epochs_done()
 
     def epochs_done(self) -> float:
-        return self.done_count / self.per_epoch
+        return self._pool.epochs_done() if self._pool is not None else 0.0
 
     def progress(self) -> float | None:
-        """How far the run is, 0..1, if it has a limit."""
-        return None if self.limit == math.inf else min(1.0, self.done_count / self.limit)
+        """How far the run is, 0..1, if that is known."""
+        if self._pool is None or self.is_driven:
+            return None
+        steps = self.job.job.stop.steps if self._counts_steps else None
+        by_data = self._pool.progress()
+        return by_data if not steps else min(1.0, max(by_data or 0.0, self.steps / steps))
 
-    def done(self) -> list[list[int]]:
-        """[[data epoch, portion], ...] of the epochs that are not complete, for a checkpoint."""
-        return [[epoch, p] for epoch in sorted(self._done) for p in sorted(self._done[epoch])]
 
-    def complete_epochs(self) -> list[int]:
-        """Data epochs that are done altogether, for a checkpoint."""
-        return sorted(self._complete)
+def _size(samples: int, shards: int, clients: tuple[int, ...] = ()) -> str:
+    """Of a dataset, in words."""
+    if clients:
+        return f"{len(clients)} clients with {sum(clients)} samples in all"
+    return f"{shards} shards of a stream" if shards else f"{samples} samples"
 
-    def restore(self, complete_epochs: list[int], done: list[list[int]]) -> None:
-        """Go on where a checkpoint was: these are done, everything else is leased (again)."""
-        self._complete = set(complete_epochs)
-        while self._next[0] in self._complete:  # Nothing of these is looked at again.
-            self._next = (self._next[0] + 1, 0)
-        self._changed |= dict.fromkeys((epoch, -1) for epoch in complete_epochs)
-        self.done_count = len(complete_epochs) * self.per_epoch
-        for data_epoch, portion in done:
-            self._mark((data_epoch, portion))
 
-    def skip_epoch(self, data_epoch: int) -> None:
-        """It counts as done, whatever was; nobody may be at work on it."""
-        self.done_count += self.per_epoch - len(self._done.pop(data_epoch, ()))
-        self._complete.add(data_epoch)
-        self._changed |= dict.fromkeys((data_epoch, p) for p in range(-1, self.per_epoch))
+def _means(done: m.PortionDone) -> dict[str, float]:
+    """What a portion's samples are said to have had besides the loss, as far as it can be so."""
+    found = {}
+    for name, said in done.metric_sums.items():
+        match said:
+            case [float(total), int(samples)] if 0 < samples <= done.samples:
+                found[name[:METRIC_NAME_CHARS_MAX]] = total / samples
+    return found
 
-    def standing(self, data_epoch: int) -> DataEpoch:
-        """How far a data epoch has come."""
-        before = (data_epoch - self.first_epoch) * self.per_epoch
-        portions = int(min(self.per_epoch, max(0, self.limit - before)))
-        under_way = Counter(owner for key, owner in self._leased.items() if key[0] == data_epoch)
-        is_complete = data_epoch in self._complete
-        done = portions if is_complete else len(self._done.get(data_epoch, ()))
-        return DataEpoch(portions, portions - done - under_way.total(), under_way)
 
-    def drop(self, before: int) -> None:
-        """What nobody has of the data epochs before this one counts as done."""
-        dropped = {key for key in self._returned if key[0] < before}
-        while self._next[0] < before:
-            epoch, index = self._next
-            self._next = (epoch + 1, 0)
-            last = self.standing(epoch).portions
-            dropped.update((epoch, p) for p in range(index, last) if not self._is_done((epoch, p)))
-        for key in sorted(dropped):
-            if key in self._returned:
-                self._returned.remove(key)
-            self._doubtful.discard(key)
-            self._mark(key)
+def _portions(job: JobFile, pool: PortionPool) -> float:
+    """Portions until the first of the job's limits; steps and samples round up to portions. With
+    batch sizes of hosts the steps may be there before that."""
+    stop = job.job.stop
+    if isinstance(pool, ClientPool):  # Steps and samples are counted when they are done.
+        return math.ceil(stop.epochs * pool.per_epoch) if stop.epochs else math.inf
+    steps_before = partial(pool.steps_before, batch_size=batches.largest(job))
+    limits = [
+        math.ceil(stop.epochs * pool.per_epoch) if stop.epochs else math.inf,
+        _until(stop.steps, pool.per_epoch, steps_before),
+        _until(stop.samples, pool.per_epoch, pool.samples_before),
+    ]
+    return min(limits)
 
-    def take_changes(self) -> list[tuple[int, int, int | None]]:
-        """[(data epoch, portion, its slot or RETURNED or DONE)] since the last call.
 
-        When all portions of an epoch are done they are None, and (epoch, -1, DONE) says it for all.
-        """
-        changed, self._changed = list(self._changed), {}
-        found: list[tuple[int, int, int | None]] = []
-        for epoch, portion in changed:
-            found.append((epoch, portion, self._standing(epoch, portion)))
-        return found
-
-    def _standing(self, epoch: int, portion: int) -> int | None:
-        if epoch in self._complete:
-            return DONE if portion < 0 else None
-        if self._is_done((epoch, portion)):
-            return DONE
-        return self._leased.get((epoch, portion), RETURNED)
-
-    @property
-    def next(self) -> Key:
-        """(data epoch, portion) that has not been leased yet, nor any behind it."""
-        return self._next
-
-    def go_on(self, next_: Key, standing: dict[Key, int]) -> None:
-        """Be what `take_changes` has told in all; `standing` holds what was not None."""
-        for (epoch, portion), slot in standing.items():
-            if portion < 0:
-                self._complete.add(epoch)
-                self.done_count += self.per_epoch
-                continue
-            key = (epoch, portion)
-            if slot == DONE:
-                self._mark(key)
-            elif slot == RETURNED:
-                self._returned.append(key)
-            else:
-                self._leased[key] = slot
-        self._doubtful = {*self._leased, *self._returned}
-        self._returned.sort()
-        self._next = next_
-        self._changed = {}
-
-    def _advance(self) -> Key | None:
-        while True:
-            epoch, index = key = self._next
-            if (epoch - self.first_epoch) * self.per_epoch + index >= self.limit:
-                return None
-            self._next = (epoch, index + 1) if index + 1 < self.per_epoch else (epoch + 1, 0)
-            if not self._is_done(key):
-                return key
-
-    def _was_given(self, key: Key) -> bool:
-        return self.first_epoch <= key[0] and 0 <= key[1] < self.per_epoch and key < self._next
-
-    def _is_done(self, key: Key) -> bool:
-        return key[0] in self._complete or key[1] in self._done.get(key[0], ())
-
-    def _mark(self, key: Key) -> None:
-        of_epoch = self._done.setdefault(key[0], set())
-        of_epoch.add(key[1])
-        self.done_count += 1
-        self._changed[key] = None
-        if len(of_epoch) == self.per_epoch:
-            del self._done[key[0]]
-            self._complete.add(key[0])
-            self._changed |= dict.fromkeys((key[0], p) for p in range(-1, self.per_epoch))
+def _until(wanted: int | None, per_epoch: int, before: Callable[[int], int]) -> float:
+    """Portions until there are `wanted` of what `before` counts, epoch after epoch."""
+    if not wanted:
+        return math.inf
+    epochs, rest = divmod(wanted, before(per_epoch))
+    return epochs * per_epoch + bisect_left(range(per_epoch), rest, hi=per_epoch, key=before)

@@ -67,6 +67,7 @@ from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
+from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import LASTING, Daemon
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
@@ -77,7 +78,6 @@ from dlctl.roles.coordinator.remote_files import HostFiles
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.scaling import Scaling
-from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
@@ -117,7 +117,7 @@ class Persistence:
         past: Past,
         *,
         registration: Registration,
-        scheduler: Scheduler,
+        scheduler: LeaseScheduler,
         settings: SettingChanges,
         evaluations: Evaluations,
         checkpointing: Checkpointing,

@@ -20,10 +20,10 @@ from dlctl.messages import Json, Request
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
+from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.scaling import REMOVAL, RESTART, ROTATION, Handover, Scaling
-from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.protocol.context import COORDINATOR
 
 Answer = Callable[[int, bool, str, Json], None]
@@ -36,7 +36,7 @@ class Rotation:
         run: RunState,
         control: Control,
         answer: Answer,
-        scheduler: Scheduler,
+        scheduler: LeaseScheduler,
         scaling: Scaling,
         handover: Handover,
         checkpointing: Checkpointing,

@@ -20,10 +20,10 @@ from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.control import Control
+from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import KillAgent
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.util.names import HOME_AGENT
 
 # ---------------------------------------------------------------- the coordinator itself
@@ -89,7 +89,7 @@ def _leaves_first(worker: Daemon) -> tuple[bool, int]:
 
 class Scaling:
     def __init__(
-        self, run: RunState, control: Control, scheduler: Scheduler, handover: Handover
+        self, run: RunState, control: Control, scheduler: LeaseScheduler, handover: Handover
     ) -> None:
         self.run = run
         self.control = control

@@ -13,10 +13,10 @@ from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
+from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, Snapshot
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.target import is_only_stop
 from dlctl.roles.coordinator.totals import Totals
 from dlctl.roles.protocol.meters import Pace
@@ -35,7 +35,7 @@ class StatusReport:
     def __init__(
         self,
         run: RunState,
-        scheduler: Scheduler,
+        scheduler: LeaseScheduler,
         checkpointing: Checkpointing,
         evaluations: Evaluations,
         totals: Totals,
@@ -211,7 +211,7 @@ class Reports:
         self,
         run: RunState,
         control: Control,
-        scheduler: Scheduler,
+        scheduler: LeaseScheduler,
         evaluations: Evaluations,
         failure_detector: FailureDetector,
         totals: Totals,

@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlctl.roles.coordinator.leases import DONE, RETURNED, Leases, Range
+from dlctl.roles.coordinator.portions import DONE, RETURNED, Leases, Range
 
 UNKNOWN = -1
 """The end of a shard that nobody has come to."""

@@ -1,0 +1,307 @@
+"""The data of a run, cut into portions and leased to workers; `streams.py` does it for a dataset
+of unknown length, `client_pool.py` for one that is cut into clients.
+
+Every epoch of the dataset has the same portions, ranges of its shuffled order. A portion is leased,
+then done; when its worker is gone before that, it goes back and is leased first of all. So every
+sample is offered at least once per epoch, and exactly once when nothing fails.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dlctl.algorithms.base import DataEpoch
+from dlctl.flat import slice_bounds
+
+Key = tuple[int, int]
+"""A portion: data epoch and number."""
+RETURNED, DONE = -2, -1
+"""In place of a slot: a portion that waits to be leased again, and one that is done."""
+
+
+class Range(NamedTuple):
+    """A portion: samples [start, stop) in the shuffled order of `data_epoch`."""
+
+    data_epoch: int
+    portion: int
+    start: int
+    stop: int
+    shard: int = -1
+    """Of a stream, by number; then the samples are those of the shard in its own order. Likewise
+    of a client, with all its passes."""
+
+
+@dataclass(slots=True)
+class Leases:
+    """Who has which portion."""
+
+    _returned: list[Key] = field(init=False, default_factory=list)
+    _leased: dict[Key, int] = field(init=False, default_factory=dict)
+    """Portion -> the slot that has it."""
+    _copies: dict[Key, int] = field(init=False, default_factory=dict)
+    """Portion that is leased -> the slot that has a backup copy of it. After a change of the
+    coordinator none is known, and whoever brings something is believed."""
+    _doubtful: set[Key] = field(init=False, default_factory=set)
+    """Leased or taken back by another coordinator, whose notes may have been old, or taken back
+    from one that lives: they may be done, or somebody else's."""
+    _changed: dict[Key, None] = field(init=False, default_factory=dict)
+    """Portions of which something has changed, in order."""
+
+    def release(self, slot: int) -> list[Key]:
+        """The worker of `slot` is gone: its portions that are not done go back, unless another one
+        has a copy, which is the lease now.
+        """
+        self._copies = {key: owner for key, owner in self._copies.items() if owner != slot}
+        mine = [key for key, owner in self._leased.items() if owner == slot]
+        back = sorted(key for key in mine if key not in self._copies)
+        for key in mine:
+            del self._leased[key]
+            self._changed[key] = None
+            if key in self._copies:
+                self._leased[key] = self._copies.pop(key)
+        self._returned = sorted(self._returned + back)
+        return back
+
+    def doubt(self, slot: int) -> list[Key]:
+        """The worker of `slot` lives and does not work on what it is said to have: that goes back,
+        but whoever says that it is done is believed.
+        """
+        back = self.release(slot)
+        self._doubtful.update(back)
+        return back
+
+    def may_finish(self, slot: int, data_epoch: int, portion: int) -> bool:
+        """Whether a portion can be done by `slot`: it has it, or nobody knows for sure who has."""
+        key = (data_epoch, portion)
+        having = (self._leased.get(key), self._copies.get(key))
+        return key in self._doubtful or slot in having
+
+    def without_copy(self, slot: int) -> list[Key]:
+        """Portions under way that `slot` might have a backup copy of; [] if it has work itself."""
+        if slot in self._leased.values() or slot in self._copies.values():
+            return []
+        return [key for key in self._leased if key not in self._copies]
+
+    def is_copied(self, key: Key) -> bool:
+        return key in self._copies
+
+    def _forget(self, key: Key) -> None:
+        """Nobody has it any more, and nobody is to get it."""
+        self._leased.pop(key, None)
+        self._copies.pop(key, None)
+        self._doubtful.discard(key)
+        if key in self._returned:
+            self._returned.remove(key)
+
+
+@dataclass(slots=True)
+class PortionPool(Leases):
+    samples: int
+    """Of the dataset."""
+    portion_samples: int
+    """At most so many in a portion."""
+    limit: float = math.inf
+    """Portions that are leased in all."""
+    first_epoch: int = 0
+    _next: Key = (0, 0)
+    _done: dict[int, set[int]] = field(default_factory=dict)
+    """Data epoch -> its portions that are done."""
+    _complete: set[int] = field(default_factory=set)
+    """Data epochs of which all portions are done."""
+    done_count: int = 0
+
+    def __post_init__(self) -> None:
+        self._next = (self.first_epoch, 0)
+
+    @property
+    def per_epoch(self) -> int:
+        return -(-self.samples // self.portion_samples)
+
+    def take(self, slot: int) -> Range | None:
+        """Lease the next portion; None if there is none now (others may still come back)."""
+        key = self._pick(slot)
+        if key is None:
+            return None
+        self._leased[key] = slot
+        self._doubtful.discard(key)
+        self._changed[key] = None
+        return self._range(*key)
+
+    def copy(self, slot: int, key: Key) -> Range:
+        """A backup copy of a portion that another one has."""
+        self._copies[key] = slot
+        return self._range(*key)
+
+    def _pick(self, slot: int) -> Key | None:
+        return self._returned.pop(0) if self._returned else self._advance()
+
+    def _range(self, epoch: int, index: int) -> Range:
+        return Range(epoch, index, *self.bounds(index))
+
+    def may_hoard(self, slot: int, slots: int) -> bool:
+        """Whether `slot` may have one more portion although it has some: its part of what is left.
+
+        slots: workers that share it.
+        """
+        held = sum(owner == slot for owner in self._leased.values())
+        left = self.limit - self.done_count - len(self._leased)
+        return held * slots <= left
+
+    def bounds(self, portion: int) -> tuple[int, int]:
+        """The samples [start, stop) of a portion, in the order of any epoch."""
+        return slice_bounds(self.samples, self.per_epoch, portion)
+
+    def samples_before(self, portion: int) -> int:
+        """Samples of the first `portion` portions of an epoch."""
+        return self.bounds(portion)[0]
+
+    def samples_leased(self) -> int:
+        """Of all portions that somebody has had."""
+        epoch, portion = self._next
+        return epoch * self.samples + self.samples_before(portion)
+
+    def steps_before(self, portion: int, batch_size: int) -> int:
+        """Their steps. A dataset may have more portions than anybody can go through: they come in
+        two lengths, and it is enough to know how many there are of each.
+        """
+        short = self.samples // self.per_epoch
+        long_ones = self.samples_before(portion) - portion * short
+        steps, long_steps = (-(-length // batch_size) for length in (short, short + 1))
+        return (portion - long_ones) * steps + long_ones * long_steps
+
+    def finish(self, data_epoch: int, portion: int) -> bool:
+        """A portion is done. False if it was done before, or is none of ours."""
+        key = (data_epoch, portion)
+        if self._is_done(key) or not self._was_given(key):
+            return False
+        self._forget(key)
+        self._mark(key)
+        return True
+
+    def is_finished(self) -> bool:
+        """Whether every portion up to the limit is done."""
+        return self.done_count >= self.limit
+
+    def epochs_done(self) -> float:
+        return self.done_count / self.per_epoch
+
+    def progress(self) -> float | None:
+        """How far the run is, 0..1, if it has a limit."""
+        return None if self.limit == math.inf else min(1.0, self.done_count / self.limit)
+
+    def done(self) -> list[list[int]]:
+        """[[data epoch, portion], ...] of the epochs that are not complete, for a checkpoint."""
+        return [[epoch, p] for epoch in sorted(self._done) for p in sorted(self._done[epoch])]
+
+    def complete_epochs(self) -> list[int]:
+        """Data epochs that are done altogether, for a checkpoint."""
+        return sorted(self._complete)
+
+    def restore(self, complete_epochs: list[int], done: list[list[int]]) -> None:
+        """Go on where a checkpoint was: these are done, everything else is leased (again)."""
+        self._complete = set(complete_epochs)
+        while self._next[0] in self._complete:  # Nothing of these is looked at again.
+            self._next = (self._next[0] + 1, 0)
+        self._changed |= dict.fromkeys((epoch, -1) for epoch in complete_epochs)
+        self.done_count = len(complete_epochs) * self.per_epoch
+        for data_epoch, portion in done:
+            self._mark((data_epoch, portion))
+
+    def skip_epoch(self, data_epoch: int) -> None:
+        """It counts as done, whatever was; nobody may be at work on it."""
+        self.done_count += self.per_epoch - len(self._done.pop(data_epoch, ()))
+        self._complete.add(data_epoch)
+        self._changed |= dict.fromkeys((data_epoch, p) for p in range(-1, self.per_epoch))
+
+    def standing(self, data_epoch: int) -> DataEpoch:
+        """How far a data epoch has come."""
+        before = (data_epoch - self.first_epoch) * self.per_epoch
+        portions = int(min(self.per_epoch, max(0, self.limit - before)))
+        under_way = Counter(owner for key, owner in self._leased.items() if key[0] == data_epoch)
+        is_complete = data_epoch in self._complete
+        done = portions if is_complete else len(self._done.get(data_epoch, ()))
+        return DataEpoch(portions, portions - done - under_way.total(), under_way)
+
+    def drop(self, before: int) -> None:
+        """What nobody has of the data epochs before this one counts as done."""
+        dropped = {key for key in self._returned if key[0] < before}
+        while self._next[0] < before:
+            epoch, index = self._next
+            self._next = (epoch + 1, 0)
+            last = self.standing(epoch).portions
+            dropped.update((epoch, p) for p in range(index, last) if not self._is_done((epoch, p)))
+        for key in sorted(dropped):
+            if key in self._returned:
+                self._returned.remove(key)
+            self._doubtful.discard(key)
+            self._mark(key)
+
+    def take_changes(self) -> list[tuple[int, int, int | None]]:
+        """[(data epoch, portion, its slot or RETURNED or DONE)] since the last call.
+
+        When all portions of an epoch are done they are None, and (epoch, -1, DONE) says it for all.
+        """
+        changed, self._changed = list(self._changed), {}
+        found: list[tuple[int, int, int | None]] = []
+        for epoch, portion in changed:
+            found.append((epoch, portion, self._standing(epoch, portion)))
+        return found
+
+    def _standing(self, epoch: int, portion: int) -> int | None:
+        if epoch in self._complete:
+            return DONE if portion < 0 else None
+        if self._is_done((epoch, portion)):
+            return DONE
+        return self._leased.get((epoch, portion), RETURNED)
+
+    @property
+    def next(self) -> Key:
+        """(data epoch, portion) that has not been leased yet, nor any behind it."""
+        return self._next
+
+    def go_on(self, next_: Key, standing: dict[Key, int]) -> None:
+        """Be what `take_changes` has told in all; `standing` holds what was not None."""
+        for (epoch, portion), slot in standing.items():
+            if portion < 0:
+                self._complete.add(epoch)
+                self.done_count += self.per_epoch
+                continue
+            key = (epoch, portion)
+            if slot == DONE:
+                self._mark(key)
+            elif slot == RETURNED:
+                self._returned.append(key)
+            else:
+                self._leased[key] = slot
+        self._doubtful = {*self._leased, *self._returned}
+        self._returned.sort()
+        self._next = next_
+        self._changed = {}
+
+    def _advance(self) -> Key | None:
+        while True:
+            epoch, index = key = self._next
+            if (epoch - self.first_epoch) * self.per_epoch + index >= self.limit:
+                return None
+            self._next = (epoch, index + 1) if index + 1 < self.per_epoch else (epoch + 1, 0)
+            if not self._is_done(key):
+                return key
+
+    def _was_given(self, key: Key) -> bool:
+        return self.first_epoch <= key[0] and 0 <= key[1] < self.per_epoch and key < self._next
+
+    def _is_done(self, key: Key) -> bool:
+        return key[0] in self._complete or key[1] in self._done.get(key[0], ())
+
+    def _mark(self, key: Key) -> None:
+        of_epoch = self._done.setdefault(key[0], set())
+        of_epoch.add(key[1])
+        self.done_count += 1
+        self._changed[key] = None
+        if len(of_epoch) == self.per_epoch:
+            del self._done[key[0]]
+            self._complete.add(key[0])
+            self._changed |= dict.fromkeys((key[0], p) for p in range(-1, self.per_epoch))
