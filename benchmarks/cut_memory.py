@@ -1,9 +1,10 @@
 """The peak memory of each process of a replica that is cut over two, against one process.
 
 All train the GPT of `examples/chargpt`, made wider, with AdamW in the replica and Downpour to one
-server, a fetch and a push every second step, evaluations and a checkpoint among it. Memory is what
-the kernel calls proportional set size: a page that several processes have is shared out among
-them, so that the sum over all processes is what the host has less. What the same job takes with a
+server, a fetch and a push every second step, evaluations and a checkpoint among it. Memory is the
+kernel's proportional set size, but for files that are mapped: a page of shared memory that several
+processes have is shared out among them, so that the sum over all processes is what the host has
+less, and how many others have torch's libraries does not matter. What the same job takes with a
 tiny model is dlctl, torch and Python, and is taken off.
 """
 
@@ -26,6 +27,7 @@ SHARE_ASKED = 0.6
 WIDTHS = 16, 512
 """Of models of 0.1 and 101 MB."""
 STEPS, POLL_S = 8, 0.02
+KINDS = "Pss_Anon", "Pss_Shmem"
 CUTS = {"one process": "", "fsdp = 2": "fsdp = 2", "pipeline = 2": "pipeline = 2"}
 TASK = f'''"""The GPT of the example, of another width."""
 import sys
@@ -121,7 +123,7 @@ def _watch(run: Path, ranks: int) -> list[int]:
         if len(pids) < ranks:
             pids = _pids(found)
         for rank, pid in enumerate(pids):
-            peaks[rank] = max(peaks[rank], _proportional_bytes(pid))
+            peaks[rank] = max(peaks[rank], _own_bytes(pid))
         time.sleep(POLL_S)
     if found["state"] != "finished":
         raise RuntimeError(f"{found['state']}: {found['reason']}")
@@ -140,10 +142,10 @@ def _pids(found: dict[str, Any]) -> list[int]:
     return [pid, *later] if pid else []
 
 
-def _proportional_bytes(pid: int) -> int:
+def _own_bytes(pid: int) -> int:
     """0 if it has ended."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0
-    return int(text.split("\nPss:")[1].split()[0]) * 1024
+    return sum(int(text.split(f"\n{kind}:")[1].split()[0]) for kind in KINDS) * 1024
