@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
@@ -116,18 +117,34 @@ class GroupChecker(Checker):
         self._workers: dict[Process, Collecting] = {}
         self._at: dict[Process, int] = {}
         """The step that it has begun last."""
+        self._behind: set[Process] = set()
+        """Who has begun a gradient behind a step that is still to be made."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, AddEvent) and effect.kind == "state" and LOST in effect.text:
             self._look_who_has_it()
         training = getattr(process.machine, "training", None)
         collecting = getattr(training, "collecting", None)
-        if not isinstance(effect, Compute) or training is None or collecting is None:
+        if training is None or collecting is None:
+            return
+        is_stepping = training.engines.is_at_work
+        if process in self._behind and not is_stepping:
+            self._behind.remove(process)
+            self._compare(process, training.side)
+        if not isinstance(effect, Compute):
             return
         self._workers[process] = collecting
         if collecting._joins or not collecting.number:
             return  # It has not taken part in anything yet.
-        step, model = training.side.step, training.side.parameters
+        if not is_stepping:
+            self._compare(process, training.side)
+        elif effect.own_lr is None:
+            self._behind.add(process)
+        else:
+            self._at[process] = training.side.step  # It steps by itself at once.
+
+    def _compare(self, process: Process, side: Any) -> None:
+        step, model = side.step, side.parameters
         if self._at.get(process) == step:
             return  # By now it may have stepped by itself.
         self._at[process] = step
