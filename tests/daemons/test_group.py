@@ -106,7 +106,7 @@ def test_a_member_that_stands_still_holds_up_nobody_in_the_next_generation(stopp
         members.join(3, others)
         ended = [*others, back]
         with contextlib.suppress(EOFError, ConnectionError, AssertionError):
-            members.join(4, ended, timeout_s=2.0)
+            members.join(4, ended, timeout_s=6.0)
         back.process.join(10)
         assert back.process.exitcode == 3
 
