@@ -71,7 +71,9 @@ def test_tests_neither_sleep_nor_expect_to_fail() -> None:
 
 def test_nothing_but_the_planned_folders_stands_at_the_top() -> None:
     visible = {p.name for p in ROOT.iterdir() if not p.name.startswith(".")}
-    generated = {"runs", "build", "dist"} | {n for n in visible if n.endswith(".egg-info")}
+    generated = {"runs", "build", "dist", "__pycache__"} | {
+        n for n in visible if n.endswith(".egg-info")
+    }
     assert visible - generated <= TOP_LEVEL
 
 

@@ -168,7 +168,7 @@ def warn_of_changing_losses(method: str, model: nn.Module) -> None:
         log.warning(
             "%s compares losses of the whole dataset, and these have them differ at the same "
             "parameters: %s%s; use p = 0 for dropout, GroupNorm or LayerNorm in place of batch "
-            "normalisation, or keep such modules in eval() by a train() of the model's own",
+            "normalisation, or a train() of the model's own that leaves such modules alone",
             method, ", ".join(found[:SHOWN_MAX]), more,
         )  # fmt: skip
 

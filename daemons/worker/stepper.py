@@ -133,13 +133,7 @@ class Stepper:
         self.steps += 1
         metrics = _means(measured, parts)
         if self.clip_norm and norm > self.clip_norm * (1 - CLOSE):
-            if vector is not None:
-                vector *= min(1.0, self.clip_norm / (norm + 1e-6))
-            elif rows is not None:
-                for gradient in (g for g in gradients if g is not None):
-                    gradient.mul_(clipped / norm)
-            else:
-                _clip(gradients, self.clip_norm)
+            self._clip_what_is_used(vector, gradients, norm, clipped)
         if rows is not None:
             rows.step(min(1.0, clipped / norm) if norm > 0 else 1.0)
         if own_lr is None:
@@ -153,6 +147,18 @@ class Stepper:
         self.inner.step(gradients, own_lr)
         self.replica.drop_gradients()
         return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
+
+    def _clip_what_is_used(
+        self, vector: Array | None, gradients: Sequence[Tensor | None], norm: float, clipped: float
+    ) -> None:
+        """The gradient that is handed out, else those of the replica's own step."""
+        if vector is not None:
+            vector *= min(1.0, self.clip_norm / (norm + 1e-6))
+        elif self.replica.rows is not None:
+            for gradient in (g for g in gradients if g is not None):
+                gradient.mul_(clipped / norm)
+        else:
+            _clip(gradients, self.clip_norm)
 
     def _hands_out_as_it_is(self, own_lr: float | None) -> bool:
         """Whether autograd's gradient is what comes out in the end, in the host's memory."""

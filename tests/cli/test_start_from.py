@@ -114,8 +114,9 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_said_to_be_gone(
     job, run_directory, own_place, tmp_path
 ):
     source = save(run_directory("old-0001"), step=30, number=4)
-    good = launch.check_source(source, jobfile.load(job))
+    wanted = jobfile.load(job)
+    good = launch.check_source(source, wanted)
     (source / "shard-0.safetensors").unlink()
     with pytest.raises(DlctlError, match="cannot read the checkpoint: No such file") as caught:
-        launch.copy_source(tmp_path, good)
+        launch.copy_source(tmp_path, good, wanted)
     assert caught.value.where == str(source / "shard-0.safetensors")

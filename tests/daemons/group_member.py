@@ -31,6 +31,8 @@ from dlctl.roles.protocol.effects import (
 HOST = "127.0.0.1"
 COMES_S = 60.0
 SIZE, LONG = 1000, 1_000_000
+# torch asks for the name of each address that it connects to. Where nobody answers, that takes 5 s.
+os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
 _FORKS = multiprocessing.get_context("forkserver")
 """Members come from one process that has torch: its import takes longer than what they are for."""
 _FORKS.set_forkserver_preload(["torch.distributed", "daemons.worker.group"])

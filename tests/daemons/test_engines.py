@@ -88,7 +88,7 @@ def does(tmp_path: Path, monkeypatch, run_script) -> Callable[..., list[Event]]:
     def run(*effects: object, engine: str = "Counting", awaited: int = 1) -> list[Event]:
         job = config.JobFile(
             job=config.Job(name="odd", task=str(tmp_path / "counted.py")),
-            algorithm=config.Choice(name="toy"),
+            algorithm=config.Choice(name="downpour"),
             workers=config.Workers(count=1, device="cpu"),
         )
         loop = Loop()
@@ -123,25 +123,26 @@ def test_operations_give_arrays_and_states_are_of_between_two_of_them(does) -> N
     [
         (
             RunEngine("divide", (TWO,)),
-            'toy: operation "divide" of its engine raised ZeroDivisionError: no way',
+            'downpour: operation "divide" of its engine raised ZeroDivisionError: no way',
         ),
         (
             RunEngine("subtract", ()),
-            'toy: its engine has no operation "subtract"; it has add, divide, single',
+            'downpour: its engine has no operation "subtract"; it has add, divide, single',
         ),
-        (RunEngine("_hidden", ()), 'toy: its engine has no operation "_hidden"'),
-        (RunEngine("state", ()), 'toy: its engine has no operation "state"'),
+        (RunEngine("_hidden", ()), 'downpour: its engine has no operation "_hidden"'),
+        (RunEngine("state", ()), 'downpour: its engine has no operation "state"'),
         (
             RunEngine("add", (), ((2,), ())),
-            'toy: operation "add" of its engine returned arrays of shapes [1], not [2], []',
+            'downpour: operation "add" of its engine returned arrays of shapes [1], not [2], []',
         ),
         (
             RunEngine("single", ()),
-            'toy: operation "single" of its engine returned a value of type ndarray, not a tuple',
+            'downpour: operation "single" of its engine returned a value of type ndarray, '
+            "not a tuple",
         ),
         (
             RestoreComputeState({"engine.all": TWO}),
-            "toy: restore() of its engine raised KeyError: 'total'",
+            "downpour: restore() of its engine raised KeyError: 'total'",
         ),
     ],
 )
@@ -156,9 +157,11 @@ def test_what_goes_wrong_is_one_error_that_names_method_and_operation(does, effe
 
 def test_an_engine_that_cannot_be_made_is_an_error_of_its_method(does) -> None:
     (failed,) = does(engine="Broken", awaited=0)
-    assert failed.error.startswith("toy: making its engine counting:Broken raised TypeError")
+    assert failed.error.startswith("downpour: making its engine counting:Broken raised TypeError")
     (failed,) = does(engine="Missing", awaited=0)
-    assert failed.error.startswith("toy: making its engine counting:Missing raised AttributeError")
+    assert failed.error.startswith(
+        "downpour: making its engine counting:Missing raised AttributeError"
+    )
 
 
 def test_an_engine_needs_no_state(does) -> None:

@@ -56,7 +56,7 @@ def test_sums_are_the_same_bits_for_all_and_a_dead_member_is_in_none():
 
 def test_who_waits_for_a_slow_member_says_so_and_does_not_fail():
     with Members(2) as members:
-        members.join(1, members.all, timeout_s=1.0)
+        members.join(1, members.all, timeout_s=2.5)
         early, late = members.all
         early.reduce(1, vector_of(0))
         for _ in range(2):
@@ -92,13 +92,13 @@ def test_a_member_at_another_step_gives_nothing_whatever_it_brings():
 @pytest.mark.parametrize("stopped", [0, 2], ids=["with the store", "without the store"])
 def test_a_member_that_stands_still_holds_up_nobody_in_the_next_generation(stopped):
     with Members(3) as members:
-        members.join(1, members.all, timeout_s=2.0)
+        members.join(1, members.all, timeout_s=5.0)
         members.sum(1, members.all)
         members.all[stopped].signal(STOP)
         others = [member for member in members.all if member.slot != stopped]
         for member in others:
             member.reduce(1, vector_of(member.slot))
-        members.join(2, others, timeout_s=2.0)
+        members.join(2, others, timeout_s=5.0)
         assert_is_sum_of(members.sum(2, others), others)
         # It has missed a sum that counts: in the next group it notices, and ends.
         back = members.all[stopped]
@@ -116,14 +116,14 @@ def test_a_member_that_stands_still_holds_up_nobody_in_the_next_generation(stopp
 def test_a_member_that_is_lost_among_the_parts_of_a_sum_is_in_none(how, parts):
     """The others are waiting for it in gloo, some of them while they compute."""
     with Members(3) as members:
-        members.join(1, members.all, timeout_s=2.0)
+        members.join(1, members.all, timeout_s=5.0)
         *others, lost = members.all
         for member, begun in zip(members.all, (4, 2, parts), strict=True):
             member.do(BeginSum(member.slot, begun))
         others[0].reduce(1, vector_of(0))
         lost.signal(how)
         begun_at = time.monotonic()
-        members.join(2, others, timeout_s=2.0)
+        members.join(2, others, timeout_s=5.0)
         for member in others:
             member.reduce(2, vector_of(member.slot))
         results = [member.hears(Reduced, generation=2) for member in others]
@@ -135,7 +135,7 @@ def test_a_member_that_is_lost_among_the_parts_of_a_sum_is_in_none(how, parts):
 
 def test_a_sum_that_is_begun_waits_for_a_slow_member_beyond_the_time_of_the_group():
     with Members(2) as members:
-        members.join(1, members.all, timeout_s=0.5)
+        members.join(1, members.all, timeout_s=2.5)
         early, late = members.all
         early.do(BeginSum(0, 4))
         early.reduce(1, vector_of(0))
@@ -159,7 +159,7 @@ def test_one_that_hangs_in_the_midst_of_a_sum_is_given_up_in_the_time_of_the_gro
     hears when that is killed, as the coordinator does for its silence.
     """
     with Members(3) as members:
-        members.join(1, members.all, timeout_s=2.0)
+        members.join(1, members.all, timeout_s=5.0)
         members.all[hangs].do(HangInSum())
         for member in members.all:
             member.reduce(1, vector_of(member.slot))
@@ -170,7 +170,7 @@ def test_one_that_hangs_in_the_midst_of_a_sum_is_given_up_in_the_time_of_the_gro
             members.all[0].signal(KILL)
         for member in others:
             assert member.hears(GroupFailed).why == ""
-        members.join(2, others, timeout_s=2.0)
+        members.join(2, others, timeout_s=5.0)
         assert_is_sum_of(members.sum(2, others), others)
         assert time.monotonic() - begun < 15.0
 
