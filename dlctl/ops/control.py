@@ -88,7 +88,7 @@ def _require_hope(snapshot: Snapshot, what: str, late: int, before: Mapping[str,
             hint=f"dlctl status -j {snapshot.run_id}",
         )
     lost = (row for row in snapshot.daemons if row.get("state") == "quarantined")
-    new = [row["name"] for row in lost if incarnation(row) > before.get(row["name"], 2**63)]
+    new = [row["name"] for row in lost if facts.incarnation(row) > before.get(row["name"], 2**63)]
     if new and len(new) == late:
         raise Partial(
             f"{', '.join(new)} cannot be used (quarantined); not reached: {what}",
@@ -102,12 +102,6 @@ def _limit_s(snapshot: Snapshot) -> float:
     return sum(part or default for part, default in zip(parts, (300.0, 30.0), strict=True))
 
 
-def incarnation(row: Row | None) -> int:
-    """The number of a daemon's process; 0 if it has had none."""
-    found = row.get("incarnation") if row is not None else None
-    return found if type(found) is int else 0
-
-
 def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
     """Those of `before` (name -> incarnation then) whose next incarnation is not at work yet."""
     rows = {row["name"]: row for row in snapshot.daemons}
@@ -116,7 +110,7 @@ def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
         row = rows.get(name)
         if row is None:
             late.append(f"{name} (not there yet)")
-        elif incarnation(row) <= old or row.get("state") not in AT_WORK:
+        elif facts.incarnation(row) <= old or row.get("state") not in AT_WORK:
             late.append(told(row, snapshot.now))
     return late
 

@@ -1,6 +1,6 @@
 """From a job file to a run directory and its coordinator; what `start` and `run` have in common.
 
-Which run it becomes is decided in `deciding.py`.
+Which run it becomes is decided in `decide.py`.
 If anything goes wrong on the way, nothing is left: no directory, no link, no process.
 """
 

@@ -1,4 +1,4 @@
-"""What is wrong with a daemon, as a sentence with the command that helps."""
+"""Who is not well in a run, and what that means: for `status`, `why` and `logs --failed` alike."""
 
 from __future__ import annotations
 
@@ -43,19 +43,8 @@ class Problem(NamedTuple):
     is_grave: bool = True
 
 
-def incarnation(row: Row) -> int:
-    """The number of a daemon's process; 0 if it has had none."""
-    number = row.get("incarnation")
-    return number if type(number) is int else 0
-
-
 def replaced(snapshot: Snapshot, limits: int = 1) -> str:
     return unresponsive.replaced(limits * unresponsive.limit_s(snapshot.directory))
-
-
-# ---------------------------------------------------------------- daemons
-# Who is not well in a run, and what that means: the same sentences for `status`, `why` and
-# `logs --failed`.
 
 
 QUIET_S = 2.5
@@ -87,7 +76,7 @@ def last_exit(row: Row, number: int) -> Row | None:
     of another one only, as that of a daemon which lives.
     """
     last = row.get("last_exit")
-    is_over = row.get("state") in WITHOUT_PROCESS or number < incarnation(row)
+    is_over = row.get("state") in WITHOUT_PROCESS or number < facts.incarnation(row)
     return last if isinstance(last, Mapping) and is_over else None
 
 
@@ -121,7 +110,7 @@ def _died(last: Any, now: float) -> str:
 
 
 def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Problem]:
-    state, name, number = row.get("state"), str(row["name"]), incarnation(row)
+    state, name, number = row.get("state"), str(row["name"]), facts.incarnation(row)
     job = f"-j {snapshot.run_id}"
     last = row.get("last_exit")
     at = values.number(last.get("at")) if isinstance(last, Mapping) else None
@@ -207,7 +196,7 @@ def _host_away(snapshot: Snapshot, agent: Row, given_up_at: float) -> Problem:
     text = f"cannot be reached on {where}; it is given up in {values.duration(left_s)}, and then"
     helps = f"dlctl doctor {next_step.job_file(snapshot)}"
     heard_at = values.number(agent.get("updated_at"))
-    number = incarnation(agent)
+    number = facts.incarnation(agent)
     return Problem("host-unreachable", name, f"{text} {then}", helps, heard_at, number)
 
 
@@ -297,7 +286,7 @@ NEEDED = ("server", "worker")
 def of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     """It is silent, gone, cannot write, or has just taken the place of another one."""
     row, job = snapshot.coordinator, f"-j {snapshot.run_id}"
-    number, heard_at = incarnation(row), values.number(row.get("updated_at"))
+    number, heard_at = facts.incarnation(row), values.number(row.get("updated_at"))
     if row["state"] == SILENT:
         silent = values.duration(snapshot.silent_s)
         text = f"has not answered for {silent} (pid {snapshot.coordinator_pid})"

@@ -499,7 +499,7 @@ WITHOUT_A_WORD = "its log says nothing of it, as after SIGKILL or a power failur
 
 def causes_of(snapshot: Snapshot, living: list[str], *, is_there: bool, is_led: bool) -> list[str]:
     """Who is gone, and what is known of how; a line each, last words below. `is_there`, `is_led`:
-    of the coordinator, see `recovery`.
+    of the coordinator, see `has_coordinator` and `is_led`.
     """
     lines = []
     if snapshot.run.get("state") == "failed" and snapshot.reason:

@@ -97,3 +97,9 @@ def doing(row: Row, now: float) -> str:
 def exited(last_exit: Row) -> str:
     """A daemon's end in words: the coordinator's own, else what the exit code means."""
     return text(last_exit.get("text")) or values.exit_in_words(last_exit.get("code"))
+
+
+def incarnation(row: Row | None) -> int:
+    """The number of a daemon's process; 0 if it has had none."""
+    found = row.get("incarnation") if row is not None else None
+    return found if type(found) is int else 0

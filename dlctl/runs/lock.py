@@ -3,7 +3,7 @@
 Sockets and the servers' states are found by the run's id, which is the name of its directory. Who
 acts on a copy reaches the daemons of the original and removes what is theirs; who brings it back
 goes on with states that are ahead of it. So every command that acts on a run asks `require_own`
-first (`pick.own`). What only looks, or touches no file outside the directory, takes a copy, too.
+first (`select.own`). What only looks, or touches no file outside the directory, takes a copy, too.
 """
 
 from __future__ import annotations

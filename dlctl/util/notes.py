@@ -28,24 +28,33 @@ class Phases(Protocol):
         ...
 
 
-_listeners: list[Listener] = []
+class _Nobody:
+    def note(self, text: str) -> None:
+        return
+
+    def warn(self, text: str) -> None:
+        return
+
+    def next_step(self, hint: str, indent: str) -> None:
+        return
+
+
+_listener: Listener = _Nobody()
 
 
 def listen(listener: Listener) -> None:
     """From now on only this one hears what is said."""
-    _listeners[:] = [listener]
+    global _listener
+    _listener = listener
 
 
 def note(text: str) -> None:
-    for listener in _listeners:
-        listener.note(text)
+    _listener.note(text)
 
 
 def warn(text: str) -> None:
-    for listener in _listeners:
-        listener.warn(text)
+    _listener.warn(text)
 
 
 def next_step(hint: str, indent: str = "") -> None:
-    for listener in _listeners:
-        listener.next_step(hint, indent)
+    _listener.next_step(hint, indent)

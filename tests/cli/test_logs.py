@@ -343,9 +343,9 @@ def test_ctrl_c_leaves_and_says_that_the_job_goes_on(run):
 def test_colours_of_names_are_the_same_in_every_run_and_never_red_or_yellow(run):
     console.setup(color="always")
     try:
-        first, second = (Printer(run.path, ["worker-1"])._prefix("worker-1") for _ in range(2))
+        first, second = (Printer(["worker-1"])._prefix("worker-1") for _ in range(2))
         names = [f"worker-{n}" for n in range(40)]
-        colors = {Printer(run.path, names)._prefix(name).split("m")[0] for name in names}
+        colors = {Printer(names)._prefix(name).split("m")[0] for name in names}
     finally:
         console.setup()
     assert first == second

@@ -109,7 +109,7 @@ def target(data: bytes) -> None:
     for line in lines:
         _check_line(line)
     for shape in ("text", "json"):
-        _check_shown(log_lines.Printer(directory, [WORKER], shape), lines)
+        _check_shown(log_lines.Printer([WORKER], shape), lines)
     _check_escape(data[:ESCAPED_BYTES].decode("utf-8", "surrogateescape"))
     _check_written(data.decode("utf-8", "replace"))
 

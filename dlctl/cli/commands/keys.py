@@ -20,7 +20,7 @@ from dlctl.control import keys
 from dlctl.errors import DlctlError
 from dlctl.ops import control, stop
 from dlctl.ops.run_directory import explained
-from dlctl.runs import lock, paths, select
+from dlctl.runs import facts, lock, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, natural, read_job
 from dlctl.util import hints, processes, values
@@ -194,8 +194,8 @@ def _ask(snapshot: Snapshot) -> None:
 def _incarnations(snapshot: Snapshot) -> dict[str, int]:
     """Those that are at work and will begin anew."""
     rows = [row for row in snapshot.daemons if row.get("state") in control.AT_WORK]
-    found = {str(row["name"]): control.incarnation(row) for row in rows}
-    return found | {COORDINATOR: control.incarnation(snapshot.run)}
+    found = {str(row["name"]): facts.incarnation(row) for row in rows}
+    return found | {COORDINATOR: facts.incarnation(snapshot.run)}
 
 
 def _goal(before: dict[str, int]) -> control.Goal:
@@ -205,7 +205,7 @@ def _goal(before: dict[str, int]) -> control.Goal:
         late = control.not_at_work(snapshot, daemons)
         run = snapshot.run
         is_led = processes.is_alive(run.get("pid"), run.get("pid_start"))
-        is_newer = control.incarnation(run) > before[COORDINATOR]
+        is_newer = facts.incarnation(run) > before[COORDINATOR]
         if not (is_led and is_newer and run.get("updated_by") == run.get("pid_start")):
             late.append(f"{COORDINATOR} (starting)")
         return late

@@ -81,7 +81,7 @@ def command(
         level, moment(since, snapshot.now), moment(until, snapshot.now), _search(grep)
     )
     shape = "json" if as_json else "raw" if raw else "text"
-    printer = log_lines.Printer(snapshot.directory, chosen, shape)
+    printer = log_lines.Printer(chosen, shape)
     limit = _limit(tail, failed, since)
     if failed:
         log_lines.show_failed(snapshot, chosen, limit, test, printer)

@@ -12,7 +12,7 @@ from dlctl.cli.options import job_option
 from dlctl.cli.ui import console, live
 from dlctl.errors import UsageError
 from dlctl.ops import control, other_hosts
-from dlctl.runs import select, task_code
+from dlctl.runs import facts, select, task_code
 from dlctl.runs.snapshot import Snapshot, natural
 from dlctl.util import processes, values
 from dlctl.util.names import COORDINATOR
@@ -89,9 +89,9 @@ def _roles(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _incarnations(snapshot: Snapshot, names: list[str]) -> dict[str, int]:
-    own = control.incarnation(snapshot.run)
+    own = facts.incarnation(snapshot.run)
     return {
-        name: own if name == COORDINATOR else control.incarnation(snapshot.daemon(name))
+        name: own if name == COORDINATOR else facts.incarnation(snapshot.daemon(name))
         for name in names
     }
 
@@ -102,7 +102,7 @@ def _goal(before: Mapping[str, int]) -> control.Goal:
     def waiting(snapshot: Snapshot) -> list[str]:
         late = control.not_at_work(snapshot, others)
         if COORDINATOR in before and not _answers(snapshot, before[COORDINATOR]):
-            is_last = late and control.incarnation(snapshot.run) <= before[COORDINATOR]
+            is_last = late and facts.incarnation(snapshot.run) <= before[COORDINATOR]
             late.append(f"{COORDINATOR} ({'comes last' if is_last else 'starting'})")
         return late
 
@@ -113,7 +113,7 @@ def _answers(snapshot: Snapshot, before: int) -> bool:
     """Whether a newer coordinator is at work: it has written what it knows of the run."""
     run = snapshot.run
     return (
-        control.incarnation(run) > before
+        facts.incarnation(run) > before
         and processes.is_alive(run.get("pid"), run.get("pid_start"))
         and run.get("updated_by") == run.get("pid_start")
     )

@@ -97,7 +97,7 @@ def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Sn
 
     directory = launched.directory
     names = list(load(directory).roles())
-    printer = log_lines.Printer(directory, names)
+    printer = log_lines.Printer(names)
     with closing(logs.Follower(directory, names)) as follower:
         snapshot = ready.wait_ready(launched, limit_s, progress)
         unshown: list[Line] = []

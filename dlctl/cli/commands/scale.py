@@ -13,7 +13,7 @@ from dlctl.cli.options import job_option
 from dlctl.cli.ui import console, live
 from dlctl.errors import UsageError
 from dlctl.ops import control
-from dlctl.runs import select
+from dlctl.runs import facts, select
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import hints, values
 
@@ -53,7 +53,7 @@ def command(wanted: str, timeout: str | None, no_wait: bool, job: str | None) ->
         console.note(f"{console.escape(snapshot.run_id)} has {after} workers already")
         return
     if not no_wait:
-        new = {name: control.incarnation(snapshot.daemon(name)) for name in starting}
+        new = {name: facts.incarnation(snapshot.daemon(name)) for name in starting}
         with live.shown() as progress:
             control.wait(snapshot, _goal(new, leaving), limit_s, f"{after} workers", new, progress)
     console.out(f"workers  {before} -> {after}{_told(starting, leaving)}")

@@ -124,5 +124,5 @@ def _follow(snapshot: Snapshot) -> None:
     from dlctl.cli.ui.log_lines import follow_logs
 
     names = list(snapshot.roles())
-    printer = log_lines.Printer(snapshot.directory, names)
+    printer = log_lines.Printer(names)
     follow_logs(snapshot, names, 10, None, printer)

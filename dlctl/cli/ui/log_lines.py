@@ -8,13 +8,12 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError
 from dlctl.ops import next_step, problems
-from dlctl.ops.problems import Problem, incarnation
+from dlctl.ops.problems import Problem
 from dlctl.runs import facts, lock, logs
 from dlctl.runs.logs import TEXT, Line
 from dlctl.runs.snapshot import ENDED, GONE, Snapshot
@@ -33,9 +32,8 @@ _NO_TIME = " " * len("14:47:35.120")
 class Printer:
     """Prints lines in one of three shapes and remembers which incarnation it was at."""
 
-    def __init__(self, directory: Path, names: Collection[str], shape: str = "text") -> None:
-        """For lines of these daemons of a run; `shape` is "text", "raw" (no prefix) or "json"."""
-        self.directory = directory
+    def __init__(self, names: Collection[str], shape: str = "text") -> None:
+        """For lines of these daemons; `shape` is "text", "raw" (no prefix) or "json"."""
         self.width = max(map(len, names), default=0)
         self.shape = shape
         self.incarnations: dict[str, int] = {}
@@ -202,7 +200,7 @@ def _found(snapshot: Snapshot) -> list[Problem]:
     found = problems.found(snapshot)
     if found or snapshot.is_live or snapshot.state != "failed":
         return found
-    number = incarnation(snapshot.coordinator)
+    number = facts.incarnation(snapshot.coordinator)
     return [Problem("run-failed", COORDINATOR, "", "", None, number)]
 
 
