@@ -142,6 +142,14 @@ class RunDirectory:
         self.db.commit()
         return self
 
+    def problem(
+        self, code: str, daemon: str, since: float | None = None, **facts: Any
+    ) -> RunDirectory:
+        """One more of those that the coordinator has found."""
+        found = self.db.run().get("problems", [])
+        row = {"code": code, "daemon": daemon, "since": since, "facts": facts}
+        return self.run(problems=[*found, row])
+
     def event(self, at: float, kind: str, daemon: str, text: str, **data: Any) -> RunDirectory:
         self.db.add_event(at, kind, daemon, text, data)
         self.db.commit()

@@ -138,7 +138,7 @@ def test_what_helps_against_a_mute_coordinator_loses_nothing(run_directory):
             client.ask(run.path, "set", {}, 0.1)
     assert frozen.value.hint == (
         f"kill -9 {ME['pid']}\nhas its agent start another one at once, which goes on where it was"
-        ": nothing is lost; else it will be replaced after 30 s without a word"
+        ": nothing is lost; else it is replaced after 30 s without a heartbeat"
     )
     looks = "dlctl status -j digits-7f3a\nor: dlctl logs coordinator -j digits-7f3a"
     assert at_work.value.hint == looks, "it works: to kill it would help nobody"

@@ -253,7 +253,7 @@ class _Starts:
 
 
 def to_wall_clock(value: Any) -> Any:
-    """The same JSON, its times (keys that end in _at or _since) counted from 1970."""
+    """The same JSON, its times (keys that end in at or since) counted from 1970."""
     offset_s = time.time() - time.monotonic()
     return _shift(value, offset_s)
 
@@ -265,7 +265,7 @@ def _shift(value: Any, offset_s: float) -> Any:
         return value
     shifted: Json = {}
     for key, item in value.items():
-        is_time = key == "at" or key.endswith(("_at", "_since"))
+        is_time = key.rpartition("_")[2] in ("at", "since")
         is_number = isinstance(item, (int, float)) and not isinstance(item, bool)
         shifted[key] = item + offset_s if is_time and is_number else _shift(item, offset_s)
     return shifted

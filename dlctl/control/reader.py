@@ -74,14 +74,14 @@ def status(key: ReaderKey, timeout_s: float = MUTE_S) -> Result:
 
 
 def of_clock(value: Any, offset_s: float) -> Any:
-    """The same JSON, its times (keys that end in _at or _since) moved by so many seconds."""
+    """The same JSON, its times (keys that end in at or since) moved by so many seconds."""
     if isinstance(value, list):
         return [of_clock(item, offset_s) for item in value]
     if not isinstance(value, dict):
         return value
     moved = {}
     for key, item in value.items():
-        is_time = key == "at" or key.endswith(("_at", "_since"))
+        is_time = key.rpartition("_")[2] in ("at", "since")
         is_number = isinstance(item, (int, float)) and not isinstance(item, bool)
         moved[key] = item + offset_s if is_time and is_number else of_clock(item, offset_s)
     return moved

@@ -47,11 +47,11 @@ def _has_written(directory: Path, run: Mapping[str, Any]) -> bool:
 
 
 def replaced(limit_s: float) -> str:
-    return f"it will be replaced after {limit_s:g} s without a word"
+    return f"it is replaced after {limit_s:g} s without a heartbeat"
 
 
 def limit_s(directory: Path) -> float:
-    """After how long without a word a process of this run is replaced."""
+    """After how long without a heartbeat a process of this run is replaced."""
     try:
         found = json.loads((directory / "job.json").read_bytes())["timeouts"]["silent_s"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
-from pathlib import Path
 
 from dlctl.runs import paths
 from dlctl.runs.snapshot import Snapshot
@@ -17,40 +16,29 @@ FULL_BYTES = 1_000_000
 
 def full_disk(snapshot: Snapshot) -> str:
     """As in "runs has 0 B left"; "" if there is room to write what is going on."""
-    if (free := _free_bytes(snapshot.directory)) >= FULL_BYTES:
-        return ""
-    return f"{values.path(snapshot.directory.parent)} has {values.size(free)} left"
+    try:
+        free: float = shutil.disk_usage(snapshot.directory).free
+    except OSError:
+        free = math.inf
+    folder = values.path(snapshot.directory.parent)
+    return f"{folder} has {values.size(free)} left" if free < FULL_BYTES else ""
 
 
-def no_room(snapshot: Snapshot) -> str:
-    """What that means for a run that lives, as a sentence; "" if there is room."""
-    full = full_disk(snapshot) if snapshot.is_live else ""
-    return f"{full}: the run's database has no room" if full else ""
+def facts(snapshot: Snapshot) -> dict[str, str]:
+    """Why nothing can be written in the run directory, as the facts of a problem; {} if it can."""
+    if why := full_disk(snapshot):
+        return {"cause": "full", "why": why, "folder": folder(snapshot)}
+    if why := paths.refusal(snapshot.directory):
+        why = f"{values.path(snapshot.directory.parent)} takes nothing: {why}"
+        return {"cause": "read-only", "why": why, "folder": folder(snapshot)}
+    return {}
 
 
 def make_room(snapshot: Snapshot) -> str:
     """What to do about a full disk."""
-    return hints.told(f"df -h {_place(snapshot)}", "make room there")
+    return hints.told(f"df -h {folder(snapshot)}", "make room there")
 
 
-def dead_disk(snapshot: Snapshot) -> str:
-    """As in "runs takes nothing: Read-only file system"; "" if it does."""
-    why = paths.refusal(snapshot.directory)
-    return f"{values.path(snapshot.directory.parent)} takes nothing: {why}" if why else ""
-
-
-def mend_disk(snapshot: Snapshot) -> str:
-    """What to do about a file system that has stopped taking anything after an error."""
-    what = "see why with dmesg, then check and mount it again"
-    return hints.told(f"findmnt -T {_place(snapshot)}", what)
-
-
-def _place(snapshot: Snapshot) -> str:
+def folder(snapshot: Snapshot) -> str:
+    """The directory of all runs, as one types it."""
     return shlex.quote(values.path(snapshot.directory.parent))
-
-
-def _free_bytes(directory: Path) -> float:
-    try:
-        return shutil.disk_usage(directory).free
-    except OSError:
-        return math.inf

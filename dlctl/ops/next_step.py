@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sqlite3
 from collections.abc import Mapping
@@ -13,25 +12,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlctl.control import unresponsive
 from dlctl.errors import DlctlError
 from dlctl.ops import other_hosts, unreadable
+from dlctl.problems import of_reason
 from dlctl.runs import checkpoints, facts, lock, preferred, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import has_updates, is_doubtful
 from dlctl.runs.snapshot import Snapshot, newest_whole, read_job
 from dlctl.settings import EVERY_RUN
 from dlctl.util import hints, values
-from dlctl.util.text import BLAMED, ENDED_BY_ITSELF, bounded_place, is_poisoned
+from dlctl.util.text import is_poisoned
 
 if TYPE_CHECKING:
     from dlctl.ops.remains import Findings
 
-_OUTSIDE = re.compile(
-    r"\b(ModuleNotFound|FileNotFound|NotADirectory|IsADirectory|Permission|OS|IO|BrokenPipe"
-    r"|Connection\w*|Timeout|URL|HTTP|SSL|\w*Memory)Error\b"
-)
-"""What a line of code has met with, and is seldom to blame for."""
 KILLED_FROM_OUTSIDE = ("killed by SIGKILL", "killed by SIGTERM")
 """How the reason ends of a run that somebody has ended: there is nothing to mend."""
-_PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
 
 
 class Step(NamedTuple):
@@ -62,7 +56,8 @@ def of(snapshot: Snapshot) -> Step | None:
     if snapshot.original is not None:
         return Step(lock.where_to_look(snapshot.original), "says how the run is")
     if snapshot.silent_s is not None:
-        return _of_silent(snapshot)
+        run = {**snapshot.run, "daemons": snapshot.daemons}
+        return Step(*unresponsive.way(snapshot.directory, run))
     if snapshot.is_live or snapshot.state not in ("failed", "stopped") or _is_outdated(snapshot):
         return None
     if snapshot.state == "stopped":
@@ -85,25 +80,13 @@ def place_of_error(snapshot: Snapshot) -> str:
     """The line of the user's code that a run has failed in, as in "train.py:45"; "" if in none, or
     if the file has been changed since.
     """
-    found = _PLACE.findall(snapshot.reason)
-    if not found:
-        return ""
-    file, _, line = found[-1].rpartition(":")
+    file, _, line = str(of_reason(snapshot.reason).get("place", "")).rpartition(":")
+    beside_job = Path(str(snapshot.run.get("job_file") or "")).parent / file
     ended_at = values.number(snapshot.run.get("ended_at"))
     with suppress(OSError):
-        if ended_at is not None and _beside_job(snapshot, file).stat().st_mtime > ended_at:
+        if ended_at is not None and beside_job.stat().st_mtime > ended_at:
             return ""
-    return f"{values.path(file)}:{line}"
-
-
-def mending(snapshot: Snapshot, place: str) -> str:
-    """What to do about it: "correct train.py:45", if it can be the code that is wrong there."""
-    is_outside = _OUTSIDE.search(snapshot.reason) is not None
-    return f"mend what has failed at {place}" if is_outside else f"correct {place}"
-
-
-def _beside_job(snapshot: Snapshot, file: str) -> Path:
-    return Path(str(snapshot.run.get("job_file") or "")).parent / file
+    return f"{values.path(file)}:{line}" if file else ""
 
 
 def job_file(snapshot: Snapshot) -> str:
@@ -119,23 +102,25 @@ def without(snapshot: Snapshot, hosts: list[str]) -> str:
     return f"without: take {' and '.join(hosts)} out of {job_file(snapshot)}, then\n{then}"
 
 
-def _of_silent(snapshot: Snapshot) -> Step:
-    run = {**snapshot.run, "daemons": snapshot.daemons}
-    return Step(*unresponsive.way(snapshot.directory, run))
-
-
 def _mend(snapshot: Snapshot, *, begins: bool) -> str:
     """`begins`: the next step begins anew, and what kept it from beginning is still there."""
     if place := place_of_error(snapshot):
-        return mending(snapshot, place)
-
-    if is_ended_by_task(snapshot.reason):
-        return mend_task(snapshot)
-    has_worked = facts.has_begun(snapshot)
+        return f"correct {place}"
+    said = of_reason(snapshot.reason)
+    if said.get("cause") == "task":
+        return f"find what ends the process in {task_file(snapshot)}, and correct it"
     was_killed = snapshot.reason.endswith(KILLED_FROM_OUTSIDE)
-    has_said_why = bool(snapshot.reason) and not _PLACE.search(snapshot.reason) and not was_killed
-    is_to_mend = begins and has_said_why and not has_worked and not snapshot.is_gone
+    has_said_why = bool(snapshot.reason) and "place" not in said and not was_killed
+    is_to_mend = begins and has_said_why and not facts.has_begun(snapshot) and not snapshot.is_gone
     return "mend that" if is_to_mend else ""
+
+
+def task_file(snapshot: Snapshot) -> str:
+    """As in "train.py"; "the task" if that is not known."""
+    job = read_job(snapshot.directory).get("job")
+    task = job.get("task") if isinstance(job, Mapping) else None
+    file = task.rpartition(":")[0] if isinstance(task, str) else ""
+    return shlex.quote(values.path(file)) if file else "the task"
 
 
 def _is_outdated(snapshot: Snapshot) -> bool:
@@ -215,7 +200,6 @@ def _from_checkpoint(snapshot: Snapshot) -> str:
 RUINED = "the model may be ruined where it stopped"
 RATES = {"lr", "inner_lr"}
 """What ruins a model if it is too large."""
-Json = dict[str, Any]
 
 
 def is_ruined(snapshot: Snapshot) -> bool:
@@ -232,7 +216,7 @@ def step_of_ruined(snapshot: Snapshot) -> Step:
     """The next one, of a run that has failed so: a way that works."""
     found, anew = (
         newest_whole(snapshot.directory),
-        f"dlctl start --fresh {_typed_job_file(snapshot)}",
+        f"dlctl start --fresh {job_file(snapshot)}",
     )
     first = _first_of_ruined(snapshot)
     if found is None or not has_updates(found[1]):
@@ -266,18 +250,14 @@ def _first_of_ruined(snapshot: Snapshot) -> str:
     """What has to be done before; a rate that was set live is forgotten without that."""
     if _live(snapshot).keys() & RATES:
         return ""
-    return f"correct the data or the task, or lower lr in {_typed_job_file(snapshot)},"
+    return f"correct the data or the task, or lower lr in {job_file(snapshot)},"
 
 
 def _command_of_ruined(snapshot: Snapshot) -> str:
     """`start` takes a job file that has been changed; without any need for that, `recover` does."""
     if _live(snapshot).keys() & RATES or not isinstance(snapshot.run.get("job_file"), str):
         return f"dlctl recover -j {snapshot.run_id} --from-checkpoint"
-    return f"dlctl start {_typed_job_file(snapshot)}"
-
-
-def _typed_job_file(snapshot: Snapshot) -> str:
-    return job_file(snapshot)
+    return f"dlctl start {job_file(snapshot)}"
 
 
 def _named(manifest: Mapping[str, Any]) -> str:
@@ -292,145 +272,21 @@ def _named(manifest: Mapping[str, Any]) -> str:
 
 
 def set_live(snapshot: Snapshot) -> str:
-    """What was set live and is still remembered, as in "lr=100000.0 was set live 3s before the
-    end"; "" if nothing is.
+    """What was set live and is still remembered, as in "lr=100000.0 was set live"; "" if nothing
+    is.
     """
-    live = _live(snapshot)
-    if not live:
-        return ""
-    shown = " ".join(f"{key}={EVERY_RUN.format(key, value)}" for key, value in live.items())
-    shown += " was set live"
-    changed_at, ended_at = _changed_at(snapshot, live), values.number(snapshot.run.get("ended_at"))
-    if changed_at is None or ended_at is None or changed_at > ended_at:
-        return shown
-    return f"{shown} {values.duration(ended_at - changed_at)} before the end"
+    shown = " ".join(f"{key}={EVERY_RUN.format(key, v)}" for key, v in _live(snapshot).items())
+    return f"{shown} was set live" if shown else ""
 
 
-def _live(snapshot: Snapshot) -> Json:
+def _live(snapshot: Snapshot) -> dict[str, Any]:
     """What the next coordinator puts in force again, unless it begins from a checkpoint."""
-    found: Json = {}
+    found: dict[str, Any] = {}
     try:
         with closing(RunDb(snapshot.directory, readonly=True)) as db:
-            rows = [row for key, row in db.memory().items() if key.startswith("daemon/")]
+            memory = db.memory()
     except (DlctlError, sqlite3.Error, ValueError):
         return found
-    for row in rows:
-        found |= row.get("settings") or {}
+    for key, row in memory.items():
+        found |= (row.get("settings") or {}) if key.startswith("daemon/") else {}
     return found
-
-
-def _changed_at(snapshot: Snapshot, live: Json) -> float | None:
-    """When one of these was set last; None if nobody knows."""
-    try:
-        with closing(RunDb(snapshot.directory, readonly=True)) as db:
-            events = list(db.events(kind="set"))
-    except (DlctlError, sqlite3.Error, ValueError):
-        return None
-    words = [f" {key}=" for key in live]
-    times = [row["at"] for row in events if any(word in str(row["text"]) for word in words)]
-    return max(times, default=None)
-
-
-# ---------------------------------------------------------------- faults of the task
-# Faults of the task that dlctl cannot mend: a line that does not come back, and what ends the
-# process without a word. Which line that is, and what to do then.
-
-
-Row = Mapping[str, Any]
-
-
-def is_stuck(row: Row) -> bool:
-    """Whether a worker says itself that it has been in one batch for too long."""
-    return "stuck_s" in facts.metrics(row)
-
-
-def stuck_place(row: Row) -> str:
-    """The line of the task that it is stuck in, as in "train.py:51"; "" if that is not known."""
-    found = facts.metrics(row).get("stuck_at")
-    if not is_stuck(row) or not isinstance(found, str) or not found:
-        return ""
-    file, colon, line = bounded_place(found).rpartition(":")
-    return f"{values.path(file)}{colon}{line}" if file else line
-
-
-def long_s(row: Row) -> float | None:
-    """For how long it has been in a batch that takes longer than usual, which is no fault yet."""
-    return values.number(facts.metrics(row).get("in_batch_s"))
-
-
-def in_long_batches(snapshot: Snapshot) -> list[Row]:
-    """The workers in such batches."""
-    return [row for row in snapshot.daemons if long_s(row) is not None]
-
-
-def step_of_stuck(snapshot: Snapshot, row: Row) -> str:
-    """What helps a worker that is stuck. If others are at the same line, or there are no others, it
-    is the line that has to be corrected: the next processes would come to it, too.
-    """
-    where, workers = stuck_place(row), _workers(snapshot)
-    names = [str(other["name"]) for other in workers if stuck_place(other) == where]
-    job = f"-j {snapshot.run_id}"
-    if not where or (len(names) < 2 and len(workers) > 1):
-        return f"dlctl restart {row['name']} {job}"
-    whom = "'worker-*'" if len(names) == len(workers) > 1 else " ".join(names)
-    return _after(snapshot, f"see why {where} does not come back, and correct it", whom)
-
-
-def blame(last: Any) -> str:
-    """How often in a row a process has ended like that, and whose doing it is: the rest of a
-    sentence about its end, see `crash_loops.blame`.
-    """
-    found = last.get("blame") if isinstance(last, Mapping) else None
-    return found if isinstance(found, str) else ""
-
-
-def times_in_row(last: Any) -> int:
-    """How often in a row processes of this worker have ended by themselves in the same way."""
-    number = last.get("in_row") if isinstance(last, Mapping) else None
-    return number if type(number) is int else 0
-
-
-def step_of_ended(snapshot: Snapshot, row: Row) -> str:
-    """What to do about a worker whose process the task has ended; "" if that is not what it was."""
-    last = row.get("last_exit")
-    if BLAMED not in blame(last) or not snapshot.is_live:
-        return ""
-    names = [
-        str(other["name"])
-        for other in _workers(snapshot)
-        if BLAMED in blame(other.get("last_exit"))
-    ]
-    whom = "'worker-*'" if len(names) == len(_workers(snapshot)) > 1 else " ".join(names)
-    return _after(snapshot, mend_task(snapshot), whom)
-
-
-def mend_task(snapshot: Snapshot) -> str:
-    """What has to be done about a task that ends its process."""
-    return f"find what ends the process in {_task_file(snapshot)}, and correct it"
-
-
-def is_ended_by_task(reason: str) -> bool:
-    """Whether a run has failed of that."""
-    return ENDED_BY_ITSELF in reason or BLAMED in reason
-
-
-def _after(snapshot: Snapshot, first: str, whom: str) -> str:
-    """The next processes on this machine read the task's file anew; other hosts have a copy of it,
-    which they get when the run is started.
-    """
-    if other_hosts.of(snapshot):
-        start = f"dlctl start {job_file(snapshot)}"
-        return f"{first}, then\ndlctl stop -j {snapshot.run_id}\n{start}"
-    return f"{first}, then\ndlctl restart {whom} -j {snapshot.run_id}"
-
-
-def _workers(snapshot: Snapshot) -> list[Row]:
-    return [row for row in snapshot.daemons if row.get("role") == "worker"]
-
-
-def _task_file(snapshot: Snapshot) -> str:
-    """As in "train.py"; "the task" if that is not known."""
-    job = read_job(snapshot.directory).get("job")
-    task = job.get("task") if isinstance(job, Mapping) else None
-    file = task.rpartition(":")[0] if isinstance(task, str) else ""
-    return shlex.quote(values.path(Path(file))) if file else "the task"

@@ -96,7 +96,7 @@ def test_a_coordinator_that_stands_still_is_not_said_to_work(
     assert (code, out.splitlines()[1][:12]) == (5, "  silent    ")
     assert "does not answer for 22" in err
     assert "\n  next: kill -9 " in err
-    assert "which goes on where it was: nothing is lost; else it will be replaced after" in err
+    assert "which goes on where it was: nothing is lost; else it is replaced after" in err
     data = json.loads(dlctl_command("recover", "--json", *arguments).out)
     assert (data["way"], data["done"]) == ("silent", False)
     assert data["next"].startswith("kill -9 ")

@@ -55,7 +55,10 @@ def training(run):
                    "last_lines": ["RuntimeError: worker is killed"]},
         metrics={"step": 12339},
     )  # fmt: skip
-    return run
+    return run.problem(
+        "daemon-restarting", "worker-1", now - 8, exit="killed by SIGKILL", restarts=4,
+        retry_at=now + 3600,
+    )  # fmt: skip
 
 
 def test_a_run_in_depth(run_directory, dlctl_command):
@@ -77,10 +80,10 @@ def test_a_run_in_depth(run_directory, dlctl_command):
     assert " ".join(worker[7:]) == "96.4 MB/s / 200 MB/s 118 MB/s 1"
     assert dead == ["worker-1", "-", "backoff", "-", "12,339", "-", "-", "-", "-", "4"]
     trouble = "\n".join(table[5:])
-    assert "! worker-1 was killed by SIGKILL 8." in trouble
-    assert "s ago; a new one starts in 59m59s (restart 4); its data goes to the others" in trouble
+    assert "! worker-1: ended 8." in trouble
+    assert "s ago: killed by SIGKILL; restart 4 in 59m59s" in trouble
     assert "| RuntimeError: worker is killed" in trouble
-    assert f"next: dlctl logs worker-1 -j {run.path.name}" in trouble
+    assert f"next: dlctl logs worker-1 --previous -j {run.path.name}" in trouble
 
 
 def test_the_gradient_noise_scale_is_told_with_how_many_workers_make_it(
@@ -111,14 +114,16 @@ def test_early_when_next_to_nothing_is_known(run_directory, dlctl_command):
     assert code == 0
     assert out.startswith("digits-7f3a  pending  up -  step -  epoch -  loss -  - samples/s\n")
     assert "worker-0 - starting" in " ".join(out.split())
-    assert "· worker-0: starting" in out
 
 
-def test_who_is_waited_for_is_said(run_directory, dlctl_command):
+def test_who_starts_is_said(run_directory, dlctl_command):
     run = run_directory().run(state="starting", **ME)
-    run.daemon("worker-0", state="starting", phase="importing torch", waiting_for="server-0",
-               waiting_since=time.time() - 7.4)  # fmt: skip
-    assert "· worker-0: importing torch, waits for server-0, 7.4s" in dlctl_command("status").out
+    run.daemon("worker-0", state="starting").problem(
+        "daemon-starting", "worker-0", time.time() - 7.4, phase="importing torch"
+    )
+    out = dlctl_command("status").out
+    assert "· worker-0: starting for 7.4s: importing torch\n" in out
+    assert "next" not in out
 
 
 def test_old_news_is_called_old(run_directory, dlctl_command):
@@ -128,7 +133,8 @@ def test_old_news_is_called_old(run_directory, dlctl_command):
         out = dlctl_command("status").out
         process.kill()
     assert "running  up -  step -  epoch -  loss -  - samples/s  state 14s old" in out
-    assert "· coordinator: it starts" in out, "its process is young"
+    assert "\ncoordinator  " in out
+    assert "  starting  0.0s" in out, "its process is young"
 
 
 def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, dlctl_command):
@@ -139,7 +145,7 @@ def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, 
     out = dlctl_command("status").out
     assert f"failed (the coordinator is gone (pid {dead.pid}, the run was running))" in out
     assert f"server-0  {dead.pid}  gone" in " ".join(out.split()).replace(" ", "  ")
-    assert "! coordinator has been gone for 12s" in out
+    assert "! coordinator: process gone for 12s" in out
     there = (
         f"still there worker-0 (pid {os.getpid()}); to give the run up, dlctl stop -j digits-7f3a"
     )
@@ -177,28 +183,27 @@ def test_a_quarantined_worker_is_shown_with_its_reason_and_the_way_back(
         "at": time.time() - 9,
         "last_lines": ["ERROR a NaN"],
     }
-    run.daemon("worker-1", state="quarantined", error="20 steps with a NaN", last_exit=last)
+    run.daemon("worker-1", state="quarantined", last_exit=last)
+    facts = {"error": "20 steps with a NaN", "exit": "exit 79"}
+    run.problem("daemon-quarantined", "worker-1", last["at"], **facts)
     out = dlctl_command("status").out
-    assert "! worker-1 is quarantined: 20 steps with a NaN (9." in out
+    assert "! worker-1: quarantined: 20 steps with a NaN (9." in out
     assert "| ERROR a NaN" in out
     assert "next: dlctl restart worker-1 -j digits-7f3a" in out
     run.run(state="failed")
     assert "dlctl restart" not in dlctl_command("status").out, "nobody is there to do it"
 
 
-def test_a_daemon_that_was_replaced_a_moment_ago_is_told_of(run_directory, dlctl_command):
+def test_what_a_process_said_while_all_was_well_is_not_why_it_was_killed(
+    run_directory, dlctl_command
+):
     run = run_directory().run(state="running", updated_at=time.time(), **ME)
-    last = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 9}
-    last["last_lines"] = ["x y", "INFO goes on at version 7, which was long ago"]
-    run.daemon("server-0", last_exit=last)
-    run.daemon("worker-0", last_exit={**last, "at": time.time() - 90})
-    run.daemon("worker-1", last_exit={**last, "code": 0})
+    words = ["x y", "INFO goes on at version 7, which was long ago"]
+    run.daemon("server-0", last_exit={"code": -9, "last_lines": words})
+    run.problem("daemon-restarted", "server-0", time.time() - 9, exit="killed by SIGKILL")
     out = dlctl_command("status").out
-    assert "· server-0 was killed by SIGKILL 9." in out
-    assert "s ago; the new one is at work\n       | x y\n" in out
-    assert "goes on" not in out, "what a process said before it was killed is not why"
-    assert "next: dlctl logs server-0 --previous -j digits-7f3a" in out
-    assert "· worker" not in out
+    assert "s ago: killed by SIGKILL; restarted\n       | x y\n" in out
+    assert "goes on" not in out
 
 
 def test_that_the_coordinator_was_gone_once_is_no_cause_of_its_agents_end(
@@ -208,11 +213,11 @@ def test_that_the_coordinator_was_gone_once_is_no_cause_of_its_agents_end(
     words = [f"WARNING {COORDINATOR_GONE}", "WARNING worker-0 is not there"]
     last = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 3, "last_lines": words}
     run.daemon("agent-0", incarnation=2, last_exit=last, **ME)
+    run.problem("daemon-restarting", "agent-0", time.time() - 3, exit="killed by SIGKILL")
     out = dlctl_command("status").out
-    assert "· agent-0 was killed by SIGKILL 3." in out
     assert "       | WARNING worker-0 is not there\n" in out
     assert COORDINATOR_GONE not in out
-    run.run(**gone())
+    run.daemon("agent-0", state="failed", last_exit=last).run(state="failed", **gone())
     assert COORDINATOR_GONE in dlctl_command("status").out, "it may have to do with it now"
 
 
@@ -250,8 +255,7 @@ def test_running_takes_a_process_that_is_there(run_directory, dlctl_command):
     out = dlctl_command("status").out
     (row,) = (line.split() for line in out.splitlines() if line.startswith("agent-0"))
     assert row[2] == "gone"
-    assert "! agent-0 is gone" in out
-    assert "that will be noticed in a moment" in out
+    assert "! agent-0: process gone (pid " in out
 
 
 def test_what_to_do_when_all_workers_are_quarantined_is_no_mere_repetition(
@@ -490,10 +494,10 @@ def test_what_it_has_cost_to_go_back_to_a_checkpoint_is_told_for_a_while(
 def test_who_was_killed_on_request_is_in_no_trouble(run_directory, dlctl_command):
     last = {"code": -9, "text": "killed by SIGKILL", "at": time.time(), "last_lines": []}
     run = run_directory().daemon("worker-0", state="failed", last_exit=last)
-    assert "! worker-0 was killed by SIGKILL" in dlctl_command("status").out
-    for state in ("stopped", "stopping"):
-        run.run(state=state, reason=KILLED, updated_at=time.time(), **ME)
-        assert "worker-0 was killed" not in dlctl_command("status").out
+    run.problem("daemon-failed", "worker-0", last["at"], exit=last["text"])
+    assert "! worker-0: failed " in dlctl_command("status").out
+    run.run(state="stopped", reason=KILLED)
+    assert "worker-0: failed" not in dlctl_command("status").out
 
 
 def test_what_somebody_has_killed_while_it_started_need_not_be_mended(run_directory, dlctl_command):

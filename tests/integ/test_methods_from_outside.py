@@ -178,7 +178,7 @@ def test_a_group_goes_on_without_a_member_that_hangs(place: Workplace) -> None:
     place.until_step(8)
     kill(place, "worker-0", signal.SIGSTOP)
     stop(place)
-    assert "no word for 4 s" in place.dlctl("events").out
+    assert "no heartbeat for 4 s" in place.dlctl("events").out
     place.nothing_left()
 
 

@@ -171,13 +171,13 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_when_there_is_room(
         assert ended.code == 1
         assert "No space left on device" in ended.err
         assert "next: df -h runs\n" in place.dlctl("status").out
-        said = "coordinator cannot write the run's database: runs has "
+        said = "coordinator: cannot write the run's database: runs has "
         place.until("nobody takes it for silent", lambda: said in place.dlctl("why").out)
         status = place.dlctl("status").out
         assert f"! {said}" in status
         assert "  running  " in status.splitlines()[0]
         told = place.dlctl("logs", "--failed").out
-        assert said in told
+        assert said.partition(": ")[2] in told
         assert "kill" not in status + told
         before = seen().total()
         place.until("training goes on", lambda: seen().total() > before + 500)

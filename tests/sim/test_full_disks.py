@@ -119,7 +119,7 @@ def test_one_that_waits_for_room_and_stands_still_is_killed_all_the_same():
     kill(simulation, DEATH_S, "worker-1")
     simulation.at(10.0, lambda: simulation.world.freeze("worker-1"))
     outcome = finish(simulation, SHORT_S + 100.0)
-    assert outcome.store.texts("silent") == ["worker-1: no word for 6 s: it is killed"]
+    assert outcome.store.texts("silent") == ["worker-1: no heartbeat for 6 s: it is killed"]
 
 
 def test_one_that_hangs_when_there_is_room_again_is_killed_after_the_usual_time():

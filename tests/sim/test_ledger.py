@@ -280,7 +280,7 @@ def test_a_worker_that_stays_frozen_is_killed_and_replaced():
     simulation = Simulation(job, LeastSquares(), compute=SLOW_STEPS)
     simulation.at(2.0, lambda: simulation.world.freeze("worker-1"))
     outcome = simulation.run()
-    assert outcome.store.texts("silent") == ["worker-1: no word for 3 s: it is killed"]
+    assert outcome.store.texts("silent") == ["worker-1: no heartbeat for 3 s: it is killed"]
     assert outcome.world.process("worker-1").incarnation == 2
     assert outcome.state == "finished"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -42,19 +42,18 @@ def command(code: str | None, as_json: bool) -> None:
     "dlctl why" and "dlctl status" show the codes of the problems that a run has now, and the
     command that helps there.
     """
-    from dlctl.ops.codes import CODES
+    from dlctl.ops.codes import CODES, Entry
 
-    if code is not None and code not in CODES:
-        close = difflib.get_close_matches(code, CODES, n=1)
+    known = cast(dict[str, Entry], CODES)
+    if code is not None and code not in known:
+        close = difflib.get_close_matches(code, known, n=1)
         meant = f'; did you mean "{close[0]}"?' if close else ""
         raise NotFound(f'there is no problem of the code "{code}"{meant}', hint="dlctl explain")
-    chosen = CODES if code is None else {code: CODES[code]}
     if as_json:
-        console.out_json(
-            SCHEMA, {"codes": {name: found._asdict() for name, found in chosen.items()}}
-        )
+        chosen = known if code is None else {code: known[code]}
+        console.out_json(SCHEMA, {"codes": {name: e._asdict() for name, e in chosen.items()}})
     elif code is None:
-        console.out(console.table(("CODE", "MEANING"), [[n, c.what] for n, c in CODES.items()]))
+        console.out(console.table(("CODE", "MEANING"), [[n, e.what] for n, e in known.items()]))
     else:
-        found = CODES[code]
-        console.out(f"{code}: {found.what}\n  cause   {found.cause}\n  remedy  {found.remedy}")
+        entry = known[code]
+        console.out(f"{code}: {entry.what}\n  cause   {entry.cause}\n  remedy  {entry.remedy}")

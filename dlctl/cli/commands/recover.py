@@ -216,7 +216,7 @@ def _next(findings: Findings, from_checkpoint: bool, number: int | None) -> str:
     if findings.way not in ("go on", "resume", "supervised") or not findings.was_at_work:
         return next_step.command(snapshot)
     place = next_step.place_of_error(snapshot)
-    first = f"{next_step.mending(snapshot, place)} first, then\n" if place else ""
+    first = f"correct {place} first, then\n" if place else ""
     option = " --from-checkpoint" if from_checkpoint else ""
     option = option if number is None else f" --checkpoint {number}"
     return f"{first}dlctl recover{option} -j {snapshot.run_id}"

@@ -14,6 +14,7 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.ui import attention, console, report, tables
 from dlctl.errors import NotRunning, UsageError
+from dlctl.ops import problems
 from dlctl.runs import database, facts, select, takeovers
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
@@ -113,8 +114,9 @@ def _show(
     chosen = daemon_names.match(names, known)
     rows = [row for row in everybody if row["name"] in chosen]
     if as_json:
-        found = values.timed(attention.as_data(snapshot))
-        data = {**report.as_data(snapshot), "daemons": values.timed(rows), "problems": found}
+        found = [problems.as_data(snapshot, p) for p in problems.found(snapshot)]
+        more = {"daemons": rows, "problems": found}
+        data = {**report.as_data(snapshot), **values.timed(more)}
         console.out_json("dlctl.status/1", data, flush=True)
     elif console.is_quiet():
         console.out("\n".join(chosen), flush=True)

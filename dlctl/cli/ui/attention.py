@@ -1,41 +1,74 @@
-"""What `status` says below its table: who needs attention, their last words, the next command."""
+"""What `status` says below its table: the problems, last words of who has one, the next command."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from dlctl.cli.ui import console, report
-from dlctl.ops import next_step, problems
-from dlctl.ops.problems import Problem
+from dlctl.cli.ui import console
+from dlctl.ops import codes, next_step, problems
+from dlctl.problems import RUN, Problem
 from dlctl.runs import facts
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import Snapshot
 from dlctl.settings import AUTO
-from dlctl.util import hints, values
-from dlctl.util.names import COORDINATOR
+from dlctl.util import values
 from dlctl.util.text import COORDINATOR_GONE, grave, is_birth
 
 LAST_LINES = 3
-_STARTING = ("starting", "recovering", "draining")
+_MARKS = {"error": "!"}
 
 
 def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
-    """Of these daemons, those that are not well or make others wait; and how the run goes on."""
-    chosen = {str(row["name"]): row for row in rows}
-    found = [problem for problem in problems.found(snapshot) if problem.daemon in chosen]
+    """The problems of these daemons and of the run, and how the run goes on."""
+    chosen: dict[str, Row] = {RUN: {}, **{str(row["name"]): row for row in rows}}
+    found = [p for p in problems.found(snapshot) if p.daemon in chosen and _is_for_status(p)]
+    step = next_step.of(snapshot)
     shown = []
-    for problem, after in zip(found, [*found, None][1:], strict=True):
-        if after is not None and after.fix == problem.fix:
-            problem = problem._replace(fix="")  # Said once, below the last of them.
-        shown += _problem(snapshot, problem, chosen[problem.daemon])
-    told = {problem.daemon for problem in found}
-    for name, row in chosen.items():
-        if snapshot.is_live and row.get("state") in _STARTING and name not in told:
-            what = facts.doing(row, snapshot.now)
-            what = "it starts" if name == COORDINATOR else what
-            shown.append(f"· {console.escape(name)}: {what}")
-    return [*shown, *_bound(snapshot, rows), *_run_itself(snapshot)]
+    for problem, fix in with_fixes(snapshot, found):
+        mark = _MARKS.get(codes.level(problem), "·")
+        shown.append(f"{console.style(mark, fg='red' if mark == '!' else None)} ")
+        shown[-1] += line(problem, snapshot.now)
+        shown += [
+            f"       | {console.escape(word)}"
+            for word in _last_words(snapshot, problem, chosen[problem.daemon])
+        ]
+        is_told_below = step is not None and step.command in fix
+        if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_told_below:
+            shown.append(console.next_lines(fix, " " * 7))
+    return [*shown, *_bound(snapshot, rows), *_run_itself(snapshot, step)]
+
+
+def _is_for_status(problem: Problem) -> bool:
+    """Why a run has failed says its first line."""
+    return codes.level(problem) != "wait" and problem.code != "run-failed"
+
+
+def line(problem: Problem, now: float) -> str:
+    """A problem and its code, which `dlctl explain` knows."""
+    text = console.escape(codes.text(problem, now))
+    return text + console.style(f"  [{problem.code}]", dim=True)
+
+
+def with_fixes(snapshot: Snapshot, found: Sequence[Problem]) -> Iterator[tuple[Problem, str]]:
+    """Each with the command that helps; of several that have the same one, the last has it."""
+    fixes = [problems.fix(snapshot, problem) for problem in found]
+    for problem, fix, after in zip(found, fixes, [*fixes, None][1:], strict=True):
+        yield problem, "" if fix == after else fix
+
+
+def _last_words(snapshot: Snapshot, problem: Problem, row: Row) -> list[str]:
+    """What the process that the problem is about has said last, if it has ended."""
+    last = row.get("last_exit")
+    words = last.get("last_lines") if isinstance(last, Mapping) else None
+    if not isinstance(last, Mapping) or not isinstance(words, list) or "exit" not in problem.facts:
+        return []
+    said = [str(word) for word in words if not is_birth(str(word))]
+    if snapshot.coordinator["state"] == "running":
+        # It is there: that it was gone was long ago, and is nobody's cause.
+        said = [word for word in said if not word.endswith(COORDINATOR_GONE)]
+    was_killed = (values.number(last.get("code")) or 0) < 0
+    # What it said before that, while all was well, is no cause.
+    return (grave(said) if was_killed else said)[-LAST_LINES:]
 
 
 def _bound(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
@@ -54,41 +87,7 @@ def _bound(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _problem(snapshot: Snapshot, problem: Problem, row: Row) -> list[str]:
-    is_silent = snapshot.silent_s is not None
-    if is_silent and problem.daemon != COORDINATOR:
-        return []  # What is known of it is old.
-    mark = console.style("!", fg="red") if problem.is_grave else "·"
-    old = "; what is above is old" if is_silent else ""
-    text = console.escape(f"{problem.daemon} {problem.text}{old}")
-    shown = [f"{mark} {text}{report.code(problem.code)}"]
-    shown += [f"       | {console.escape(word)}" for word in _last_words(snapshot, problem, row)]
-    if problem.fix and snapshot.is_live and not _is_told_by_the_run(snapshot, problem):
-        shown.append(console.next_lines(problem.fix, " " * 7))
-    return shown
-
-
-def _is_told_by_the_run(snapshot: Snapshot, problem: Problem) -> bool:
-    step = next_step.of(snapshot)
-    return step is not None and step.command in problem.fix
-
-
-def _last_words(snapshot: Snapshot, problem: Problem, row: Row) -> list[str]:
-    """What the process that is told of has said last, if it has ended."""
-    last = problems.last_exit(row, problem.incarnation)
-    words = last.get("last_lines") if last is not None else None
-    if last is None or not isinstance(words, list):
-        return []
-    said = [str(word) for word in words if not is_birth(str(word))]
-    if snapshot.coordinator["state"] == "running":
-        # It is there: that it was gone was long ago, and is nobody's cause.
-        said = [word for word in said if not word.endswith(COORDINATOR_GONE)]
-    was_killed = (values.number(last.get("code")) or 0) < 0
-    # What it said before that, while all was well, is no cause.
-    return (grave(said) if was_killed else said)[-LAST_LINES:]
-
-
-def _run_itself(snapshot: Snapshot) -> list[str]:
+def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:
     """What is still there of a run that has ended, and how it goes on."""
     shown = []
     there = [] if snapshot.is_live else problems.still_there(snapshot)
@@ -98,7 +97,6 @@ def _run_itself(snapshot: Snapshot) -> list[str]:
         shown.append(console.escape(f"  still there {', '.join(left)}; {ends}"))
     if snapshot.state == "failed" and not snapshot.is_live:
         shown.append(console.escape(f"  why         dlctl logs --failed -j {snapshot.run_id}"))
-    step = next_step.of(snapshot)
     if step is not None:
         shown.append(console.next_lines(step.text(), "  ", "next        "))
     return shown
@@ -108,7 +106,7 @@ def unwell(snapshot: Snapshot) -> str:
     """Why a run is not well, in a sentence; "" if it is."""
     name, run = snapshot.run_id, snapshot.run
     if snapshot.silent_s is not None:
-        return f"{name} has not answered for {values.duration(snapshot.silent_s)}"
+        return f"{name}: no heartbeat for {values.duration(snapshot.silent_s)}"
     if snapshot.state not in ("running", "checkpointing"):
         return f"{name} {facts.became(snapshot.state)}"
     if snapshot.unwritten_s is not None:
@@ -119,19 +117,3 @@ def unwell(snapshot: Snapshot) -> str:
     if run.get("checkpoint_error"):
         return f"{name} is running, but its checkpoints fail: {run['checkpoint_error']}"
     return ""
-
-
-def as_data(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Everybody who is not well, as JSON."""
-    return [
-        {
-            "code": problem.code,
-            "daemon": problem.daemon,
-            "since": problem.since,
-            "text": problem.text,
-            "is_grave": problem.is_grave,
-            "is_over": problem.is_over,
-            **hints.as_data(problem.fix),
-        }
-        for problem in problems.found(snapshot)
-    ]

@@ -12,11 +12,11 @@ from typing import Any
 
 from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError
-from dlctl.ops import next_step, problems
-from dlctl.ops.problems import Problem
+from dlctl.ops import codes, next_step, problems
+from dlctl.problems import RUN, Problem
 from dlctl.runs import facts, lock, logs
 from dlctl.runs.logs import TEXT, Line
-from dlctl.runs.snapshot import ENDED, GONE, Snapshot
+from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 
@@ -131,7 +131,6 @@ def wanted(
 # `dlctl logs --failed`: of everybody who is not well the last words, and how it ended.
 
 
-LAST_SIGN = "; the time is that of its last sign of life"
 _EVALUATION = re.compile(r"worker-\d+: step \d+: ")
 """What the coordinator's log says of how good the model was."""
 
@@ -151,7 +150,7 @@ def show_failed(
         console.note("nobody knows from a copy who is in trouble")
         console.note(console.next_lines(lock.where_to_look(snapshot.original), "  "))
         return
-    found = [problem for problem in _found(snapshot) if problem.daemon in names]
+    found = [problem for problem in _found(snapshot) if _daemon(problem) in names]
     damage = None if snapshot.is_live else _damage(snapshot)
     if not found and damage is None:
         told = report.went_back(snapshot)
@@ -160,10 +159,11 @@ def show_failed(
     test = _but_evaluations(wanted)
     files = logs.list_files(snapshot.directory)
     for problem in found:
-        own = [f for f in files.get(problem.daemon, []) if f.incarnation == problem.incarnation]
+        name = _daemon(problem)
+        number = problem.facts.get("incarnation", facts.incarnation(snapshot.daemon(name)))
+        own = [file for file in files.get(name, []) if file.incarnation == number]
         printer.show(logs.tail(own, limit, test))
-        at, text = _end(snapshot, problem, logs.tail(own, 1))
-        printer.mark(problem.daemon, at, text)
+        printer.mark(name, problem.since, codes.words(problem, snapshot.now))
     if damage is not None:
         raise damage
     if found and (step := next_step.of(snapshot)) is not None:
@@ -176,11 +176,6 @@ def _damage(snapshot: Snapshot) -> DlctlError | None:
     except DlctlError as error:
         return error
     return None
-
-
-def _on_record(snapshot: Snapshot, name: str, number: int) -> tuple[float | None, str] | None:
-    last = problems.last_exit(snapshot.daemon(name), number)
-    return None if last is None else (last.get("at"), problems.ended(facts.exited(last)))
 
 
 def _but_evaluations(wanted: Callable[[Line], bool] | None) -> Callable[[Line], bool]:
@@ -196,32 +191,14 @@ def _but_evaluations(wanted: Callable[[Line], bool] | None) -> Callable[[Line], 
 
 
 def _found(snapshot: Snapshot) -> list[Problem]:
-    """Everybody who is not well. A run that failed without that: its coordinator says why."""
-    found = problems.found(snapshot)
-    if found or snapshot.is_live or snapshot.state != "failed":
-        return found
-    number = facts.incarnation(snapshot.coordinator)
-    return [Problem("run-failed", COORDINATOR, "", "", None, number)]
+    """Everybody who is, or was, not well; if a run failed without that, the run itself."""
+    found = [p for p in problems.found(snapshot) if codes.level(p) in ("error", "over")]
+    return [p for p in found if p.daemon != RUN] or found
 
 
-def _end(
-    snapshot: Snapshot, problem: Problem, last_line: Sequence[Line]
-) -> tuple[float | None, str]:
-    """(when, what): how this life ended, or what is wrong with it now."""
-    end = _on_record(snapshot, problem.daemon, problem.incarnation)
-    if end is not None:
-        return end
-    if problem.text and snapshot.daemon(problem.daemon).get("state") == GONE:
-        # When it ended nobody has seen: the time of this command would be another one each time.
-        signs = [problem.since, *(line.at for line in last_line)]
-        at = max((sign for sign in signs if sign is not None), default=None)
-        return at, f"{problem.daemon} {problem.text}{LAST_SIGN if at is not None else ''}"
-    if problem.text:
-        at = snapshot.now if problem.since is None else problem.since
-        return at, f"{problem.daemon} {problem.text}"
-    is_over = snapshot.state in ENDED
-    why = f": {snapshot.reason}" if snapshot.reason else ""
-    return snapshot.run.get("ended_at") if is_over else None, f"the run failed{why}"
+def _daemon(problem: Problem) -> str:
+    """Whose log has more of it."""
+    return COORDINATOR if problem.daemon == RUN else problem.daemon
 
 
 Wanted = Callable[[Line], bool] | None

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dlctl.cli.ui import console, report
+from dlctl import problems
+from dlctl.cli.ui import attention, console, report
 from dlctl.control import reader
 from dlctl.errors import UsageError
+from dlctl.ops import codes
 from dlctl.runs import facts
 from dlctl.util import values
 
@@ -32,6 +34,9 @@ def show(file: Path, address: str | None, as_json: bool) -> None:
         return
     console.out(_head(found["run"]))
     console.out(console.table(HEADERS, map(_cells, found["daemons"]), ("RST",)))
+    for problem in problems.read(found["run"].get("problems")):
+        if codes.level(problem) != "wait":
+            console.out(attention.line(problem, time.time()))
 
 
 def _checked(address: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError
-from dlctl.ops import disk
+from dlctl.problems import CODES
 from dlctl.runs import facts, lineage, task_code
 from dlctl.runs.branches import COST
 from dlctl.runs.database import RunDb
@@ -142,11 +142,6 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         since = _failing_since(snapshot)
         what = "the last one failed" if since is None else f"failing for {values.duration(since)}"
         lines.append(f"{bad} checkpoint  {what}: {facts.text(run['checkpoint_error'])}")
-    # As soon as nothing has been written for a while that is a trouble of the coordinator's.
-    if snapshot.unwritten_s is None and (full := disk.no_room(snapshot)):
-        bad = console.style("!", fg="red")
-        lines.append(f"{bad} disk        {console.escape(full)}")
-        lines.append(console.next_lines(disk.make_room(snapshot), " " * 14))
     return lines
 
 
@@ -254,11 +249,6 @@ def slurm_job(snapshot: Snapshot) -> str:
     return console.escape(handle.job_id) if handle is not None else ""
 
 
-def code(code: str) -> str:
-    """That of a problem, behind its line: what `dlctl explain` knows it by."""
-    return console.style(f"  [{code}]", dim=True)
-
-
 def as_data(snapshot: Snapshot) -> dict[str, Any]:
     """A run as JSON, without its daemons: all its keys, and the state as it is in truth."""
     truth = {
@@ -283,6 +273,6 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
 def event(row: facts.Row, now: float) -> str:
     """One event in a line: when, whom, what."""
     kind, who = console.escape(str(row["kind"])), console.escape(str(row["daemon"]) or "run")
-    return (
-        f"{values.clock(row['at'], now)}  {who:<12} {kind:<12} {console.escape(str(row['text']))}"
-    )
+    text, code = console.escape(str(row["text"])), row["data"].get("code")
+    shown = console.style(f"  [{code}]", dim=True) if code in CODES else ""
+    return f"{values.clock(row['at'], now)}  {who:<12} {kind:<12} {text}{shown}"

@@ -60,14 +60,17 @@ def blame(status: int, number: int, said: str) -> str:
     `said`: what the process itself has said of its end.
     """
     times = f", for the {ordinal(number)} time in a row" if number > 1 else ""
-    why = _why(status) if number and not said else ""
-    return f"{times}: {why}" if why else times
+    return f"{times}: {_why(status)}" if is_of_task(status, number, said) else times
+
+
+def is_of_task(status: int, number: int, said: str) -> bool:
+    """Whether something in the task has ended the process, which is not said of a crash: what that
+    was of, its last words may tell.
+    """
+    return status >= 0 and number > 0 and not said
 
 
 def _why(status: int) -> str:
-    """Nothing is guessed: what a crash was of, its last words may tell."""
-    if status < 0:
-        return ""
     if status in _ALSO_OF_DLCTL:
         known = "dlctl says why when it ends with that code, and this process said nothing"
     else:

@@ -147,9 +147,9 @@ class FailureDetector:
     def _is_without_room(self) -> bool:
         return any(server.phase == NO_ROOM for server in self.members.of_role("server"))
 
-    def _kill(self, daemon: Daemon, why: str) -> None:
+    def _kill(self, daemon: Daemon, why: str, **data: str) -> None:
         daemon.killed_for = f"killed: {why}"
-        self.context.event("silent", daemon.name, f"{daemon.name}: {why}: it is killed")
+        self.context.event("silent", daemon.name, f"{daemon.name}: {why}: it is killed", **data)
         if daemon.role == "agent":
             self.context.do(KillAgent(daemon.name))
         else:
@@ -169,7 +169,7 @@ class FailureDetector:
         if self.members.agent_of(daemon).killed_for:
             return  # It is under way.
         daemon.heard_at = now  # Once per limit.
-        self._kill(daemon, f"no word for {self.limit_s:.0f} s")
+        self._kill(daemon, f"no heartbeat for {self.limit_s:.0f} s", code="heartbeat-late")
 
     def _do_without(self, daemon: Daemon, now: float) -> None:
         """Nobody is there to kill it, and it may live; but what can go on without it does."""
@@ -290,7 +290,7 @@ class FailureDetector:
         if self._has_state(server) and server.deaths_in_row <= DEATHS_MAX:
             server.back_off(now)
             text = f"{server.name} goes on with its state: nothing acknowledged is lost"
-            self.context.event("lost", server.name, text)
+            self.context.event("lost", server.name, text, code="daemon-restarting")
         else:
             self.control.end("failed", self._loss(server, end.last_lines), now)
 
@@ -313,7 +313,8 @@ class FailureDetector:
             self.control.end("failed", self._loss(agent, end.last_lines), now)
         else:
             agent.back_off(now)
-            self.context.event("lost", agent.name, f"{agent.name} starts again; its daemons go on")
+            text = f"{agent.name} starts again; its daemons go on"
+            self.context.event("lost", agent.name, text, code="daemon-restarting")
 
     def _loss(self, daemon: Daemon, last_lines: tuple[str, ...]) -> str:
         """Why a run fails without this server or agent: in its own words, if it left any."""
@@ -352,7 +353,7 @@ class FailureDetector:
             worker.back_off(now)
             again = f"; {plural(portions, 'portion')} of data that it held can be had by all again"
             text = f"{worker.name} starts again{again if portions else ''}"
-            self.context.event("lost", worker.name, text)
+            self.context.event("lost", worker.name, text, code="daemon-restarting")
 
     def _give_up(self, worker: Daemon, said: str, now: float) -> None:
         """No restart mends it. One that has been at work in between did no harm to the others: they
@@ -372,7 +373,7 @@ class FailureDetector:
         worker.change_state(daemon_states.QUARANTINE)
         worker.error = error
         text = f"{worker.name} is quarantined: {worker.error}"
-        self.context.event("quarantine", worker.name, text)
+        self.context.event("quarantine", worker.name, text, code="daemon-quarantined")
         if reason := self.members.no_worker_left():
             self.control.end("failed", reason, now)
 

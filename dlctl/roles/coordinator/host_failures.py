@@ -69,7 +69,7 @@ class HostFailures:
             if agent.deaths_in_row <= 1:
                 said = "".join(f": {line}" for line in grave(words)[-1:])
                 text = f"{agent.name} on {self.host(agent)} is started again{said}"
-                self.context.event("lost", agent.name, text)
+                self.context.event("lost", agent.name, text, code="host-unreachable")
         else:
             self._give_up(agent, now)
 

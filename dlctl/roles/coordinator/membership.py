@@ -184,6 +184,8 @@ class Daemon:
         if alike:
             self.last_exit |= {"in_row": alike, "blame": crash_loops.blame(status, alike, said)}
             self.last_exit["had_lived"] = has_lived
+            if crash_loops.is_of_task(status, alike, said):
+                self.last_exit["cause"] = "task"
 
     def forgive(self) -> None:
         """What was before does not count any more: somebody may have mended it."""

@@ -269,7 +269,9 @@ class Persistence:
         gone = f", {self.past.gone_s:.0f} s after its last word" if self.past.gone_s else ""
         forgotten = self._forgotten()
         text = f"the coordinator is back{gone}: {forgotten or 'it goes on where it was'}"
-        self.run.context.event("recover", "coordinator", text, forgotten=forgotten)
+        self.run.context.event(
+            "recover", "coordinator", text, forgotten=forgotten, code="coordinator-restarted"
+        )
         self.control.change_state("running" if was_released else "starting", "", now)
         is_ending = "end" in values and state in ("stopping", "stopped", "finished")
         ours = self.run.keyring.fingerprint

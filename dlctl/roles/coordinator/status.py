@@ -8,7 +8,7 @@ from dlctl import messages as m
 from dlctl.algorithms.noise import noise_scale
 from dlctl.machine import Peer
 from dlctl.messages import Json
-from dlctl.roles.coordinator import daemon_states
+from dlctl.roles.coordinator import daemon_states, problems
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -89,6 +89,7 @@ class StatusReport:
         scheduler, checkpointing = self.scheduler, self.checkpointing
         daemons = self.run.members.daemons.values()
         over = self.run.shutdown is not None and self.run.shutdown.is_leaving()
+        waiting = self.waiting(now)
         run = {
             "state": self.run.state,
             "reason": self.run.reason,
@@ -106,7 +107,8 @@ class StatusReport:
             "ready_at": scheduler.released_at,
             "updated_at": now,
             "ended_at": now if over else None,
-            "waiting": self.waiting(now),
+            "waiting": waiting,
+            "problems": [p.to_json() for p in problems.find(self.run, waiting, now)],
             "checkpoint_error": checkpointing.last_error,
             "saving": checkpointing.to_json(),
             "totals": self.totals.look(now, is_working=self.run.is_working),

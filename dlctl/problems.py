@@ -1,0 +1,111 @@
+"""A problem of a run as a value. The coordinator finds them and writes them down with the status;
+`dlctl.ops.problems` adds what no living coordinator can say; `dlctl.ops.codes` has their words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, get_args
+
+from dlctl.util import values
+from dlctl.util.text import BLAMED, ENDED_BY_ITSELF, NOT_FINITE, REFUSED
+
+Code = Literal[
+    "coordinator-silent",
+    "coordinator-gone",
+    "coordinator-restarting",
+    "coordinator-restarted",
+    "coordinator-unwritable",
+    "host-unreachable",
+    "daemon-unreachable",
+    "heartbeat-late",
+    "worker-stuck",
+    "batch-late",
+    "worker-crash-loop",
+    "daemon-quarantined",
+    "daemon-failed",
+    "daemon-restarting",
+    "daemon-restarted",
+    "process-gone",
+    "daemon-starting",
+    "daemon-leaving",
+    "daemon-waiting",
+    "daemon-slow",
+    "rate-limit",
+    "disk-full",
+    "run-waiting",
+    "run-failed",
+]
+CODES: tuple[str, ...] = get_args(Code)
+Fact = str | int | float
+RUN = "run"
+"""The `daemon` of a problem of the run as a whole."""
+_NAME = re.compile(r"\b(?:worker|server|agent)-\d+\b|\bcoordinator\b")
+_PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
+
+
+class Problem(NamedTuple):
+    code: Code
+    daemon: str
+    since: float | None = None
+    """When it began, in seconds; None if nobody knows."""
+    facts: Mapping[str, Fact] = MappingProxyType({})
+    """Plain values. What is not known is not there. Keys that end in _at are times, _s seconds.
+
+    exit            how the process ended, as in "killed by SIGKILL"
+    in_row          how often in a row it has ended in this way
+    incarnation     the process in whose log there is more of it
+    cause           whose doing it is: "task", "not finite", "full" (the disk) ...
+    place           the line of the task, as in "/home/me/train.py:45"
+    phase           what the daemon is doing
+    waiting_for     names of daemons, as in "server-0, worker-2"
+    workers         names of those whom it keeps back, or who have it in common
+    restart         the workers that the task ends, as `dlctl restart` takes them
+    """
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self._asdict(), "facts": dict(self.facts)}
+
+
+def read(rows: Any) -> list[Problem]:
+    """Problems from JSON; what another version has written and we do not know is left out."""
+    found = []
+    for row in rows if isinstance(rows, list) else ():
+        if not isinstance(row, Mapping) or row.get("code") not in CODES:
+            continue
+        facts, since = row.get("facts"), values.number(row.get("since"))
+        items = facts.items() if isinstance(facts, Mapping) else ()
+        plain = {str(key): value for key, value in items if isinstance(value, str | int | float)}
+        found.append(Problem(row["code"], str(row.get("daemon")), since, plain))
+    return found
+
+
+def names_in(text: Any) -> list[str]:
+    """The daemons that a text names, as in "server-0, worker-2 (building the model)"."""
+    return _NAME.findall(text) if isinstance(text, str) else []
+
+
+def known(**facts: Fact | None) -> dict[str, Fact]:
+    """The facts without those that are not known, or say nothing."""
+    return {key: value for key, value in facts.items() if value is not None and value != ""}
+
+
+def restart(chosen: Iterable[str], workers: Iterable[str]) -> str:
+    """These workers as `dlctl restart` takes them: all of several by a pattern."""
+    names = list(chosen)
+    return "'worker-*'" if len(names) > 1 and set(names) == set(workers) else " ".join(names)
+
+
+def cause_in(error: str) -> str:
+    """Whose doing an error is, as far as its words tell."""
+    if NOT_FINITE in error or REFUSED in error:
+        return "not finite"
+    return "task" if ENDED_BY_ITSELF in error or BLAMED in error else ""
+
+
+def of_reason(reason: str) -> dict[str, Fact]:
+    """What the reason of a failed run says: the line of the task, and whose doing it was."""
+    places = _PLACE.findall(reason)
+    return known(place=places[-1] if places else "", cause=cause_in(reason))
