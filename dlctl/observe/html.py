@@ -42,8 +42,8 @@ TITLES = {
 Json = dict[str, Any]
 
 
-def page(history: History) -> str:
-    """The whole page, as text."""
+def page(history: History, problems: Sequence[str] = ()) -> str:
+    """The whole page, as text; of each problem of the run a line."""
     points = history.points
     last = points[-1]
     state = str(history.run.get("state", "unknown"))
@@ -54,7 +54,7 @@ def page(history: History) -> str:
         "STATE": _shown(state),
         "SUMMARY": "".join(
             f"<div><dt>{_shown(name)}</dt><dd>{_shown(value)}</dd></div>"
-            for name, value in _summary(history)
+            for name, value in [*_summary(history), *(("problem", line) for line in problems)]
         ),
         "EVENTS": _events(history.events),
         "JOB": "\n".join(_shown(line) for line in history.job_text.splitlines()),

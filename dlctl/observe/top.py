@@ -34,6 +34,7 @@ SPARK_WIDTH = 12
 CURVE_HEIGHT_MIN, CURVE_HEIGHT_MAX = 4, 16
 LABEL_WIDTH = 10
 HEAD_LINES, FOOT_LINES = 5, 1
+PROBLEMS_MAX = 3
 MARGIN = 2
 WIDE = 80
 """Columns from which there is room for the rates before."""
@@ -61,6 +62,8 @@ class View(NamedTuple):
     """None: there is none yet."""
     trouble: str = ""
     """Why there is no history, if that is worth a line."""
+    problems: Sequence[str] = ()
+    """A line each."""
 
 
 def watch(look: Callable[[], View], *, color: bool) -> None:
@@ -109,10 +112,12 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
 
 def draw(view: View, rates: Mapping[str, Sequence[float]], width: int, height: int) -> Group:
     """One picture of so many characters and lines. The curve gets what the daemons leave."""
-    needed = HEAD_LINES + FOOT_LINES + len(view.daemons) + 2
-    room = min(max(height - needed - MARGIN, CURVE_HEIGHT_MIN), CURVE_HEIGHT_MAX)
-    shown = max(1, height - HEAD_LINES - FOOT_LINES - room - MARGIN - 2)
-    parts: list[Any] = [*_head(view), *_curve(view, width, room), Text("")]
+    problems = [Text(f"! {escape(p)}", style="red") for p in view.problems[:PROBLEMS_MAX]]
+    taken = HEAD_LINES + FOOT_LINES + len(problems) + 2
+    room = height - taken - len(view.daemons) - MARGIN
+    room = min(max(room, CURVE_HEIGHT_MIN), CURVE_HEIGHT_MAX)
+    shown = max(1, height - taken - room - MARGIN)
+    parts: list[Any] = [*_head(view), *problems, *_curve(view, width, room), Text("")]
     parts.append(_table(view, shown, rates if width >= WIDE else None))
     if len(view.daemons) > shown:
         parts.append(Text(f"and {len(view.daemons) - shown} more daemons: dlctl status"))

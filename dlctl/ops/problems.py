@@ -30,7 +30,10 @@ from dlctl.util.text import KILLED
 
 RECENT_S = 60.0
 """That a coordinator has taken another one's place is shown for so long."""
-LASTING = ("daemon-failed", "daemon-quarantined", "daemon-restarting", "worker-crash-loop")
+LASTING = (
+    "checkpoint-failed", "daemon-failed", "daemon-quarantined", "daemon-restarting",
+    "worker-crash-loop",
+)  # fmt: skip
 """Problems that are still true when there is no coordinator any more."""
 
 

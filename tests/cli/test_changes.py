@@ -227,7 +227,7 @@ def stopped(run, dlctl_command, *arguments: str, **end):
 def test_a_last_checkpoint_that_failed_ends_with_8_and_names_the_older_one(run, dlctl_command):
     ended = stopped(run, dlctl_command, step=400, checkpoint_error="server-0: disk full")
     assert ended.code == 8
-    assert "saved at step 345, 55 steps before the end, 9 B" in ended.err
+    assert "step 345, 55 steps before the end, 9 B" in ended.err
     assert "has stopped, but the last checkpoint failed: server-0: disk full" in ended.err
     assert "newest good checkpoint was saved at step 345, 55 steps before the end" in ended.err
 
@@ -251,7 +251,7 @@ def test_without_saving_an_earlier_failure_is_no_error_but_the_lag_is_told(run, 
     end = {"step": 346, "checkpoint_error": "server-0: disk full"}
     ended = stopped(run, dlctl_command, "--no-checkpoint", **end)
     assert ended.code == 0
-    assert "checkpoint  saved at step 345, 1 step before the end, 9 B" in ended.err
+    assert "checkpoint  step 345, 1 step before the end, 9 B" in ended.err
 
 
 def test_a_stop_before_workers_began_says_why_nothing_was_saved(run, dlctl_command):

@@ -143,7 +143,7 @@ def test_a_coordinator_that_works_and_cannot_write_is_not_silent(
     assert why_.out == f"coordinator: {said}\n   next: {step.format(9 * ' ')}\n"
     assert [said in line for line in failed.out.splitlines()] == [True]
     assert "kill" not in status.out + why_.out + failed.out
-    assert (checked.code, "is running, but cannot write" in checked.err) == (3, True)
+    assert (checked.code, "coordinator: cannot write" in checked.err) == (3, True)
 
 
 def refuse(monkeypatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from dlctl.problems import Problem, read
 from dlctl.roles.coordinator import problems
 from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.requests import RUN_BYTES, shortened
 from dlctl.util.names import HOME_AGENT, NO_ROOM
 from dlctl.util.text import BLAMED, ENDED_BY_ITSELF, KILLED, NO_USE, NO_WORKER
 
@@ -24,7 +25,8 @@ class Run:
 
     def __init__(self) -> None:
         self.members = Membership(AGENTS, PLACED, {})
-        self.state, self.reason, self.waiting = "running", "", ""
+        self.state, self.reason = "running", ""
+        self.row: dict[str, Any] = {}
         self.context, self.shutdown = SimpleNamespace(unwritten=""), None
         self.job = SimpleNamespace(timeouts=SimpleNamespace(silent_s=30.0))
         for daemon in self.members.daemons.values():
@@ -40,7 +42,7 @@ class Run:
         return self
 
     def find(self) -> list[Problem]:
-        found = problems.find(cast(Any, self), self.waiting, NOW)
+        found = problems.find(cast(Any, self), self.row, NOW)
         assert read([problem.to_json() for problem in found]) == found, "plain values"
         return found
 
@@ -191,7 +193,7 @@ def test_who_is_well_and_waited_for_is_slow() -> None:
 
 def test_whoever_waits_for_the_coordinator_waits_for_whom_the_run_waits_for() -> None:
     run = Run().change("server-0", "slow", heard_at=NOW - 9.0)
-    run.waiting = "warm start: server-0 works alone"
+    run.row["waiting"] = "warm start: server-0 works alone"
     waits(run.members.daemons["worker-1"], "coordinator", 30.0)
     assert [(p.code, p.daemon) for p in run.find()] == [
         ("heartbeat-late", "server-0"), ("daemon-waiting", "worker-1"),
@@ -200,10 +202,10 @@ def test_whoever_waits_for_the_coordinator_waits_for_whom_the_run_waits_for() ->
 
 def test_what_only_the_run_waits_for_is_passed_on() -> None:
     run = Run()
-    run.waiting = "the warm start of worker-0"
+    run.row["waiting"] = "the warm start of worker-0"
     (found,) = run.find()
     assert (found.code, found.daemon) == ("run-waiting", "run")
-    assert found.facts == {"waiting": run.waiting}
+    assert found.facts == run.row
 
 
 @pytest.mark.parametrize("settings", [None, 7, {}, {"push": None}, {"push": "off"}])
@@ -225,7 +227,48 @@ def test_a_limit_that_is_reached_has_all_of_its_workers() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("bound", [7, {"push_every_steps": "many"}, {}])
+def test_an_interval_that_is_not_at_its_limit_is_no_problem(bound: object) -> None:
+    assert Run().change("worker-0", metrics={"bound": bound}).find() == []
+
+
+def test_an_automatic_interval_that_is_too_short_has_all_of_its_workers() -> None:
+    run = Run()
+    for name in ("worker-0", "worker-2"):
+        run.change(name, metrics={"bound": {"push_every_steps": 64}})
+    (found,) = run.find()
+    assert (found.code, found.daemon) == ("interval-at-limit", "run")
+    assert found.facts == {"key": "push_every_steps", "steps": 64, "workers": "worker-0, worker-2"}
+
+
 # ---------------------------------------------------------------- the run
+
+
+SAVING = {"at": NOW - 22.0, "waiting": "worker-1", "gives_up_at": None}
+
+
+@pytest.mark.parametrize(
+    ("row", "code", "facts"),
+    [
+        ({"checkpoint_error": "disk full"}, "checkpoint-failed", {"error": "disk full"}),
+        ({"target_error": "no acuracy"}, "target-unreachable", {"why": "no acuracy"}),
+        ({"saving": SAVING}, "checkpoint-late", {"waiting": "worker-1"}),
+        ({"saving": SAVING | {"at": NOW - 3.0}}, None, {}),
+        ({"saving": None, "checkpoint_error": "", "target_error": ""}, None, {}),
+    ],
+)
+def test_what_the_run_says_of_itself(
+    row: dict[str, Any], code: str | None, facts: dict[str, Any]
+) -> None:
+    run = Run()
+    run.row = row
+    assert [(p.code, p.facts) for p in run.find()] == ([] if code is None else [(code, facts)])
+
+
+def test_problems_fit_into_an_answer_about_the_run() -> None:
+    run = Run().change("worker-1", "backoff", last_exit=EXIT)
+    rows = [problem.to_json() for problem in run.find()]
+    assert shortened({"problems": rows}, RUN_BYTES) == {"problems": rows}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, job_option
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError
+from dlctl.ops import codes, problems
 from dlctl.runs import select
 
 MODE = 0o644
@@ -42,7 +43,9 @@ def command(run: str | None, output: Path | None, job: str | None) -> None:
     from dlctl.runs import paths
 
     target = output or Path(f"{snapshot.run_id}.html")
-    text = html.page(history.read(snapshot.directory))
+    ill = [p for p in problems.found(snapshot) if codes.level(p) == "error"]
+    lines = [codes.text(p, snapshot.now) for p in ill if p.code != "run-failed"]
+    text = html.page(history.read(snapshot.directory), lines)
     try:
         paths.write(target, text.encode("utf-8", "backslashreplace"), MODE)
     except OSError as error:

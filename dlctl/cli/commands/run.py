@@ -171,7 +171,7 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
 
 def _summary(snapshot: Snapshot, file: Path) -> None:
     """What came of it (on stdout), and what to type next."""
-    console.out("\n".join([*report.head(snapshot, brief=True), *_finish(snapshot)]), flush=True)
+    console.out("\n".join([*report.head(snapshot), *_finish(snapshot)]), flush=True)
     _tell_next(snapshot, file)
 
 

@@ -126,8 +126,7 @@ def _show(
 
 
 def _lines(snapshot: Snapshot, rows: Sequence[facts.Row], wide: bool, *, events: bool) -> list[str]:
-    lines = [*report.head(snapshot), *(report.noise_scale(snapshot) if wide else [])]
-    lines.append(tables.table(snapshot, rows, wide=wide))
+    lines = [*report.head(snapshot), tables.table(snapshot, rows, wide=wide)]
     lines += attention.lines(snapshot, rows)
     return lines + (_recent_events(snapshot, [row["name"] for row in rows]) if events else [])
 

@@ -13,6 +13,7 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, job_option
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, NotFound
+from dlctl.ops import codes, problems
 from dlctl.runs import select
 from dlctl.runs.snapshot import load
 from dlctl.util import hints
@@ -36,9 +37,9 @@ SHOWN = ("server", "worker")
 def command(run: str | None, job: str | None) -> None:
     """Watch a job live: its daemons, rates and loss.
 
-    Shows the loss over the time at work, and each server and worker with its rates, every second,
-    until q or Ctrl-C is pressed; the job goes on. It needs a terminal: scripts and pipes take
-    `dlctl status --json`.
+    Shows the loss over the time at work, each server and worker with its rates, and what is wrong,
+    every second, until q or Ctrl-C is pressed; the job goes on. It needs a terminal: scripts and
+    pipes take `dlctl status --json`.
     """
     if not (console.is_tty() and sys.stdin is not None and sys.stdin.isatty()) or _is_dumb():
         raise DlctlError(
@@ -66,6 +67,8 @@ def _look(directory: Path) -> View:
     from dlctl.observe.top import View
 
     snapshot = load(directory)
+    ill = [p for p in problems.found(snapshot) if codes.level(p) == "error"]
+    told = [codes.text(p, snapshot.now) for p in ill if p.code != "run-failed"]
     trouble = ""
     try:
         found = history.read(directory, whole=False)
@@ -75,4 +78,4 @@ def _look(directory: Path) -> View:
         found, trouble = None, error.message
     rows = [row for row in snapshot.daemons if row.get("role") in SHOWN]
     state, reason = snapshot.state, snapshot.reason
-    return View(snapshot.run_id, state, reason, snapshot.run, rows, found, trouble)
+    return View(snapshot.run_id, state, reason, snapshot.run, rows, found, trouble, told)

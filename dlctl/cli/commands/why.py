@@ -9,7 +9,7 @@ import click
 from dlctl.cli import daemon_names
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
-from dlctl.cli.ui import attention, console, report
+from dlctl.cli.ui import attention, console
 from dlctl.ops import codes, next_step, problems
 from dlctl.ops.problems import Cause
 from dlctl.runs import facts, select
@@ -73,8 +73,7 @@ def _nobody(snapshot: Snapshot, chosen: list[str]) -> list[str]:
     who = ", ".join(chosen)
     verb = f"{who} {'waits' if len(chosen) == 1 else 'wait'} for nobody" if who else "nobody waits"
     doing = [f"  {name}: {_doing(snapshot, name)}" for name in chosen]
-    told = report.went_back(snapshot)
-    return [console.escape(f"{verb}: {state}"), *doing, *([f"  it {told}"] if told else [])]
+    return [console.escape(f"{verb}: {state}"), *doing]
 
 
 def _doing(snapshot: Snapshot, name: str) -> str:

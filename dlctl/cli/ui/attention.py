@@ -10,7 +10,6 @@ from dlctl.problems import RUN, Problem
 from dlctl.runs import facts
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import Snapshot
-from dlctl.settings import AUTO
 from dlctl.util import values
 from dlctl.util.text import COORDINATOR_GONE, grave, is_birth
 
@@ -35,7 +34,7 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
         is_told_below = step is not None and step.command in fix
         if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_told_below:
             shown.append(console.next_lines(fix, " " * 7))
-    return [*shown, *_bound(snapshot, rows), *_run_itself(snapshot, step)]
+    return [*shown, *_run_itself(snapshot, step)]
 
 
 def _is_for_status(problem: Problem) -> bool:
@@ -71,22 +70,6 @@ def _last_words(snapshot: Snapshot, problem: Problem, row: Row) -> list[str]:
     return (grave(said) if was_killed else said)[-LAST_LINES:]
 
 
-def _bound(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
-    """Workers whose link needs longer intervals than "auto" may choose."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in rows if snapshot.is_current else ():
-        bound = facts.metrics(row).get("bound")
-        for key, steps in bound.items() if isinstance(bound, Mapping) else ():
-            found.setdefault((str(key), values.count(steps)), []).append(str(row["name"]))
-    return [
-        console.escape(
-            f"· {', '.join(names)}: {key} = {AUTO} stands at its most, {steps} steps: "
-            "the link needs more"
-        )
-        for (key, steps), names in found.items()
-    ]
-
-
 def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:
     """What is still there of a run that has ended, and how it goes on."""
     shown = []
@@ -104,16 +87,11 @@ def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:
 
 def unwell(snapshot: Snapshot) -> str:
     """Why a run is not well, in a sentence; "" if it is."""
-    name, run = snapshot.run_id, snapshot.run
-    if snapshot.silent_s is not None:
-        return f"{name}: no heartbeat for {values.duration(snapshot.silent_s)}"
-    if snapshot.state not in ("running", "checkpointing"):
-        return f"{name} {facts.became(snapshot.state)}"
-    if snapshot.unwritten_s is not None:
-        since = values.duration(snapshot.unwritten_s)
-        return f"{name} is {snapshot.state}, but cannot write its database for {since}"
+    if snapshot.silent_s is None and snapshot.state not in ("running", "checkpointing"):
+        return f"{snapshot.run_id} {facts.became(snapshot.state)}"
+    for problem in problems.found(snapshot):
+        if codes.level(problem) == "error" and problem.code != "heartbeat-late":
+            return f"{snapshot.run_id}: {codes.text(problem, snapshot.now)}"
     if snapshot.stale_s is not None:
-        return f"what is known of {name} is {values.duration(snapshot.stale_s)} old"
-    if run.get("checkpoint_error"):
-        return f"{name} is running, but its checkpoints fail: {run['checkpoint_error']}"
+        return f"what is known of {snapshot.run_id} is {values.duration(snapshot.stale_s)} old"
     return ""

@@ -182,17 +182,8 @@ class Json(Plain):
         console.note(json.dumps({"schema": "dlctl.progress/1", **value}))
 
 
-class Quiet:
-    def phase(self, state: str, waiting: str, waited_s: float) -> None:
-        return
-
-    def show(self, snapshot: Snapshot) -> None:
-        return
-
+class Quiet(Plain):
     def line(self, text: str) -> None:
-        return
-
-    def close(self) -> None:
         return
 
 

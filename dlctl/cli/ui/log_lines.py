@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from typing import Any
 
-from dlctl.cli.ui import console, live, report
+from dlctl.cli.ui import console, live
 from dlctl.errors import DlctlError
 from dlctl.ops import codes, next_step, problems
 from dlctl.problems import RUN, Problem
@@ -153,8 +153,7 @@ def show_failed(
     found = [problem for problem in _found(snapshot) if _daemon(problem) in names]
     damage = None if snapshot.is_live else _damage(snapshot)
     if not found and damage is None:
-        told = report.went_back(snapshot)
-        state = facts.became(snapshot.state) + (f"; it {told}" if told else "")
+        state = facts.became(snapshot.state)
         console.note(f"no daemon is in trouble: {snapshot.run_id} {state}")
     test = _but_evaluations(wanted)
     files = logs.list_files(snapshot.directory)

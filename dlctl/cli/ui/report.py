@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from typing import Any
 
 from dlctl.cli.ui import console
@@ -13,18 +11,15 @@ from dlctl.errors import DlctlError
 from dlctl.problems import CODES
 from dlctl.runs import facts, lineage, task_code
 from dlctl.runs.branches import COST
-from dlctl.runs.database import RunDb
-from dlctl.runs.snapshot import Snapshot, read_job
+from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
+from dlctl.util.text import plural
 from dlctl.util.values import NOTHING
 
 SLURM_JOB = "slurm.json"
 """Only in the directory of a run that has a Slurm job (`slurmcalls.HANDLE`)."""
 WENT_BACK_S = 600.0
 """It is told for so long that a run has gone back to a checkpoint, and what that has cost."""
-HEADLINE_CHARS = 80
-OVERDUE_S = 10.0
-"""A checkpoint that takes longer is worth a line of its own."""
 _COLORS = {
     "running": "green",
     "finished": "green",
@@ -72,12 +67,12 @@ def uptime(snapshot: Snapshot) -> str:
     return values.duration((snapshot.now if snapshot.is_live or ended is None else ended) - began)
 
 
-def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
-    """The lines above the table; `brief` cuts a reason that is told in full elsewhere."""
+def head(snapshot: Snapshot) -> list[str]:
+    """The lines above the table."""
     run = snapshot.run
     parts = [
         console.style(console.escape(snapshot.run_id), bold=True),
-        _state_and_reason(snapshot, headline(snapshot.reason) if brief else snapshot.reason),
+        _state_and_reason(snapshot),
         f"up {uptime(snapshot)}" if snapshot.is_live else f"took {uptime(snapshot)}",
         f"step {values.count(run.get('step'))}",
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
@@ -98,16 +93,11 @@ def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
     return ["  ".join(parts), *_labelled(snapshot)]
 
 
-def _state_and_reason(snapshot: Snapshot, reason: str) -> str:
+def _state_and_reason(snapshot: Snapshot) -> str:
     if snapshot.silent_s is not None:
         return f"{run_state(snapshot)} for {values.duration(snapshot.silent_s)}"
-    return run_state(snapshot) + (f" ({console.escape(reason)})" if reason else "")
-
-
-def headline(reason: str) -> str:
-    """The beginning of a reason: what went wrong, without what to do about it."""
-    what = reason.partition("; ")[0]
-    return what if len(what) <= HEADLINE_CHARS else what[: HEADLINE_CHARS - 3] + "..."
+    reason = console.escape(snapshot.reason)
+    return run_state(snapshot) + (f" ({reason})" if reason else "")
 
 
 def _labelled(snapshot: Snapshot) -> list[str]:
@@ -117,14 +107,14 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         lines.append(f"  waiting     {waiting(run['waiting'])}")
     if isinstance(run.get("method"), Mapping):
         lines.append(f"  method      {console.escape(values.evaluation(run['method']))}")
+    if (samples := values.number(run.get("noise_scale"))) is not None:
+        lines.append(f"  noise       the gradient noise scale is {samples:.0f} samples")
     if isinstance(run.get("evaluation"), Mapping):
         step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
         shown = console.escape(values.evaluation(run["evaluation"]))
         lines.append(f"  evaluation  {shown} (at step {step})")
     if isinstance(done := run.get("finish"), Mapping) and (why := facts.text(done.get("error"))):
         lines.append(f"{console.style('!', fg='yellow')} finish      {why}")
-    if (why := facts.text(run.get("target_error"))) and why not in facts.text(snapshot.reason):
-        lines.append(f"{console.style('!', fg='yellow')} target      {why}")
     if isinstance(run.get("checkpoint"), Mapping):
         lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
         if missing := without_residuals(run["checkpoint"]):
@@ -135,43 +125,21 @@ def _labelled(snapshot: Snapshot) -> list[str]:
             f"{console.style('!', fg='yellow')} code        {names}: changed since the start, and "
             "used as before (dlctl restart takes the new one)"
         )
-    lines += [f"  resumed     it {told}"] if (told := went_back(snapshot)) else []
-    lines += _overdue(snapshot)
-    if facts.text(run.get("checkpoint_error")):
-        bad = console.style("!", fg="red")
-        since = _failing_since(snapshot)
-        what = "the last one failed" if since is None else f"failing for {values.duration(since)}"
-        lines.append(f"{bad} checkpoint  {what}: {facts.text(run['checkpoint_error'])}")
+    lines += [f"  resumed     {told}"] if (told := _went_back(snapshot)) else []
     return lines
 
 
-def noise_scale(snapshot: Snapshot) -> list[str]:
-    """Up to where more samples in a step are worth it, if the servers have found that out."""
-    if (samples := values.number(snapshot.run.get("noise_scale"))) is None:
-        return []
-    said = f"  noise       the gradient noise scale is {samples:.0f} samples"
-    try:
-        job = read_job(snapshot.directory)
-        own = job["workers"]["batch_size"] * job["gradient"]["accumulate"]
-        return [f"{said}, a step of {samples / own:.1f} workers"]
-    except (KeyError, TypeError, ZeroDivisionError):
-        return [said]
-
-
-def went_back(snapshot: Snapshot) -> str:
-    """What it has cost a run to begin from a checkpoint, as the rest of a sentence about it; "" if
-    nothing, or if that was long ago.
-    """
+def _went_back(snapshot: Snapshot) -> str:
+    """What it has cost a run to begin from a checkpoint; "" if nothing, or if that was long ago."""
     began = values.number(snapshot.run.get("started_at"))
     if not snapshot.run.get("resume") or began is None or snapshot.now - began > WENT_BACK_S:
         return ""
     try:
-        told = lineage.resumes(snapshot)[-1].told
+        place, _, cost = lineage.resumes(snapshot)[-1].told.partition(COST)
     except (sqlite3.Error, DlctlError, IndexError):
         return ""
-    place, _, cost = told.partition(COST)
     ago = values.ago(began, snapshot.now)
-    return console.escape(f"went back to the {place} {ago}: {cost}") if cost else ""
+    return console.escape(f"from the {place} {ago}: {cost}") if cost else ""
 
 
 def without_residuals(row: facts.Row) -> str:
@@ -185,58 +153,21 @@ def without_residuals(row: facts.Row) -> str:
     return f"without the {what} of {console.escape(' and '.join(map(str, names)))}"
 
 
-def _overdue(snapshot: Snapshot) -> list[str]:
-    """A checkpoint that is being made for long, and whom it waits for."""
-    saving = snapshot.run.get("saving")
-    since = values.number(saving.get("at")) if isinstance(saving, Mapping) else None
-    if not snapshot.is_current or since is None or snapshot.now - since < OVERDUE_S:
-        return []
-    bad, took = console.style("!", fg="yellow"), values.duration(snapshot.now - since)
-    whom = facts.text(saving.get("waiting")) if isinstance(saving, Mapping) else ""
-    until = values.number(saving.get("gives_up_at")) if isinstance(saving, Mapping) else None
-    left = f", {values.duration(until - snapshot.now)} at most" if until is not None else ""
-    return [f"{bad} checkpoint  overdue: begun {took} ago, waits for {whom or 'the disk'}{left}"]
-
-
-def _failing_since(snapshot: Snapshot) -> float | None:
-    """For how long no checkpoint has succeeded; None if only the last one has failed."""
-    try:
-        with closing(RunDb(snapshot.directory, readonly=True)) as db:
-            rows = db.checkpoints()
-    except (sqlite3.Error, DlctlError):
-        return None
-    failed = list(itertools.takewhile(lambda row: row.get("error"), reversed(rows)))
-    began = values.number(failed[-1].get("at")) if len(failed) > 1 else None
-    return None if began is None else snapshot.now - began
-
-
 def waiting(whom: str) -> str:
     """Whom a run waits for, as in "for worker-0 (draining)"."""
     return f"for {facts.text(whom)}" if whom else ""
 
 
-def checkpoint(row: facts.Row, now: float) -> str:
-    """A row of the checkpoint table in one line."""
-    return ", ".join([f"step {values.count(row.get('step'))}", *_particulars(row, now)])
-
-
 def newest_checkpoint(snapshot: Snapshot) -> str:
-    """The newest checkpoint in one line, which says so if an ended run has gone on after it."""
+    """The newest checkpoint in a line, which says so if an ended run has gone on after it."""
     row = snapshot.run["checkpoint"]
-    if not (unsaved := facts.unsaved_steps(snapshot)):
-        return checkpoint(row, snapshot.now)
-    behind = f"{values.count(unsaved)} {'step' if unsaved == 1 else 'steps'} before the end"
-    first = f"saved at step {values.count(row['step'])}, {behind}"
-    return ", ".join([first, *_particulars(row, snapshot.now)])
-
-
-def _particulars(row: facts.Row, now: float) -> list[str]:
-    path = row.get("path")
-    parts: list[str] = []
-    parts += [values.ago(row["at"], now)] if row.get("at") is not None else []
+    parts = [f"step {values.count(row.get('step'))}"]
+    if unsaved := facts.unsaved_steps(snapshot):
+        parts.append(f"{plural(unsaved, 'step')} before the end")
+    parts += [values.ago(row["at"], snapshot.now)] if row.get("at") is not None else []
     parts += [values.size(row["nbytes"])] if row.get("nbytes") is not None else []
-    parts += [console.escape(values.path(path))] if isinstance(path, str) else []
-    return parts
+    parts += [console.escape(values.path(row["path"]))] if isinstance(row.get("path"), str) else []
+    return ", ".join(parts)
 
 
 def slurm_job(snapshot: Snapshot) -> str:
@@ -264,6 +195,7 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
         "slurm_job": slurm_job(snapshot) or None,
     }
     data: dict[str, Any] = values.timed({**snapshot.run, **truth})
+    data.pop("problems", None)  # As they were written; `dlctl.ops.problems` has all of now.
     return data
 
 

@@ -25,30 +25,40 @@ RECENT_S = 60.0
 """A daemon that has taken another one's place is shown for so long."""
 WAIT_S = 2.0
 """Shorter waits are answers on their way."""
+OVERDUE_S = 10.0
+"""A checkpoint that takes longer is late."""
 AT_LIMIT = 0.8
 """Of a rate limit: whoever comes so close to it is held back by it."""
 
 
-def find(run: RunState, waiting: str, now: float) -> list[Problem]:
-    """All problems of a run. waiting: whom it waits for as a whole, and for what; "" if nobody."""
-    members = run.members
-    found = list(_of_run(run))
+def find(run: RunState, row: Json, now: float) -> list[Problem]:
+    """All problems of a run; `row` has its keys, as `status` shows them."""
+    members, waiting = run.members, str(row.get("waiting") or "")
+    found = list(_of_run(run, row, now))
     if run.reason != KILLED:  # Or that they have ended was asked for.
         daemons = members.daemons.values()
         limit_s = run.job.timeouts.silent_s
         found += [p for d in daemons if (p := _of_daemon(members, d, limit_s, now)) is not None]
     ill = {problem.daemon for problem in found if problem.code != "daemon-restarted"}
     found += _waits(members, ill, names_in(waiting), now)
-    found += _limits(members.of_role("worker"))
+    found += [*_limits(members.of_role("worker")), *_intervals(members.of_role("worker"))]
     told = {problem.daemon for problem in found}
     if waiting and not (told and told >= set(names_in(waiting))):
         found.append(Problem("run-waiting", problems.RUN, None, {"waiting": waiting}))
     return found
 
 
-def _of_run(run: RunState) -> Iterator[Problem]:
-    if error := run.context.unwritten:
-        yield Problem("coordinator-unwritable", COORDINATOR, None, {"why": error})
+def _of_run(run: RunState, row: Json, now: float) -> Iterator[Problem]:
+    if unwritten := run.context.unwritten:
+        yield Problem("coordinator-unwritable", COORDINATOR, None, {"why": unwritten})
+    if error := row.get("checkpoint_error"):
+        yield Problem("checkpoint-failed", problems.RUN, None, {"error": error})
+    saving = row.get("saving")
+    if saving is not None and now - saving["at"] > OVERDUE_S:
+        late = known(waiting=saving["waiting"], gives_up_at=saving["gives_up_at"])
+        yield Problem("checkpoint-late", problems.RUN, saving["at"], late)
+    if why := row.get("target_error"):
+        yield Problem("target-unreachable", problems.RUN, None, {"why": why})
     ending = run.shutdown.state if run.shutdown is not None else run.state
     if ending == "failed":
         facts = known(reason=run.reason, **problems.of_reason(run.reason))
@@ -265,6 +275,19 @@ def _limits(workers: Iterable[Daemon]) -> Iterator[Problem]:
         if waiting := sum(waits for _, waits in held):
             facts["waiting_bytes"] = waiting
         yield Problem("rate-limit", problems.RUN, None, facts)
+
+
+def _intervals(workers: Iterable[Daemon]) -> Iterator[Problem]:
+    """Workers whose link needs longer intervals than "auto" may choose."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for worker in workers:
+        bound = worker.metrics.get("bound")
+        for key, steps in bound.items() if isinstance(bound, Mapping) else ():
+            if type(steps) is int:
+                found.setdefault((str(key), steps), []).append(worker.name)
+    for (key, steps), names in found.items():
+        facts: dict[str, Fact] = {"key": key, "steps": steps, "workers": ", ".join(names)}
+        yield Problem("interval-at-limit", problems.RUN, None, facts)
 
 
 def _number(metrics: Any, key: str) -> float:

@@ -89,7 +89,6 @@ class StatusReport:
         scheduler, checkpointing = self.scheduler, self.checkpointing
         daemons = self.run.members.daemons.values()
         over = self.run.shutdown is not None and self.run.shutdown.is_leaving()
-        waiting = self.waiting(now)
         run = {
             "state": self.run.state,
             "reason": self.run.reason,
@@ -107,8 +106,7 @@ class StatusReport:
             "ready_at": scheduler.released_at,
             "updated_at": now,
             "ended_at": now if over else None,
-            "waiting": waiting,
-            "problems": [p.to_json() for p in problems.find(self.run, waiting, now)],
+            "waiting": self.waiting(now),
             "checkpoint_error": checkpointing.last_error,
             "saving": checkpointing.to_json(),
             "totals": self.totals.look(now, is_working=self.run.is_working),
@@ -126,6 +124,7 @@ class StatusReport:
             run["noise_scale"] = round(noise, 1)
         if checkpointing.newest is not None:
             run["checkpoint"] = checkpointing.newest
+        run["problems"] = [p.to_json() for p in problems.find(self.run, run, now)]
         self._seen = run
         return run, tuple(d.to_json() for d in daemons)
 
