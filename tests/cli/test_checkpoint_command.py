@@ -141,7 +141,7 @@ def test_a_checkpoint_that_was_removed_is_not_shown_as_the_newest_one(run_direct
     (bad / "shard-1.safetensors").write_bytes(b"")
     assert dlctl_command("checkpoint", "prune", "--damaged").code == 0
     out = dlctl_command("status").out
-    assert "  checkpoint  saved at step 1,000, 1,000 steps before the end, 41s ago, " in out
+    assert "  checkpoint  step 1,000, 1,000 steps before the end, 41s ago, " in out
     assert "000000001000-1" in out
     assert json.loads(dlctl_command("status", "--json").out)["checkpoint"]["path"] == str(good)
     (good / "shard-1.safetensors").write_bytes(b"")

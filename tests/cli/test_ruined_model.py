@@ -153,7 +153,7 @@ def test_where_it_goes_on_what_was_set_live_stays_and_both_is_said(failed, dlctl
     assert "nothing is lost. But the model may be ruined where it stopped" in out
     assert out.splitlines()[-1].endswith("dlctl recover -j ruined-7f3a --from-checkpoint")
     out = dlctl_command("recover", "--dry-run", "--from-checkpoint").out
-    assert "before the end: it is forgotten" in out
+    assert "was set live: it is forgotten" in out
 
 
 def test_what_was_set_live_is_forgotten_with_the_checkpoint_that_is_named(

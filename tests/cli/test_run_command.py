@@ -126,8 +126,8 @@ def test_a_last_checkpoint_that_failed_is_not_hidden_by_an_older_one(job, play, 
     play("start", "ready", "finish_unsaved")
     code, out, err = dlctl_command("run", "job.toml")
     assert code == 0
-    assert "checkpoint  saved at step 100, 20 steps before the end" in out
-    assert "the last one failed: server-0: disk full" in out
+    assert "checkpoint  step 100, 20 steps before the end" in out
+    assert "run: the last checkpoint failed: server-0: disk full" in out
     assert "dlctl checkpoint export" in err
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlctl.cli.group import command as make_command
-from dlctl.cli.ui import console, report
+from dlctl.cli.ui import attention, console, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import JobFailed, NotRunning, TimedOut
@@ -171,7 +171,8 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
 
 def _summary(snapshot: Snapshot, file: Path) -> None:
     """What came of it (on stdout), and what to type next."""
-    console.out("\n".join([*report.head(snapshot), *_finish(snapshot)]), flush=True)
+    head = [*report.head(snapshot, brief=True), *attention.of_run(snapshot)]
+    console.out("\n".join([*head, *_finish(snapshot)]), flush=True)
     _tell_next(snapshot, file)
 
 

@@ -14,7 +14,6 @@ from dlctl.util import values
 from dlctl.util.text import COORDINATOR_GONE, grave, is_birth
 
 LAST_LINES = 3
-_MARKS = {"error": "!"}
 
 
 def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
@@ -24,9 +23,7 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
     step = next_step.of(snapshot)
     shown = []
     for problem, fix in with_fixes(snapshot, found):
-        mark = _MARKS.get(codes.level(problem), "·")
-        shown.append(f"{console.style(mark, fg='red' if mark == '!' else None)} ")
-        shown[-1] += line(problem, snapshot.now)
+        shown.append(_marked(problem, snapshot.now))
         shown += [
             f"       | {console.escape(word)}"
             for word in _last_words(snapshot, problem, chosen[problem.daemon])
@@ -35,6 +32,17 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
         if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_told_below:
             shown.append(console.next_lines(fix, " " * 7))
     return [*shown, *_run_itself(snapshot, step)]
+
+
+def of_run(snapshot: Snapshot) -> list[str]:
+    """The problems of the run as a whole."""
+    found = [p for p in problems.found(snapshot) if p.daemon == RUN and _is_for_status(p)]
+    return [_marked(problem, snapshot.now) for problem in found]
+
+
+def _marked(problem: Problem, now: float) -> str:
+    mark = console.style("!", fg="red") if codes.level(problem) == "error" else "·"
+    return f"{mark} {line(problem, now)}"
 
 
 def _is_for_status(problem: Problem) -> bool:

@@ -67,12 +67,12 @@ def uptime(snapshot: Snapshot) -> str:
     return values.duration((snapshot.now if snapshot.is_live or ended is None else ended) - began)
 
 
-def head(snapshot: Snapshot) -> list[str]:
-    """The lines above the table."""
+def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
+    """The lines above the table. brief: of the reason only what went wrong."""
     run = snapshot.run
     parts = [
         console.style(console.escape(snapshot.run_id), bold=True),
-        _state_and_reason(snapshot),
+        _state_and_reason(snapshot, brief=brief),
         f"up {uptime(snapshot)}" if snapshot.is_live else f"took {uptime(snapshot)}",
         f"step {values.count(run.get('step'))}",
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
@@ -93,10 +93,10 @@ def head(snapshot: Snapshot) -> list[str]:
     return ["  ".join(parts), *_labelled(snapshot)]
 
 
-def _state_and_reason(snapshot: Snapshot) -> str:
+def _state_and_reason(snapshot: Snapshot, *, brief: bool) -> str:
     if snapshot.silent_s is not None:
         return f"{run_state(snapshot)} for {values.duration(snapshot.silent_s)}"
-    reason = console.escape(snapshot.reason)
+    reason = console.escape(snapshot.reason.partition("; ")[0] if brief else snapshot.reason)
     return run_state(snapshot) + (f" ({reason})" if reason else "")
 
 

@@ -21,6 +21,9 @@ from dlctl.runs import checkpoints, paths
 from dlctl.runs.database import RunDb
 from dlctl.util import processes
 
+FULL = "server-0: disk full"
+FAILED = {"code": "checkpoint-failed", "daemon": "run", "since": None, "facts": {"error": FULL}}
+
 
 class Coordinator:
     def __init__(self, directory: Path, incarnation: str) -> None:
@@ -124,7 +127,7 @@ class Coordinator:
     def finish_unsaved(self) -> None:
         """The last checkpoint fails; there is an older one."""
         self.save(100)
-        self.put(step=120, data_epoch=1.0, checkpoint_error="server-0: disk full")
+        self.put(step=120, data_epoch=1.0, checkpoint_error=FULL, problems=[FAILED])
         self.end("finished", "1 epoch")
 
     def mute(self) -> None:
