@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -46,6 +46,8 @@ CODES: tuple[str, ...] = get_args(Code)
 Fact = str | int | float
 RUN = "run"
 """The `daemon` of a problem of the run as a whole."""
+NAMED_MAX = 8
+"""As many daemons are named in a fact of one that waits, or is restarted with others."""
 _NAME = re.compile(r"\b(?:worker|server|agent)-\d+\b|\bcoordinator\b")
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
 
@@ -96,10 +98,10 @@ def known(**facts: Fact | None) -> dict[str, Fact]:
     return {key: value for key, value in facts.items() if value is not None and value != ""}
 
 
-def restart(chosen: Iterable[str], workers: Iterable[str]) -> str:
-    """These workers as `dlctl restart` takes them: all of several by a pattern."""
-    names = list(chosen)
-    return "'worker-*'" if len(names) > 1 and set(names) == set(workers) else " ".join(names)
+def restart(chosen: Sequence[str], of: int) -> str:
+    """These of so many workers, as `dlctl restart` takes them: many, and all, by a pattern."""
+    is_all = len(chosen) == of > 1
+    return "'worker-*'" if is_all or len(chosen) > NAMED_MAX else " ".join(chosen)
 
 
 def cause_in(error: str) -> str:

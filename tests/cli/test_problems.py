@@ -161,6 +161,8 @@ def test_every_command_shows_the_same_problems(run, dlctl_command):
         "facts": {"limit_s": 30.0, "incarnation": 1}, "level": "error",
         "text": f"worker-1: {late}", "next": "dlctl restart worker-1 -j digits-7f3a", "or": [],
     }  # fmt: skip
+    failed = dlctl_command("logs", "--failed", "--json").out.splitlines()
+    assert json.loads(failed[0]) == {"schema": "dlctl.problem/1", **rows[1]}
     (cause,) = json.loads(dlctl_command("why", "--json").out)["causes"]
     assert [wait["code"] for wait in cause.pop("waiting")] == ["daemon-waiting"]
     assert cause == rows[1]

@@ -156,6 +156,18 @@ def test_who_is_stuck_in_the_same_line_is_restarted_together(
     assert [problem.facts.get("restart") for problem in run.find()] == restart
 
 
+def test_of_many_workers_a_fact_names_only_some() -> None:
+    run = Run()
+    run.members = Membership([HOME_AGENT], {f"worker-{n}": HOME_AGENT for n in range(400)}, {})
+    for number, worker in enumerate(run.members.of_role("worker")):
+        metrics = {"stuck_s": 9.0, "stuck_at": "train.py:1"} if number else {}
+        run.change(worker.name, heard_at=NOW, metrics=metrics)
+    waits(run.members.daemons["worker-0"], ", ".join(run.members.daemons), 9.0)
+    found = run.find()
+    assert len(found) == 400
+    assert max(len(str(problem.facts)) for problem in found) < 200
+
+
 @pytest.mark.parametrize("place", [7, ["x"], "/" + "y" * 100_000, "", None])
 def test_a_place_may_be_anything(place: object) -> None:
     (found,) = Run().change("worker-1", metrics={"stuck_s": "long", "stuck_at": place}).find()

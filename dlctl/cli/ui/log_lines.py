@@ -162,6 +162,9 @@ def show_failed(
         number = problem.facts.get("incarnation", facts.incarnation(snapshot.daemon(name)))
         own = [file for file in files.get(name, []) if file.incarnation == number]
         printer.show(logs.tail(own, limit, test))
+        if printer.shape == "json":
+            data = problems.as_data(snapshot, problem)
+            console.out_json("dlctl.problem/1", values.timed(data))
         printer.mark(name, problem.since, codes.words(problem, snapshot.now))
     if damage is not None:
         raise damage

@@ -37,8 +37,8 @@ def find(run: RunState, row: Json, now: float) -> list[Problem]:
     found = list(_of_run(run, row, now))
     if run.reason != KILLED:  # Or that they have ended was asked for.
         daemons = members.daemons.values()
-        limit_s = run.job.timeouts.silent_s
-        found += [p for d in daemons if (p := _of_daemon(members, d, limit_s, now)) is not None]
+        look = _Look(members, run.job.timeouts.silent_s, now)
+        found += [p for d in daemons if (p := look.at(d)) is not None]
     ill = {problem.daemon for problem in found if problem.code != "daemon-restarted"}
     found += _waits(members, ill, names_in(waiting), now)
     found += [*_limits(members.of_role("worker")), *_intervals(members.of_role("worker"))]
@@ -68,32 +68,113 @@ def _of_run(run: RunState, row: Json, now: float) -> Iterator[Problem]:
 # ---------------------------------------------------------------- one daemon
 
 
-def _of_daemon(members: Membership, daemon: Daemon, limit_s: float, now: float) -> Problem | None:
-    """What is wrong with it, or why it does not work yet; None if all is well."""
-    silent_s, is_away = now - daemon.heard_at, members.agent_of(daemon).given_up_at is not None
-    if is_away and daemon.role == "agent" and daemon.state != daemon_states.FAILED:
-        return _unreachable_host(members, daemon)
-    match daemon.state:
-        case daemon_states.QUARANTINED | daemon_states.FAILED | daemon_states.BACKOFF:
-            return _of_ended(members, daemon)
-        case daemon_states.RUNNING | daemon_states.SLOW if daemon.stuck and silent_s < SLOW_S_MAX:
-            return _stuck(members, daemon)
-        case daemon_states.SLOW if is_away:
-            return _problem("daemon-unreachable", daemon, daemon.heard_at)
-        case daemon_states.RUNNING | daemon_states.SLOW if silent_s > QUIET_S:
-            facts: dict[str, Fact | None] = {"limit_s": limit_s, "phase": daemon.phase}
-            return _problem("heartbeat-late", daemon, daemon.heard_at, facts)
-        case daemon_states.RUNNING | daemon_states.SLOW:
-            return _of_restarted(members, daemon, now) or _of_long_batch(daemon)
-        case daemon_states.STARTING if daemon.phase == NO_ROOM:
-            return _problem("disk-full", daemon, daemon.started_at, {"phase": daemon.phase})
-        case daemon_states.STARTING if _has_failed(daemon.last_exit):
-            return _of_ended(members, daemon)
-        case daemon_states.STARTING if not names_in(daemon.waiting_for):
-            return _problem("daemon-starting", daemon, daemon.started_at, {"phase": daemon.phase})
-        case daemon_states.DRAINING:
-            return _problem("daemon-leaving", daemon, None, {"phase": daemon.phase})
-    return None
+_OF_ENDED: Mapping[str, Code] = {
+    daemon_states.QUARANTINED: "daemon-quarantined",
+    daemon_states.FAILED: "daemon-failed",
+    daemon_states.BACKOFF: "daemon-restarting",
+    daemon_states.STARTING: "daemon-restarting",
+}
+
+
+class _Look:
+    """One look at all daemons."""
+
+    def __init__(self, members: Membership, limit_s: float, now: float) -> None:
+        self.members = members
+        self.limit_s = limit_s
+        """After so long without a heartbeat a daemon is replaced."""
+        self.now = now
+        workers = members.of_role("worker")
+        self.workers = len(workers)
+        self.of_task = [worker.name for worker in workers if _is_of_task(worker)]
+        self.there: dict[str, list[str]] = {}
+        """Line of the task -> the workers that are stuck there."""
+        for worker in workers:
+            if place := _place(worker):
+                self.there.setdefault(place, []).append(worker.name)
+
+    def at(self, daemon: Daemon) -> Problem | None:
+        """What is wrong with it, or why it does not work yet; None if all is well."""
+        silent_s = self.now - daemon.heard_at
+        is_away = self.members.agent_of(daemon).given_up_at is not None
+        if is_away and daemon.role == "agent" and daemon.state != daemon_states.FAILED:
+            return self._unreachable_host(daemon)
+        phase: dict[str, Fact | None] = {"phase": daemon.phase}
+        match daemon.state:
+            case daemon_states.QUARANTINED | daemon_states.FAILED | daemon_states.BACKOFF:
+                return self._of_ended(daemon)
+            case daemon_states.RUNNING | daemon_states.SLOW if (
+                daemon.stuck and silent_s < SLOW_S_MAX
+            ):
+                return self._stuck(daemon)
+            case daemon_states.SLOW if is_away:
+                return _problem("daemon-unreachable", daemon, daemon.heard_at)
+            case daemon_states.RUNNING | daemon_states.SLOW if silent_s > QUIET_S:
+                late = phase | {"limit_s": self.limit_s}
+                return _problem("heartbeat-late", daemon, daemon.heard_at, late)
+            case daemon_states.RUNNING | daemon_states.SLOW:
+                return self._of_restarted(daemon) or _of_long_batch(daemon)
+            case daemon_states.STARTING if daemon.phase == NO_ROOM:
+                return _problem("disk-full", daemon, daemon.started_at, phase)
+            case daemon_states.STARTING if _has_failed(daemon.last_exit):
+                return self._of_ended(daemon)
+            case daemon_states.STARTING if not names_in(daemon.waiting_for):
+                return _problem("daemon-starting", daemon, daemon.started_at, phase)
+            case daemon_states.DRAINING:
+                return _problem("daemon-leaving", daemon, None, phase)
+        return None
+
+    def _unreachable_host(self, agent: Daemon) -> Problem:
+        hosted = self.members.hosted_by(agent)
+        servers = ", ".join(daemon.name for daemon in hosted if daemon.role == "server")
+        facts = {"host": agent.host, "given_up_at": agent.given_up_at, "servers": servers}
+        return _problem("host-unreachable", agent, agent.heard_at, facts)
+
+    def _stuck(self, worker: Daemon) -> Problem:
+        """If others are at the same line, or there are none, that line has to be corrected: the
+        next processes would come to it, too.
+        """
+        place = _place(worker)
+        there = self.there.get(place, [])
+        since = worker.reported_at - _number(worker.metrics, "stuck_s")
+        facts: dict[str, Fact | None] = {"phase": worker.phase, "place": place}
+        if there and (len(there) > 1 or self.workers == 1):
+            facts |= {"cause": "task", "restart": problems.restart(there, self.workers)}
+        return _problem("worker-stuck", worker, since, facts)
+
+    def _of_ended(self, daemon: Daemon) -> Problem:
+        code = _OF_ENDED[daemon.state]
+        if code == "daemon-restarting" and _in_row(daemon):
+            code = "worker-crash-loop"
+        return self._end(code, daemon)
+
+    def _of_restarted(self, daemon: Daemon) -> Problem | None:
+        """Of a daemon that is at work: that the process before it has ended badly, for a while."""
+        last = daemon.last_exit
+        if last is None or not _has_failed(last):
+            return None
+        loops = _in_row(daemon) is not None
+        if self.now - last["at"] > (ALIKE_LIFE_S if loops else RECENT_S):
+            return None
+        return self._end("worker-crash-loop" if loops else "daemon-restarted", daemon)
+
+    def _end(self, code: Code, daemon: Daemon) -> Problem:
+        """A problem with how the last process ended."""
+        last, is_next = daemon.last_exit or {}, daemon.alive
+        cause = problems.cause_in(daemon.error) or ("task" if _is_of_task(daemon) else "")
+        facts: dict[str, Fact | None] = {
+            "exit": last.get("text"),
+            "in_row": _in_row(daemon),
+            "error": daemon.error,
+            "cause": cause,
+            "retry_at": daemon.retry_at,
+            "restarts": daemon.restarts or None,
+            "phase": daemon.phase if daemon.state == daemon_states.STARTING else "",
+            "incarnation": daemon.incarnation - is_next,
+        }
+        if cause == "task":
+            facts["restart"] = problems.restart(self.of_task or [daemon.name], self.workers)
+        return _problem(code, daemon, last.get("at"), facts)
 
 
 def _problem(
@@ -108,25 +189,6 @@ def _problem(
     return Problem(code, daemon.name, since, known(**found))
 
 
-def _unreachable_host(members: Membership, agent: Daemon) -> Problem:
-    servers = ", ".join(d.name for d in members.hosted_by(agent) if d.role == "server")
-    facts = {"host": agent.host, "given_up_at": agent.given_up_at, "servers": servers}
-    return _problem("host-unreachable", agent, agent.heard_at, facts)
-
-
-def _stuck(members: Membership, worker: Daemon) -> Problem:
-    """If others are at the same line, or there are none, that line has to be corrected: the next
-    processes would come to it, too.
-    """
-    workers, place = members.of_role("worker"), _place(worker)
-    there = [other.name for other in workers if _place(other) == place]
-    since = worker.reported_at - _number(worker.metrics, "stuck_s")
-    facts: dict[str, Fact] = {"phase": worker.phase, "place": place}
-    if place and (len(there) > 1 or len(workers) == 1):
-        facts |= _by_task(there, workers)
-    return _problem("worker-stuck", worker, since, facts)
-
-
 def _of_long_batch(worker: Daemon) -> Problem | None:
     """A batch that takes longer than usual is no fault yet."""
     if not (long_s := _number(worker.metrics, "in_batch_s")):
@@ -137,59 +199,6 @@ def _of_long_batch(worker: Daemon) -> Problem | None:
 def _place(worker: Daemon) -> str:
     place = worker.metrics.get("stuck_at") if worker.stuck else None
     return bounded_place(place) if isinstance(place, str) else ""
-
-
-def _by_task(names: Iterable[str], workers: Iterable[Daemon]) -> dict[str, Fact]:
-    return {"cause": "task", "restart": problems.restart(names, (d.name for d in workers))}
-
-
-# ---------------------------------------------------------------- a process that has ended
-
-
-_OF_ENDED: Mapping[str, Code] = {
-    daemon_states.QUARANTINED: "daemon-quarantined",
-    daemon_states.FAILED: "daemon-failed",
-    daemon_states.BACKOFF: "daemon-restarting",
-    daemon_states.STARTING: "daemon-restarting",
-}
-
-
-def _of_ended(members: Membership, daemon: Daemon) -> Problem:
-    code = _OF_ENDED[daemon.state]
-    if code == "daemon-restarting" and _in_row(daemon):
-        code = "worker-crash-loop"
-    return _end(code, members, daemon)
-
-
-def _of_restarted(members: Membership, daemon: Daemon, now: float) -> Problem | None:
-    """Of a daemon that is at work: that the process before it has ended badly, for a while."""
-    last = daemon.last_exit
-    if last is None or not _has_failed(last):
-        return None
-    loops = _in_row(daemon) is not None
-    if now - last["at"] > (ALIKE_LIFE_S if loops else RECENT_S):
-        return None
-    return _end("worker-crash-loop" if loops else "daemon-restarted", members, daemon)
-
-
-def _end(code: Code, members: Membership, daemon: Daemon) -> Problem:
-    """A problem with how the last process ended."""
-    last, is_next = daemon.last_exit or {}, daemon.alive
-    cause = problems.cause_in(daemon.error) or ("task" if _is_of_task(daemon) else "")
-    facts: dict[str, Fact | None] = {
-        "exit": last.get("text"),
-        "in_row": _in_row(daemon),
-        "error": daemon.error,
-        "cause": cause,
-        "retry_at": daemon.retry_at,
-        "restarts": daemon.restarts or None,
-        "phase": daemon.phase if daemon.state == daemon_states.STARTING else "",
-        "incarnation": daemon.incarnation - is_next,
-    }
-    if cause == "task":
-        workers = members.of_role("worker")
-        facts |= _by_task((d.name for d in workers if _is_of_task(d)), workers)
-    return _problem(code, daemon, last.get("at"), facts)
 
 
 def _has_failed(last: Json | None) -> bool:
@@ -219,7 +228,7 @@ def _waits(
     for name, targets in waits.items():
         daemon = members.daemons[name]
         since = daemon.waiting_since or now
-        facts = {"phase": daemon.phase, "waiting_for": ", ".join(targets)}
+        facts = {"phase": daemon.phase, "waiting_for": ", ".join(targets[: problems.NAMED_MAX])}
         yield _problem("daemon-waiting", daemon, since, facts)
         for target in targets:
             if target not in ill and target not in waits:
