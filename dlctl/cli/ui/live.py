@@ -84,9 +84,9 @@ def fields(snapshot: Snapshot) -> dict[str, Any]:
         "progress": run.get("progress"),
         "loss": run.get("loss"),
         "metrics": run.get("metrics") or {},
-        "staleness_mean": _mean(workers, "staleness_mean"),
-        "push_bytes_per_s": _sum(workers, "push_bytes_per_s"),
-        "fetch_bytes_per_s": _sum(workers, "fetch_bytes_per_s"),
+        "staleness_mean": _over(workers, "staleness_mean", _mean),
+        "push_bytes_per_s": _over(workers, "push_bytes_per_s", sum),
+        "fetch_bytes_per_s": _over(workers, "fetch_bytes_per_s", sum),
         "samples_per_s": run.get("samples_per_s"),
         "evaluation": run.get("evaluation"),
         "waiting": run.get("waiting"),
@@ -112,18 +112,13 @@ def text(shown: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _numbers(rows: list[Any], key: str) -> list[float]:
-    return [n for row in rows if (n := values.number(row.get(key))) is not None]
+def _mean(found: list[float]) -> float:
+    return sum(found) / len(found)
 
 
-def _mean(rows: list[Any], key: str) -> float | None:
-    found = _numbers(rows, key)
-    return sum(found) / len(found) if found else None
-
-
-def _sum(rows: list[Any], key: str) -> float | None:
-    found = _numbers(rows, key)
-    return sum(found) if found else None
+def _over(rows: list[Any], key: str, combine: Callable[[list[float]], float]) -> float | None:
+    found = [n for row in rows if (n := values.number(row.get(key))) is not None]
+    return combine(found) if found else None
 
 
 # ---------------------------------------------------------------- the four ways to show it

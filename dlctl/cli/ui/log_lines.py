@@ -151,7 +151,12 @@ def show_failed(
         console.note(console.next_lines(lock.where_to_look(snapshot.original), "  "))
         return
     found = [problem for problem in _found(snapshot) if _daemon(problem) in names]
-    damage = None if snapshot.is_live else _damage(snapshot)
+    damage: DlctlError | None = None
+    if not snapshot.is_live:
+        try:
+            lock.check_database(snapshot.directory)
+        except DlctlError as error:
+            damage = error
     if not found and damage is None:
         state = facts.became(snapshot.state)
         console.note(f"no daemon is in trouble: {snapshot.run_id} {state}")
@@ -170,14 +175,6 @@ def show_failed(
         raise damage
     if found and (step := next_step.of(snapshot)) is not None:
         console.note(console.next_lines(step.text(), ""))
-
-
-def _damage(snapshot: Snapshot) -> DlctlError | None:
-    try:
-        lock.check_database(snapshot.directory)
-    except DlctlError as error:
-        return error
-    return None
 
 
 def _but_evaluations(wanted: Callable[[Line], bool] | None) -> Callable[[Line], bool]:
@@ -219,30 +216,19 @@ def follow_logs(
         live.leaving(snapshot, "dlctl logs -f"),
         closing(logs.Follower(snapshot.directory, names, begin)) as follower,
     ):
-        _follow(follower, snapshot, names, limit, test, printer)
+        present = [line for line in follower.poll() if test is None or test(line)]
+        lines = []
+        for name, files in logs.list_files(snapshot.directory).items():
+            if name in names:
+                own = [line for line in present if line.name == name]
+                own = own if limit is None else own[len(own) - min(limit, len(own)) :]
+                left = None if limit is None else limit - len(own)
+                older = [file for file in files if not follower.begins_with(file)]
+                lines += logs.tail(older, left, test) + own
+        printer.show(logs.in_order(lines), flush=True)
 
+        def poll() -> None:
+            printer.show((x for x in follower.poll() if test is None or test(x)), flush=True)
 
-def _follow(
-    follower: logs.Follower,
-    snapshot: Snapshot,
-    names: Sequence[str],
-    limit: int | None,
-    test: Wanted,
-    printer: Printer,
-) -> None:
-    present = [line for line in follower.poll() if test is None or test(line)]
-    lines = []
-    for name, files in logs.list_files(snapshot.directory).items():
-        if name in names:
-            own = [line for line in present if line.name == name]
-            own = own if limit is None else own[len(own) - min(limit, len(own)) :]
-            left = None if limit is None else limit - len(own)
-            older = [file for file in files if not follower.begins_with(file)]
-            lines += logs.tail(older, left, test) + own
-    printer.show(logs.in_order(lines), flush=True)
-
-    def poll() -> None:
-        printer.show((x for x in follower.poll() if test is None or test(x)), flush=True)
-
-    live.follow(snapshot, poll)
-    printer.show((x for x in follower.rest() if test is None or test(x)), flush=True)
+        live.follow(snapshot, poll)
+        printer.show((x for x in follower.rest() if test is None or test(x)), flush=True)
