@@ -13,7 +13,7 @@ from dlctl.control import unresponsive
 from dlctl.errors import DlctlError
 from dlctl.ops import other_hosts, unreadable
 from dlctl.problems import of_reason
-from dlctl.runs import checkpoints, facts, lock, preferred, select
+from dlctl.runs import facts, lock, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import has_updates, is_doubtful
 from dlctl.runs.snapshot import Snapshot, newest_whole, read_job
@@ -213,51 +213,25 @@ def has_way_back(snapshot: Snapshot) -> bool:
 
 
 def step_of_ruined(snapshot: Snapshot) -> Step:
-    """The next one, of a run that has failed so: a way that works."""
-    found, anew = (
-        newest_whole(snapshot.directory),
-        f"dlctl start --fresh {job_file(snapshot)}",
-    )
-    first = _first_of_ruined(snapshot)
+    """The next one, of a run that has failed so: a way that works. A rate that was set live is
+    forgotten by going back; anything else has to be corrected before.
+    """
+    found, live, file = newest_whole(snapshot.directory), _live(snapshot), job_file(snapshot)
+    by_rate = bool(live.keys() & RATES)
+    first = "" if by_rate else f"correct the data or the task, or lower lr in {file},"
+    anew = f"dlctl start --fresh {file}"
     if found is None or not has_updates(found[1]):
         return Step(anew, f"begins anew: {RUINED}, and there is no checkpoint", first)
-    live = set_live(snapshot)
-    forgets = f"; {live}: that is forgotten" if live else ""
+    # `start` takes a job file that has been changed; without any need for that, `recover` does.
+    back = f"dlctl start {file}"
+    if by_rate or not isinstance(snapshot.run.get("job_file"), str):
+        back = f"dlctl recover -j {snapshot.run_id} --from-checkpoint"
+    forgets = f"; {set_live(snapshot)}: that is forgotten" if live else ""
     price = f"checkpoint {_named(found[1])}{facts.done_again(snapshot)}{forgets}"
     if is_doubtful(found[1]):
         what = f"goes on from {price}; the model may be ruined there: if it fails again, begin anew"
-        return Step(_command_of_ruined(snapshot), what, first, anew)
-    further = _further(snapshot, found[0])
-    return Step(_command_of_ruined(snapshot), f"goes back to {price}; {RUINED}", first, further)
-
-
-def _further(snapshot: Snapshot, path: Path) -> str:
-    """How to go back further than to `path`, if the run came from there and has failed again: the
-    model may have been ruined before that was saved. "" if it did not, or nothing older is whole.
-    """
-    if Path(str(snapshot.run.get("resume") or "")).name != path.name:
-        return ""
-    for older in preferred.order(snapshot.directory):
-        is_older = checkpoints.number(older) < checkpoints.number(path)
-        if is_older and not checkpoints.verify(older, hashes=False):
-            made = checkpoints.read_manifest(older)
-            back = f"dlctl recover -j {snapshot.run_id} --checkpoint {made['number']}"
-            return hints.told(back, f"goes back further, to checkpoint {_named(made)}")
-    return ""
-
-
-def _first_of_ruined(snapshot: Snapshot) -> str:
-    """What has to be done before; a rate that was set live is forgotten without that."""
-    if _live(snapshot).keys() & RATES:
-        return ""
-    return f"correct the data or the task, or lower lr in {job_file(snapshot)},"
-
-
-def _command_of_ruined(snapshot: Snapshot) -> str:
-    """`start` takes a job file that has been changed; without any need for that, `recover` does."""
-    if _live(snapshot).keys() & RATES or not isinstance(snapshot.run.get("job_file"), str):
-        return f"dlctl recover -j {snapshot.run_id} --from-checkpoint"
-    return f"dlctl start {job_file(snapshot)}"
+        return Step(back, what, first, anew)
+    return Step(back, f"goes back to {price}; {RUINED}", first)
 
 
 def _named(manifest: Mapping[str, Any]) -> str:

@@ -97,17 +97,6 @@ def test_if_only_what_was_saved_at_the_failure_is_left_to_begin_anew_is_another_
     assert "dlctl start --fresh job.toml" in out
 
 
-def test_if_it_fails_again_from_there_an_older_one_is_offered_too(failed, dlctl_command):
-    save(failed, step=30, number=3, version=15)
-    save(failed, step=85, number=4, version=39)
-    assert "goes back further" not in dlctl_command("status").out
-    failed.run(resume=str(failed.path / "ckpt" / "000000000085-4"))
-    lines = dlctl_command("status").out.splitlines()
-    (place,) = (n for n, line in enumerate(lines) if "--checkpoint 3" in line)
-    assert lines[place].endswith("  dlctl recover -j ruined-7f3a --checkpoint 3")
-    assert "goes back further, to checkpoint 3 (step 30)" in lines[place + 1]
-
-
 def test_who_tries_in_vain_to_bring_it_back_is_told_what_works(failed):
     set_lr(failed)
     error = ready.failed(Launched(failed.path, None), "could not be brought back")
