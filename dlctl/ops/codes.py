@@ -71,7 +71,7 @@ CODES: Mapping[Code, Entry] = {
         },
     ),
     "coordinator-restarting": Entry(
-        "over",
+        "error",
         "the next one is starting[; last status {age} ago]",
         "The next coordinator is starting and has not written anything yet.",
         "The one before has died, or was restarted on request.",
@@ -88,12 +88,11 @@ CODES: Mapping[Code, Entry] = {
     ),
     "coordinator-unwritable": Entry(
         "error",
-        "cannot write the run's database[: {why}][; the state shown is {age} old]"
-        "[; training waits for {missing}][; training goes on without {without}]",
+        "cannot write the run's database[: {why}][; the state shown is {age} old]",
         "The coordinator works, and cannot write the run's database.",
         "The disk of the run directory is full, read-only, or dead.",
-        "Make room there, or mount it again. Training goes on meanwhile; what dies is not "
-        "restarted before this can be written.",
+        "Make room there, or mount it again. Training goes on meanwhile; but what dies is not "
+        "restarted before this can be written, and training waits for a server that is gone.",
         {
             "": "dlctl logs coordinator -l warning -j {run}",
             "full": _ROOM,

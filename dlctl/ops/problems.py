@@ -16,7 +16,6 @@ from dlctl.runs import facts, lock, logs, paths, takeovers
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import (
     GONE,
-    READY,
     SILENT,
     WITHOUT_PROCESS,
     Snapshot,
@@ -40,14 +39,14 @@ LASTING = (
 def found(snapshot: Snapshot) -> list[Problem]:
     """All problems of a run, the coordinator's first.
 
-    While it is silent or cannot write, nobody knows of any others; nor does anybody from a copy.
+    While it is silent or cannot write, all that is known of the others is which processes are gone;
+    of a copy, nothing.
     """
     if snapshot.original is not None:
         return []
-    own = [*_of_coordinator(snapshot)]
+    own, gone = [*_of_coordinator(snapshot)], [*_gone(snapshot)]
     if any(problem.code in ("coordinator-silent", "coordinator-unwritable") for problem in own):
-        return own
-    gone = [*_gone(snapshot)]
+        return [*own, *gone]
     told = {problem.daemon for problem in gone}
     recorded = [p for p in _recorded(snapshot) if p.daemon not in told]
     rest = sorted([*gone, *recorded], key=lambda problem: natural(problem.daemon))
@@ -105,11 +104,11 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
         since = snapshot.now - (snapshot.silent_s or 0.0)
         yield Problem("coordinator-silent", COORDINATOR, since, said)
     elif snapshot.unwritten_s is not None:
-        said |= disk.facts(snapshot) | _training(snapshot)
+        said |= disk.facts(snapshot)
         yield Problem("coordinator-unwritable", COORDINATOR, heard_at, said)
     elif row["state"] == GONE and lock.has_unknown_coordinator(snapshot):
         if why := disk.facts(snapshot):
-            said |= why | _training(snapshot)
+            said |= why
             yield Problem("coordinator-unwritable", COORDINATOR, heard_at, said)
         else:
             yield Problem("coordinator-restarting", COORDINATOR, heard_at, said)
@@ -160,23 +159,6 @@ def _seen_at(snapshot: Snapshot, heard_at: float | None) -> float | None:
     beat_age_s = paths.beat_age_s(snapshot.directory, snapshot.now)
     signs = [heard_at, snapshot.now - beat_age_s if beat_age_s else None]
     return max((at for at in signs if at is not None), default=None)
-
-
-def _training(snapshot: Snapshot) -> dict[str, str]:
-    """What training waits for, or goes on without: nobody is started anew before that can be put
-    on record, and nobody can do without a server, nor all without any worker.
-    """
-    if snapshot.state not in READY:
-        return {}
-    rows = {role: [r for r in snapshot.daemons if r.get("role") == role] for role in _NEEDED}
-    gone = {role: [str(r["name"]) for r in rows[role] if r.get("state") == GONE] for role in rows}
-    without_any = gone["worker"] and len(gone["worker"]) == len(rows["worker"])
-    missing = [*gone["server"], *(gone["worker"] if without_any else [])]
-    key = "missing" if missing else "without"
-    return {key: ", ".join(names)} if (names := missing or gone["worker"]) else {}
-
-
-_NEEDED = ("server", "worker")
 
 
 # ---------------------------------------------------------------- what helps

@@ -29,10 +29,9 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
      "dlctl logs worker-1 --previous -j digits-7f3a"),
     ("coordinator-restarted", {"how": "died"}, "restarted 8.0s ago (died)",
      "dlctl logs worker-1 --previous -j digits-7f3a"),
-    ("coordinator-unwritable", {"why": "runs has 0 B left", "cause": "full", "folder": "runs",
-     "missing": "server-0"},
-     "cannot write the run's database: runs has 0 B left; the state shown is 8.0s old; "
-     "training waits for server-0", "df -h runs\nmake room there"),
+    ("coordinator-unwritable", {"why": "runs has 0 B left", "cause": "full", "folder": "runs"},
+     "cannot write the run's database: runs has 0 B left; the state shown is 8.0s old",
+     "df -h runs\nmake room there"),
     ("host-unreachable", {"host": "h3", "given_up_at": 90.0, "servers": "server-0"},
      "cannot be reached on h3; given up in 1m30s; the run then fails without server-0",
      "dlctl doctor JOBFILE"),
