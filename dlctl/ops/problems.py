@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dlctl import problems as values_of
 from dlctl.control import unresponsive
 from dlctl.ops import codes, disk, next_step, other_hosts
-from dlctl.problems import Problem, known, names_in
+from dlctl.problems import Code, Problem, known, names_in
 from dlctl.runs import facts, lock, logs, paths, takeovers
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import (
@@ -29,11 +29,14 @@ from dlctl.util.text import KILLED
 
 RECENT_S = 60.0
 """That a coordinator has taken another one's place is shown for so long."""
-LASTING = (
-    "checkpoint-failed", "daemon-failed", "daemon-quarantined", "daemon-restarting",
-    "worker-crash-loop",
-)  # fmt: skip
-"""Problems that are still true when there is no coordinator any more."""
+LASTING: Mapping[Code, Code] = {
+    "checkpoint-failed": "checkpoint-failed",
+    "daemon-failed": "daemon-failed",
+    "daemon-quarantined": "daemon-quarantined",
+    "daemon-restarting": "daemon-failed",
+    "worker-crash-loop": "daemon-failed",
+}
+"""Problems that last when there is no coordinator any more -> what they are then."""
 
 
 def found(snapshot: Snapshot) -> list[Problem]:
@@ -60,7 +63,7 @@ def _recorded(snapshot: Snapshot) -> Iterator[Problem]:
         is_current = snapshot.coordinator["state"] in ("running", "stopping")
         yield from (p for p in recorded if is_current and p.code != "coordinator-unwritable")
     elif snapshot.reason != KILLED:
-        yield from (p for p in recorded if p.code in LASTING)
+        yield from (p._replace(code=LASTING[p.code]) for p in recorded if p.code in LASTING)
     if snapshot.state == "failed" and not snapshot.is_live and not snapshot.is_gone:
         said = known(reason=snapshot.reason, **values_of.of_reason(snapshot.reason))
         ended_at = values.number(snapshot.run.get("ended_at"))

@@ -178,14 +178,15 @@ def test_an_event_has_its_code(run, dlctl_command):
 @pytest.mark.parametrize(
     ("state", "shown"),
     [
-        ("running", ["daemon-starting", "worker-stuck", "daemon-quarantined"]),
-        ("failed", ["daemon-quarantined", "run-failed"]),
-        ("stopped", ["daemon-quarantined"]),
+        ("running", ["daemon-starting", "worker-stuck", "daemon-quarantined", "daemon-restarting"]),
+        ("failed", ["daemon-quarantined", "daemon-failed", "run-failed"]),
+        ("stopped", ["daemon-quarantined", "daemon-failed"]),
     ],
 )
 def test_of_an_ended_run_only_what_lasts_is_shown(run, dlctl_command, state, shown):
     run.problem("daemon-starting", "server-0").problem("worker-stuck", "worker-0", phase="x")
     run.problem("daemon-quarantined", "worker-1", error="a NaN").run(state=state)
+    run.problem("daemon-restarting", "worker-2", 1.0, exit="exit 1", retry_at=time.time())
     rows = json.loads(dlctl_command("status", "--json").out)["problems"]
     assert [row["code"] for row in rows] == shown
 
