@@ -16,7 +16,6 @@ from nextlines import flat
 from remains import save
 
 from dlctl.cli.commands import status
-from dlctl.runs import lineage
 from dlctl.util.text import COORDINATOR_GONE, KILLED
 
 
@@ -415,23 +414,6 @@ def test_a_line_that_a_run_failed_in_is_not_called_wrong_any_more_when_the_file_
     assert "correct train.py:45 first" in dlctl_command("status").out
     run.run(ended_at=time.time() - 1)
     assert "correct" not in dlctl_command("status").out
-
-
-def test_what_it_has_cost_to_go_back_to_a_checkpoint_is_told_for_a_while(
-    run_directory, dlctl_command
-):
-    run, now = run_directory().run(**ME), time.time()
-    run.run(state="running", updated_at=now + 60, started_at=now - 28.1, resume="ckpt/1")
-    saved = save(run, step=90, number=1)
-    lineage.record(run.db, run.path, saved, "")
-    run.db.commit()
-    assert "resumed" not in dlctl_command("status").out
-    lineage.record(run.db, run.path, saved, "80 steps are done again, because checkpoint 2 is bad")
-    run.db.commit()
-    told = "from the checkpoint at step 90 28s ago: 80 steps are done again, because"
-    assert f"\n  resumed     {told} checkpoint 2 is bad\n" in dlctl_command("status").out
-    run.run(started_at=now - 3600)
-    assert "resumed" not in dlctl_command("status").out
 
 
 def test_who_was_killed_on_request_is_in_no_trouble(run_directory, dlctl_command):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
 from dlctl.cli.ui import console
-from dlctl.errors import DlctlError
 from dlctl.problems import CODES
-from dlctl.runs import facts, lineage, task_code
-from dlctl.runs.branches import COST
+from dlctl.runs import facts, task_code
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
 from dlctl.util.text import plural
@@ -18,8 +15,6 @@ from dlctl.util.values import NOTHING
 
 SLURM_JOB = "slurm.json"
 """Only in the directory of a run that has a Slurm job (`slurmcalls.HANDLE`)."""
-WENT_BACK_S = 600.0
-"""It is told for so long that a run has gone back to a checkpoint, and what that has cost."""
 _COLORS = {
     "running": "green",
     "finished": "green",
@@ -125,21 +120,7 @@ def _labelled(snapshot: Snapshot) -> list[str]:
             f"{console.style('!', fg='yellow')} code        {names}: changed since the start, and "
             "used as before (dlctl restart takes the new one)"
         )
-    lines += [f"  resumed     {told}"] if (told := _went_back(snapshot)) else []
     return lines
-
-
-def _went_back(snapshot: Snapshot) -> str:
-    """What it has cost a run to begin from a checkpoint; "" if nothing, or if that was long ago."""
-    began = values.number(snapshot.run.get("started_at"))
-    if not snapshot.run.get("resume") or began is None or snapshot.now - began > WENT_BACK_S:
-        return ""
-    try:
-        place, _, cost = lineage.resumes(snapshot)[-1].told.partition(COST)
-    except (sqlite3.Error, DlctlError, IndexError):
-        return ""
-    ago = values.ago(began, snapshot.now)
-    return console.escape(f"from the {place} {ago}: {cost}") if cost else ""
 
 
 def without_residuals(row: facts.Row) -> str:
