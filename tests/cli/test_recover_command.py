@@ -342,7 +342,7 @@ def test_a_run_is_back_when_all_daemons_have_reported_to_the_new_coordinator(dea
 
 
 def test_a_wait_is_told_when_it_changes_and_not_when_time_passes(capsys):
-    progress = live.Plain()
+    progress = live.Progress()
     for tenth in range(30):
         late = "server-0 (starting)" if tenth < 10 else "worker-0 (importing torch)"
         if tenth >= 20:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
 from dlctl.cli.ui import console, report
 from dlctl.runs import facts
@@ -37,30 +37,10 @@ def still(waiting: str) -> str:
     return _TIME.sub("", waiting)
 
 
-class Progress(Protocol):
-    def phase(self, state: str, waiting: str, waited_s: float) -> None:
-        """The run is on its way to something (ready, stopped) and waits for somebody."""
-        ...
-
-    def show(self, snapshot: Snapshot) -> None:
-        """How far the training is."""
-        ...
-
-    def line(self, text: str) -> None:
-        """A line that stays (may be styled, is escaped already)."""
-        ...
-
-    def close(self) -> None: ...
-
-
 def open_progress() -> Progress:
     """The one that --progress asks for, else what stderr can show."""
-    style = console.progress_style()
-    if style == "tty":
-        return Bar()
-    if style == "quiet":
-        return Quiet()
-    return Json() if style == "json" else Plain()
+    ways = {"tty": Bar, "quiet": Quiet, "json": Json}
+    return ways.get(console.progress_style(), Progress)()
 
 
 @contextmanager
@@ -124,7 +104,7 @@ def _over(rows: list[Any], key: str, combine: Callable[[list[float]], float]) ->
 # ---------------------------------------------------------------- the four ways to show it
 
 
-class Plain:
+class Progress:
     """A line whenever something changes, and every ten seconds while training goes on."""
 
     def __init__(self) -> None:
@@ -133,6 +113,7 @@ class Plain:
         self._evaluation: Any = None
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
+        """The run is on its way to something (ready, stopped) and waits for somebody."""
         now = time.monotonic()
         if not waiting and waited_s < TELL_AFTER_S:
             return
@@ -144,19 +125,21 @@ class Plain:
             self.line(f"{console.escape(state)}{whom}{since}")
 
     def show(self, snapshot: Snapshot) -> None:
+        """How far the training is."""
         shown, now = fields(snapshot), time.monotonic()
         if now - self._told_at >= PLAIN_EVERY_S or shown["evaluation"] != self._evaluation:
             self._told_at, self._evaluation = now, shown["evaluation"]
             self.line(text(shown))
 
     def line(self, text: str) -> None:
+        """A line that stays (may be styled, is escaped already)."""
         console.note(text)
 
     def close(self) -> None:
         return
 
 
-class Json(Plain):
+class Json(Progress):
     """The same as JSON lines, for programs that watch stderr."""
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
@@ -177,7 +160,7 @@ class Json(Plain):
         console.note(json.dumps({"schema": "dlctl.progress/1", **value}))
 
 
-class Quiet(Plain):
+class Quiet(Progress):
     def line(self, text: str) -> None:
         return
 
@@ -209,7 +192,7 @@ class _Terminal:
             sys.stderr.flush()
 
 
-class Bar:
+class Bar(Progress):
     """One line that is drawn again and again, with a bar if we know how far it is."""
 
     def __init__(self) -> None:
