@@ -69,8 +69,8 @@ def command(
     NAME is a daemon or a glob. Lines are merged by time; a restart is marked. A line of the level
     "text" was written by the process itself (a traceback, a library's warning) and carries no time.
 
-    With --failed, one daemon after the other: of each the life that ended badly, or the present one
-    of a daemon that is slow, silent or hangs; below it how it ended, or what is wrong. Evaluations
+    With --failed, one daemon after the other: the last lines of the process that failed, is stuck,
+    or whose heartbeat is late, and below them the problem, as "dlctl status" shows it. Evaluations
     of the model are left out.
     """
     if follow and (previous or failed):

@@ -33,8 +33,8 @@ def command(show_all: bool, as_json: bool) -> None:
     """List jobs.
 
     UP is the time since the start, or how long the run took; EPOCH is how often all of its data was
-    seen. A run whose coordinator died without a word is "failed"; one whose coordinator is there
-    and says nothing is "not answering"; one whose database cannot be read is "unreadable"; what is
+    seen. A run whose coordinator is gone is "failed"; one whose coordinator sends no heartbeat is
+    "not answering"; one whose database cannot be read is "unreadable"; what is
     only a copy of a run's directory is a "copy". HELD, with --all, is what its servers keep or have
     left behind, in memory unless the job says otherwise; "dlctl stop --kill" removes what an ended
     run holds.

@@ -81,7 +81,7 @@ def command(
     EVERY are the steps between two of them; "auto (8)": the worker finds them by itself, 8 now.
     They are shown if one does, and with --wide. WAITS is the part of its time that a worker stands
     still for its pushes and fetches. RST counts restarts. What is not known of now is "-". Below
-    the table: who is not well, and what to do next.
+    the table: the problems, with their codes ("dlctl explain"), and what to do next.
     """
     if key_file is not None:
         from dlctl.cli.ui import remote_status

@@ -33,9 +33,9 @@ from dlctl.util.names import COORDINATOR
 def command(name: str | None, job: str | None, as_json: bool) -> None:
     """Show who waits for whom, and what they all wait for.
 
-    Causes are daemons that are slow, silent, dead or starting, the slowest worker of a barrier,
-    and limits that somebody has set. Each comes with those who wait for it below, and with the
-    command that helps. The exit code is 0 whatever the answer.
+    The problems that "dlctl status" shows, and what else makes daemons wait: the slowest worker of
+    a barrier, a daemon that starts or drains, a rate limit. Below each are those who wait for it,
+    and the command that helps. The exit code is 0 whatever the answer.
     """
     snapshot = select.look(job)
     chosen = daemon_names.match([name], snapshot.roles()) if name is not None else []
