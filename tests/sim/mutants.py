@@ -865,6 +865,19 @@ def an_older_push_is_told_of(patch: Patch) -> None:
 
 
 @mutant(
+    "who still waits for the model says that it trains", "LivenessChecker",
+    scenario="serverless", seeds=1, first=67,
+)  # fmt: skip
+def trains_without_model(patch: Patch) -> None:
+    honest = Training.metrics
+
+    def metrics(self, now):
+        return {"step": 0, **honest(self, now)}
+
+    patch.setattr(Training, "metrics", metrics)
+
+
+@mutant(
     "a replica makes a step of its own while its optimiser is being saved", "AssertionError",
     scenario="serverless", first=30,
 )  # fmt: skip

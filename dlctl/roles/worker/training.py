@@ -365,6 +365,8 @@ class Training:
     # ------------------------------------------------------------ figures
 
     def metrics(self, now: float) -> dict[str, Any]:
+        if self._taking_over is not None:
+            return {}  # Who reports a step is at work, and others ask it for the model.
         values: dict[str, Any] = {"step": self.steps, **self.rates.report(now)}
         values |= self.writing.metrics()
         values |= self.fetcher.latency.quantiles_ms("fetch")
