@@ -3,7 +3,8 @@
 Servers; replicas that sum, average in pairs, or share one model; replicas of several processes
 (FSDP2, tensor parallelism, stages, steps without locks), of which a process of one is killed. What
 is measured is how good the model is in the end; how often something was started again, and how
-long the run took, stand beside it.
+long the run took, stand beside it. And how many steps the others make while one replica of
+`gossip` stands still (SIGSTOP): nobody waits for it.
 """
 
 from __future__ import annotations
@@ -71,10 +72,25 @@ RUNS = {
     "sync, tensor = 2": _cut("sync", SYNC + "[replica]\ntensor = 2\n"),
     "sync, pipeline = 2": _cut("sync", SYNC + "[replica]\npipeline = 2\n"),
 }
+SLOW = """
+import time
+
+_loss = task.loss
+
+
+def slow_loss(model, batch):
+    time.sleep(0.02)
+    return _loss(model, batch)
+
+
+task.loss = slow_loss
+"""
+"""Steps take their time asleep: the others do not get the cores of one that is paused."""
+PAUSED_S, BEFORE_S, RATE_ASKED = 10.0, 10.0, 1.1
 JOB = """[job]
 name = "topology"
 task = "train.py:task"
-stop = {{ epochs = 30 }}
+stop = {{ {stop} }}
 [algorithm]
 {algorithm}
 {sections}
@@ -89,23 +105,15 @@ threads = 1
 
 def measure(*, quick: bool) -> list[Figure]:
     """quick: the first one only."""
-    return [_measured(name, run) for name, run in list(RUNS.items())[: 1 if quick else None]]
+    found = [_measured(name, run) for name, run in list(RUNS.items())[: 1 if quick else None]]
+    return found if quick else [*found, _paused()]
 
 
 def _measured(name: str, run: Run) -> Figure:
     figure = Figure(CHAPTER, f"{name}: digits after a kill", "% wrong", (), asked=WRONG_ASKED)
     with sandbox() as directory:
-        shutil.copy(EXAMPLE, directory)
-        with (directory / "train.py").open("a") as file:
-            file.write(PLAN)
-        (directory / "job.toml").write_text(
-            JOB.format(
-                algorithm=run.algorithm, sections=run.sections, workers=run.workers,
-                servers=f"[servers]\ncount = {run.servers}" if run.servers else "",
-            )
-        )  # fmt: skip
         try:
-            status = _run(directory / "job.toml", run)
+            status = _run(_written(directory, run, PLAN, "epochs = 30"), run)
         except RuntimeError as error:
             return replace(figure, failed=str(error))
     value = 100 * (1 - status["evaluation"]["accuracy"])
@@ -113,6 +121,64 @@ def _measured(name: str, run: Run) -> Figure:
     detail = f"{status['samples']:,} samples, {again} started again"
     print(f"  {name}: {value:.3g}, {detail}", file=sys.stderr, flush=True)
     return replace(figure, values=(value,), detail=detail)
+
+
+def _written(directory: Path, run: Run, more: str, stop: str) -> Path:
+    """The job file. `more`: added to the task."""
+    shutil.copy(EXAMPLE, directory)
+    with (directory / "train.py").open("a") as file:
+        file.write(more)
+    job = directory / "job.toml"
+    job.write_text(
+        JOB.format(
+            algorithm=run.algorithm, sections=run.sections, workers=run.workers, stop=stop,
+            servers=f"[servers]\ncount = {run.servers}" if run.servers else "",
+        )
+    )  # fmt: skip
+    return job
+
+
+def _paused() -> Figure:
+    """How much longer a step of the three others takes while one of four stands still."""
+    run = RUNS["gossip"]._replace(workers=4)
+    with sandbox() as directory:
+        file = _written(directory, run, SLOW, "seconds = 600")
+        with Dlctl().running(file):
+            before = _rates(file, BEFORE_S)
+            paused = _pids(_status(Dlctl(), file))["worker-3"]
+            os.kill(paused, signal.SIGSTOP)
+            try:
+                during = _rates(file, PAUSED_S)
+            finally:
+                os.kill(paused, signal.SIGCONT)
+    others = sorted(before.keys() - {"worker-3"})
+    ratios = tuple(before[name] / during[name] for name in others)
+    told = ", ".join(f"{name} {before[name]:.1f} / {during[name]:.1f}" for name in others)
+    what = "gossip: a step of the others, one paused for 10 s / before"
+    return Figure(CHAPTER, what, "x", ratios, RATE_ASKED, f"steps/s before / during: {told}")
+
+
+def _rates(file: Path, seconds: float) -> dict[str, float]:
+    """Worker -> steps per second; waits until all have made some."""
+    dlctl, until = Dlctl(), time.monotonic() + LIMIT_S
+    while not all(_steps(dlctl, file).values()):
+        if time.monotonic() > until:
+            raise RuntimeError(f"somebody has made no step in {LIMIT_S:.0f} s")
+        time.sleep(LOOK_S)
+    began, first = time.monotonic(), _steps(dlctl, file)
+    time.sleep(seconds)
+    took_s, last = time.monotonic() - began, _steps(dlctl, file)
+    return {name: (last[name] - first[name]) / took_s for name in first}
+
+
+def _steps(dlctl: Dlctl, file: Path) -> dict[str, int]:
+    """Worker -> steps that it has made."""
+    rows = _status(dlctl, file)["daemons"]
+    return {row["name"]: row["metrics"].get("step", 0) for row in rows if row["role"] == "worker"}
+
+
+def _pids(status: dict[str, Any]) -> dict[str, int]:
+    return {row["name"]: row["pid"] for row in status["daemons"]}
 
 
 def _run(file: Path, run: Run) -> dict[str, Any]:
@@ -141,7 +207,7 @@ def _status(dlctl: Dlctl, file: Path) -> dict[str, Any]:
 
 def _victim(status: dict[str, Any], run: Run) -> int:
     """The pid of what is to be killed."""
-    pid: int = next(row["pid"] for row in status["daemons"] if row["name"] == run.kills)
+    pid = _pids(status)[run.kills]
     if not run.is_rank:
         return pid
     for child in psutil.Process(pid).children():
