@@ -70,6 +70,8 @@ class Stepper:
         self.inner = inner
         self.steps = 0
         """Made so far, by this process."""
+        self._along: tuple[int, list[Tensor]] | None = None
+        """Where the newest gradient from elsewhere lies, which these keep there, and its parts."""
         self._scaler: torch.amp.GradScaler | None = None
         if options is not None and options.precision == "fp16":
             self._scaler = torch.amp.GradScaler(replica.device.type)
@@ -158,7 +160,9 @@ class Stepper:
             for gradient in (g for g in gradients if g is not None):
                 gradient.mul_(clipped / norm)
         else:
-            _clip(gradients, self.clip_norm)
+            factor = _clip_factor(gradients, self.clip_norm)
+            for gradient in (g for g in gradients if g is not None):
+                gradient.mul_(factor)
 
     def _hands_out_as_it_is(self, own_lr: float | None) -> bool:
         """Whether autograd's gradient is what comes out in the end, in the host's memory."""
@@ -182,11 +186,20 @@ class Stepper:
         be clipped in place. Raises TaskError.
         """
         assert self.inner is not None
-        gradients = self.replica.views_of(torch.from_numpy(gradient).to(self.replica.device))
+        whole = torch.from_numpy(gradient).to(self.replica.device)
+        gradients = self._views_along(whole)
         if self.clip_norm_along:
-            _clip(gradients, self.clip_norm_along)
+            whole.mul_(_clip_factor(gradients, self.clip_norm_along))
         self.inner.step(gradients, lr)
         self.replica.drop_gradients()
+
+    def _views_along(self, whole: Tensor) -> list[Tensor]:
+        """Made once for a memory that comes with every step, as that of a group's sums."""
+        if whole.device.type != "cpu":
+            return self.replica.views_of(whole)
+        if self._along is None or self._along[0] != whole.data_ptr():
+            self._along = whole.data_ptr(), self.replica.views_of(whole)
+        return self._along[1]
 
     def _pulled(self, gradients: Sequence[Tensor | None], pull: Pull) -> list[Tensor | None]:
         """With strength * (value - toward); what has no gradient has not gone anywhere."""
@@ -284,10 +297,7 @@ def _norm_of(parts: list[Tensor]) -> float:
     return math.hypot(*torch.stack(torch._foreach_norm(parts)).tolist())
 
 
-def _clip(gradients: Sequence[Tensor | None], norm_max: float) -> None:
-    """As torch.nn.utils.clip_grad_norm_ does it, to the bit."""
+def _clip_factor(gradients: Sequence[Tensor | None], norm_max: float) -> Tensor:
+    """What torch.nn.utils.clip_grad_norm_ multiplies all of them by, to the bit."""
     total = torch.nn.utils.get_total_norm(_parts(gradients))
-    factor = torch.clamp(norm_max / (total + 1e-6), max=1.0)
-    for gradient in gradients:
-        if gradient is not None:
-            gradient.mul_(factor.to(gradient.device))
+    return torch.clamp(norm_max / (total + 1e-6), max=1.0)
