@@ -75,7 +75,10 @@ class Directories:
         """
         try:
             counts = preferred.counting(self.directory, branch)
-            checkpoints.prune(self.directory, keep, newest, log.warning, counts, Best.parse(best))
+            checkpoints.prune(
+                self.directory, log.warning,
+                keep=keep, good=newest, counts=counts, best=Best.parse(best),
+            )  # fmt: skip
         except Exception as error:
             log.warning("cannot remove old checkpoints: %s", _words(error))
 

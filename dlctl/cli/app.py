@@ -12,9 +12,9 @@ from click.exceptions import Exit, NoArgsIsHelpError
 
 from dlctl import __version__
 from dlctl.cli.group import Entry, LazyGroup
+from dlctl.cli.options import JOB
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
-from dlctl.runs import paths
 from dlctl.util import hints
 
 _HELP = {
@@ -97,35 +97,18 @@ def run(arguments: list[str]) -> int:
     try:
         code = _run(arguments)
         console.flush()
+        return code
     except click.ClickException as error:
-        _show_usage_error(error)
-        return UsageError.exit_code
-    except DlctlError as error:
-        return _refused(_explained(error), arguments)
+        return _show_usage_error(error)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED_EXIT_CODE
-    except OSError as error:
-        return _os_error(error, arguments)
     except Exception as error:
-        return _unforeseen(error, arguments)
-    return code
-
-
-def _refused(error: DlctlError, arguments: list[str]) -> int:
-    error.hint = hints.about(error.hint or "", _run_named(arguments))
-    console.error(error)
-    return error.exit_code
-
-
-def _explained(error: DlctlError) -> DlctlError:
-    """Of a run that cannot be read: with what is still there of it."""
-    from dlctl.runs.snapshot import Unreadable
-
-    if not isinstance(error, Unreadable):
-        return error
-    from dlctl.ops import unreadable  # only here: it takes numpy along
-
-    return unreadable.explained(error)
+        if isinstance(error, OSError) and error.errno == errno.EPIPE:
+            console.abandon_stdout()
+            return console.SIGPIPE_EXIT_CODE
+        known = _known(error, arguments) or _bug(error, arguments)
+        console.error(known)
+        return known.exit_code
 
 
 def _run(arguments: list[str]) -> int:
@@ -136,84 +119,53 @@ def _run(arguments: list[str]) -> int:
         return shell_complete(cli, {}, "dlctl", COMPLETION_VARIABLE, instruction)
     try:
         with cli.make_context("dlctl", list(arguments)) as context:
-            cli.invoke(context)
+            try:
+                cli.invoke(context)
+            except DlctlError as error:
+                error.hint = hints.about(error.hint or "", context.meta.get(JOB) or "")
+                raise
     except Exit as end:
         return end.exit_code
     return 0
 
 
-def _run_named(arguments: list[str]) -> str:
-    """The run that -j names in a command line; "" if there is none. Commands that an error names
-    are about the same run.
-    """
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        if word in ("-j", "--job"):
-            return following
-        for option in ("--job=", "-j"):
-            if word.startswith(option) and word != option:
-                return word.removeprefix(option)
-    return ""
-
-
-def _show_usage_error(error: click.ClickException) -> None:
+def _show_usage_error(error: click.ClickException) -> int:
     context = getattr(error, "ctx", None)
-    path = context.command_path if context else "dlctl"
     if isinstance(error, NoArgsIsHelpError):
         console.note(error.format_message())
-        return
-    hint = _option_of_subcommand(error) or f"{path} --help"
-    console.error(UsageError(_in_our_words(error), hint=hint))
-
-
-def _option_of_subcommand(error: click.ClickException) -> str:
-    """As in "dlctl checkpoint create --timeout": an option that the group itself has not; "" if no
-    command of the group has it. Of dlctl itself none is looked for: it has too many.
-    """
-    context = getattr(error, "ctx", None)
-    if not isinstance(error, click.NoSuchOption) or context is None or context.parent is None:
-        return ""
-    group = context.command
-    for name in group.list_commands(context) if isinstance(group, LazyGroup) else ():
-        command = group.get_command(context, name)
-        if command and any(error.option_name in param.opts for param in command.params):
-            return f"{context.command_path} {name} {error.option_name}"
-    return ""
-
-
-def _in_our_words(error: click.ClickException) -> str:
+        return UsageError.exit_code
     if isinstance(error, click.NoSuchOption):
         meant = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
-        return f"no such option {error.option_name}{meant}"
-    text = error.format_message()
-    return text[:1].lower() + text[1:].removesuffix(".")
+        text = f"no such option {error.option_name}{meant}"
+    else:
+        text = error.format_message()
+        text = text[:1].lower() + text[1:].removesuffix(".")
+    hint = f"{context.command_path if context else 'dlctl'} --help"
+    console.error(UsageError(text, hint=hint))
+    return UsageError.exit_code
 
 
-def _os_error(error: OSError, arguments: list[str]) -> int:
-    """A full disk or a closed pipe is nobody's bug; any other that nobody caught is ours."""
-    if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
-        _report_bug(error, arguments)
-        return BUG_EXIT_CODE
-    console.abandon_stdout()
-    if error.errno == errno.EPIPE:
-        return console.SIGPIPE_EXIT_CODE
-    console.error(DlctlError(str(error)))
-    return DlctlError.exit_code
+def _known(error: Exception, arguments: list[str]) -> DlctlError | None:
+    """What an error means that is nobody's bug: one of ours, a full disk, or a damaged database."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        console.abandon_stdout()
+        return DlctlError(str(error))
+    from dlctl.runs.snapshot import Unreadable
+
+    if isinstance(error, DlctlError) and not isinstance(error, Unreadable):
+        return error
+    from dlctl.ops import unreadable  # only here: it takes numpy along
+
+    if isinstance(error, Unreadable):
+        return unreadable.explained(error)
+    return unreadable.damaged(arguments, error)
 
 
-def _unforeseen(error: Exception, arguments: list[str]) -> int:
-    """A damaged page of a run's database is nobody's bug, either; all others are ours."""
-    from dlctl.ops import unreadable  # only here: most commands never need it
-
-    if (damaged := unreadable.damaged(arguments, error)) is not None:
-        console.error(damaged)
-        return damaged.exit_code
-    _report_bug(error, arguments)
-    return BUG_EXIT_CODE
-
-
-def _report_bug(error: Exception, arguments: list[str]) -> None:
+def _bug(error: Exception, arguments: list[str]) -> DlctlError:
     """Keep the traceback in a file: it is for us, not for the terminal (unless -v asks for it)."""
     import traceback  # only here: it takes 8 ms to import
+
+    from dlctl.runs import paths
 
     text = f"dlctl {__version__}, Python {sys.version}\narguments: {arguments}\n"
     text += "".join(traceback.format_exception(error))
@@ -233,4 +185,5 @@ def _report_bug(error: Exception, arguments: list[str]) -> None:
         where=where,
         hint="please report it together with the traceback",
     )
-    console.error(problem)
+    problem.exit_code = BUG_EXIT_CODE
+    return problem

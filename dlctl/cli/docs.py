@@ -1,10 +1,9 @@
 """The reference, as Markdown: commands, job file, methods. `make man`, or
-`python -m dlctl.cli.docs [--check]`.
+`python -m dlctl.cli.docs`.
 
 It is generated from click's commands, from the dataclasses that own the keys of the job file, and
 from the docstrings of the methods, into `docs/manual/` and `docs/methods/`. These are kept with the
-sources, so that nothing has to be generated to read them; `--check` (and a test) says whether they
-are current.
+sources, so that nothing has to be generated to read them; a test says whether they are current.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from importlib import import_module
@@ -22,9 +20,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import click
 
 from dlctl import registry
-from dlctl.cli.app import cli
+from dlctl.cli.app import COMMANDS, cli
 from dlctl.cli.commands.algorithms import default_of
-from dlctl.cli.group import Command, LazyGroup, summary_and_body
+from dlctl.cli.group import Documented, summary_and_body
 from dlctl.cli.keydocs import Key, keys
 from dlctl.config import Choice, JobFile
 from dlctl.ops.codes import CODES
@@ -109,27 +107,26 @@ def _section(title: str, body: str, level: int = 2) -> str:
 # ---------------------------------------------------------------- commands
 
 
-def _commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
-    for name in group.list_commands(context):
+def _commands(context: click.Context) -> Iterator[tuple[Documented, click.Context]]:
+    """Those of a group, which is what the context is of."""
+    group = context.command
+    for name in group.list_commands(context) if isinstance(group, click.Group) else ():
         command = group.get_command(context, name)
-        if command is not None and not command.hidden:
-            yield name, command
+        if isinstance(command, Documented):
+            yield command, click.Context(command, info_name=name, parent=context)
 
 
 def _link(name: str) -> str:
     return f"[{name}(1)]({name}.md)"
 
 
-def _command_page(command: click.Command, context: click.Context) -> str:
+def _command_page(command: Documented, context: click.Context) -> str:
     summary, body = summary_and_body(command)
     subcommands = []
-    if isinstance(command, click.Group):
-        for name, sub in _commands(command, context):
-            inside = click.Context(sub, info_name=name, parent=context)
-            text = _paragraphs("\n\n".join(summary_and_body(sub)))
-            about = filter(None, [text, _items(_options(sub, inside))])
-            subcommands.append(_section(_code(_usage(sub, inside)), "\n\n".join(about), 3))
-    see_also = command.see_also if isinstance(command, Command | LazyGroup) else ()
+    for sub, inside in _commands(context):
+        text = _paragraphs("\n\n".join(summary_and_body(sub)))
+        about = filter(None, [text, _items(_options(sub, inside))])
+        subcommands.append(_section(_code(_usage(sub, inside)), "\n\n".join(about), 3))
     options = [*_options(command, context), ("`-h, --help`", "Show a short help and exit.")]
     return _page(
         f"dlctl-{context.info_name}(1)",
@@ -140,7 +137,7 @@ def _command_page(command: click.Command, context: click.Context) -> str:
         _section("Options", _items(options)),
         "Global options, exit codes, files and environment variables: [dlctl(1)](dlctl.md).",
         _section("Examples", _items(dict(_examples(command, context)).items())),
-        _section("See also", ", ".join(_link(f"dlctl-{name}") for name in see_also)),
+        _section("See also", ", ".join(_link(f"dlctl-{name}") for name in command.see_also)),
     )
 
 
@@ -157,29 +154,19 @@ def _options(command: click.Command, context: click.Context) -> Iterator[tuple[s
             yield _code(names + metavar), param.help or ""
 
 
-def _examples(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
-    if isinstance(command, click.Group):  # A group shows some of its commands', too.
-        for name, sub in _commands(command, context):
-            yield from _examples(sub, click.Context(sub, info_name=name, parent=context))
-    for line, meaning in getattr(command, "examples", ()):
-        yield _code(line), f"{meaning[:1].upper()}{meaning[1:]}."
+def _examples(command: Documented, context: click.Context) -> Iterator[tuple[str, str]]:
+    for sub, inside in _commands(context):  # A group shows some of its commands', too.
+        yield from _examples(sub, inside)
+    for line, meaning in command.examples:
+        yield _code(line), _sentence(meaning)
 
 
 def _overview(context: click.Context) -> str:
     """What is generated of dlctl(1): commands and global options."""
-    headings = dict.fromkeys(entry.heading for entry in cli.entries.values())
-    groups = [
-        _section(
-            heading,
-            _items(
-                (_link(f"dlctl-{name}"), entry.help)
-                for name, entry in cli.entries.items()
-                if entry.heading == heading
-            ),
-            3,
-        )
-        for heading in headings
-    ]
+    headings: dict[str, list[tuple[str, str]]] = {}
+    for name, entry in COMMANDS.items():
+        headings.setdefault(entry.heading, []).append((_link(f"dlctl-{name}"), entry.help))
+    groups = [_section(heading, _items(rows), 3) for heading, rows in headings.items()]
     options = _section("Options", _items(_options(cli, context)))
     return "\n\n".join([_section("Commands", "\n\n".join(groups)), options])
 
@@ -246,10 +233,8 @@ def key_items(found: list[Key]) -> str:
     """A list of keys with their types, limits, defaults and texts."""
     items = []
     for key in found:
-        term = f"{key.name} = {key.default}" if key.default else key.name
-        is_absent = key.default == "none"
-        term = key.name if is_absent else term
-        hint = "; required" if not key.default else "; no default" if is_absent else ""
+        hint = {"": "; required", "none": "; no default"}.get(key.default, "")
+        term = key.name if hint else f"{key.name} = {key.default}"
         limits = f", {key.limits}" if key.limits else ""
         items.append((f"{_code(term)} ({key.type}{limits}{hint})", key.text))
     return _items(items)
@@ -316,9 +301,8 @@ def pages(folder: Path = FOLDER) -> dict[str, str]:
         "manual/dlctl.md": _with_block(folder / "manual/dlctl.md", _overview(root)),
         "manual/dlctl-job.md": _with_block(folder / "manual/dlctl-job.md", _sections()),
     }
-    for name, command in _commands(cli, root):
-        context = click.Context(command, info_name=name, parent=root)
-        found[f"manual/dlctl-{name}.md"] = _command_page(command, context)
+    for command, context in _commands(root):
+        found[f"manual/dlctl-{command.name}.md"] = _command_page(command, context)
     found["manual/dlctl-problems.md"] = _problems_page()
     for name in registry.BUILT_IN["algorithms"]:
         found[f"methods/{name}.md"] = _method_page(name)
@@ -333,11 +317,8 @@ def _with_block(page: Path, block: str) -> str:
 BY_HAND = {"manual/dlctl-hosts.md", "manual/dlctl-slurm.md", "methods/index.md"}
 
 
-def differences(folder: Path = FOLDER, wanted: dict[str, str] | None = None) -> list[str]:
-    """Paths below `folder` that are missing, out of date, or of nothing any more. `wanted` are the
-    pages as they should be.
-    """
-    wanted = pages(folder) if wanted is None else wanted
+def differences(folder: Path, wanted: dict[str, str]) -> list[str]:
+    """Paths below `folder` that are missing, out of date, or of nothing any more."""
     present = {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
         for part in ("manual", "methods")
@@ -359,16 +340,6 @@ def write(folder: Path = FOLDER) -> list[str]:
     return changed
 
 
-def main(arguments: list[str]) -> int:
-    check = arguments == ["--check"]
-    if arguments and not check:
-        print("usage: python -m dlctl.cli.docs [--check]", file=sys.stderr)
-        return 2
-    changed = differences() if check else write()
-    for name in changed:
-        print(f"docs/{name} is out of date: make man" if check else f"docs/{name}")
-    return 1 if check and changed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    for name in write():
+        print(f"docs/{name}")

@@ -23,9 +23,6 @@ from dlctl.cli.options import add_global_options
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-Examples = Sequence[tuple[str, str]]
-"""(command line, what it does)."""
-
 
 class Entry(NamedTuple):
     """A command of the table: where it is, its line in the help, and the heading above it."""
@@ -33,44 +30,70 @@ class Entry(NamedTuple):
     target: str
     """"module:attribute"."""
     help: str
-    heading: str = "Commands"
+    heading: str
 
 
-class Command(click.Command):
+class Documented(click.Command):
     """A command whose help shows what it does, then examples, then everything else."""
 
     def __init__(
         self,
         *args: Any,
-        examples: Examples = (),
+        examples: Sequence[tuple[str, str]] = (),
         see_also: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
+        """examples: (command line, what it does)."""
         super().__init__(*args, **kwargs)
-        self.examples = examples
-        self.see_also = see_also
-        add_global_options(self, hidden=True)
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _format_help(self, ctx, formatter)
-
-
-class LazyGroup(click.Group):
-    """A group whose commands are strings until they are used."""
-
-    def __init__(
-        self,
-        *args: Any,
-        entries: Mapping[str, Entry],
-        examples: Examples = (),
-        see_also: Sequence[str] = (),
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.entries = entries
         self.examples = examples
         self.see_also = see_also
         add_global_options(self, hidden=self.name != "dlctl")
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        summary, body = summary_and_body(self)
+        self.format_usage(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(summary)
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write_dl(list(self.examples), col_max=44)
+        if body:
+            formatter.write_paragraph()
+            formatter.write_text(body)
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
+        if self.see_also:
+            formatter.write_paragraph()
+            also = ", ".join(f"dlctl {name}" for name in self.see_also)
+            formatter.write_text(f"See also: {also}")
+
+
+class Group(Documented, click.Group):
+    """Its commands stay in the order in which they are defined."""
+
+    command_class = Documented
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f'; did you mean "{close[0]}"?' if close else ""
+            raise click.UsageError(f'no such command "{name}"{meant}', ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(Group):
+    """A group whose commands are strings until they are used."""
+
+    def __init__(self, *args: Any, entries: Mapping[str, Entry], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.entries = entries
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.entries)
@@ -83,16 +106,6 @@ class LazyGroup(click.Group):
         found: click.Command = getattr(import_module(module), attribute)
         return found
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if name not in self.entries and not name.startswith("-") and not ctx.resilient_parsing:
-            close = difflib.get_close_matches(name, self.entries, n=1)
-            meant = f'; did you mean "{close[0]}"?' if close else ""
-            raise click.UsageError(f'no such command "{name}"{meant}', ctx=ctx)
-        return super().resolve_command(ctx, args)
-
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
@@ -103,58 +116,22 @@ class LazyGroup(click.Group):
         ]
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _format_help(self, ctx, formatter)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.format_commands(ctx, formatter)
-        click.Command.format_options(self, ctx, formatter)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(len(name) for name in self.entries)
-        for heading in dict.fromkeys(entry.heading for entry in self.entries.values()):
+        headings: dict[str, list[tuple[str, str]]] = {}
+        for name, entry in self.entries.items():
+            headings.setdefault(entry.heading, []).append((name.ljust(width), entry.help))
+        for heading, rows in headings.items():
             with formatter.section(heading):
-                formatter.write_dl(
-                    [
-                        (name.ljust(width), entry.help)
-                        for name, entry in self.entries.items()
-                        if entry.heading == heading
-                    ]
-                )
+                formatter.write_dl(rows)
 
 
-def command(
-    name: str, *, examples: Examples, see_also: Sequence[str] = (), **kwargs: Any
-) -> Callable[[Callable[..., Any]], Command]:
+def command(name: str, **kwargs: Any) -> Callable[[Callable[..., Any]], Documented]:
     """A click command from a function; the first line of its docstring is the line in the help."""
-
-    def decorate(function: Callable[..., Any]) -> Command:
-        made = click.command(name, cls=Command, examples=examples, see_also=see_also, **kwargs)
-        return made(function)
-
-    return decorate
+    return click.command(name, cls=Documented, **kwargs)
 
 
 def summary_and_body(command: click.Command) -> tuple[str, str]:
     """The first paragraph of a command's help and the rest of it."""
     summary, _, body = inspect.cleandoc(command.help or "").partition("\n\n")
     return summary, body
-
-
-def _format_help(
-    self: Command | LazyGroup, ctx: click.Context, formatter: click.HelpFormatter
-) -> None:
-    summary, body = summary_and_body(self)
-    self.format_usage(ctx, formatter)
-    formatter.write_paragraph()
-    formatter.write_text(summary)
-    if self.examples:
-        with formatter.section("Examples"):
-            formatter.write_dl(list(self.examples), col_max=44)
-    if body:
-        formatter.write_paragraph()
-        formatter.write_text(body)
-    self.format_options(ctx, formatter)
-    if self.see_also:
-        formatter.write_paragraph()
-        formatter.write_text("See also: " + ", ".join(f"dlctl {name}" for name in self.see_also))

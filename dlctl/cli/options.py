@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from dlctl.cli.ui import console
 from dlctl.errors import UsageError
@@ -13,9 +16,17 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 F = TypeVar("F")
-COLORS = ("auto", "always", "never")
-PROGRESS_STYLES = ("auto", "tty", "plain", "json", "quiet")
-_META = "dlctl.console"
+_CHOICES = (
+    ("color", ("auto", "always", "never"), "When to use colours."),
+    ("progress", ("auto", "tty", "plain", "json", "quiet"), "How to show progress."),
+)
+_FLAGS = (
+    (("-q", "--quiet"), "Print no notes; lists print only names."),
+    (("-v", "--verbose"), "Print more notes."),
+)
+_CONSOLE = "dlctl.console"
+JOB = "dlctl.job"
+"""In the context of a command line: the job that it is about."""
 
 
 class Tail(click.ParamType):  # type: ignore[type-arg]
@@ -37,17 +48,26 @@ class Tail(click.ParamType):  # type: ignore[type-arg]
 
 
 def job_option(function: F) -> F:
-    """`-j/--job NAME` as the argument `job: str | None`."""
+    """`-j/--job NAME` as the argument `job: str | None`; a group's own counts for its commands."""
     option = click.option(
         "-j",
         "--job",
         metavar="NAME",
         envvar="DLCTL_JOB",
+        callback=_job,
         shell_complete=complete_runs,
         help="Name or run id of the job.  [default: the only one that runs, else the newest; of "
         "those in ./runs, if there are any]",
     )
     return option(function)  # type: ignore[type-var]
+
+
+def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    is_given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+    if is_given or JOB not in ctx.meta:
+        ctx.meta[JOB] = value
+    found: str | None = ctx.meta[JOB]
+    return found
 
 
 def json_option(function: F) -> F:
@@ -74,59 +94,48 @@ def add_global_options(command: click.Command, *, hidden: bool) -> None:
     hidden: not in its help, and without environment variables, which would win over a flag that was
     given before the command's name. A command's own option of the same spelling wins.
     """
-    taken = {spelling for param in command.params for spelling in param.opts}
-    for option in _global_options(hidden):
-        if not taken.intersection(option.opts):
-            command.params.append(option)
-
-
-def _global_options(hidden: bool) -> list[click.Option]:
     common: dict[str, Any] = {
         "expose_value": False,
         "callback": _set_up_console,
         "hidden": hidden,
     }
-    return [
+    choices = [
         click.Option(
-            ["--color"],
-            type=click.Choice(COLORS),
-            envvar=None if hidden else "DLCTL_COLOR",
-            help="When to use colours.  [default: auto]",
+            [f"--{name}"],
+            type=click.Choice(values),
+            envvar=None if hidden else f"DLCTL_{name.upper()}",
+            help=f"{text}  [default: auto]",
             **common,
-        ),
-        click.Option(
-            ["--progress"],
-            type=click.Choice(PROGRESS_STYLES),
-            envvar=None if hidden else "DLCTL_PROGRESS",
-            help="How to show progress.  [default: auto]",
-            **common,
-        ),
-        click.Option(
-            ["-q", "--quiet"],
-            is_flag=True,
-            default=None,
-            help="Print no notes; lists print only names.",
-            **common,
-        ),
-        click.Option(
-            ["-v", "--verbose"], is_flag=True, default=None, help="Print more notes.", **common
-        ),
+        )
+        for name, values, text in _CHOICES
     ]
+    flags = [
+        click.Option([*names], is_flag=True, default=None, help=text, **common)
+        for names, text in _FLAGS
+    ]
+    taken = {spelling for param in command.params for spelling in param.opts}
+    command.params += [o for o in choices + flags if not taken.intersection(o.opts)]
 
 
 def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     """Remember a given value (for the commands below, too) and tell the console."""
-    chosen: dict[str, Any] = ctx.meta.setdefault(_META, {})
+    chosen: dict[str, Any] = ctx.meta.setdefault(_CONSOLE, {})
     if value is not None and param.name is not None:
         chosen[param.name] = value
     console.setup(**chosen)
 
 
 def moment(text: str | None, now: float) -> float | None:
-    """A time from an option; None if it was not given. Raises UsageError."""
-    from dlctl.runs import logs  # only here: most commands have no use for it
+    """A time from an option: "10m" (ago) or an ISO time, local unless it says its zone; None if it
+    was not given. Raises UsageError.
+    """
+    from dlctl.util.units import parse_duration  # only here: most commands have no use for it
 
+    if text is None:
+        return None
+    with suppress(ValueError):
+        return now - parse_duration(text)
     try:
-        return None if text is None else logs.parse_time(text, now)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f'"{text}" is neither a duration ("10m") nor an ISO time') from None

@@ -1,8 +1,9 @@
-"""Which checkpoint a command is about, and what is said of those that are damaged."""
+"""Which checkpoints a command is about, and what is said of those that are damaged."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import checkpoints, lineage, manifest, preferred, select
@@ -26,12 +27,10 @@ def chosen(text: str, job: str | None) -> Path:
     if text == "best":
         return _best_good(snapshot)
     found = checkpoints.finished(snapshot.directory)
-    for directory in found:
-        if text in (directory.name, str(checkpoints.number(directory)[0])):
-            return directory
-    of_step = [d for d in found if text.isascii() and text == str(checkpoints.number(d)[1])]
-    if of_step:
-        return of_step[-1]
+    for place in (0, 1):
+        for directory in reversed(found):
+            if text in (directory.name, str(checkpoints.number(directory)[place])):
+                return directory
     if not text.isascii() or not text.isdigit():
         raise UsageError(f'"{text}" is no checkpoint directory: it has no {manifest.MANIFEST}')
     known = ", ".join(str(checkpoints.number(directory)[0]) for directory in found) or "none"
@@ -46,13 +45,22 @@ def good(snapshot: Snapshot, number: int) -> tuple[Path, Manifest]:
     damage = visible_damage(snapshot.directory)
     found = [path for path in damage if checkpoints.number(path)[0] == number]
     known = ", ".join(_one(path, bool(bad)) for path, bad in damage.items()) or "none"
-    hint = f"dlctl checkpoint ls -j {snapshot.run_id}"
     if not found:
-        raise NotFound(f"{snapshot.run_id} has no checkpoint {number}; known: {known}", hint=hint)
+        raise NotFound(
+            f"{snapshot.run_id} has no checkpoint {number}; known: {known}", hint=_list(snapshot)
+        )
     if problems := checkpoints.verify(found[0]):
-        told = "".join(f"\n  {problem}" for problem in problems)
-        raise DlctlError(f"checkpoint {number} is damaged; known: {known}{told}", hint=hint)
+        what = f"checkpoint {number} is damaged; known: {known}"
+        raise DlctlError(_told(what, problems), hint=_list(snapshot))
     return found[0], checkpoints.read_manifest(found[0])
+
+
+def _list(snapshot: Snapshot) -> str:
+    return f"dlctl checkpoint ls -j {snapshot.run_id}"
+
+
+def _told(what: str, problems: list[str]) -> str:
+    return "\n  ".join([what, *problems])
 
 
 def _one(path: Path, is_damaged: bool) -> str:
@@ -66,16 +74,11 @@ def _newest_good(snapshot: Snapshot) -> Path:
     ordered = preferred.order(snapshot.directory)
     good = checkpoints.newest_good(snapshot.directory, problems.append, ordered)
     if good is None:
-        raise NotFound(
-            "\n  ".join([f"{snapshot.run_id} has no good checkpoint", *problems]),
-            hint=f"dlctl checkpoint ls -j {snapshot.run_id}",
-        )
+        what = f"{snapshot.run_id} has no good checkpoint"
+        raise NotFound(_told(what, problems), hint=_list(snapshot))
     if problems:
-        number, step = checkpoints.number(good[0])
-        notes.warn(
-            f"{lineage.skipped(snapshot.directory, good[0])}: {number} (step {values.count(step)}) "
-            "is taken instead\n" + "\n".join(f"  {problem}" for problem in problems)
-        )
+        skipped = lineage.skipped(snapshot.directory, good[0])
+        notes.warn(_told(f"{skipped}: {_one(good[0], False)} is taken instead", problems))
     return good[0]
 
 
@@ -83,8 +86,13 @@ def best(snapshot: Snapshot) -> Path | None:
     """The one whose evaluation was the best, as the job says; None if it does not, or if there is
     none.
     """
-    wanted = Best.parse(read_job(snapshot.directory).get("checkpoints", {}).get("best", ""))
-    return None if wanted is None else checkpoints.best_of(snapshot.directory, wanted)
+    wanted = _wanted(snapshot)
+    found = checkpoints.complete(snapshot.directory)
+    return None if wanted is None else wanted.of(found.items())
+
+
+def _wanted(snapshot: Snapshot) -> Best | None:
+    return Best.parse(read_job(snapshot.directory).get("checkpoints", {}).get("best", ""))
 
 
 def _best_good(snapshot: Snapshot) -> Path:
@@ -96,11 +104,7 @@ def _best_good(snapshot: Snapshot) -> Path:
             "evaluation with that metric has been made",
         )
     if problems := checkpoints.verify(found):
-        told = "".join(f"\n  {problem}" for problem in problems)
-        raise DlctlError(
-            f"the best checkpoint is damaged{told}",
-            hint=f"dlctl checkpoint ls -j {snapshot.run_id}",
-        )
+        raise DlctlError(_told("the best checkpoint is damaged", problems), hint=_list(snapshot))
     return found
 
 
@@ -108,3 +112,33 @@ def visible_damage(run_directory: Path) -> dict[Path, list[str]]:
     """What a quick look finds wrong with the checkpoints of a run, newest last; [] if nothing."""
     found = checkpoints.finished(run_directory)
     return {path: checkpoints.verify(path, hashes=False) for path in found}
+
+
+class Unwanted(NamedTuple):
+    paths: list[Path]
+    """To be removed, the oldest first."""
+    damaged: list[Path]
+    """Damaged ones that stay, the newest first."""
+
+
+def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> Unwanted:
+    """What is too much: all but `keep` good ones (None: no matter how many), every byte of which is
+    read, and the best; and, with `damaged`, all damaged ones.
+    """
+    directory = snapshot.directory
+    good, bad = list[Path](), list[Path]()
+    for path in reversed(checkpoints.finished(directory)):
+        if damaged or keep is None or len(good) < keep:
+            (bad if checkpoints.verify(path) else good).append(path)
+    found = set(bad) if damaged else set[Path]()
+    if keep is not None and good:
+        oldest = checkpoints.number(good[:keep][-1])
+        window = sum(checkpoints.number(d) >= oldest for d in checkpoints.complete(directory))
+        counts = preferred.counting(directory, [])
+        found.update(
+            checkpoints.superfluous(
+                directory, keep=window, good=good[0], counts=counts, best=_wanted(snapshot)
+            )
+        )
+    left = [path for path in bad if path not in found]
+    return Unwanted(sorted(found, key=checkpoints.number), left)

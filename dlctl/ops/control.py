@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
 from dlctl.runs import facts
 from dlctl.runs.snapshot import ENDED, GONE, Snapshot, load, read_job
-from dlctl.util import notes, values
+from dlctl.util import notes, processes, values
+from dlctl.util.names import COORDINATOR
 from dlctl.util.text import escape
 
 POLL_S = 0.1
@@ -33,12 +34,14 @@ def require_live(snapshot: Snapshot, what: str) -> None:
     )
 
 
-def ask(snapshot: Snapshot, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def ask(
+    snapshot: Snapshot, verb: str, arguments: dict[str, Any], limit_s: float = ASK_S
+) -> dict[str, Any]:
     """The coordinator's answer. Raises as `client.ask` does, with a next command."""
     from dlctl.control import client
 
     try:
-        result = client.ask(snapshot.directory, verb, arguments, ASK_S)
+        result = client.ask(snapshot.directory, verb, arguments, limit_s)
     except DlctlError as error:
         error.hint = error.hint or f"dlctl status -j {snapshot.run_id}"
         raise
@@ -113,6 +116,38 @@ def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
         elif facts.incarnation(row) <= old or row.get("state") not in AT_WORK:
             late.append(told(row, snapshot.now))
     return late
+
+
+def incarnations(snapshot: Snapshot, names: Iterable[str]) -> dict[str, int]:
+    own = facts.incarnation(snapshot.run)
+    return {
+        name: own if name == COORDINATOR else facts.incarnation(snapshot.daemon(name))
+        for name in names
+    }
+
+
+def begun_anew(before: Mapping[str, int]) -> Goal:
+    """Until the next incarnations of these (as `incarnations` says) are at work."""
+    others = {name: number for name, number in before.items() if name != COORDINATOR}
+
+    def waiting(snapshot: Snapshot) -> list[str]:
+        late = not_at_work(snapshot, others)
+        if COORDINATOR in before and not _leads(snapshot, before[COORDINATOR]):
+            is_last = late and facts.incarnation(snapshot.run) <= before[COORDINATOR]
+            late.append(f"{COORDINATOR} ({'comes last' if is_last else 'starting'})")
+        return late
+
+    return waiting
+
+
+def _leads(snapshot: Snapshot, before: int) -> bool:
+    """Whether a newer coordinator is at work: it has written what it knows of the run."""
+    run = snapshot.run
+    return (
+        facts.incarnation(run) > before
+        and processes.is_alive(run.get("pid"), run.get("pid_start"))
+        and run.get("updated_by") == run.get("pid_start")
+    )
 
 
 def told(row: Row, now: float) -> str:

@@ -214,7 +214,7 @@ def known_model(file: Path, job: JobFile) -> Model | None:
 
     for run in reversed(select.of_job(select.job_file(file), job.job.name)):
         if found := checkpoints.complete(run.directory):
-            manifest = checkpoints.read_manifest(found[-1])
+            manifest = [*found.values()][-1]
             stored_bytes = sum(shard["nbytes"] for shard in manifest["shards"])
             return Model(manifest["size"], stored_bytes, manifest["step"])
     return None

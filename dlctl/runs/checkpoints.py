@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -44,7 +43,7 @@ from dlctl.runs.manifest import (
     serialise,
     tables,
 )
-from dlctl.util.fsync import sync_directory
+from dlctl.util.fsync import replacing, sync_directory
 from dlctl.util.hashing import Progress, no_progress, sha256_of
 
 if TYPE_CHECKING:
@@ -56,13 +55,11 @@ FOLDER = "ckpt"
 W = "w"
 SLOT = "slot."
 TABLE = "table."
-VECTOR_DTYPE = "F32"
 _DTYPES = {"float32": "F32", "float64": "F64"}
 EXTRAS = {AVERAGED: "F64"}
 """What the first shard has besides: dtypes as `tensorfile` names them."""
 _NAME = re.compile(r"(\d{12,})-(\d+)")
 _IGNORE: Callable[[str], None] = lambda problem: None  # noqa: E731
-_ALL: Callable[[int], bool] = lambda number: True  # noqa: E731
 # ---------------------------------------------------------------- writing
 
 
@@ -98,7 +95,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[str, int]:
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
     """The same, of the bytes of a file. Raises DlctlError."""
     digest = hashlib.sha256()
-    with _replacing(path) as file:
+    with _writing(path) as file:
         for chunk in chunks:
             digest.update(chunk)
             file.write(chunk)
@@ -120,17 +117,13 @@ def share_frozen(source: Path, target: Path, manifest: Manifest) -> None:
         except FileNotFoundError:
             raise
         except OSError:
-            _copy(there, here)
+            with replacing(here) as file, there.open("rb") as read:
+                shutil.copyfileobj(read, file, tensorfile.CHUNK_BYTES)
         sync_directory(target)
     except OSError as error:
         raise DlctlError(
             f"cannot keep the frozen parameters: {error.strerror}", where=str(here)
         ) from error
-
-
-def _copy(source: Path, target: Path) -> None:
-    with _replacing(target) as file, source.open("rb") as read:
-        shutil.copyfileobj(read, file, tensorfile.CHUNK_BYTES)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -142,28 +135,19 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     if problems := _part_problems(directory, manifest, hashes=False):
         problem = problems[0].removeprefix(f"{directory}/")
         raise DlctlError(f"cannot be completed: {problem}", where=str(directory))
-    with _replacing(path) as file:
+    with _writing(path) as file:
         file.write(data)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path` when the block ends well, and vanishes if not."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+def _writing(path: Path) -> Iterator[IO[bytes]]:
     try:
-        with temporary.open("xb") as file:
+        with replacing(path) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
     except OSError as error:
         raise DlctlError(
             f"cannot write: {error.strerror}", where=str(path), hint=f"df -h {path.parent}"
         ) from error
-    finally:
-        with suppress(OSError):  # Where nothing can be written, not even what is not there.
-            temporary.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- reading
@@ -191,16 +175,10 @@ def read_slice(directory: Path, manifest: Manifest, tensor: str, lo: int, hi: in
     if tensor == W and (found := models(manifest)):
         total = np.zeros(hi - lo, np.float64)
         for model in found:
-            total += _read(directory / model["file"], W, model, lo, hi)
+            total += _assembled(directory, W, [(model["file"], model)], lo, hi)
         return (total / len(found)).astype(np.float32)
-    parts = [
-        _read(directory / shard["file"], tensor, shard, lo, hi)
-        for shard in manifest["shards"]
-        if max(lo, shard["lo"]) < min(hi, shard["hi"])
-    ]
-    if sum(part.size for part in parts) != hi - lo:
-        raise DlctlError(f"the shards do not cover [{lo}, {hi})", where=str(directory))
-    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    cuts = [(shard["file"], shard) for shard in manifest["shards"]]
+    return _assembled(directory, tensor, cuts, lo, hi)
 
 
 def read_table(
@@ -215,29 +193,33 @@ def read_table(
     """dtype[hi-lo]: elements of a table beside the parameters, which has `size` of them, however
     it was cut when it was saved. Raises DlctlError.
     """
-    import numpy as np
-
     last = tables(manifest["shards"][-1])
     if name not in last or last[name]["hi"] != size:
         raise DlctlError(f'it has no table "{name}" of {size} elements', where=str(directory))
-    parts = [
-        _read(directory / shard["file"], TABLE + name, cut, lo, hi, _DTYPES[dtype])
-        for shard in manifest["shards"]
-        if max(lo, (cut := tables(shard)[name])["lo"]) < min(hi, cut["hi"])
-    ]
-    if sum(part.size for part in parts) != hi - lo:
-        raise DlctlError(f'the table "{name}" is not whole', where=str(directory))
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+    cuts = [(shard["file"], tables(shard)[name]) for shard in manifest["shards"]]
+    return _assembled(directory, TABLE + name, cuts, lo, hi, dtype)
 
 
-def _read(
-    path: Path, tensor: str, shard: Mapping[str, Any], lo: int, hi: int, dtype: str = VECTOR_DTYPE
+def _assembled(
+    directory: Path,
+    tensor: str,
+    cuts: Iterable[tuple[str, Mapping[str, Any]]],
+    lo: int,
+    hi: int,
+    dtype: str = "float32",
 ) -> Array:
-    with tensorfile.opened(path) as file:
-        tensorfile.check(path, file, tensor, dtype, shard["hi"] - shard["lo"])
-        first, last = max(lo, shard["lo"]) - shard["lo"], min(hi, shard["hi"]) - shard["lo"]
-        part: Array = file.get_slice(tensor)[first:last]
-        return part
+    """Elements [lo, hi) of what was cut; `cuts`: (file, where the part in it begins and ends)."""
+    import numpy as np
+
+    parts = [np.zeros(0, dtype)]
+    for name, cut in cuts:
+        first, last = max(lo, cut["lo"]), min(hi, cut["hi"])
+        if first < last:
+            path = directory / name
+            with tensorfile.opened(path) as file:
+                tensorfile.check(path, file, tensor, _DTYPES[dtype], cut["hi"] - cut["lo"])
+                parts.append(file.get_slice(tensor)[first - cut["lo"] : last - cut["lo"]])
+    return np.concatenate(parts)
 
 
 def read_extra(directory: Path, manifest: Manifest, tensor: str) -> Array:
@@ -313,7 +295,7 @@ def _problems(directory: Path, hashes: bool) -> list[str]:
         manifest = read_manifest(directory)
     except DlctlError as error:
         return [f"{error.where}: {error.message}"]
-    problems = _gaps(directory, manifest) + _part_problems(directory, manifest, hashes)
+    problems = _part_problems(directory, manifest, hashes)
     if hashes and not problems:
         problems += _tensor_problems(directory, manifest)
     return problems
@@ -322,31 +304,20 @@ def _problems(directory: Path, hashes: bool) -> list[str]:
 def _tensor_problems(directory: Path, manifest: Manifest) -> list[str]:
     """Files are what was written; here, whether that is what somebody who goes on will look for."""
     try:
-        tensors = ("w", *(SLOT + slot for slot in slots(directory, manifest)))
+        vectors = (W, *(SLOT + slot for slot in slots(directory, manifest)))
         for shard in manifest["shards"]:
-            path = directory / shard["file"]
+            path, vector = directory / shard["file"], {**shard, "dtype": "float32"}
+            wanted = dict.fromkeys(vectors, vector)
+            wanted |= {TABLE + name: cut for name, cut in tables(shard).items()}
             with tensorfile.opened(path) as file:
-                for tensor in tensors:
-                    tensorfile.check(path, file, tensor, VECTOR_DTYPE, shard["hi"] - shard["lo"])
-                for name, cut in tables(shard).items():
-                    size = cut["hi"] - cut["lo"]
-                    tensorfile.check(path, file, TABLE + name, _DTYPES[cut["dtype"]], size)
+                for tensor, cut in wanted.items():
+                    dtype, size = _DTYPES[cut["dtype"]], cut["hi"] - cut["lo"]
+                    tensorfile.check(path, file, tensor, dtype, size)
         for tensor in EXTRAS:
             read_extra(directory, manifest, tensor)
         frozen_file(directory, manifest)
     except DlctlError as error:
         return [f"{error.where}: {error.message}"]
-    return []
-
-
-def _gaps(directory: Path, manifest: Manifest) -> list[str]:
-    end = 0
-    for shard in manifest["shards"]:
-        if shard["lo"] != end:
-            return [f"{directory}: {shard['name']:.60} begins at {shard['lo']}, not at {end}"]
-        end = shard["hi"]
-    if end != manifest["size"]:
-        return [f"{directory}: the shards end at {end}, the model at {manifest['size']}"]
     return []
 
 
@@ -417,13 +388,12 @@ def finished(run_directory: Path) -> list[Path]:
     return [found for found in _candidates(run_directory) if os.path.lexists(found / MANIFEST)]
 
 
-def complete(run_directory: Path) -> list[Path]:
+def complete(run_directory: Path) -> dict[Path, Manifest]:
     """All checkpoints with a readable manifest, newest last. Their files are not looked at."""
-    found = []
+    found = {}
     for directory in finished(run_directory):
         with suppress(DlctlError):
-            read_manifest(directory)
-            found.append(directory)
+            found[directory] = read_manifest(directory)
     return found
 
 
@@ -446,60 +416,40 @@ def newest_good(
     return None
 
 
-def best_of(run_directory: Path, best: Best) -> Path | None:
-    """The complete one whose evaluation was the best; None if none has had one."""
-    found = []
-    for directory in finished(run_directory):
-        with suppress(DlctlError):
-            found.append((directory, read_manifest(directory)))
-    return best.of(found)
-
-
 def prune(
-    run_directory: Path,
-    keep: int,
-    trusted: Path | None = None,
-    on_problem: Callable[[str], None] = _IGNORE,
-    counts: Callable[[int], bool] = _ALL,
-    best: Best | None = None,
+    run_directory: Path, on_problem: Callable[[str], None] = _IGNORE, **kept: Any
 ) -> list[Path]:
-    """Remove all but the newest `keep` complete checkpoints, and what older attempts left behind.
+    """Remove what is `superfluous` (which takes `kept`); returns what has been removed.
 
-    The newest good one stays in any case. `trusted` is a checkpoint that the caller has just
-    written and need not be hashed again to be called good. Those whose numbers do not count, as the
-    run has left them for an older one, take the place of none that does. The best one stays, too,
-    and so does a directory that cannot be removed; `on_problem` hears why. Returns what has been
-    removed.
+    A directory that cannot be removed stays; `on_problem` hears why.
     """
-    old = superfluous(run_directory, keep, trusted, counts, best)
-    return [directory for directory in old if remove(directory, on_problem)]
+    return [old for old in superfluous(run_directory, **kept) if remove(old, on_problem)]
 
 
 def superfluous(
     run_directory: Path,
+    *,
     keep: int,
-    trusted: Path | None = None,
-    counts: Callable[[int], bool] = _ALL,
+    good: Path,
+    counts: Callable[[int], bool] = lambda number: True,
     best: Best | None = None,
 ) -> list[Path]:
-    """What `prune` would remove. One that is being written is newer than all that are complete.
+    """What is older than the checkpoint `good`, but for the newest `keep` complete ones and the
+    best one: checkpoints, and what older attempts left behind. One that is being written is newer
+    than all that are complete.
 
-    What the run has left was damaged then, but nobody has asked for its end: it stays for as long
-    as if it counted, so there are twice `keep` at the most.
+    good: known to be so, as every byte was read or has just been written. Those whose numbers do
+    not count, as the run has left them for an older one, take the place of none that does. They
+    were damaged then, but nobody has asked for their end: they stay for as long as if they counted,
+    so there are twice `keep` at the most.
     """
-    good = newest_good(run_directory) if trusted is None else (trusted, None)
-    if good is None:
-        return []
     readable = complete(run_directory)
     counted = [directory for directory in readable if counts(number(directory)[0])]
-    kept = {good[0].name, *(path.name for path in (*readable[-keep:], *counted[-keep:]))}
-    if best is not None and (found := best_of(run_directory, best)) is not None:
-        kept.add(found.name)
-    return [
-        directory
-        for directory in _candidates(run_directory)
-        if directory.name not in kept and number(directory) < number(good[0])
-    ]
+    kept = {good, *list(readable)[-keep:], *counted[-keep:]}
+    if best is not None:
+        kept.add(best.of(readable.items()) or good)
+    older = (found for found in _candidates(run_directory) if number(found) < number(good))
+    return [directory for directory in older if directory not in kept]
 
 
 def remove_incomplete(

@@ -313,17 +313,3 @@ class _Tail:
             return stream
         stream.close()
         return None
-
-
-def parse_time(text: str, now: float) -> float:
-    """A moment: "10m" (ago) or an ISO time, local unless it says its zone. Raises ValueError."""
-    from dlctl.util.units import parse_duration
-
-    try:
-        return now - parse_duration(text)
-    except ValueError:
-        pass
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise ValueError(f'"{text}" is neither a duration ("10m") nor an ISO time') from None

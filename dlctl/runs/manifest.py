@@ -1,17 +1,17 @@
 """The manifest of a checkpoint: what must stand in `manifest.json`, checked field by field.
 
 It may come from another machine or another year, and the sizes and names in it decide what is read
-and where; so every value must have exactly the type that it should, and no file name leads out of
-the directory.
+and where; so every value must have exactly the type that it should, no file name leads out of the
+directory, and the shards are one after the other all of the model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, get_args
 
 from dlctl import frozen
 from dlctl.errors import DlctlError
@@ -26,7 +26,6 @@ MANIFEST = "manifest.json"
 NUMBER_MAX = 2**63 - 1
 LEVELS_MAX = 64
 """Of lists and objects within each other; what is read must also be written and shown."""
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 SCHEMA = "dlctl.checkpoint/1"
 FAILURE = "failure"
 """Only of what was saved because its run had failed: why it had."""
@@ -39,39 +38,55 @@ Manifest = dict[str, Any]
 
 CHOICES = ("algorithm", "optimizer", "inner")
 """Sections of a job file whose names it has."""
-_SECTION = (str, dict)
+
+# What must be where (see `_conform`).
+_NATURAL = range(NUMBER_MAX + 1)
+_SECTION: Any = str | dict
 """A name, or that whole section of the job."""
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "schema": (str,),
-    "run_id": (str,),
+_FILE = re.compile(rf"(?!{re.escape(MANIFEST)}$)[A-Za-z0-9][A-Za-z0-9._-]{{0,199}}")
+_SHA256 = re.compile("[0-9a-f]{64}")
+_CONTENT = {"file": _FILE, "sha256": _SHA256, "nbytes": _NATURAL}
+_SHARD = {**_CONTENT, "name": str, "state": {"tables?": dict}, "lo": _NATURAL, "hi": _NATURAL}
+_WORKER = {
+    "name": str,
+    "file": re.compile(f"({_FILE.pattern})?"),
+    "sha256": re.compile(f"({_SHA256.pattern})?"),
+    "nbytes": _NATURAL,
+    "state": dict,
+}
+"""One that saved no arrays has the file name ""."""
+_TABLE = {"lo": _NATURAL, "hi": _NATURAL, "dtype": re.compile("float32|float64")}
+_FIELDS = {
+    "schema": str,
+    "run_id": str,
     "job": _SECTION,
-    "number": (int,),
-    "step": (int,),
-    "samples": (int,),
-    "at": (float, int),
-    "layout": (list,),
-    "size": (int,),
+    "number": _NATURAL,
+    "step": _NATURAL,
+    "samples": _NATURAL,
+    "at": float | int,
+    "layout": list,
+    "size": _NATURAL,
     "algorithm": _SECTION,
     "optimizer": _SECTION,
-    "shards": (list,),
-    "workers": (list,),
-    "data": (dict,),
-    "evaluation": (dict, type(None)),
+    "shards": [_SHARD],
+    "workers": [_WORKER],
+    "data": dict,
+    "evaluation": dict | None,
+    f"{FAILURE}?": str,
+    f"{MEAN}?": bool,
+    f"{FROZEN}?": {**_CONTENT, "digests": re.compile("([0-9a-f]{2})*")},
 }
-_PART: dict[str, tuple[type, ...]] = {
-    "name": (str,),
-    "file": (str,),
-    "sha256": (str,),
-    "nbytes": (int,),
-    "state": (dict,),
+_PORTIONS = {"portions": [(_NATURAL, _NATURAL)]}
+"""[[data epoch, portion], ...]: what is done of a dataset."""
+_SHARD_OF_STREAM = (_NATURAL, _NATURAL, range(-1, NUMBER_MAX + 1), [_NATURAL])
+"""[base, portions, end, done]; an end that nobody has come to is -1."""
+_STREAM = {
+    "stream": ([(_NATURAL, _NATURAL, _NATURAL)], [(_NATURAL, [_SHARD_OF_STREAM])]),
+    "stream_shards": _NATURAL,
+    "portion_samples": _NATURAL,
 }
-_SHARD = {**_PART, "lo": (int,), "hi": (int,)}
-_FROZEN: dict[str, tuple[type, ...]] = {
-    "file": (str,),
-    "sha256": (str,),
-    "nbytes": (int,),
-    "digests": (str,),
-}
+"""What is done of a stream (`StreamPool.to_json`): epochs that are over as [data epoch, samples,
+steps], and those that are not as [data epoch, its shards]."""
 
 
 def parse(data: bytes, where: str) -> Manifest:
@@ -136,11 +151,6 @@ def parts(manifest: Manifest) -> list[dict[str, Any]]:
     return [*manifest["shards"], *manifest["workers"], *shared]
 
 
-def _digests(part: Manifest) -> bytes:
-    """Raises ValueError."""
-    return bytes.fromhex(part["digests"])
-
-
 def models(manifest: Manifest) -> list[dict[str, Any]]:
     """The files that the run's model is the mean of; [] if it is in the shards."""
     if not manifest.get(MEAN):
@@ -198,114 +208,85 @@ def check(manifest: Any) -> None:
     if type(manifest) is not dict or manifest.get("schema") != SCHEMA:
         found = manifest.get("schema") if type(manifest) is dict else type(manifest).__name__
         raise ValueError(f'its schema is {found!r:.60}, not "{SCHEMA}"')
-    _check_fields(manifest, _FIELDS, "")
-    _check_fields(manifest, dict.fromkeys(manifest.keys() & {FAILURE}, (str,)), "")
-    _check_fields(manifest, dict.fromkeys(manifest.keys() & {MEAN}, (bool,)), "")
+    _conform(manifest, _FIELDS, "")
     check_rows(manifest["layout"])
-    for index, shard in enumerate(manifest["shards"]):
-        _check_part(shard, _SHARD, f"shards[{index}]")
-        if not shard["lo"] <= shard["hi"] <= manifest["size"] or not shard["file"]:
-            raise ValueError(f"shards[{index}] is no part of [0, {manifest['size']})")
-    for index, worker in enumerate(manifest["workers"]):
-        _check_part(worker, _PART, f"workers[{index}]")
-    if FROZEN in manifest:
-        _check_part(manifest[FROZEN], _FROZEN, FROZEN)
+    if layout(manifest).size() != manifest["size"]:
+        raise ValueError(f"size is {manifest['size']}, the layout has {layout(manifest).size()}")
+    for some in (manifest["shards"], manifest["workers"]):
+        files = [part["file"] for part in some if part["file"]]
+        if len(set(files)) != len(files):
+            raise ValueError("it names one file twice")
+    _check_shards(manifest["shards"], manifest["size"])
     for model in models(manifest):
         if (model["lo"], model.get("hi")) != (0, manifest["size"]) or not model["file"]:
             raise ValueError("the mean is of a part of a model")
-    _check_whole(manifest)
+    if FROZEN in manifest:
+        digests = bytes.fromhex(manifest[FROZEN]["digests"])
+        if not frozen.fits(layout(manifest), digests):
+            raise ValueError("frozen.digests are not those of the layout")
+    _check_data(manifest["data"])
 
 
-def _check_whole(manifest: Manifest) -> None:
-    """What holds between fields."""
-    for parts in (manifest["shards"], manifest["workers"]):
-        files = [part["file"] for part in parts if part["file"]]
-        if len(set(files)) != len(files):
-            raise ValueError("it names one file twice")
-    if not manifest["shards"]:
+def _check_shards(shards: list[Manifest], size: int) -> None:
+    """They, and what they have of every table, follow each other without a gap."""
+    if not shards:
         raise ValueError("it has no shards")
-    _check_tables(manifest["shards"])
-    if layout(manifest).size() != manifest["size"]:
-        raise ValueError(f"size is {manifest['size']}, the layout has {layout(manifest).size()}")
-    if FROZEN in manifest and not frozen.fits(layout(manifest), _digests(manifest[FROZEN])):
-        raise ValueError("frozen.digests are not those of the layout")
-    if "stream" in manifest["data"]:
-        _check_stream(manifest["data"])
-        return
-    portions = manifest["data"].get("portions")
-    if type(portions) is not list or not all(_is_naturals(p) and len(p) == 2 for p in portions):
-        raise ValueError("data.portions is not a list of [data epoch, portion]")
-
-
-def _check_stream(data: Manifest) -> None:
-    """What is done of a stream (`StreamPool.to_json`)."""
-    stream, count = data["stream"], data.get("stream_shards")
-    is_pair = (
-        type(stream) is list and len(stream) == 2 and all(type(part) is list for part in stream)
-    )
-    if not is_pair or not all(_is_naturals(epoch) and len(epoch) == 3 for epoch in stream[0]):
-        raise ValueError("data.stream does not begin with [data epoch, samples, steps]")
-    for begun in stream[1]:
-        if type(begun) is not list or len(begun) != 2 or not _is_naturals(begun[:1]):
-            raise ValueError("data.stream does not go on with [data epoch, its shards]")
-        if type(begun[1]) is not list or len(begun[1]) != count:
-            raise ValueError(f"data.stream has other shards than {count!r:.60}")
-        if not all(map(_is_shard_of_stream, begun[1])):
-            raise ValueError("data.stream has a shard that is no [base, portions, end, done]")
-    if not (stream[0] or stream[1]) or type(data.get("portion_samples")) is not int:
-        raise ValueError("data.stream says nothing of any data epoch, or of its portions")
-
-
-def _is_shard_of_stream(shard: Any) -> bool:
-    if type(shard) is not list or len(shard) != 4:
-        return False
-    base, portions, end, done = shard
-    # An end that nobody has come to is -1.
-    return _is_naturals([base, portions]) and type(end) is int and end >= -1 and _is_naturals(done)
-
-
-def _check_tables(shards: list[Manifest]) -> None:
-    """All shards have the same tables, and what they have of one is one after the other."""
-    ends: dict[str, int] = {}
+    names = tables(shards[0])
+    ends = dict.fromkeys(["", *names], 0)
     for index, shard in enumerate(shards):
-        where = f"shards[{index}].state.tables"
-        found = tables(shard)
-        if type(found) is not dict or (index and found.keys() != ends.keys()):
-            raise ValueError(f"{where} are not those of shards[0]")
-        for name, cut in found.items():
-            fields: dict[str, tuple[type, ...]] = {"lo": (int,), "hi": (int,), "dtype": (str,)}
-            _check_fields(cut, fields, f"{where}.{name:.60}")
-            if cut["dtype"] not in ("float32", "float64"):
-                raise ValueError(f"{where}.{name:.60}.dtype is {cut['dtype']!r:.60}")
-            if cut["lo"] != ends.get(name, 0) or cut["hi"] < cut["lo"]:
-                raise ValueError(f"{where}.{name:.60} does not begin where the one before ends")
+        where = f"shards[{index}]"
+        _conform(tables(shard), dict.fromkeys(names, _TABLE), f"{where}.state.tables")
+        if tables(shard).keys() != names.keys():
+            raise ValueError(f"{where}.state.tables are not those of shards[0]")
+        for name, cut in {"": shard, **tables(shard)}.items():
+            if cut["lo"] != ends[name] or cut["hi"] < cut["lo"]:
+                of = f".state.tables.{name:.60}" if name else ""
+                raise ValueError(f"{where}{of} does not begin where the one before ends")
             ends[name] = cut["hi"]
+    if ends[""] != size:
+        raise ValueError(f"the shards end at {ends['']}, the model at {size}")
 
 
-def _check_fields(value: Any, fields: dict[str, tuple[type, ...]], where: str) -> None:
-    if type(value) is not dict:
-        raise ValueError(f"{where} is not an object")
-    for key, kinds in fields.items():
-        name = f"{where}.{key}" if where else key
-        if key not in value:
-            raise ValueError(f"{name} is missing")
-        if type(value[key]) not in kinds:
-            raise ValueError(f"{name} is {value[key]!r:.60}")
-        if type(value[key]) is int and not 0 <= value[key] <= NUMBER_MAX:
-            raise ValueError(f"{name} is negative or too large")
-        if type(value[key]) is float and not math.isfinite(value[key]):
-            raise ValueError(f"{name} is {value[key]}")
+def _check_data(data: Manifest) -> None:
+    if "stream" not in data:
+        _conform(data, _PORTIONS, "data")
+        return
+    _conform(data, _STREAM, "data")
+    done, begun = data["stream"]
+    if not (done or begun):
+        raise ValueError("data.stream says nothing of any data epoch")
+    if any(len(shards) != data["stream_shards"] for _, shards in begun):
+        raise ValueError(f"data.stream has other shards than {data['stream_shards']}")
 
 
-def _check_part(part: Any, fields: dict[str, tuple[type, ...]], where: str) -> None:
-    """A file of the checkpoint. A worker that saved no arrays has the file name ""."""
-    _check_fields(part, fields, where)
-    name = part["file"]
-    if name and (not _FILE_NAME.fullmatch(name) or name == MANIFEST):
-        raise ValueError(f"{where}.file is {name!r:.60}: not a plain file name")
-    if name and (len(part["sha256"]) != 64 or set(part["sha256"]) - set("0123456789abcdef")):
-        raise ValueError(f"{where}.sha256 is not 64 hexadecimal digits")
-
-
-def _is_naturals(value: Any) -> bool:
-    return type(value) is list and all(type(n) is int and n >= 0 for n in value)
+def _conform(value: Any, kind: Any, where: str) -> None:
+    """Raises ValueError, naming the place, unless `value` is of this kind: a range of whole
+    numbers, a type or several, a pattern of text, {key: kind} of an object ("key?" may be missing),
+    [kind] of a list of any length, (kind, ...) of one of this length.
+    """
+    match kind:
+        case range() if type(value) is int and value in kind:
+            return
+        case dict() if type(value) is dict:
+            for key, one in kind.items():
+                name = key.removesuffix("?")
+                inner = f"{where}.{name:.60}" if where else name
+                if name in value:
+                    _conform(value[name], one, inner)
+                elif name == key:
+                    raise ValueError(f"{inner} is missing")
+            return
+        case [one] if type(kind) is list and type(value) is list:
+            for index, item in enumerate(value):
+                _conform(item, one, f"{where}[{index}]")
+            return
+        case tuple() if type(value) is list and len(value) == len(kind):
+            for index, (item, one) in enumerate(zip(value, kind, strict=True)):
+                _conform(item, one, f"{where}[{index}]")
+            return
+        case re.Pattern() if type(value) is str and kind.fullmatch(value):
+            return
+        case type() | UnionType() if type(value) in (get_args(kind) or (kind,)):
+            if not isinstance(value, float | int) or abs(value) <= NUMBER_MAX:
+                return
+    raise ValueError(f"{where} is {value!r:.60}")

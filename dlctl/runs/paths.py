@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlctl.errors import DlctlError
+from dlctl.util.fsync import replacing
 
 UNFINISHED = ".dlctl-unfinished"
 """A file in the directory of a run that is being made: until it is gone, that is no run."""
@@ -104,22 +104,9 @@ def is_private(path: Path) -> bool:
 
 
 def write(path: Path, data: bytes, mode: int) -> None:
-    """A new file that takes the place of `path`: all of it, or nothing. Raises OSError.
-
-    Nobody whom `mode` does not let can read it at any moment, and no link is followed that somebody
-    has put there.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """A new file that takes the place of `path`: all of it, or nothing. Raises OSError."""
+    with replacing(path, mode) as file:
+        file.write(data)
 
 
 def check_text(path: Path) -> None:

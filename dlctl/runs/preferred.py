@@ -33,9 +33,9 @@ def order(run_directory: Path) -> list[Path]:
 
 
 def counting(run_directory: Path, branch: Sequence[Resume]) -> Callable[[int], bool]:
-    """Which numbers count among those that `checkpoints.prune` keeps."""
+    """Which numbers count among those that `checkpoints.superfluous` keeps."""
     found = checkpoints.complete(run_directory)
-    failed = {checkpoints.number(path)[0] for path in found if FAILURE in _manifest(path)}
+    failed = {checkpoints.number(path)[0] for path, made in found.items() if FAILURE in made}
     return lambda number: number not in failed and branches.is_of_branch(number, branch)
 
 

@@ -1,9 +1,13 @@
-"""What is to survive a power loss needs its name on the disk, too, and not only its content."""
+"""Files that survive a power loss: their content, and their names in the directory."""
 
 from __future__ import annotations
 
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 
 def sync_directory(directory: Path) -> None:
@@ -13,3 +17,25 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of `path` when the block ends well, and vanishes if not: a
+    crash leaves the old file or the new one. Raises OSError.
+
+    Nobody whom `mode` (less the umask) does not let can read it at any moment, and no link is
+    followed that somebody has put there.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    finally:
+        with suppress(OSError):  # Where nothing can be written, not even what is not there.
+            temporary.unlink(missing_ok=True)

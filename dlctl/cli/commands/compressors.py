@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlctl import registry
-from dlctl.cli.commands.checkpoint_export import error_of
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, json_option
 from dlctl.cli.ui import console
@@ -135,16 +132,16 @@ def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
 
     from dlctl.config import to_dict
     from dlctl.launch.base import same_hashes
+    from dlctl.ops import other_process
 
     with tempfile.TemporaryDirectory(prefix="dlctl-gradient-") as directory:
         file = Path(directory) / "gradient.npy"
-        argv = [sys.executable, "-P", "-m", "daemons.worker.sample_gradient", str(file)]
-        argv += ["--checkpoint", str(checkpoint)] if checkpoint else []
-        content, env = json.dumps(to_dict(job)), {**os.environ, **same_hashes(job.job.seed)}
-        done = subprocess.run(argv, input=content, env=env, capture_output=True, text=True)
-        if done.returncode != 0:
-            what = "the gradient could not be computed"
-            raise error_of(done.stderr, done.returncode, Path(job.job.task), what)
+        arguments = [str(file)] + (["--checkpoint", str(checkpoint)] if checkpoint else [])
+        other_process.run(
+            "daemons.worker.sample_gradient", arguments, Path(job.job.task),
+            "the gradient could not be computed",
+            input=json.dumps(to_dict(job)), env={**os.environ, **same_hashes(job.job.seed)},
+        )  # fmt: skip
         gradient: Array = np.load(file, allow_pickle=False)
         return gradient
 

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlctl.cli.group import Entry, LazyGroup
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import Group
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.ui import console, live
 from dlctl.control import keys
 from dlctl.errors import DlctlError
 from dlctl.ops import control, stop
 from dlctl.ops.run_directory import explained
-from dlctl.runs import facts, lock, paths, select
+from dlctl.runs import lock, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, natural, read_job
-from dlctl.util import hints, processes, values
+from dlctl.util import hints, values
 from dlctl.util.names import COORDINATOR
 
 if TYPE_CHECKING:
@@ -33,21 +32,11 @@ SCHEMA = "dlctl.keys/1"
 SAVE_S = 600.0
 """For a checkpoint that is being saved, on top of the grace for the workers' last steps."""
 GRACE_S = 30.0
-ENTRIES = {
-    "reader": Entry(
-        "dlctl.cli.commands.keys:reader",
-        "Write a key that may ask for the status, and nothing else.",
-    ),
-    "rotate": Entry(
-        "dlctl.cli.commands.keys:rotate", "Give a job new keys; the old ones open nothing."
-    ),
-}
 
 
 @click.group(
     name="keys",
-    cls=LazyGroup,
-    entries=ENTRIES,
+    cls=Group,
     examples=[
         ("dlctl keys rotate", "new keys for all daemons, while the job goes on"),
         ("dlctl keys reader bob.key", "a file for bob, who may look on and change nothing"),
@@ -61,7 +50,7 @@ def command() -> None:
     """
 
 
-@make_command(
+@command.command(
     "rotate",
     examples=[
         ("dlctl keys rotate", "nothing that was acknowledged is lost"),
@@ -86,14 +75,17 @@ def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     snapshot = select.own(job)
     if snapshot.is_live:
-        before = _incarnations(snapshot)
-        _ask(snapshot)
+        rows = [row for row in snapshot.daemons if row.get("state") in control.AT_WORK]
+        begun = sorted([COORDINATOR, *(row["name"] for row in rows)], key=natural)
+        before = control.incarnations(snapshot, begun)
+        timeouts = read_job(snapshot.directory).get("timeouts", {})
+        ask_s = (values.number(timeouts.get("grace_s")) or GRACE_S) + SAVE_S
+        asked = {"old": _fingerprint(snapshot.directory), "by": _who()}
+        control.ask(snapshot, "rotate", asked, ask_s)
         if not no_wait:
+            goal = control.begun_anew(before)
             with live.shown() as progress:
-                control.wait(
-                    snapshot, _goal(before), limit_s, "all have new keys", before, progress
-                )
-        begun = sorted(before, key=natural)
+                control.wait(snapshot, goal, limit_s, "all have new keys", before, progress)
     else:
         _renew(snapshot)
         begun = []
@@ -107,7 +99,7 @@ def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -
         console.note(console.escape(f"{snapshot.run_id} has {what}; the old ones open nothing"))
 
 
-@make_command(
+@command.command(
     "reader",
     examples=[
         ("dlctl keys reader bob.key", "bob asks with: dlctl status --key bob.key"),
@@ -172,48 +164,6 @@ def _who() -> str:
     except KeyError:
         name = f"uid {os.getuid()}"
     return f"{name}@{socket.gethostname()}"
-
-
-# ---------------------------------------------------------------- a run that lives
-
-
-def _ask(snapshot: Snapshot) -> None:
-    """Have the coordinator put a new key in force. Raises as `client.ask` does."""
-    from dlctl.control import client
-
-    arguments = {"old": _fingerprint(snapshot.directory), "by": _who()}
-    timeouts = read_job(snapshot.directory).get("timeouts", {})
-    limit_s = (values.number(timeouts.get("grace_s")) or GRACE_S) + SAVE_S
-    try:
-        client.ask(snapshot.directory, "rotate", arguments, limit_s)
-    except DlctlError as error:
-        error.hint = error.hint or f"dlctl status -j {snapshot.run_id}"
-        raise
-
-
-def _incarnations(snapshot: Snapshot) -> dict[str, int]:
-    """Those that are at work and will begin anew."""
-    rows = [row for row in snapshot.daemons if row.get("state") in control.AT_WORK]
-    found = {str(row["name"]): facts.incarnation(row) for row in rows}
-    return found | {COORDINATOR: facts.incarnation(snapshot.run)}
-
-
-def _goal(before: dict[str, int]) -> control.Goal:
-    daemons = {name: number for name, number in before.items() if name != COORDINATOR}
-
-    def waiting(snapshot: Snapshot) -> list[str]:
-        late = control.not_at_work(snapshot, daemons)
-        run = snapshot.run
-        is_led = processes.is_alive(run.get("pid"), run.get("pid_start"))
-        is_newer = facts.incarnation(run) > before[COORDINATOR]
-        if not (is_led and is_newer and run.get("updated_by") == run.get("pid_start")):
-            late.append(f"{COORDINATOR} (starting)")
-        return late
-
-    return waiting
-
-
-# ---------------------------------------------------------------- a run that does not
 
 
 def _renew(snapshot: Snapshot) -> None:

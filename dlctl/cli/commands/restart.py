@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import click
 
 from dlctl.cli import daemon_names
@@ -12,9 +10,9 @@ from dlctl.cli.options import job_option
 from dlctl.cli.ui import console, live
 from dlctl.errors import UsageError
 from dlctl.ops import control, other_hosts
-from dlctl.runs import facts, select, task_code
+from dlctl.runs import select, task_code
 from dlctl.runs.snapshot import Snapshot, natural
-from dlctl.util import processes, values
+from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 
 
@@ -48,15 +46,16 @@ def command(names: tuple[str, ...], timeout: str | None, no_wait: bool, job: str
     snapshot = select.own(job)
     control.require_live(snapshot, "restarted")
     chosen = daemon_names.match(names, _roles(snapshot))
-    before = _incarnations(snapshot, chosen)
+    before = control.incarnations(snapshot, chosen)
     _take_new_code(snapshot, chosen)
     control.ask(snapshot, "restart", {"names": chosen})
     if no_wait:
         console.note(f"restarting {console.escape(', '.join(chosen))}")
         return
     with live.shown() as progress:
-        after = control.wait(snapshot, _goal(before), limit_s, "all restarted", before, progress)
-    now = _incarnations(after, chosen)
+        goal = control.begun_anew(before)
+        after = control.wait(snapshot, goal, limit_s, "all restarted", before, progress)
+    now = control.incarnations(after, chosen)
     rows = [[name, f"incarnation {before[name]} -> {now[name]}"] for name in chosen]
     width = max(len(name) for name in chosen)
     for name, text in rows:
@@ -86,34 +85,3 @@ def _roles(snapshot: Snapshot) -> dict[str, str]:
     rows = {str(row["name"]): str(row.get("role", "")) for row in snapshot.daemons}
     rows[COORDINATOR] = COORDINATOR
     return {name: rows[name] for name in sorted(rows, key=natural)}
-
-
-def _incarnations(snapshot: Snapshot, names: list[str]) -> dict[str, int]:
-    own = facts.incarnation(snapshot.run)
-    return {
-        name: own if name == COORDINATOR else facts.incarnation(snapshot.daemon(name))
-        for name in names
-    }
-
-
-def _goal(before: Mapping[str, int]) -> control.Goal:
-    others = {name: number for name, number in before.items() if name != COORDINATOR}
-
-    def waiting(snapshot: Snapshot) -> list[str]:
-        late = control.not_at_work(snapshot, others)
-        if COORDINATOR in before and not _answers(snapshot, before[COORDINATOR]):
-            is_last = late and facts.incarnation(snapshot.run) <= before[COORDINATOR]
-            late.append(f"{COORDINATOR} ({'comes last' if is_last else 'starting'})")
-        return late
-
-    return waiting
-
-
-def _answers(snapshot: Snapshot, before: int) -> bool:
-    """Whether a newer coordinator is at work: it has written what it knows of the run."""
-    run = snapshot.run
-    return (
-        facts.incarnation(run) > before
-        and processes.is_alive(run.get("pid"), run.get("pid_start"))
-        and run.get("updated_by") == run.get("pid_start")
-    )
