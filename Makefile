@@ -101,7 +101,7 @@ man: install
 # The documents as a site in build/site, and as man pages in build/man; a warning is an error.
 docs: .venv-docs/.installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
-	.venv-docs/bin/python hatch_build.py build/man
+	.venv-docs/bin/python docs/manpages.py build/man
 
 # The figure of each method, from simulated runs: minutes.
 figures: .venv-docs/.installed

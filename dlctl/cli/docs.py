@@ -109,11 +109,11 @@ def _section(title: str, body: str, level: int = 2) -> str:
 
 def _commands(context: click.Context) -> Iterator[tuple[Documented, click.Context]]:
     """Those of a group, which is what the context is of."""
-    group = context.command
-    for name in group.list_commands(context) if isinstance(group, click.Group) else ():
-        command = group.get_command(context, name)
-        if isinstance(command, Documented):
-            yield command, click.Context(command, info_name=name, parent=context)
+    if isinstance(group := context.command, click.Group):
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            if isinstance(command, Documented):
+                yield command, click.Context(command, info_name=name, parent=context)
 
 
 def _link(name: str) -> str:

@@ -102,7 +102,7 @@ def test_no_line_of_prose_begins_a_list_or_heading_by_accident() -> None:
 
 
 def test_every_page_begins_as_a_man_page_needs_it() -> None:
-    build = runpy.run_path(str(docs.FOLDER.parent / "hatch_build.py"))
+    build = runpy.run_path(str(docs.FOLDER / "manpages.py"))
     pages = sorted(build["MANUAL"].glob("*.md"))
     assert pages
     for page in pages:

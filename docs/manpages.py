@@ -1,7 +1,7 @@
 """Builds a wheel with the manual: `docs/manual/` as it is, for `dlctl man`, and as man pages, which
 docutils makes of its Markdown.
 
-`python hatch_build.py FOLDER` writes them there; `make docs` does, and fails on a warning.
+`python docs/manpages.py FOLDER` writes them there; `make docs` does, and fails on a warning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError:  # as a script, where hatchling is not installed
     BuildHookInterface = object
 
-MANUAL = Path(__file__).parent / "docs" / "manual"
+MANUAL = Path(__file__).parent / "manual"
 HEAD = re.compile(r"# (\S+)\((\d)\)\n\n(.+?)\n\n", re.DOTALL)
 """How a page begins: its name, its section, what it is about."""
 
