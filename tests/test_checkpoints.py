@@ -102,8 +102,8 @@ def test_a_file_system_that_takes_nothing_any_more_is_an_error_with_a_name(tmp_p
     def refuse(*arguments, **options):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    for name in ("open", "unlink"):
-        monkeypatch.setattr(Path, name, refuse)
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(DlctlError, match="cannot write: Read-only file system"):
         checkpoints.write_arrays(tmp_path / "shard-0.safetensors", {"w": W})
 
@@ -259,16 +259,14 @@ def test_missing_files_links_and_longer_files_are_found(tmp_path):
     assert problems[2].startswith("too long")
 
 
-def test_shards_that_leave_a_gap_are_found(tmp_path):
+def test_shards_that_leave_a_gap_are_refused(tmp_path):
     directory = save(tmp_path)
     found = checkpoints.read_manifest(directory)
     second = found["shards"][1]
-    checkpoints.write_manifest(directory, {**found, "shards": [second]})
-    assert "begins at 51, not at 0" in checkpoints.verify(directory)[0]
-    checkpoints.write_manifest(directory, {**found, "shards": found["shards"][:1]})
-    assert "the shards end at 51" in checkpoints.verify(directory)[0]
-    with pytest.raises(DlctlError, match="do not cover"):
-        checkpoints.read_slice(directory, checkpoints.read_manifest(directory), "w", 40, 60)
+    with pytest.raises(DlctlError, match=r"shards\[0\] does not begin where the one before ends"):
+        checkpoints.write_manifest(directory, {**found, "shards": [second]})
+    with pytest.raises(DlctlError, match="the shards end at 51, the model at 103"):
+        checkpoints.write_manifest(directory, {**found, "shards": found["shards"][:1]})
 
 
 def test_a_shard_of_another_length_than_its_range_is_found(tmp_path):
@@ -338,7 +336,7 @@ def test_a_manifest_with_a_wrong_field_is_refused(tmp_path, key, value):
 def test_what_is_done_of_a_stream_is_checked(tmp_path, wrong):
     found = checkpoints.read_manifest(save(tmp_path))
     manifest.check({**found, "data": STREAM})
-    with pytest.raises(ValueError, match=r"data\.stream"):
+    with pytest.raises(ValueError, match=r"data\.(stream|portion_samples)"):
         manifest.check({**found, "data": STREAM | wrong})
 
 
@@ -350,7 +348,7 @@ def test_a_file_name_that_leads_out_of_the_directory_is_refused(tmp_path, name):
     for kind in ("shards", "workers"):
         hostile = copy.deepcopy(found)
         hostile[kind][0]["file"] = name
-        with pytest.raises(ValueError, match="not a plain file name"):
+        with pytest.raises(ValueError, match=r"file is "):
             manifest.check(hostile)
 
 
@@ -367,10 +365,10 @@ def test_what_is_no_manifest_at_all_is_refused(tmp_path, data):
 
 
 def test_a_checkpoint_without_a_manifest_does_not_count(tmp_path):
-    assert checkpoints.complete(tmp_path) == []
+    assert checkpoints.complete(tmp_path) == {}
     first = save(tmp_path, step=10, number=1)
     checkpoints.create(tmp_path, 20, 2)
-    assert checkpoints.complete(tmp_path) == [first]
+    assert [*checkpoints.complete(tmp_path)] == [first]
     assert checkpoints.newest_good(tmp_path)[0] == first
 
 
@@ -403,10 +401,11 @@ def test_pruning_keeps_the_newest_and_never_removes_the_newest_good_one(tmp_path
     being_written = checkpoints.create(tmp_path, 70, 7)
     flip(saved[5] / "shard-0.safetensors", -1)
     flip(saved[4] / "shard-0.safetensors", -1)
-    removed = checkpoints.prune(tmp_path, keep=2)
+    good, _ = checkpoints.newest_good(tmp_path)
+    removed = checkpoints.prune(tmp_path, keep=2, good=good)
     assert sorted(removed) == sorted([left_behind, *saved[:3]])
     assert sorted((tmp_path / "ckpt").iterdir()) == sorted([*saved[3:], being_written])
-    assert checkpoints.prune(tmp_path, keep=1, trusted=saved[3]) == []
+    assert checkpoints.prune(tmp_path, keep=1, good=saved[3]) == []
 
 
 def evaluated(run: Path, number: int, **metrics: float) -> Path:
@@ -421,8 +420,7 @@ def test_pruning_keeps_the_first_one_with_the_best_evaluation(tmp_path, best, st
     evaluated(tmp_path, 0)
     losses = [2.0, 1.0, 1.0, 1.5]
     saved = [evaluated(tmp_path, n, loss=loss) for n, loss in enumerate(losses, 1)]
-    assert checkpoints.best_of(tmp_path, Best.parse(best)) == (saved[stays - 1] if stays else None)
-    checkpoints.prune(tmp_path, 1, trusted=saved[-1], best=Best.parse(best))
+    checkpoints.prune(tmp_path, keep=1, good=saved[-1], best=Best.parse(best))
     left = [checkpoints.number(path)[0] for path in checkpoints.complete(tmp_path)]
     assert left == ([stays, 4] if stays else [4])
 
@@ -447,16 +445,15 @@ def test_pruning_touches_nothing_that_is_not_a_checkpoint(tmp_path):
     (tmp_path / "ckpt" / "notes").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "ckpt" / "000000000005-0").symlink_to(tmp_path / "elsewhere")
-    checkpoints.prune(tmp_path, keep=1, trusted=newest)
+    checkpoints.prune(tmp_path, keep=1, good=newest)
     left = {entry.name for entry in (tmp_path / "ckpt").iterdir()}
     assert left == {newest.name, "notes", "000000000005-0"}
     assert (tmp_path / "elsewhere").exists()
 
 
-def test_without_a_good_checkpoint_nothing_is_removed(tmp_path):
+def test_a_checkpoint_with_a_flipped_bit_is_not_good(tmp_path):
     bad = save(tmp_path)
     flip(bad / "shard-0.safetensors", -1)
-    assert checkpoints.prune(tmp_path, keep=1) == []
     assert checkpoints.newest_good(tmp_path) is None
 
 
@@ -466,7 +463,7 @@ def test_a_directory_that_cannot_be_removed_is_skipped_and_said_so(tmp_path):
     old = save(tmp_path, step=10, number=1)
     newest = save(tmp_path, step=20, number=2)
     problems: list[str] = []
-    removed = checkpoints.prune(tmp_path, keep=1, trusted=newest, on_problem=problems.append)
+    removed = checkpoints.prune(tmp_path, problems.append, keep=1, good=newest)
     assert removed == [old]
     assert [problem.split(":")[0] for problem in problems] == [str(stuck)]
 
@@ -581,8 +578,8 @@ def test_a_table_of_another_name_or_size_is_not_read(tmp_path, name, size):
         ({"lo": 1}, "does not begin where the one before ends"),
         ({"hi": 9}, "does not begin where the one before ends"),
         ({"hi": "8"}, "tables.seen.hi is '8'"),
-        ({"lo": -1}, "tables.seen.lo is negative"),
-        ({"hi": 2**70}, "tables.seen.hi is negative or too large"),
+        ({"lo": -1}, "tables.seen.lo is -1"),
+        ({"hi": 2**70}, "tables.seen.hi is 11805"),
     ],
 )
 def test_a_manifest_whose_tables_do_not_fit_together_is_refused(tmp_path, changes, said):

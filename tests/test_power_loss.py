@@ -114,7 +114,7 @@ def test_whenever_power_is_lost_the_newest_good_checkpoint_is_there(tmp_path, lo
         directory = save(run, step=number, number=number)
         least[0] = number
         disk.pictures()
-        checkpoints.prune(run, keep=2, trusted=directory)
+        checkpoints.prune(run, keep=2, good=directory)
     assert disk.taken > 100
 
 

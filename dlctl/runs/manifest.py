@@ -276,9 +276,9 @@ def _conform(value: Any, kind: Any, where: str) -> None:
                 elif name == key:
                     raise ValueError(f"{inner} is missing")
             return
-        case [one] if type(kind) is list and type(value) is list:
+        case list() if type(value) is list:
             for index, item in enumerate(value):
-                _conform(item, one, f"{where}[{index}]")
+                _conform(item, kind[0], f"{where}[{index}]")
             return
         case tuple() if type(value) is list and len(value) == len(kind):
             for index, (item, one) in enumerate(zip(value, kind, strict=True)):

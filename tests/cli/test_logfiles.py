@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from dlctl.cli import options
+from dlctl.errors import UsageError
 from dlctl.runs import logs
 from dlctl.util import values
 
@@ -254,13 +256,13 @@ def test_a_line_without_end_does_not_fill_the_memory(run_directory, follow, monk
 
 def test_times_are_given_as_ages_or_iso():
     now = datetime(2025, 6, 15, 12, 0, tzinfo=UTC).timestamp()
-    assert logs.parse_time("10m", now) == now - 600
-    assert logs.parse_time("2025-06-15T11:00:00Z", now) == now - 3600
-    assert logs.parse_time("2025-06-15 11:00:00+00:00", now) == now - 3600
+    assert options.moment("10m", now) == now - 600
+    assert options.moment("2025-06-15T11:00:00Z", now) == now - 3600
+    assert options.moment("2025-06-15 11:00:00+00:00", now) == now - 3600
     local = datetime(2025, 6, 15, 11, 0).timestamp()
-    assert logs.parse_time("2025-06-15T11:00:00", now) == local
-    with pytest.raises(ValueError, match="neither a duration"):
-        logs.parse_time("noon", now)
+    assert options.moment("2025-06-15T11:00:00", now) == local
+    with pytest.raises(UsageError, match="neither a duration"):
+        options.moment("noon", now)
 
 
 def test_last_words_are_those_of_the_newest_life(run_directory):

@@ -189,10 +189,6 @@ def test_bash_accepts_its_completion_script() -> None:
             "'fish'\n  next: dlctl completion --help\n",
         ),
         (["--zzz", "ps"], "error: no such option --zzz\n  next: dlctl --help\n"),
-        (
-            ["checkpoint", "--timeout", "30s"],
-            "error: no such option --timeout\n  next: dlctl checkpoint create --timeout\n",
-        ),
         (["checkpoint", "--zzz"], "error: no such option --zzz\n  next: dlctl checkpoint --help\n"),
     ],
 )
