@@ -14,9 +14,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -193,7 +193,11 @@ def ends_at_once(run_directory: Path, name: str, since: float | None) -> str:
 
 
 class Follower:
-    """New lines of some daemons, poll by poll, through rotation and restarts; close it."""
+    """New lines of some daemons, poll by poll, through rotation and restarts; close it.
+
+    Rotation renames files and removes old ones: each is known by its inode, which stays its own for
+    as long as it is open here.
+    """
 
     def __init__(self, run_directory: Path, names: Collection[str], last: int | None = 0) -> None:
         """The first poll begins with the `last` lines (None: all) of each daemon's newest file.
@@ -202,76 +206,74 @@ class Follower:
         """
         self.run_directory = run_directory
         self.names = names
-        self._open: dict[tuple[str, int], _Tail] = {}
-        self._present: set[int] = set()
-        for files in self._files():
-            for file in files:
-                if file.age == 0:
-                    self._add(file, last if file == files[-1] else 0)
+        self._open: dict[int, _Open] = {}
+        self._begun: set[int] = set()
+        found = list(self._files())
+        self._oldest = {file.name: file.incarnation for file in found}
+        newest = {file.name: file for file in found}
+        for file in found:
+            self._add(file, last if file == newest[file.name] else 0)
+        if last != 0:
+            self._begun = {
+                inode for inode, one in self._open.items() if one.file in newest.values()
+            }
+
+    def _files(self) -> Iterator[LogFile]:
+        for name, files in list_files(self.run_directory).items():
+            if name in self.names:
+                yield from files
 
     def _add(self, file: LogFile, last: int | None) -> None:
-        key = file.name, file.incarnation
-        if key not in self._open:
-            try:
-                self._open[key] = _Tail(file, last)
-                self._present |= set() if last == 0 else {self._open[key].inode}
-            except FileNotFoundError:  # just being rotated: the next poll finds it
+        """Open it, if it is not: what an incarnation before the oldest one wrote is past."""
+        if file.incarnation < self._oldest.get(file.name, 0):
+            return
+        with suppress(FileNotFoundError):  # just being rotated: the next poll finds it
+            stream = file.path.open("rb")
+            info = os.fstat(stream.fileno())
+            if info.st_ino in self._open:
+                stream.close()
                 return
+            stream.seek(0 if last is None else _start_of_last(stream, last))
+            self._open[info.st_ino] = _Open(file, stream, info.st_mtime)
 
     def begins_with(self, file: LogFile) -> bool:
         """Whether the first poll brings (or brought) lines that had been in this file before."""
         try:
-            return file.path.stat().st_ino in self._present
+            return file.path.stat().st_ino in self._begun
         except FileNotFoundError:
             return False
 
     def poll(self) -> list[Line]:
         """Lines that have come since the last poll, merged by time."""
-        for files in self._files():
-            for file in files:  # the oldest part of a new incarnation comes first
-                self._add(file, None)
-        return in_order(line for key in sorted(self._open) for line in self._open[key].read())
+        for file in self._files():  # the oldest part of a new incarnation comes first
+            self._add(file, None)
+        lines = []
+        for inode, one in list(self._open.items()):
+            lines += one.read()
+            if not os.fstat(one.stream.fileno()).st_nlink:
+                lines += one.unfinished()
+                self._open.pop(inode).stream.close()
+        return in_order(lines)
 
     def rest(self) -> list[Line]:
         """The same at the end, with last lines that lack their line feed."""
-        lines = self.poll()
-        for key in sorted(self._open):
-            lines += self._open[key].unfinished()
-        return lines
+        return self.poll() + [line for one in self._open.values() for line in one.unfinished()]
 
     def close(self) -> None:
-        for tail in self._open.values():
-            tail.stream.close()
+        for one in self._open.values():
+            one.stream.close()
         self._open.clear()
 
-    def _files(self) -> list[list[LogFile]]:
-        found = list_files(self.run_directory)
-        return [files for name, files in found.items() if name in self.names]
 
-
-class _Tail:
-    """One incarnation's log. Rotation renames it: what is open goes on, then its successors."""
-
-    def __init__(self, file: LogFile, last: int | None) -> None:
-        self.file = file
-        self.stream: IO[bytes] = file.path.open("rb")
-        self.part = b""
-        info = os.fstat(self.stream.fileno())
-        self.inode, self.at = info.st_ino, info.st_mtime
-        self.stream.seek(0 if last is None else _start_of_last(self.stream, last))
+@dataclass(slots=True)
+class _Open:
+    file: LogFile
+    stream: IO[bytes]
+    at: float
+    part: bytes = b""
+    """Of a line that has not come to its end."""
 
     def read(self) -> list[Line]:
-        lines = self._read_open()
-        while (newer := self._successor()) is not None:
-            # Something may have come before it was renamed, and after we had read it.
-            lines += self._read_open()
-            self.stream.close()
-            self.stream = newer
-            self.inode = os.fstat(newer.fileno()).st_ino
-            lines += self._read_open()
-        return lines
-
-    def _read_open(self) -> list[Line]:
         data = self.part + self.stream.read()
         whole, found, self.part = data.rpartition(b"\n")
         lines = [self._line(line) for line in whole.split(b"\n")] if found else []
@@ -285,31 +287,3 @@ class _Tail:
         line = parse(_text(data), self.file.name, self.file.incarnation, self.at)
         self.at = line.at
         return line
-
-    def _successor(self) -> IO[bytes] | None:
-        """The file that was begun right after the one that is open, opened."""
-        newer: tuple[Path, int] | None = None
-        base = f"{self.file.name}.{self.file.incarnation}.jsonl"
-        for age in count():
-            path = self.file.path.with_name(f"{base}.{age}" if age else base)
-            try:
-                inode = path.stat().st_ino
-            except FileNotFoundError:
-                if age > 0:  # age 0 may be missing for the moment in which it is rotated
-                    break
-                continue
-            if inode == self.inode:
-                break
-            newer = path, inode
-        return None if newer is None else self._open_if_same(*newer)
-
-    def _open_if_same(self, path: Path, inode: int) -> IO[bytes] | None:
-        """None if another rotation came in between: the next poll finds out what is what."""
-        try:
-            stream = path.open("rb")
-        except FileNotFoundError:
-            return None
-        if os.fstat(stream.fileno()).st_ino == inode:
-            return stream
-        stream.close()
-        return None

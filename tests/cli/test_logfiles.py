@@ -216,21 +216,34 @@ def test_following_goes_on_through_rotation_and_misses_nothing(run_directory, fo
 
 
 def test_what_comes_right_before_a_rotation_is_followed_too(run_directory, follow, monkeypatch):
-    """It comes when the open file has been read, and the next one is looked for."""
+    """It comes when files have been listed, and before they are read."""
     run = run_directory()
     path = run.log("worker-0", 1, "1")
     follower = follow(run, "worker-0", last=None)
-    successor, turns = logs._Tail._successor, iter("23")
+    listed, turns = logs.list_files, iter("23")
 
-    def after_a_rotation(tail):
+    def before_a_rotation(directory):
+        found = listed(directory)
         if turn := next(turns, ""):
             run.log("worker-0", 1, f"{turn} before")
             path.rename(path.with_name(f"{path.name}.{4 - int(turn)}"))
             run.log("worker-0", 1, f"{turn} after")
-        return successor(tail)
+        return found
 
-    monkeypatch.setattr(logs._Tail, "_successor", after_a_rotation)
-    assert texts(follower.poll()) == ["1", "2 before", "2 after", "3 before", "3 after"]
+    monkeypatch.setattr(logs, "list_files", before_a_rotation)
+    found = [line for _ in range(3) for line in texts(follower.poll())]
+    assert found == ["1", "2 before", "2 after", "3 before", "3 after"]
+
+
+def test_a_file_that_is_rotated_away_is_read_to_its_end_and_closed(run_directory, follow):
+    run = run_directory()
+    path = run.log("worker-0", 1, "1")
+    follower = follow(run, "worker-0")
+    run.log("worker-0", 1, "2")
+    path.unlink()
+    run.log("worker-0", 1, "3")
+    assert texts(follower.poll()) == ["2", "3"]
+    assert len(follower._open) == 1
 
 
 def test_following_goes_on_through_restarts_and_waits_for_late_comers(run_directory, follow):
