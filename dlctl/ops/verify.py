@@ -58,8 +58,7 @@ class Verdict:
         return None if self.recorded is None else max(0, self.acknowledged - self.recorded)
 
 
-@dataclass(frozen=True, slots=True)
-class Witness:
+class Witness(NamedTuple):
     """Where the word of one shard comes from."""
 
     shard: int
@@ -69,8 +68,6 @@ class Witness:
     """None: its server lives and has nothing in writing, or nobody can ask for it now."""
     why: str = ""
     """Why there is no table."""
-    is_damaged: bool = False
-    """That is so because its server and state are gone, and all checkpoints are damaged."""
 
 
 class Judgement(NamedTuple):
@@ -80,6 +77,8 @@ class Judgement(NamedTuple):
     """Acknowledged pushes of before the run went back to a checkpoint: they are not judged."""
     went_back: str
     """To which checkpoint it went back last, and what that cost; "" if it never did."""
+    damage: str
+    """Servers and their states are gone, and this is wrong with all checkpoints; "" if not."""
 
 
 def judge(snapshot: Snapshot) -> Judgement:
@@ -92,45 +91,37 @@ def judge(snapshot: Snapshot) -> Judgement:
     resumes = lineage.resumes(snapshot)
     last = resumes[-1] if resumes else None
     own = lineage.of_branch(snapshot, branches.chain(resumes))
-    witnesses = _witnesses(snapshot, own)
+    witnesses, damage = _witnesses(snapshot, own)
     proofs = _proofs(own, len(witnesses))
     verdicts, before = list[Verdict](), 0
     for record in records:
-        if last is not None and last.is_after(f"worker-{record.slot}", record.epoch):
+        name = f"worker-{record.slot}"
+        if last is not None and last.is_after(name, record.epoch):
             before += sum(record.counts)
             continue
-        verdicts += [
-            _verdict(witnesses, proofs, record, shard, count)
-            for shard, count in enumerate(record.counts)
-        ]
-    return Judgement(verdicts, witnesses, before, last.told if last is not None else "")
-
-
-def _verdict(
-    witnesses: Sequence[Witness],
-    proofs: Sequence[Table],
-    record: AckRecord,
-    shard: int,
-    count: int,
-) -> Verdict:
-    recorded, why = (0, "") if not count else _recorded(witnesses, record, shard)
-    if recorded is None and shard < len(proofs):
-        proven = proofs[shard].get((record.slot, record.epoch), -1)
-        recorded, why = (proven, "") if proven >= count else (None, why)
-    name = f"worker-{record.slot}"
-    return Verdict(name, record.incarnation, record.epoch, shard, count, recorded, why)
+        for shard, count in enumerate(record.counts):
+            recorded, why = _recorded(witnesses, proofs, record, shard)
+            verdicts.append(
+                Verdict(name, record.incarnation, record.epoch, shard, count, recorded, why)
+            )
+    return Judgement(verdicts, witnesses, before, last.told if last is not None else "", damage)
 
 
 def _recorded(
-    witnesses: Sequence[Witness], record: AckRecord, shard: int
+    witnesses: Sequence[Witness], proofs: Sequence[Table], record: AckRecord, shard: int
 ) -> tuple[int | None, str]:
     """(what there is of it, why that is not known)."""
-    if len(record.counts) != len(witnesses):
-        return None, OTHER_SHARDS
-    witness = witnesses[shard]
-    if witness.table is None:
-        return None, witness.why
-    return recorded_pushes(witness.table, record.slot, record.epoch), FORGOTTEN
+    count, recorded, why = record.counts[shard], None, OTHER_SHARDS
+    if not count:
+        return 0, ""
+    if len(record.counts) == len(witnesses):
+        table, why = witnesses[shard].table, witnesses[shard].why
+        if table is not None:
+            recorded, why = recorded_pushes(table, record.slot, record.epoch), FORGOTTEN
+    if recorded is None and shard < len(proofs):
+        proven = proofs[shard].get((record.slot, record.epoch), -1)
+        recorded = proven if proven >= count else None
+    return recorded, why if recorded is None else ""
 
 
 def recorded_pushes(table: Mapping[tuple[int, int], int], slot: int, epoch: int) -> int | None:
@@ -162,28 +153,28 @@ def table_of(rows: Any) -> Table:
     return table
 
 
-def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> list[Witness]:
-    """One per shard."""
+def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], str]:
+    """One per shard, and what is wrong with all checkpoints, if one of these was needed."""
     job = remains.read_jobfile(snapshot.directory)
     is_over = snapshot.state in ("stopped", "finished")
     kept, away = ({}, {}) if is_over else _kept(snapshot, job)
-    saved, damage = None, ""
+    saved, damage, tables = None, "", list[Table]()
     if not snapshot.is_live and len(kept) + len(away) < job.servers.count:
-        saved, damage = _newest_good(snapshot, own)
-    tables = _tables(saved) if saved is not None else []
+        saved, damage = _newest_good(own)
+        tables = _tables(saved) if saved is not None else []
     found = []
     for index in range(max(job.servers.count, len(tables))):
         if index in kept:
             table = table_of(kept[index].deliveries)
             found.append(Witness(index, str(kept[index].path), table))
-        elif snapshot.is_live or index in away:
-            found.append(Witness(index, "", None, why=away.get(index, MUTE)))
-        elif damage:
-            found.append(Witness(index, "", None, why=damage, is_damaged=True))
+        elif why := away.get(index, MUTE if snapshot.is_live else damage):
+            found.append(Witness(index, "", None, why))
         else:
-            source = str(saved) if index < len(tables) else ""
-            found.append(Witness(index, source, _table_at(tables, index)))
-    return found
+            has_one = index < len(tables)
+            found.append(
+                Witness(index, str(saved) if has_one else "", tables[index] if has_one else {})
+            )
+    return found, damage
 
 
 def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, str]]:
@@ -204,20 +195,15 @@ def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, 
     return {shard: kept for shard, kept in found.items() if not kept.problem}, away
 
 
-def _table_at(tables: Sequence[Table], index: int) -> Table:
-    return tables[index] if index < len(tables) else {}
-
-
-def _newest_good(snapshot: Snapshot, own: Sequence[Path]) -> tuple[Path | None, str]:
+def _newest_good(own: Sequence[Path]) -> tuple[Path | None, str]:
     """(the newest of these checkpoints in which every byte is right, why nobody knows what is left
     if there is none). What a damaged one had cannot be known: that is no proof of a loss.
     """
-    good = next((path for path in reversed(own) if not checkpoints.verify(path)), None)
-    if good is not None:
-        return good, ""
-    left = set(checkpoints.complete(snapshot.directory)) - set(own)
-    of_branch = [path for path in checkpoints.finished(snapshot.directory) if path not in left]
-    damaged = [found[0] for path in reversed(of_branch) if (found := checkpoints.verify(path))]
+    damaged = []
+    for path in reversed(own):
+        if not (problems := checkpoints.verify(path)):
+            return path, ""
+        damaged.append(problems[0])
     return None, f"{facts.damaged_in_words(len(damaged))}: {damaged[0]}" if damaged else ""
 
 

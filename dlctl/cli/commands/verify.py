@@ -83,12 +83,11 @@ def _conclude(run_id: str, judged: Judgement) -> None:
             f"{run_id} has lost {acknowledged(lost)}{more}",
             hint=events,
         )
-    is_damaged = any(witness.is_damaged for witness in judged.witnesses)
     if unchecked:
         raise Partial(
             f"{run_id}: no loss found, but {unchecked:,} of {acknowledged(pushes)} could not be "
             "checked",
-            hint=f"dlctl checkpoint verify -j {run_id}" if is_damaged else events,
+            hint=f"dlctl checkpoint verify -j {run_id}" if judged.damage else events,
         )
     told = f"{acknowledged(pushes)}, none lost" if pushes else "no push was acknowledged so far"
     console.note(f"{console.escape(run_id)}: {told}")
