@@ -10,7 +10,6 @@ import none of them. `command` makes one of them:
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from dlctl.cli.options import add_global_options
+from dlctl.util.did_you_mean import meant
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -82,9 +82,7 @@ class Group(Documented, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
-            close = difflib.get_close_matches(name, known, n=1)
-            meant = f'; did you mean "{close[0]}"?' if close else ""
-            raise click.UsageError(f'no such command "{name}"{meant}', ctx=ctx)
+            raise click.UsageError(f'no such command "{name}"{meant(name, known)}', ctx=ctx)
         return super().resolve_command(ctx, args)
 
 

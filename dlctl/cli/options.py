@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from dlctl.cli.ui import console
-from dlctl.errors import UsageError
+from dlctl.errors import DlctlError, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -74,6 +76,24 @@ def json_option(function: F) -> F:
     """`--json` as the argument `as_json: bool`."""
     option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
     return option(function)  # type: ignore[type-var]
+
+
+def force_option(function: F) -> F:
+    """`--force` as the argument `force: bool`, for `require_free`."""
+    option = click.option("--force", is_flag=True, help="Overwrite what is there.")
+    return option(function)  # type: ignore[type-var]
+
+
+def require_free(force: bool, *files: Path) -> None:
+    """Raises DlctlError if one of these is there, unless it may be overwritten."""
+    present = [file for file in files if os.path.lexists(file) and not file.is_dir()]
+    if present and not force:
+        names = " and ".join(file.name for file in present)
+        raise DlctlError(
+            f"{names} {'are' if len(present) > 1 else 'is'} already there; nothing was written",
+            where=str(present[0]),
+            hint="write somewhere else, or overwrite with --force",
+        )
 
 
 def complete_runs(

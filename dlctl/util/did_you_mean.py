@@ -21,6 +21,12 @@ def closest(word: str, known: Iterable[str], aliases: Mapping[str, str] = NO_ALI
     return next(iter(difflib.get_close_matches(word.lower(), known, n=1)), "")
 
 
+def meant(word: str, known: Iterable[str], aliases: Mapping[str, str] = NO_ALIASES) -> str:
+    """As the end of an error: '; did you mean "x"?', or "" if nothing is likely."""
+    found = closest(word, known, aliases)
+    return f'; did you mean "{found}"?' if found else ""
+
+
 def did_you_mean(word: str, known: Iterable[str], aliases: Mapping[str, str] = NO_ALIASES) -> str:
     """'did you mean "x"?', or all there are: "known: x, y"."""
     known = list(known)

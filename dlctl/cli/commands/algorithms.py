@@ -12,7 +12,7 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
-from dlctl.util.did_you_mean import closest
+from dlctl.util.did_you_mean import meant
 
 SECTIONS = {kind: section for section, kind in registry.SECTIONS.items()}
 """Kind -> the section of the job file where its names are used; launchers have none."""
@@ -34,9 +34,9 @@ def command(name: str | None, as_json: bool) -> None:
     found = [(kind, entry) for kind in registry.BUILT_IN for entry in registry.names(kind)]
     chosen = [(kind, entry) for kind, entry in found if name in (None, entry)]
     if not chosen:
-        close = closest(name or "", [entry for _, entry in found], registry.ALIASES)
-        meant = f'; did you mean "{close}"?' if close else ""
-        raise NotFound(f'there is no "{name}"{meant}', hint="dlctl algorithms")
+        known = [entry for _, entry in found]
+        close = meant(name or "", known, registry.ALIASES)
+        raise NotFound(f'there is no "{name}"{close}', hint="dlctl algorithms")
     if as_json:
         described = [_describe(kind, entry, with_keys=name is not None) for kind, entry in chosen]
         console.out_json("dlctl.algorithms/1", {"entries": described})

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dlctl.cli.group import Group
-from dlctl.cli.options import job_option, json_option
+from dlctl.cli.options import force_option, job_option, json_option, require_free
 from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, NotFound, UsageError
@@ -302,7 +302,7 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None, as_js
     help="File to write.  [default: NAME-STEP.safetensors or .pt, in this directory]",
 )
 @click.option("--average", is_flag=True, help="The moving average of the parameters: [average].")
-@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+@force_option
 @job_option
 def export(
     directory: str,
@@ -321,12 +321,7 @@ def export(
     path = checkpoint_choice.chosen(directory, job)
     kind = kind or ("torch" if output and output.suffix in TORCH_ENDINGS else "safetensors")
     file = output or Path(_file_stem(path) + ENDINGS[kind])
-    if not force and file.is_file():
-        raise DlctlError(
-            f"{file.name} is already there; nothing was written",
-            where=str(file),
-            hint="write another file with -o FILE, or overwrite with --force",
-        )
+    require_free(force, file)
     arguments = [str(path), "--to", kind, "--output", str(file), "--errors", "json"]
     arguments += ["--average"] if average else []
     told = other_process.run("daemons.files.export", arguments, path, "the export failed")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import command as make_command
+from dlctl.cli.options import force_option, require_free
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError
 
@@ -24,7 +25,7 @@ FILES = ("job.toml", "train.py")
     see_also=["validate", "run", "man"],
 )
 @click.argument("directory", default=".", metavar="[DIR]", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@force_option
 def command(directory: Path, force: bool) -> None:
     """Write a commented job file and a runnable task.
 
@@ -34,7 +35,7 @@ def command(directory: Path, force: bool) -> None:
     targets = [directory / name for name in FILES]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _refuse_to_overwrite(targets, force)
+        require_free(force, *targets)
         for target in targets:
             with target.open("w" if force else "x", encoding="utf-8") as file:
                 file.write((TEMPLATE / target.name).read_text(encoding="utf-8"))
@@ -44,15 +45,3 @@ def command(directory: Path, force: bool) -> None:
         raise DlctlError(f"cannot write: {error.strerror}", where=where) from error
     console.hint(f"dlctl run {shlex.quote(str(targets[0]))}   trains; Ctrl-C stops")
     console.hint("dlctl status   shows how it goes, from another terminal")
-
-
-def _refuse_to_overwrite(targets: list[Path], force: bool) -> None:
-    present = [target for target in targets if target.exists() or target.is_symlink()]
-    if present and not force:
-        names = " and ".join(target.name for target in present)
-        verb = "are" if len(present) > 1 else "is"
-        raise DlctlError(
-            f"{names} {verb} already there; nothing was written",
-            where=str(present[0].parent),
-            hint="choose another directory, or overwrite with --force",
-        )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlctl.cli.group import Group
-from dlctl.cli.options import job_option, json_option
+from dlctl.cli.options import force_option, job_option, json_option, require_free
 from dlctl.cli.ui import console, live
 from dlctl.control import keys
 from dlctl.errors import DlctlError
@@ -108,7 +108,7 @@ def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -
     see_also=["status", "keys rotate"],
 )
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+@force_option
 @job_option
 @json_option
 def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
@@ -120,12 +120,7 @@ def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
     port. The run needs transport = "tcp", and an address that can be reached from there.
     """
     made = _readers_key(select.own(job))
-    if not force and os.path.lexists(file):
-        raise DlctlError(
-            f"{file.name} is already there; nothing was written",
-            where=str(file),
-            hint="write another file, or overwrite it with --force",
-        )
+    require_free(force, file)
     try:
         paths.write(file, made.to_bytes(), 0o600)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import click
 from dlctl.cli.group import command as make_command
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
+from dlctl.util.did_you_mean import meant
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -38,9 +38,9 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
         ("dlctl man logs", "one command"),
     ],
 )
-@click.argument("topic", required=False, metavar="[TOPIC]", shell_complete=_complete)
+@click.argument("topic", default="", metavar="[TOPIC]", shell_complete=_complete)
 @click.option("--plain", is_flag=True, help="Print the page as it is, in Markdown; use no pager.")
-def command(topic: str | None, plain: bool) -> None:
+def command(topic: str, plain: bool) -> None:
     """Open a manual page.
 
     TOPIC is a command, or job, hosts, slurm or problems. On a terminal the page opens in $PAGER.
@@ -53,21 +53,18 @@ def command(topic: str | None, plain: bool) -> None:
         click.echo_via_pager(_rendered(text))
 
 
-def find(topic: str | None) -> Path:
-    """The page of a command, of "job", "hosts" or "slurm", or (None) of dlctl itself.
+def find(topic: str) -> Path:
+    """The page of a command, of "job", "hosts" or "slurm", or ("") of dlctl itself.
 
     Raises NotFound, with a suggestion.
     """
     known = topics()
     if not known:
         raise NotFound("the manual is not installed", hint="dlctl --help")
-    wanted = (topic or "").removeprefix("dlctl-")
-    if wanted == "dlctl":
-        wanted = ""
+    wanted = topic.removeprefix("dlctl").removeprefix("-")
     if wanted not in known:
-        close = difflib.get_close_matches(wanted, known, n=1)
-        meant = f'; did you mean "{close[0]}"?' if close else ""
-        raise NotFound(f'there is no manual page for "{wanted}"{meant}', hint="dlctl man")
+        text = f'there is no manual page for "{wanted}"{meant(wanted, known)}'
+        raise NotFound(text, hint="dlctl man")
     return known[wanted]
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console
-
-if TYPE_CHECKING:
-    pass
 
 
 @make_command(
