@@ -100,6 +100,8 @@ class RunDb:
             self._db.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
         except sqlite3.Error as error:
             raise DlctlError(f"cannot use the run's database: {error}", where=str(path)) from error
+        if version == 0:  # What SQLite takes an empty file for.
+            raise DlctlError("cannot read the run's database: it is empty", where=str(path))
         if version != SCHEMA_VERSION:
             raise DlctlError(
                 f"the run's database has version {version}, this dlctl needs {SCHEMA_VERSION}",

@@ -99,7 +99,7 @@ def kept(run_directory: Path, servers: Servers) -> list[Kept]:
     """
     found: dict[int, dict[str, _Found]] = {}
     for directory in reversed(places(run_directory, servers)):
-        for path in sorted(directory.glob("shard-*")) if directory.is_dir() else []:
+        for path in sorted(directory.glob("shard-*")):
             match = _NAME.fullmatch(path.name)
             if match is None:
                 continue
@@ -107,8 +107,7 @@ def kept(run_directory: Path, servers: Servers) -> list[Kept]:
             tables = found.setdefault(shard, {})
             # One that was never made hides no other, neither here nor from a server.
             if not (table in tables and _is_empty(path)):
-                look = _mapped if match[3] == "state" else _logged
-                tables[table] = look((run_directory.name, shard, table), path)
+                tables[table] = _look((run_directory.name, shard, table), path)
     # What is left of other tables alone is of a server that was removing all of it.
     return [_kept(shard, found[shard]) for shard in sorted(found) if "" in found[shard]]
 
@@ -137,11 +136,9 @@ def remove(run_directory: Path, servers: Servers) -> list[Path]:
     """
     removed = []
     for directory in places(run_directory, servers):
-        for path in sorted(directory.glob("shard-*")) if directory.is_dir() else []:
-            shard = path.name.removeprefix("shard-").partition(".")[0]
-            lock = path if path.suffix == ".state" else path.with_name(f"shard-{shard}.lock")
+        for path in sorted(directory.glob("shard-*")):
             with suppress(OSError):
-                if not _is_held(lock):
+                if not _is_held(path):
                     path.unlink()
                     removed.append(path)
         with suppress(OSError):
@@ -149,25 +146,28 @@ def remove(run_directory: Path, servers: Servers) -> list[Path]:
     return removed
 
 
-def _mapped(identity: _Identity, path: Path) -> _Found:
+def _look(identity: _Identity, path: Path) -> _Found:
     in_use = False
     try:
-        descriptor = os.open(path, READ_ONLY)
-        try:
-            in_use = _is_locked(descriptor)
-            return _Found(path, in_use, "", _read_image(descriptor, identity, in_use))
-        finally:
-            os.close(descriptor)
-    except (OSError, DlctlError) as error:
-        return _Found(path, in_use, _words(error), {})
+        in_use = _is_held(path)
+        is_image = path.suffix == ".state"
+        state = _read_image(path, identity, in_use) if is_image else _read_log(path, identity)
+        return _Found(path, in_use, "", state)
+    except DlctlError as error:
+        return _Found(path, in_use, error.message, {})
+    except OSError as error:
+        return _Found(path, in_use, str(error.strerror), {})
 
 
-def _read_image(descriptor: int, identity: _Identity, in_use: bool) -> Json:
-    """Raises Unusable. in_use: a server has it, and may write to it while we read."""
-    size_bytes = os.fstat(descriptor).st_size
-    if not size_bytes:
-        raise Unusable("it is empty")
-    buffer = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ)
+def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
+    """Raises Unusable or OSError. in_use: a server has it, and may write to it while we read."""
+    descriptor = os.open(path, READ_ONLY)
+    try:
+        if not os.fstat(descriptor).st_size:
+            raise Unusable("it is empty")
+        buffer = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(descriptor)
     form = image.read_header(buffer)
     _check_is((form.run_id, form.shard, form.table), identity)
     if form.boot_id != boot_id():
@@ -182,26 +182,23 @@ def _read_image(descriptor: int, identity: _Identity, in_use: bool) -> Json:
     return state
 
 
-def _logged(identity: _Identity, path: Path) -> _Found:
-    """Of several bases the last one by name is the newest."""
-    in_use = False
+def _read_log(path: Path, identity: _Identity) -> Json:
+    """Of a base and the journal behind it. Raises Unusable or OSError. Of several bases the last
+    one by name is the newest.
+    """
     journal = path.with_name(path.name.replace(".base-", ".journal-"))
-    try:
-        in_use = _is_held(path.with_name(f"{path.name.partition('.')[0]}.lock"))
-        base = records.read(path.read_bytes())
-        if base is None:
-            raise Unusable("it is damaged")
-        body = base[0].body
-        _check_is((body.get("run_id"), body.get("shard"), body.get("table", "")), identity)
-        since, _ = records.read_all(journal.read_bytes()) if journal.exists() else ([], 0)
-        if not path.exists():  # Its journal may be gone, too: the newest state is elsewhere.
-            raise Unusable("a server is writing it")
-        state = (since[-1].body if since else body).get("state")
-        if type(state) is not dict or type(state.get("meta", {})) is not dict:
-            raise Unusable("it has no state")
-    except (OSError, DlctlError) as error:
-        return _Found(path, in_use, _words(error), {})
-    return _Found(path, in_use, "", state)
+    base = records.read(path.read_bytes())
+    if base is None:
+        raise Unusable("it is damaged")
+    body = base[0].body
+    _check_is((body.get("run_id"), body.get("shard"), body.get("table", "")), identity)
+    since, _ = records.read_all(journal.read_bytes()) if journal.exists() else ([], 0)
+    if not path.exists():  # Its journal may be gone, too: the newest state is elsewhere.
+        raise Unusable("a server is writing it")
+    state = (since[-1].body if since else body).get("state")
+    if type(state) is not dict or type(state.get("meta", {})) is not dict:
+        raise Unusable("it has no state")
+    return state
 
 
 def _check_is(found: tuple[Any, Any, Any], wanted: _Identity) -> None:
@@ -236,25 +233,18 @@ def _problem_of_others(meta: Json, tables: dict[str, _Found]) -> str:
     return ""
 
 
-def _words(error: OSError | DlctlError) -> str:
-    return error.message if isinstance(error, DlctlError) else str(error.strerror)
-
-
 def _is_held(path: Path) -> bool:
+    """Whether a server has this file open: it locks its state itself, or a file beside its log."""
+    shard = path.name.partition(".")[0]
+    lock = path if path.suffix == ".state" else path.with_name(f"{shard}.lock")
     try:
-        descriptor = os.open(path, READ_ONLY)
+        descriptor = os.open(lock, READ_ONLY)
     except FileNotFoundError:
         return False
     try:
-        return _is_locked(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _is_locked(descriptor: int) -> bool:
-    """Whether a server has this file open; the lock that is tried goes with the descriptor."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # It goes with the descriptor.
     except BlockingIOError:
         return True
+    finally:
+        os.close(descriptor)
     return False

@@ -173,14 +173,11 @@ def load(directory: Path, *, every_page: bool = False) -> Snapshot:
             raise
         what = f"the run's database is gone: there is no {database.FILE}"
         raise Unreadable(directory, what, str(directory)) from error
+    except DlctlError as error:
+        raise Unreadable(directory, error.message, str(error.where), error.hint) from error
     except (sqlite3.Error, ValueError) as error:
         what = f"cannot read the run's database: {error}"
         raise Unreadable(directory, what, str(directory / database.FILE)) from error
-    except DlctlError as error:
-        if not _has_content(directory):
-            what = "cannot read the run's database: it is empty"
-            raise Unreadable(directory, what, str(error.where)) from error
-        raise Unreadable(directory, error.message, str(error.where), error.hint) from error
     now = time.time()
     there = processes.is_alive(run.get("pid"), run.get("pid_start"))
     state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
@@ -196,14 +193,6 @@ def load(directory: Path, *, every_page: bool = False) -> Snapshot:
     pid = run["pid"] if there else None
     beat_age_s = None if pid is None else paths.beat_age_s(directory, now)
     return Snapshot(directory, run, rows, state, reason, is_live, now, pid, beat_age_s)
-
-
-def _has_content(directory: Path) -> bool:
-    """SQLite takes an empty file for a database of version 0."""
-    try:
-        return (directory / database.FILE).stat().st_size > 0
-    except OSError:
-        return False
 
 
 def _newest_there(
