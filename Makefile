@@ -96,7 +96,7 @@ peers: install
 
 # What is generated of docs/manual and docs/methods: commands, keys, methods.
 man: install
-	$(BIN)/python -m dlctl.cli.docs
+	$(BIN)/python docs/reference.py
 
 # The documents as a site in build/site, and as man pages in build/man; a warning is an error.
 docs: .venv-docs/.installed

@@ -16,7 +16,7 @@ def closest(word: str, known: Iterable[str], aliases: Mapping[str, str] = NO_ALI
     """One of the known words; "" if none is likely. `aliases`: what others say for them."""
     known = list(known)
     other_name = aliases.get(word.lower().replace("_", "-"), "")
-    if other_name in known:
+    if other_name and other_name in known:
         return other_name
     return next(iter(difflib.get_close_matches(word.lower(), known, n=1)), "")
 

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import runpy
 import shutil
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import get_type_hints
 
 import pytest
 
 from dlctl import errors, registry
-from dlctl.cli import app, docs
+from dlctl.cli import app
 from dlctl.cli.commands import man, plan
 from dlctl.cli.keydocs import keys
 from dlctl.cli.ui import console
 from dlctl.config import Choice, JobFile
+
+FOLDER = Path(__file__).parents[2] / "docs"
+
+
+def script(name: str) -> ModuleType:
+    """A script beside the documents."""
+    spec = spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+docs = script("reference")
 
 
 @pytest.fixture(autouse=True)
@@ -102,11 +118,11 @@ def test_no_line_of_prose_begins_a_list_or_heading_by_accident() -> None:
 
 
 def test_every_page_begins_as_a_man_page_needs_it() -> None:
-    build = runpy.run_path(str(docs.FOLDER / "manpages.py"))
-    pages = sorted(build["MANUAL"].glob("*.md"))
+    build = script("manpages")
+    pages = sorted(build.MANUAL.glob("*.md"))
     assert pages
     for page in pages:
-        found = build["HEAD"].match(page.read_text())
+        found = build.HEAD.match(page.read_text())
         assert found is not None, page
         assert found[1] == page.stem
         assert "#" not in found[3], page

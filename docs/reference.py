@@ -1,5 +1,5 @@
 """The reference, as Markdown: commands, job file, methods. `make man`, or
-`python -m dlctl.cli.docs`.
+`python docs/reference.py`.
 
 It is generated from click's commands, from the dataclasses that own the keys of the job file, and
 from the docstrings of the methods, into `docs/manual/` and `docs/methods/`. These are kept with the
@@ -27,7 +27,7 @@ from dlctl.cli.keydocs import Key, keys
 from dlctl.config import Choice, JobFile
 from dlctl.ops.codes import CODES
 
-FOLDER = Path(__file__).parents[2] / "docs"
+FOLDER = Path(__file__).parent
 WIDTH = 96
 BEGIN, END = "<!-- generated: make man -->", "<!-- end -->"
 """Around what is generated of a page that is written by hand otherwise."""
