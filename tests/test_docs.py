@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from dlctl import jobfile, registry
 from dlctl.cli.app import cli
 
 ROOT = Path(__file__).parent.parent
+SITE = ROOT / "docs"
 TEXTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md"),
      *ROOT.glob("benchmarks/**/*.md")]
@@ -48,9 +50,19 @@ def test_every_link_resolves() -> None:
             path = text.parent / file if file else text
             if "://" in target:
                 continue
-            if not path.exists() or (anchor and anchor not in anchors(path)):
+            # The site has nothing but docs/.
+            is_on_site = SITE not in text.parents or path.resolve().is_relative_to(SITE)
+            if not (path.exists() and is_on_site) or (anchor and anchor not in anchors(path)):
                 broken.append((named(text), target))
     assert broken == []
+
+
+def test_every_page_of_the_site_is_in_its_navigation() -> None:
+    """With the links, what a strict build of the site would refuse."""
+    entries = re.findall(r"(\S+\.md)$", (SITE / ".nav.yml").read_text(), re.M)
+    pages = [str(page.relative_to(SITE)) for page in SITE.glob("**/*.md")]
+    assert [page for page in pages if not any(fnmatch(page, entry) for entry in entries)] == []
+    assert [entry for entry in entries if not any(SITE.glob(entry))] == []
 
 
 def test_every_test_and_test_file_that_the_documents_name_exists() -> None:

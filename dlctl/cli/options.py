@@ -49,6 +49,33 @@ class Tail(click.ParamType):  # type: ignore[type-arg]
         return int(text)
 
 
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """A time such as "90s" or "5m", in seconds."""
+
+    name = "TIME"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: object) -> float:
+        from dlctl.util import values  # only here: most commands have no use for it
+
+        if isinstance(value, float):
+            return value
+        return values.parse_duration(str(value), param.opts[0] if param is not None else "it")
+
+
+def wait_options(function: F) -> F:
+    """`--timeout` as the argument `limit_s: float | None`, `--no-wait` as `no_wait: bool`."""
+    timeout = click.option(
+        "--timeout",
+        "limit_s",
+        type=Duration(),
+        help="Give up waiting after it.  [default: as long as a start]",
+    )
+    no_wait = click.option(
+        "-d", "--no-wait", is_flag=True, help="Return when the coordinator has agreed."
+    )
+    return timeout(no_wait(function))  # type: ignore[type-var]
+
+
 def job_option(function: F) -> F:
     """`-j/--job NAME` as the argument `job: str | None`; a group's own counts for its commands."""
     option = click.option(
@@ -119,22 +146,22 @@ def add_global_options(command: click.Command, *, hidden: bool) -> None:
         "callback": _set_up_console,
         "hidden": hidden,
     }
-    choices = [
+    options = [
         click.Option(
             [f"--{name}"],
-            type=click.Choice(values),
+            type=click.Choice(choices),
             envvar=None if hidden else f"DLCTL_{name.upper()}",
             help=f"{text}  [default: auto]",
             **common,
         )
-        for name, values, text in _CHOICES
+        for name, choices, text in _CHOICES
     ]
     flags = [
         click.Option([*names], is_flag=True, default=None, help=text, **common)
         for names, text in _FLAGS
     ]
     taken = {spelling for param in command.params for spelling in param.opts}
-    command.params += [o for o in choices + flags if not taken.intersection(o.opts)]
+    command.params += [o for o in options + flags if not taken.intersection(o.opts)]
 
 
 def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> None:

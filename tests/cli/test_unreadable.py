@@ -248,8 +248,7 @@ def test_where_all_checkpoints_are_bad_verify_says_so_too(stopped, dlctl_command
     for shard in stopped.glob("ckpt/*/shard-0.safetensors"):
         shard.write_bytes(b"")
     prune = f"dlctl checkpoint prune --damaged -j {stopped.name}"
-    ways = ["dlctl start --fresh job.toml", prune]
-    assert commands_of(dlctl_command("checkpoint", "verify").err) == ways
+    assert commands_of(dlctl_command("checkpoint", "verify").err) == [prune]
     overwrite(stopped)
-    assert commands_of(dlctl_command("checkpoint", "verify").err)[1] == prune
+    assert commands_of(dlctl_command("checkpoint", "verify").err) == [prune]
     assert dlctl_command(*shlex.split(prune)[1:]).code == 0

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dlctl.cli.group import Group
-from dlctl.cli.options import force_option, job_option, json_option, require_free
+from dlctl.cli.options import Duration, force_option, job_option, json_option, require_free
 from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, NotFound, UsageError
@@ -46,7 +46,7 @@ def command(ctx: click.Context, job: str | None) -> None:
     runs, else the newest: of those in ./runs, if there are any.
     """
     if ctx.invoked_subcommand is None:
-        ctx.invoke(create, timeout="10m", job=job, as_json=False)
+        ctx.invoke(create, job=job)
 
 
 # ---------------------------------------------------------------- create
@@ -57,14 +57,15 @@ def command(ctx: click.Context, job: str | None) -> None:
     examples=[("dlctl checkpoint create --timeout 1h", "save a large model")],
     see_also=["checkpoint ls"],
 )
-@click.option("--timeout", default="10m", metavar="TIME", help="How long to wait for it (10m).")
+@click.option(
+    "--timeout", "limit_s", type=Duration(), default="10m", help="How long to wait for it (10m)."
+)
 @job_option
 @json_option
-def create(timeout: str, job: str | None, as_json: bool) -> None:
+def create(limit_s: float, job: str | None, as_json: bool) -> None:
     """Save now and wait until the checkpoint is complete."""
     from dlctl.control import client
 
-    limit_s = values.parse_duration(timeout, "--timeout")
     snapshot = select.own(job)
     if not snapshot.is_live:
         raise _down(snapshot)

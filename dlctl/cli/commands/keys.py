@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlctl.cli.group import Group
-from dlctl.cli.options import force_option, job_option, json_option, require_free
+from dlctl.cli.options import force_option, job_option, json_option, require_free, wait_options
 from dlctl.cli.ui import console, live
 from dlctl.control import keys
 from dlctl.errors import DlctlError
@@ -58,13 +58,10 @@ def command() -> None:
     ],
     see_also=["restart", "status"],
 )
-@click.option(
-    "--timeout", metavar="TIME", help="Give up waiting after it.  [default: as long as a start]"
-)
-@click.option("-d", "--no-wait", is_flag=True, help="Return when the new key is in force.")
+@wait_options
 @job_option
 @json_option
-def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -> None:
+def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool) -> None:
     """Give a job new keys; the old ones open nothing.
 
     The workers push what they have and wait; then all daemons begin anew with keys of the new run
@@ -72,7 +69,6 @@ def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -
     "none" stop the job first and start it afterwards. If anything dies meanwhile, the run heals by
     itself, or with "dlctl recover". A run that does not live just gets another key file.
     """
-    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     snapshot = select.own(job)
     if snapshot.is_live:
         rows = [row for row in snapshot.daemons if row.get("state") in control.AT_WORK]

@@ -6,7 +6,7 @@ import click
 
 from dlctl.cli import daemon_names
 from dlctl.cli.group import command as make_command
-from dlctl.cli.options import job_option
+from dlctl.cli.options import job_option, wait_options
 from dlctl.cli.ui import console, live
 from dlctl.errors import UsageError
 from dlctl.ops import control, other_hosts
@@ -26,12 +26,9 @@ from dlctl.util.names import COORDINATOR
     see_also=["scale", "status", "why"],
 )
 @click.argument("names", nargs=-1, metavar="NAME...", shell_complete=daemon_names.complete)
-@click.option(
-    "--timeout", metavar="TIME", help="Give up waiting after it.  [default: as long as a start]"
-)
-@click.option("-d", "--no-wait", is_flag=True, help="Return when the coordinator has agreed.")
+@wait_options
 @job_option
-def command(names: tuple[str, ...], timeout: str | None, no_wait: bool, job: str | None) -> None:
+def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: str | None) -> None:
     """Restart daemons in place, keeping their names.
 
     NAME is a daemon or a glob. A worker finishes its portion and its pushes first; a server goes on
@@ -42,7 +39,6 @@ def command(names: tuple[str, ...], timeout: str | None, no_wait: bool, job: str
     """
     if not names:
         raise UsageError("whom to restart? give NAME...", hint="dlctl status")
-    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     snapshot = select.own(job)
     control.require_live(snapshot, "restarted")
     chosen = daemon_names.match(names, _roles(snapshot))

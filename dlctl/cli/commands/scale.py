@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dlctl.cli.group import command as make_command
-from dlctl.cli.options import job_option
+from dlctl.cli.options import job_option, wait_options
 from dlctl.cli.ui import console, live
 from dlctl.errors import UsageError
 from dlctl.ops import control
@@ -30,12 +30,9 @@ EXAMPLE = "dlctl scale worker=8"
     see_also=["status", "restart"],
 )
 @click.argument("wanted", metavar="ROLE=N")
-@click.option(
-    "--timeout", metavar="TIME", help="Give up waiting after it.  [default: as long as a start]"
-)
-@click.option("-d", "--no-wait", is_flag=True, help="Return when the coordinator has agreed.")
+@wait_options
 @job_option
-def command(wanted: str, timeout: str | None, no_wait: bool, job: str | None) -> None:
+def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) -> None:
     """Add or remove workers of a running job.
 
     New workers begin with the servers' parameters. The ones with the highest numbers leave: each
@@ -43,7 +40,6 @@ def command(wanted: str, timeout: str | None, no_wait: bool, job: str | None) ->
     the job file stays as it is. Servers cannot be scaled while a run lives.
     """
     workers = parse(wanted)
-    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     snapshot = select.own(job)
     control.require_live(snapshot, "scaled")
     result = control.ask(snapshot, "scale", {"workers": workers})
