@@ -29,6 +29,7 @@ _FLAGS = (
 _CONSOLE = "dlctl.console"
 JOB = "dlctl.job"
 """In the context of a command line: the job that it is about."""
+_GIVEN = "dlctl.given"
 
 
 class Tail(click.ParamType):  # type: ignore[type-arg]
@@ -91,11 +92,32 @@ def job_option(function: F) -> F:
     return option(function)  # type: ignore[type-var]
 
 
+def run_argument(function: F) -> F:
+    """`-j NAME`, or RUN in its place, as the argument `job: str | None`."""
+    argument = click.argument(
+        "run",
+        required=False,
+        metavar="[RUN]",
+        expose_value=False,
+        callback=_job,
+        shell_complete=complete_runs,
+    )
+    return argument(job_option(function))  # type: ignore[type-var]
+
+
 def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    is_given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
-    if is_given or JOB not in ctx.meta:
-        ctx.meta[JOB] = value
-    found: str | None = ctx.meta[JOB]
+    """What is given counts, also before the name of a subcommand; else what the environment says.
+
+    Raises UsageError for a run that is given as RUN and as another one with -j.
+    """
+    given: dict[str, str] = ctx.meta.setdefault(_GIVEN, {})
+    if value and ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE:
+        ctx.meta[JOB] = given[str(param.name)] = value
+    if len(set(given.values())) > 1:
+        raise UsageError(f'the run is given twice: "{given["run"]}" and -j "{given["job"]}"')
+    if value is not None:
+        ctx.meta.setdefault(JOB, value)
+    found: str | None = ctx.meta.get(JOB)
     return found
 
 

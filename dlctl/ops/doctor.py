@@ -40,35 +40,34 @@ AT_ONCE_MAX = 64
 Facts = dict[str, Any]
 
 
-def this_machine() -> list[Finding]:
-    """Of a machine without any job."""
-    with Visits({HOME_AGENT: needs.NOTHING}) as visits:
-        visits.examine(lambda need: _request(need, None, None))
-        return list(_of_machine(visits.all[HOME_AGENT], {}, {}))
-
-
-def job(file: Path, job: JobFile, only_host: str | None) -> list[Finding]:
-    """Of all machines of a job, or of this one and one other, and of what is between them.
+def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> list[Finding]:
+    """Of all machines of a job, or of this one and one other, and of what is between them; without
+    a job, of this machine.
 
     Raises NotFound if the job has no host of this name.
     """
-    wanted = needs.of(job, plan.known_model(file, job))
-    names = [need.name for need in wanted.values()]
-    if only_host is not None:
-        if only_host not in names:
-            raise NotFound(f'the job has no host "{only_host}"; it has {", ".join(names)}')
-        wanted = {a: need for a, need in wanted.items() if need.name in (HERE, only_host)}
-    newest = decide.newest(file, job)
-    run = newest if newest is not None and newest.is_live else None
+    wanted, run = {HOME_AGENT: needs.NOTHING}, None
+    if file is not None and job is not None:
+        wanted = _wanted(needs.of(job, plan.known_model(file, job)), only_host)
+        newest = decide.newest(file, job)
+        run = newest if newest is not None and newest.is_live else None
     if others := len(wanted) - 1:
         notes.note(f"logs in to {plural(others, 'host')}, and measures the links between them ...")
     with Visits(wanted) as visits:
         visits.examine(lambda need: _request(need, job, file))
-        findings = list(_of_coordinator(visits, job))
+        found = [] if job is None else list(_of_coordinator(visits, job))
         here = visits.all[HOME_AGENT].facts
         for agent, visit in reversed(visits.all.items()):
-            findings[:0] = _of_machine(visit, here, _held_by(run, agent))
-        return [*findings, *_links(visits, job)]
+            found[:0] = _of_machine(visit, here, _held_by(run, agent))
+        return found if job is None else [*found, *_links(visits, job)]
+
+
+def _wanted(all_needs: dict[str, Need], only_host: str | None) -> dict[str, Need]:
+    names = [need.name for need in all_needs.values()]
+    if only_host is not None and only_host not in names:
+        raise NotFound(f'the job has no host "{only_host}"; it has {", ".join(names)}')
+    chosen = names if only_host is None else [HERE, only_host]
+    return {agent: need for agent, need in all_needs.items() if need.name in chosen}
 
 
 def _request(need: Need, job: JobFile | None, file: Path | None) -> Facts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,9 +15,7 @@ from dlctl.errors import DlctlError, UsageError
 from dlctl.health.findings import FAULT, OK, WARNING, Finding, by_place
 from dlctl.health.network import count_text
 
-MARKS = {OK: "✓", WARNING: "!", FAULT: "✗"}
-PLAIN_MARKS = {OK: "ok", WARNING: "warn", FAULT: "FAIL"}
-"""Where the terminal cannot show the others."""
+MARKS = {OK: "ok", WARNING: "warn", FAULT: "FAIL"}
 COLORS = {OK: "green", WARNING: "yellow", FAULT: "red"}
 
 
@@ -38,8 +35,8 @@ COLORS = {OK: "green", WARNING: "yellow", FAULT: "red"}
 def command(file: Path | None, host: str | None, as_json: bool) -> None:
     """Look for what is in the way: here, on each host, between them.
 
-    One line for each thing that was looked at, with a mark: good, a warning (!) if a job works but
-    not as well as it could, or a fault if it will not work; below a warning or a fault, its fix.
+    One line for each thing that was looked at: "ok", "warn" if a job works but not as well as it
+    could, or "FAIL" if it will not work; below these two, the fix.
     Without FILE, only this machine is looked at. Nothing is changed, and what listens for the
     measurement takes only connections of the same command, for a minute at most. On every link
     that the job needs, some data is sent for about 0.3 s each way: a training that runs on the
@@ -48,11 +45,13 @@ def command(file: Path | None, host: str | None, as_json: bool) -> None:
     The exit code is 0 if there is no fault, also with warnings, and 1 if there is one. A job file
     that is not valid ends with 2, an unknown host with 4.
     """
+    from dlctl import jobfile
     from dlctl.ops import doctor
 
     if file is None and host is not None:
         raise UsageError("--host needs the job file that this host is in")
-    findings = doctor.this_machine() if file is None else _of_job(file, host)
+    job = None if file is None else jobfile.load(file)
+    findings = doctor.findings(file, job, host)
     count = Counter(finding.mark for finding in findings)
     if as_json:
         rows = [finding.to_dict() for finding in findings]
@@ -64,41 +63,24 @@ def command(file: Path | None, host: str | None, as_json: bool) -> None:
         again = f"dlctl doctor {shlex.quote(str(file))}" if file else "dlctl doctor"
         raise DlctlError(
             f"{count_text(count[FAULT], count[WARNING])} found",
-            hint=f"mend what is marked {_marks()[FAULT]}, then again: {again}",
+            hint=f"mend what is marked {MARKS[FAULT]}, then again: {again}",
         )
     if not as_json:
         warned = count_text(0, count[WARNING])
         console.note(f"no fault found{', ' + warned if warned else ''}")
 
 
-def _of_job(file: Path, host: str | None) -> list[Finding]:
-    from dlctl import jobfile
-    from dlctl.ops import doctor
-
-    return doctor.job(file, jobfile.load(file), host)
-
-
 def show(findings: list[Finding]) -> None:
     """By place; with -q only what is not good."""
-    marks = _marks()
-    width = max(len(mark) for mark in marks.values())
+    width = max(len(mark) for mark in MARKS.values())
     for place, group in by_place(findings).items():
         told = [f for f in group if f.mark != OK or not console.is_quiet()]
         subjects = max((len(console.escape(f.subject)) for f in told), default=0)
         if told:
             console.out(console.style(console.escape(place), bold=True))
         for finding in told:
-            mark = console.style(marks[finding.mark].ljust(width), fg=COLORS[finding.mark])
+            mark = console.style(MARKS[finding.mark].ljust(width), fg=COLORS[finding.mark])
             subject = console.escape(finding.subject).ljust(subjects)
             console.out(f"  {mark} {subject}  {console.escape(finding.found)}")
             if finding.mark != OK:
                 console.out(console.next_lines(finding.fix, f"  {' ' * width}   ", "fix: "))
-
-
-def _marks() -> dict[str, str]:
-    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    try:
-        "".join(MARKS.values()).encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return PLAIN_MARKS
-    return MARKS

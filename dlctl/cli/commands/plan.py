@@ -84,7 +84,7 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bo
 def _checked(file: Path, job: JobFile) -> list[Finding]:
     from dlctl.ops import doctor
 
-    return doctor.job(file, job, None)
+    return doctor.findings(file, job, None)
 
 
 def _out_json(

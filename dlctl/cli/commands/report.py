@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import command as make_command
-from dlctl.cli.options import complete_runs, job_option
+from dlctl.cli.options import run_argument
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError
 from dlctl.ops import codes, problems
@@ -24,12 +24,11 @@ MODE = 0o644
     ],
     see_also=["plot", "top", "events"],
 )
-@click.argument("run", required=False, metavar="[RUN]", shell_complete=complete_runs)
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[default: RUN.html]"
 )
-@job_option
-def command(run: str | None, output: Path | None, job: str | None) -> None:
+@run_argument
+def command(output: Path | None, job: str | None) -> None:
     """Write an HTML page about a run: loss, rates, staleness, events.
 
     The page is one file, which loads nothing from any network: send it to anybody. It shows the
@@ -38,7 +37,7 @@ def command(run: str | None, output: Path | None, job: str | None) -> None:
     the run as marks; and the job file. Of a run that goes on it shows what there is so far. A file
     of that name is replaced.
     """
-    snapshot = select.look(run or job)
+    snapshot = select.look(job)
     from dlctl.observe import history, html
     from dlctl.runs import paths
 

@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from dlctl.cli.group import command as make_command
-from dlctl.cli.options import complete_runs, job_option
+from dlctl.cli.options import run_argument
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, NotFound
 from dlctl.ops import codes, problems
@@ -32,9 +30,8 @@ SHOWN = ("server", "worker")
     ],
     see_also=["status", "report", "plot"],
 )
-@click.argument("run", required=False, metavar="[RUN]", shell_complete=complete_runs)
-@job_option
-def command(run: str | None, job: str | None) -> None:
+@run_argument
+def command(job: str | None) -> None:
     """Watch a job live: its daemons, rates and loss.
 
     Shows the loss over the time at work, each server and worker with its rates, and what is wrong,
@@ -49,7 +46,7 @@ def command(run: str | None, job: str | None) -> None:
                 hints.told("dlctl status --json", "is for programs"),
             ),
         )
-    directory = select.look(run or job).directory
+    directory = select.look(job).directory
     from dlctl.observe import top
 
     try:

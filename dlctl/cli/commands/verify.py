@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from dlctl.cli.group import command as make_command
-from dlctl.cli.options import complete_runs, job_option, json_option
+from dlctl.cli.options import json_option, run_argument
 from dlctl.cli.ui import console
-from dlctl.errors import DlctlError, Partial, UsageError
+from dlctl.errors import DlctlError, Partial
 from dlctl.runs import select
 from dlctl.util import values
 
@@ -30,10 +28,9 @@ UNKNOWN = "unknown"
     ],
     see_also=["recover", "checkpoint"],
 )
-@click.argument("run", required=False, metavar="[RUN]", shell_complete=complete_runs)
-@job_option
+@run_argument
 @json_option
-def command(run: str | None, job: str | None, as_json: bool) -> None:
+def command(job: str | None, as_json: bool) -> None:
     """Check that no acknowledged push was lost.
 
     Compares what every incarnation of every worker was told to be applied with what the shards have
@@ -42,9 +39,7 @@ def command(run: str | None, job: str | None, as_json: bool) -> None:
     its events say what that cost. The exit code is 1 if anything was lost, and 8 if nothing was
     found to be lost but some pushes could not be checked.
     """
-    if run is not None and job is not None and run != job:
-        raise UsageError(f'the run is given twice: "{run}" and -j "{job}"')
-    snapshot = select.pick(run or job)
+    snapshot = select.pick(job)
 
     from dlctl.ops import verify
 
