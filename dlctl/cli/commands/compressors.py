@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,13 +11,6 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, json_option
 from dlctl.cli.ui import console
 from dlctl.util import values
-
-if TYPE_CHECKING:
-    from dlctl.config import JobFile
-    from dlctl.messages import Array
-
-PUSHES = 3
-"""Of a gradient, one after the other with error feedback; shown is the last one."""
 
 
 @make_command(
@@ -54,10 +43,18 @@ def command(job: str | None, as_json: bool) -> None:
     |u - Q(u)| / |u| of it, and TAKE is the time for it on one core. ERROR is no verdict: what is
     left out of a push waits for the next one.
     """
+    measured: dict[str, dict[str, Any]] = {}
     if job:
-        rows = _measured(job, tells=not as_json and console.progress_style() == "tty")
-    else:
-        rows = [_described(name) for name in registry.names("compressors")]
+        from dlctl.ops import compression
+
+        say = console.detail if as_json or console.progress_style() != "tty" else console.note
+        say("loading the task and computing a gradient ...")
+        measured = compression.measured(job)
+    rows = [
+        {"name": name, "summary": entry.summary, "note": entry.note, **measured.get(name, {})}
+        for name in registry.names("compressors")
+        for entry in [registry.find("compressors", name)]
+    ]
     if as_json:
         console.out_json("dlctl.compressors/1", {"compressors": rows})
     elif console.is_quiet():
@@ -68,11 +65,6 @@ def command(job: str | None, as_json: bool) -> None:
         lines = [[console.escape(row["name"]), console.escape(row["summary"])] for row in rows]
         console.out(console.table(["NAME", "WHAT IT IS"], lines))
         console.hint("dlctl algorithms NAME shows the keys of one of them")
-
-
-def _described(name: str) -> dict[str, Any]:
-    entry = registry.find("compressors", name)
-    return {"name": name, "summary": entry.summary, "note": entry.note}
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
@@ -94,97 +86,3 @@ def _table(rows: list[dict[str, Any]]) -> str:
         of = rows[0]["slices"]
         table += f"\n{whole} of {of} slices have fewer elements than dense_below: they travel whole"
     return table
-
-
-# ---------------------------------------------------------------- a real gradient
-
-
-def _measured(job: str, *, tells: bool) -> list[dict[str, Any]]:
-    """tells: what it is at, for whoever waits for it at a terminal."""
-    say = console.note if tells else console.detail
-    resolved, checkpoint = _job(job)
-    say("loading the task and computing a gradient ...")
-    gradient = _gradient(resolved, checkpoint)
-    rows = []
-    for name in registry.names("compressors"):
-        say(f"measuring {console.escape(name)} ...")
-        rows.append(_measure(name, resolved, gradient))
-    return rows
-
-
-def _job(text: str) -> tuple[JobFile, Path | None]:
-    """A job, and the newest good checkpoint if it is a run that has one."""
-    from dlctl import jobfile
-    from dlctl.ops import remains
-    from dlctl.runs import checkpoints, preferred, select
-
-    if Path(text).is_file():
-        return jobfile.load(Path(text)), None
-    directory = select.directory(text)
-    job = remains.read_jobfile(directory)
-    good = checkpoints.newest_good(directory, console.warn, preferred.order(directory))
-    return job, good[0] if good else None
-
-
-def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
-    """float32[d]. Another process computes it, because it needs torch and runs the user's code."""
-    import numpy as np
-
-    from dlctl.config import to_dict
-    from dlctl.launch.base import same_hashes
-    from dlctl.ops import other_process
-
-    with tempfile.TemporaryDirectory(prefix="dlctl-gradient-") as directory:
-        file = Path(directory) / "gradient.npy"
-        arguments = [str(file)] + (["--checkpoint", str(checkpoint)] if checkpoint else [])
-        other_process.run(
-            "daemons.worker.sample_gradient", arguments, Path(job.job.task),
-            "the gradient could not be computed",
-            input=json.dumps(to_dict(job)), env={**os.environ, **same_hashes(job.job.seed)},
-        )  # fmt: skip
-        gradient: Array = np.load(file, allow_pickle=False)
-        return gradient
-
-
-def _options(kind: Any, job: JobFile, used: bool) -> dict[str, Any]:
-    if used:
-        return job.compression.options
-    density = job.compression.options.get("density")
-    has_one = density is not None and "density" in kind.Options.__dataclass_fields__
-    return {"density": density} if has_one else {}
-
-
-def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
-    import time
-
-    import numpy as np
-
-    from dlctl.algorithms.base import dense
-    from dlctl.flat import slice_bounds
-
-    kind = registry.load("compressors", name)
-    used = name == job.compression.name
-    options = kind.Options(**_options(kind, job, used))
-    compressor = kind(options)
-    u = np.zeros_like(gradient)
-    bounds = [slice_bounds(u.size, job.servers.count, i) for i in range(job.servers.count)]
-    for _ in range(PUSHES):
-        u += gradient
-        missing, length = u.copy(), float(np.linalg.norm(u))
-        started = time.thread_time()
-        packed = [compressor.take(u[lo:hi], shard) for shard, (lo, hi) in enumerate(bounds)]
-        took_s = time.thread_time() - started
-    for part, (lo, hi) in zip(packed, bounds, strict=True):
-        missing[lo:hi] -= dense(kind.expand(part, hi - lo), hi - lo)
-    push_bytes = sum(part.nbytes for part in packed)
-    return {
-        **_described(name),
-        "used": used,
-        "elements": int(u.size),
-        "slices": len(bounds),
-        "whole_slices": sum(hi - lo < getattr(options, "dense_below", 0) for lo, hi in bounds),
-        "push_bytes": push_bytes,
-        "ratio": 4 * u.size / push_bytes if push_bytes else None,
-        "relative_error": float(np.linalg.norm(missing)) / length if length else 0.0,
-        "take_s": took_s,
-    }

@@ -1,0 +1,92 @@
+"""What every compressor would make of a push of a job: measured on a real gradient of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlctl import jobfile, registry
+from dlctl.algorithms.base import dense
+from dlctl.config import JobFile, to_dict
+from dlctl.flat import slice_bounds
+from dlctl.launch.base import same_hashes
+from dlctl.ops import other_process, remains
+from dlctl.runs import checkpoints, preferred, select
+from dlctl.util import notes
+
+if TYPE_CHECKING:
+    from dlctl.messages import Array
+
+PUSHES = 3
+"""Of a gradient, one after the other with error feedback; measured is the last one."""
+
+
+def measured(run_or_file: str) -> dict[str, dict[str, Any]]:
+    """Name of a compressor -> what is measured of it.
+
+    Of a job file, at the initial values; of a run, at its newest good checkpoint, if it has one.
+    """
+    if Path(run_or_file).is_file():
+        job, checkpoint = jobfile.load(Path(run_or_file)), None
+    else:
+        directory = select.directory(run_or_file)
+        job = remains.read_jobfile(directory)
+        checkpoint = checkpoints.newest_good(directory, notes.warn, preferred.order(directory))
+    gradient = _gradient(job, checkpoint[0] if checkpoint else None)
+    return {name: _measure(name, job, gradient) for name in registry.names("compressors")}
+
+
+def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
+    """float32[d]. Another process computes it, because it needs torch and runs the user's code."""
+    with tempfile.TemporaryDirectory(prefix="dlctl-gradient-") as directory:
+        file = Path(directory) / "gradient.npy"
+        arguments = [str(file)] + (["--checkpoint", str(checkpoint)] if checkpoint else [])
+        other_process.run(
+            "daemons.worker.sample_gradient", arguments, Path(job.job.task),
+            "the gradient could not be computed",
+            input=json.dumps(to_dict(job)), env={**os.environ, **same_hashes(job.job.seed)},
+        )  # fmt: skip
+        gradient: Array = np.load(file, allow_pickle=False)
+        return gradient
+
+
+def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
+    kind, used = registry.load("compressors", name), name == job.compression.name
+    options = kind.Options(**_options(kind, job, used))
+    compressor = kind(options)
+    u = np.zeros_like(gradient)
+    bounds = [slice_bounds(u.size, job.servers.count, i) for i in range(job.servers.count)]
+    for _ in range(PUSHES):
+        u += gradient
+        missing, length = u.copy(), float(np.linalg.norm(u))
+        started = time.thread_time()
+        packed = [compressor.take(u[lo:hi], shard) for shard, (lo, hi) in enumerate(bounds)]
+        took_s = time.thread_time() - started
+    for part, (lo, hi) in zip(packed, bounds, strict=True):
+        missing[lo:hi] -= dense(kind.expand(part, hi - lo), hi - lo)
+    push_bytes = sum(part.nbytes for part in packed)
+    return {
+        "used": used,
+        "elements": int(u.size),
+        "slices": len(bounds),
+        "whole_slices": sum(hi - lo < getattr(options, "dense_below", 0) for lo, hi in bounds),
+        "push_bytes": push_bytes,
+        "ratio": 4 * u.size / push_bytes if push_bytes else None,
+        "relative_error": float(np.linalg.norm(missing)) / length if length else 0.0,
+        "take_s": took_s,
+    }
+
+
+def _options(kind: Any, job: JobFile, used: bool) -> dict[str, Any]:
+    """Those of the job for its own compressor; the others have its density, if they have one."""
+    if used:
+        return job.compression.options
+    density = job.compression.options.get("density")
+    has_one = density is not None and "density" in kind.Options.__dataclass_fields__
+    return {"density": density} if has_one else {}
