@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,9 @@ from dlctl.cli.options import Duration, force_option, job_option, json_option, r
 from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, NotFound, UsageError
-from dlctl.ops import checkpoint_choice, disk, other_process
+from dlctl.ops import checkpoint_choice, other_process, saving
 from dlctl.runs import checkpoints, facts, lineage, select
 from dlctl.runs.manifest import FAILURE, Manifest, parts
-from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
 from dlctl.util.text import plural
 
@@ -64,18 +61,7 @@ def command(ctx: click.Context, job: str | None) -> None:
 @json_option
 def create(limit_s: float, job: str | None, as_json: bool) -> None:
     """Save now and wait until the checkpoint is complete."""
-    from dlctl.control import client
-
-    snapshot = select.own(job)
-    if not snapshot.is_live:
-        raise _down(snapshot)
-    try:
-        row = client.ask(snapshot.directory, "checkpoint", {}, limit_s, Countdown(limit_s))
-        if row.get("error"):
-            raise DlctlError(f"the checkpoint failed: {row['error']}", where=row.get("path"))
-    except DlctlError as error:
-        error.hint = error.hint or _after_failure(snapshot, error.message)
-        raise
+    row = saving.save(select.own(job), limit_s, Countdown(limit_s))
     if text := report.without_residuals(row):
         console.warn(f"the checkpoint is {text}")
     if as_json:
@@ -84,26 +70,6 @@ def create(limit_s: float, job: str | None, as_json: bool) -> None:
     path = console.escape(values.path(str(row.get("path", ""))))
     size, took = values.size(row.get("nbytes")), values.duration(row.get("seconds"))
     console.out(f"step {values.count(row.get('step'))}  {size} in {took}  {path}")
-
-
-def _after_failure(snapshot: Snapshot, said: str) -> str:
-    """What has been written of a checkpoint is removed when it fails: there may be room again."""
-    if disk.full_disk(snapshot) or os.strerror(errno.ENOSPC) in said:
-        return disk.make_room(snapshot)
-    return f"dlctl logs coordinator -l warning -j {snapshot.run_id}"
-
-
-def _down(snapshot: Snapshot) -> DlctlError:
-    """Nobody is there who could save; what a run that has failed did last may still be kept."""
-    from dlctl.ops import next_step
-
-    step = values.number(snapshot.run.get("step")) or 0.0
-    if snapshot.state != "failed" or step <= (facts.saved_step(snapshot) or 0):
-        what = f"{snapshot.run_id} is {snapshot.state}: there is nothing new to save"
-        return DlctlError(what, hint=f"dlctl checkpoint ls -j {snapshot.run_id}")
-    at = f"{snapshot.state}, at step {values.count(step)}"
-    what = f"{snapshot.run_id} is down ({at}): nobody is there who could save it"
-    return DlctlError(what, hint=next_step.command(snapshot))
 
 
 # ---------------------------------------------------------------- ls

@@ -1,0 +1,49 @@
+"""Have a run saved now, and say what to do where that cannot be."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+from dlctl.errors import DlctlError
+from dlctl.ops import disk
+from dlctl.runs import facts
+from dlctl.runs.snapshot import Snapshot
+from dlctl.util import values
+
+
+def save(snapshot: Snapshot, limit_s: float, tell: Callable[[Any], None]) -> dict[str, Any]:
+    """The row of the complete checkpoint. `tell` is called as `client.ask` does.
+
+    Raises DlctlError with the next command, TimedOut after `limit_s`.
+    """
+    from dlctl.control import client
+
+    if not snapshot.is_live:
+        raise _down(snapshot)
+    try:
+        row = client.ask(snapshot.directory, "checkpoint", {}, limit_s, tell)
+        if row.get("error"):
+            raise DlctlError(f"the checkpoint failed: {row['error']}", where=row.get("path"))
+        return row
+    except DlctlError as error:
+        # What has been written is removed when it fails: there may be room again by now.
+        if disk.full_disk(snapshot) or os.strerror(errno.ENOSPC) in error.message:
+            error.hint = error.hint or disk.make_room(snapshot)
+        error.hint = error.hint or f"dlctl logs coordinator -l warning -j {snapshot.run_id}"
+        raise
+
+
+def _down(snapshot: Snapshot) -> DlctlError:
+    """Nobody is there who could save; what a run that has failed did last may still be kept."""
+    from dlctl.ops import next_step
+
+    step = values.number(snapshot.run.get("step")) or 0.0
+    if snapshot.state != "failed" or step <= (facts.saved_step(snapshot) or 0):
+        what = f"{snapshot.run_id} is {snapshot.state}: there is nothing new to save"
+        return DlctlError(what, hint=f"dlctl checkpoint ls -j {snapshot.run_id}")
+    at = f"{snapshot.state}, at step {values.count(step)}"
+    what = f"{snapshot.run_id} is down ({at}): nobody is there who could save it"
+    return DlctlError(what, hint=next_step.command(snapshot))
