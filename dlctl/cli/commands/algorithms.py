@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from operator import itemgetter
 from typing import Any
 
 import click
@@ -37,56 +38,45 @@ def command(name: str | None, as_json: bool) -> None:
         known = [entry for _, entry in found]
         close = meant(name or "", known, registry.ALIASES)
         raise NotFound(f'there is no "{name}"{close}', hint="dlctl algorithms")
+    described = [_describe(kind, entry, with_keys=name is not None) for kind, entry in chosen]
     if as_json:
-        described = [_describe(kind, entry, with_keys=name is not None) for kind, entry in chosen]
         console.out_json("dlctl.algorithms/1", {"entries": described})
     elif console.is_quiet():
-        console.out("\n".join(console.escape(entry) for _, entry in chosen))
-    elif name is None:
-        _print_list(chosen)
+        console.out("\n".join(console.escape(one["name"]) for one in described))
+    elif name is not None:
+        console.out("\n\n".join(map(_details, described)))
     else:
-        console.out("\n\n".join(_details(kind, entry) for kind, entry in chosen))
+        columns = ("kind", "name", "summary")
+        rows = [[console.escape(one[column]) for column in columns] for one in described]
+        console.out(console.table(["KIND", "NAME", "WHAT IT IS"], rows))
+        for one in filter(itemgetter("note"), described):
+            console.note(console.escape(f"{one['name']}: {one['note']}"))
+        console.hint("dlctl algorithms NAME shows the keys of one of them")
 
 
 def _describe(kind: str, name: str, *, with_keys: bool) -> dict[str, Any]:
     entry = registry.find(kind, name)
     described: dict[str, Any] = {"kind": kind, "name": name, "summary": entry.summary}
-    described["note"] = entry.note
-    described["section"] = SECTIONS.get(kind)
+    described |= {"note": entry.note, "section": SECTIONS.get(kind)}
     if with_keys:
-        described["keys"] = [key.to_dict() for key in _keys(kind, name)]
+        from dlctl.cli.keydocs import keys
+
+        options = getattr(registry.load(kind, name), "Options", None)
+        described["keys"] = [key.to_dict() for key in keys(options)] if options else []
     return described
 
 
-def _keys(kind: str, name: str) -> list[Any]:
-    from dlctl.cli.keydocs import keys
-
-    options = getattr(registry.load(kind, name), "Options", None)
-    return keys(options) if options else []
-
-
-def _print_list(chosen: list[tuple[str, str]]) -> None:
-    rows = [
-        [console.escape(text) for text in (kind, name, registry.find(kind, name).summary)]
-        for kind, name in chosen
-    ]
-    console.out(console.table(["KIND", "NAME", "WHAT IT IS"], rows))
-    for kind, name in chosen:
-        if note := registry.find(kind, name).note:
-            console.note(console.escape(f"{name}: {note}"))
-    console.hint("dlctl algorithms NAME shows the keys of one of them")
-
-
-def _details(kind: str, name: str) -> str:
-    entry = registry.find(kind, name)
-    lines = [f"{console.style(name, bold=True)} ({registry.singular(kind)}): {entry.summary}"]
-    lines += [entry.note] if entry.note else []
-    if kind in SECTIONS:
-        lines += ["", f"[{SECTIONS[kind]}]", f'name = "{name}"']
-    for key in _keys(kind, name):
-        limits = f", {key.limits}" if key.limits else ""
-        default = f"{key.name} = {key.default}" if key.default else f"{key.name}   (required)"
-        lines += [default, *textwrap.wrap(f"{key.type}{limits}. {key.text}", WIDTH, **_INDENT)]
+def _details(one: dict[str, Any]) -> str:
+    kind, name = one["kind"], one["name"]
+    lines = [f"{console.style(name, bold=True)} ({registry.singular(kind)}): {one['summary']}"]
+    lines += [one["note"]] if one["note"] else []
+    if one["section"]:
+        lines += ["", f"[{one['section']}]", f'name = "{name}"']
+    for key in one["keys"]:
+        limits = f", {key['limits']}" if key["limits"] else ""
+        default = f" = {key['default']}" if key["default"] else "   (required)"
+        text = f"{key['type']}{limits}. {key['text']}"
+        lines += [key["name"] + default, *textwrap.wrap(text, WIDTH, **_INDENT)]
     if kind == "algorithms":
         for section in ("optimizer", "inner"):
             lines += ["", f"[{section}]", *default_of(section, name)]
