@@ -12,6 +12,7 @@ the run's events. A shard that has forgotten an old epoch cannot be asked about 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,23 @@ class Judgement(NamedTuple):
     """To which checkpoint it went back last, and what that cost; "" if it never did."""
     damage: str
     """Servers and their states are gone, and this is wrong with all checkpoints; "" if not."""
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(verdict.acknowledged for verdict in self.verdicts)
+
+    @property
+    def lost(self) -> int:
+        return sum(verdict.lost or 0 for verdict in self.verdicts)
+
+    @property
+    def unchecked(self) -> Counter[str]:
+        """Why -> acknowledged pushes that nobody can tell of."""
+        found: Counter[str] = Counter()
+        for verdict in self.verdicts:
+            if verdict.lost is None:
+                found[verdict.why] += verdict.acknowledged
+        return found
 
 
 def judge(snapshot: Snapshot) -> Judgement:

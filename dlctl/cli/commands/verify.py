@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dlctl.cli.group import command as make_command
@@ -57,34 +56,24 @@ def _conclude(run_id: str, judged: Judgement) -> None:
 
     What cannot be checked is no proof that nothing was lost, and must not read like one.
     """
-    events, found = f"dlctl events -j {run_id}", judged.verdicts
     if judged.before:
         console.warn(
             f"{acknowledged(judged.before)} of before the run went back to the "
             f"{judged.went_back or 'checkpoint'} are not checked"
         )
-    pushes = sum(verdict.acknowledged for verdict in found)
-    lost = sum(verdict.lost or 0 for verdict in found)
-    unknown: Counter[str] = Counter()
-    for verdict in found:
-        if verdict.lost is None:
-            unknown[verdict.why] += verdict.acknowledged
-    for why, count in unknown.items():
+    for why, count in judged.unchecked.items():
         console.warn(f"{acknowledged(count)} cannot be checked: {why}")
-    unchecked = unknown.total()
-    if lost:
+    unchecked, events = judged.unchecked.total(), f"dlctl events -j {run_id}"
+    if judged.lost:
         more = f"; {unchecked:,} more could not be checked" if unchecked else ""
-        raise DlctlError(
-            f"{run_id} has lost {acknowledged(lost)}{more}",
-            hint=events,
-        )
+        raise DlctlError(f"{run_id} has lost {acknowledged(judged.lost)}{more}", hint=events)
+    pushes = acknowledged(judged.acknowledged)
     if unchecked:
         raise Partial(
-            f"{run_id}: no loss found, but {unchecked:,} of {acknowledged(pushes)} could not be "
-            "checked",
+            f"{run_id}: no loss found, but {unchecked:,} of {pushes} could not be checked",
             hint=f"dlctl checkpoint verify -j {run_id}" if judged.damage else events,
         )
-    told = f"{acknowledged(pushes)}, none lost" if pushes else "no push was acknowledged so far"
+    told = f"{pushes}, none lost" if judged.acknowledged else "no push was acknowledged so far"
     console.note(f"{console.escape(run_id)}: {told}")
 
 
@@ -97,10 +86,10 @@ def _as_data(run_id: str, judged: Judgement) -> dict[str, Any]:
     found = judged.verdicts
     return {
         "run_id": run_id,
-        "lost": sum(verdict.lost or 0 for verdict in found),
+        "lost": judged.lost,
         "unknown": sum(1 for verdict in found if verdict.lost is None),
-        "unchecked": sum(verdict.acknowledged for verdict in found if verdict.lost is None),
-        "acknowledged": sum(verdict.acknowledged for verdict in found),
+        "unchecked": judged.unchecked.total(),
+        "acknowledged": judged.acknowledged,
         "records": [{key: getattr(verdict, key) for key in KEYS} for verdict in found],
         "witnesses": [{"shard": w.shard, "source": w.source} for w in judged.witnesses],
         "before": judged.before,
