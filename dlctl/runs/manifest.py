@@ -39,7 +39,7 @@ Manifest = dict[str, Any]
 CHOICES = ("algorithm", "optimizer", "inner")
 """Sections of a job file whose names it has."""
 
-# What must be where (see `_conform`).
+# What must be where; see `_conform`.
 _NATURAL = range(NUMBER_MAX + 1)
 _SECTION: Any = str | dict
 """A name, or that whole section of the job."""
@@ -264,29 +264,37 @@ def _conform(value: Any, kind: Any, where: str) -> None:
     numbers, a type or several, a pattern of text, {key: kind} of an object ("key?" may be missing),
     [kind] of a list of any length, (kind, ...) of one of this length.
     """
+    if misfit := _misfit(value, kind):
+        raise ValueError((where + misfit).removeprefix("."))
+
+
+def _misfit(value: Any, kind: Any) -> str:
+    """Where within it what stands instead, as in ".lo is -1"; "" if it is of this kind."""
     match kind:
         case range() if type(value) is int and value in kind:
-            return
+            return ""
         case dict() if type(value) is dict:
             for key, one in kind.items():
                 name = key.removesuffix("?")
-                inner = f"{where}.{name:.60}" if where else name
-                if name in value:
-                    _conform(value[name], one, inner)
-                elif name == key:
-                    raise ValueError(f"{inner} is missing")
-            return
+                if name not in value and name == key:
+                    return f".{name:.60} is missing"
+                if name in value and (misfit := _misfit(value[name], one)):
+                    return f".{name:.60}{misfit}"
+            return ""
         case list() if type(value) is list:
-            for index, item in enumerate(value):
-                _conform(item, kind[0], f"{where}[{index}]")
-            return
+            [one] = kind
+            misfits = (f"[{i}]{misfit}" for i, v in enumerate(value) if (misfit := _misfit(v, one)))
+            return next(misfits, "")
         case tuple() if type(value) is list and len(value) == len(kind):
-            for index, (item, one) in enumerate(zip(value, kind, strict=True)):
-                _conform(item, one, f"{where}[{index}]")
-            return
+            misfits = (
+                f"[{i}]{misfit}"
+                for i, (v, one) in enumerate(zip(value, kind, strict=True))
+                if (misfit := _misfit(v, one))
+            )
+            return next(misfits, "")
         case re.Pattern() if type(value) is str and kind.fullmatch(value):
-            return
+            return ""
         case type() | UnionType() if type(value) in (get_args(kind) or (kind,)):
             if not isinstance(value, float | int) or abs(value) <= NUMBER_MAX:
-                return
-    raise ValueError(f"{where} is {value!r:.60}")
+                return ""
+    return f" is {value!r:.60}"
