@@ -46,4 +46,5 @@ def _down(snapshot: Snapshot) -> DlctlError:
         return DlctlError(what, hint=f"dlctl checkpoint ls -j {snapshot.run_id}")
     at = f"{snapshot.state}, at step {values.count(step)}"
     what = f"{snapshot.run_id} is down ({at}): nobody is there who could save it"
-    return DlctlError(what, hint=next_step.command(snapshot))
+    step_on = next_step.of(snapshot)
+    return DlctlError(what, hint=step_on.text() if step_on else next_step.command(snapshot))
