@@ -133,7 +133,9 @@ def _as_data(path: Path, made: Manifest) -> dict[str, Any]:
     }
 
 
-def _row(path: Path, made: Manifest, is_damaged: bool, now: float, *, is_best: bool) -> list[str]:
+def _row(
+    path: Path, made: Manifest, is_damaged: bool, now: float, *, is_best: bool = False
+) -> list[str]:
     evaluation = console.escape(values.evaluation_at(made["evaluation"], made["step"]))
     return [
         str(made["number"]),
