@@ -25,27 +25,13 @@ from dlctl.compress import values
 from dlctl.launch import addresses
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
-    BringRows,
-    BuildModel,
-    Compute,
-    ExchangeOwn,
     JoinGroup,
     LeaveGroup,
     LoadArrays,
-    LoadBuffers,
-    LoadFrozen,
-    LocateTask,
-    NameRows,
     OpenStore,
     Reduce,
-    RestoreComputeState,
-    RunEngine,
-    RunEvaluation,
     SaveArrays,
     Settled,
-    StepAlong,
-    TakeComputeState,
-    WriteFrozen,
 )
 from dlctl.roles.worker.worker import Worker
 
@@ -96,20 +82,6 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     main.begin.put(thread)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
-    loop.perform(BuildModel, thread.build)
-    loop.perform(LoadBuffers, thread.load_buffers)
-    loop.perform(WriteFrozen, thread.write_frozen)
-    loop.perform(LoadFrozen, thread.load_frozen)
-    loop.perform(Compute, thread.compute, anywhere=True)
-    loop.perform(NameRows, thread.name_rows)
-    loop.perform(BringRows, thread.bring_rows)
-    loop.perform(RunEngine, thread.run_engine)
-    loop.perform(StepAlong, thread.step_along, anywhere=True)
-    loop.perform(ExchangeOwn, thread.exchange_own)
-    loop.perform(TakeComputeState, thread.take_state)
-    loop.perform(RestoreComputeState, thread.restore_state)
-    loop.perform(RunEvaluation, thread.evaluate)
-    loop.perform(LocateTask, thread.locate)
     loop.perform(Settled, acks.write)
     loop.stop_on_signals(main.signals)
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]

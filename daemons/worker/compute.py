@@ -32,7 +32,7 @@ from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError
-from dlctl.machine import Event
+from dlctl.machine import Effect, Event
 from dlctl.messages import Array
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
@@ -118,57 +118,43 @@ class ComputeThread:
         self._told = False
         """It is in the log that a good batch has left bad buffers."""
         self._brought: queue.SimpleQueue[Array] = queue.SimpleQueue()
+        """Rows that `_fetch_rows` waits for."""
         self._sums: dict[str, Any] = {}
         """How a step begins the sum of its gradient, if there is a group."""
         self._work: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
         self._thread = threading.main_thread()
+        done: dict[type[Effect], Callable[[Any], Event | None]] = {
+            BuildModel: self._build,
+            LoadBuffers: self._load_buffers,
+            WriteFrozen: lambda effect: self._frozen.write(self._replica, effect.file),
+            LoadFrozen: lambda effect: self._frozen.load(self._replica, effect),
+            Compute: self._compute,
+            NameRows: self._name_rows,
+            RunEngine: self._run_engine,
+            StepAlong: self._step_along,
+            ExchangeOwn: self._exchange_own,
+            TakeComputeState: self._take_state,
+            RestoreComputeState: self._restore_state,
+            RunEvaluation: self._evaluate,
+        }
+        for kind, how in done.items():
+            loop.perform(kind, partial(self._put, how), anywhere=kind in (Compute, StepAlong))
+        loop.perform(LocateTask, self._locate)
+        loop.perform(BringRows, lambda effect: self._brought.put(effect.values))
 
     def sum_by(self, begin: Callable[[int, float], Any]) -> None:
         """In this thread: begin(elements, weight) of a gradient that is summed (`Compute.sums`)."""
         if self._ranks is None:
             self._sums = {"begin_sum": begin}
 
-    def build(self, effect: BuildModel) -> None:
-        self._work.put(partial(self._build, effect))
-
-    def load_buffers(self, effect: LoadBuffers) -> None:
-        self._work.put(partial(self._load_buffers, effect))
-
-    def write_frozen(self, effect: WriteFrozen) -> None:
-        self._work.put(lambda: self._frozen.write(self._replica, effect.file))
-
-    def load_frozen(self, effect: LoadFrozen) -> None:
-        self._work.put(lambda: self._frozen.load(self._replica, effect))
-
-    def compute(self, effect: Compute) -> None:
-        self._work.put(partial(self._compute, effect))
-
-    def name_rows(self, effect: NameRows) -> None:
-        self._work.put(partial(self._name_rows, effect))
-
-    def run_engine(self, effect: RunEngine) -> None:
-        self._work.put(partial(self._run_engine, effect))
-
-    def step_along(self, effect: StepAlong) -> None:
-        self._work.put(partial(self._step_along, effect))
-
-    def exchange_own(self, effect: ExchangeOwn) -> None:
-        self._work.put(partial(self._exchange_own, effect))
-
-    def take_state(self, effect: TakeComputeState) -> None:
-        self._work.put(self._take_state)
-
-    def restore_state(self, effect: RestoreComputeState) -> None:
-        self._work.put(partial(self._restore_state, effect))
-
-    def evaluate(self, effect: RunEvaluation) -> None:
-        self._work.put(partial(self._evaluate, effect))
+    def _put(self, how: Callable[[Any], Event | None], effect: Effect) -> None:
+        self._work.put(partial(how, effect))
 
     def finish(self, work: Callable[[], None]) -> None:
         """What the main thread does last."""
         self._work.put(work)
 
-    def locate(self, _: LocateTask) -> None:
+    def _locate(self, _: LocateTask) -> None:
         """Write into the log where the task is that does not come back, and tell the role."""
         from daemons.worker.stack_dump import whereabouts
 
@@ -330,10 +316,6 @@ class ComputeThread:
         steps = [[batch for batch, _ in each.batches] for each in self._named.values()]
         return RowsNamed(self._replica.rows.name(steps))
 
-    def bring_rows(self, effect: BringRows) -> None:
-        """In another thread: this one waits for them."""
-        self._brought.put(effect.values)
-
     def _fetch_rows(self, rows: Array) -> Array:
         self._loop.post(RowsWanted(rows))
         try:
@@ -372,7 +354,7 @@ class ComputeThread:
             self._stepper.inner.take_packed(effect.take)
         return EngineRan((self._stepper.inner.packed(),))
 
-    def _take_state(self) -> ComputeStateTaken:
+    def _take_state(self, _: TakeComputeState) -> ComputeStateTaken:
         state = self._stepper.state()
         if self._engine is not None:
             with self._all_ranks("state"):

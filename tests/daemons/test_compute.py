@@ -87,9 +87,6 @@ def prepared(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., Loop]]:
         thread = ComputeThread(loop, job)
         threading.Thread(target=thread.run, name="compute", daemon=True).start()
         threads.append(thread)
-        loop.perform(BuildModel, thread.build)
-        loop.perform(LoadBuffers, thread.load_buffers)
-        loop.perform(Compute, thread.compute)
         return loop
 
     yield prepare

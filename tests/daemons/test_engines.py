@@ -94,10 +94,6 @@ def does(tmp_path: Path, monkeypatch, run_script) -> Callable[..., list[Event]]:
         loop = Loop()
         thread = ComputeThread(loop, job, f"counting:{engine}")
         threading.Thread(target=thread.run, name="compute", daemon=True).start()
-        loop.perform(BuildModel, thread.build)
-        loop.perform(RunEngine, thread.run_engine)
-        loop.perform(TakeComputeState, thread.take_state)
-        loop.perform(RestoreComputeState, thread.restore_state)
         events: list[Event] = run_script(loop, BuildModel(0, 1), *effects, awaited=1 + awaited)
         return events[1:] if isinstance(events[0], ModelBuilt) else events
 
