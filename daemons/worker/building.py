@@ -5,7 +5,7 @@ that computes gradients.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from daemons.worker import fitting, inner, weights
 from daemons.worker.clients import clients_of, dataset_of, round_samples
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
-from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.orders import chosen_by
 from daemons.worker.ranks import Ranks
 from daemons.worker.replica import Replica, choose_device, seed_all
@@ -54,7 +53,6 @@ def build(
     slot: int,
     processes: int,
     run: Path | None = None,
-    lost: Callable[[LoaderLost], None] = lambda _: None,
     *,
     finds: bool = False,
     ranks: Ranks | None = None,
@@ -62,8 +60,8 @@ def build(
     """Load the task of a job; sets the number of torch's threads.
 
     slot: the worker's, which spreads workers over GPUs. processes: that load the data; 0: none.
-    run: directory of the run whose code it is to be (`kept_code.py`); None: as it is. lost: told in
-    another thread when a process that loads the data has ended. finds: look for the batch size.
+    run: directory of the run whose code it is to be (`kept_code.py`); None: as it is. finds: look
+    for the batch size.
     ranks: the other processes of the replica, which have been started; None: it is whole. Raises
     TaskError for what is wrong with the task, DlctlError if there is no such device, RanksEnded.
     """
@@ -80,7 +78,6 @@ def build(
         processes=processes,
         collate=task.collate,
         place=task.place("dataset"),
-        lost=lost,
         draw=chosen_by(task, dataset, job.job.seed),
         tolerant=job.data.bad_samples_max > 0,
         clients=clients,

@@ -215,7 +215,7 @@ class ComputeThread:
             self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
         self._stepper, self._loader, samples, batch_size, shards, clients = build(
-            self._job, effect.slot, processes, self._run, self._loop.fail, finds=effect.finds,
+            self._job, effect.slot, processes, self._run, finds=effect.finds,
             ranks=self._ranks if self._job.replica.ranks > 1 else None,
         )  # fmt: skip
         replica = self._stepper.replica

@@ -11,6 +11,8 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,15 +20,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default_collate
 
-from daemons.worker.loader_watch import LoaderLost, LoaderWatch
+from daemons.worker.failures import KILLED, ProcessLost, how_it_ended
 from daemons.worker.orders import Draw, Order, Rows
 from daemons.worker.task import TaskError, blame, calling
 from dlctl.clients import Clients
 from dlctl.flat import slice_bounds
 
 _CPU = torch.device("cpu")
-LOADING_S_MAX = 600
-"""For one batch: a sample that cannot leave its process would be waited for without an end."""
+BLAME_S = 1.0
+"""An error in what a process has sent may be about its end, which is seen a little later."""
 
 
 Collate = Callable[[list[Any]], Any]
@@ -40,13 +42,19 @@ def no_errors_from_signals() -> None:
     _utils.signal_handling._SIGCHLD_handler_set = True
 
 
+class LoaderLost(ProcessLost):
+    """A process that loads the data has ended: torch looks for that every 5 s. A batch that it has
+    begun is lost with it, and torch starts no other: the worker is replaced.
+    """
+
+
 class PortionLoader:
     """Reads a map-style dataset portion by portion, with `processes` of torch's DataLoader; with
     none of them it loads each batch when it is asked for.
 
     collate: makes a batch of a list of samples; None: torch's default_collate. place: of the
-    dataset, for errors that no line of the user's has raised. lost: told in another thread when a
-    process has ended by itself. draw: the order of each data epoch, if the task has one of its own.
+    dataset, for errors that no line of the user's has raised. draw: the order of each data epoch,
+    if the task has one of its own.
     tolerant: a batch goes on without samples that fail to load. clients: whose rows are whose.
     pieces: what each batch is cut into, if it has as many samples; a step has as many batches more.
     Call `close` to end the processes.
@@ -63,7 +71,6 @@ class PortionLoader:
         collate: Collate | None = None,
         accumulate: int = 1,
         place: str | None = None,
-        lost: Callable[[LoaderLost], None] = lambda _: None,
         draw: Draw | None = None,
         tolerant: bool = False,
         clients: Clients | None = None,
@@ -82,8 +89,8 @@ class PortionLoader:
         # One of its own, or every portion would shift the replica's dropout.
         self._dice = torch.Generator().manual_seed(seed)
         self._loader = self._with(processes) if processes else None
-        self._place, self._lost = place, lost
-        self._watch: LoaderWatch | None = None
+        self._place = place
+        self._processes: list[BaseProcess] = []
         self._waits = False
         self._stream: Iterator[Any] = iter(())
         self._next: tuple[int, int, int, int] | None = None
@@ -131,7 +138,7 @@ class PortionLoader:
 
         Asked for in order, the batches of a portion are loaded ahead; any other order costs a new
         start. shard: the client, if the dataset is cut into clients. Raises TaskError for what
-        the dataset raises, LoaderLost if a process has ended or does not come back.
+        the dataset raises, LoaderLost if a process has ended.
         """
         assert 0 <= start < stop
         client = shard if self.clients is not None else -1
@@ -173,9 +180,9 @@ class PortionLoader:
             batch = next(self._stream)
         except Exception as error:
             self._next = None
-            if self._watch is None:
+            if not self._processes:
                 raise
-            raise self._watch.blame(error) from error
+            raise self._blame(error) from error
         finally:
             self._waits = False
         if isinstance(batch, TaskError):
@@ -185,15 +192,28 @@ class PortionLoader:
 
     def waits_for(self) -> tuple[str, str] | None:
         """(file:line of the dataset, what is waited for), while a batch of the processes is."""
-        if self._watch is None or not self._waits:
+        if not self._processes or not self._waits:
             return None
-        pids = ", ".join(map(str, self._watch.pids))
-        return self._place or "", f"no batch has come from those that load the data, pids {pids}"
+        return self._place or "", f"no batch has come from those that load the data, {self._pids}"
+
+    @property
+    def _pids(self) -> str:
+        return f"pids {', '.join(str(process.pid) for process in self._processes)}"
+
+    def _blame(self, error: Exception) -> LoaderLost:
+        """What an error of torch's comes from, as it waits for the processes."""
+        wait([process.sentinel for process in self._processes], BLAME_S)
+        for process in self._processes:
+            if (status := process.exitcode) is not None:
+                text = f"a process that loads the data, pid {process.pid}, {how_it_ended(status)}"
+                if status == KILLED[0]:
+                    text += "; perhaps for want of memory (dmesg says so): lower "
+                    text += "workers.loader_processes"
+                return LoaderLost(text, by_itself=status not in KILLED)
+        return LoaderLost(f"nothing comes from those that load the data, {self._pids}: {error}")
 
     def close(self) -> None:
         """End the loader's processes."""
-        if self._watch is not None:
-            self._watch.close()
         self._stream = iter(())
         self._next = self._loader = None
 
@@ -204,7 +224,6 @@ class PortionLoader:
             collate_fn=_first,
             num_workers=processes,
             persistent_workers=True,
-            timeout=LOADING_S_MAX,
             worker_init_fn=_leave_signals_to_the_worker,
             generator=self._dice,
         )
@@ -232,17 +251,16 @@ class PortionLoader:
             self._begin_pass(self._loader)
 
     def _begin_pass(self, loader: DataLoader[Any]) -> None:
-        if self._watch is not None:
+        if self._processes:
             try:
                 self._stream = iter(loader)
             except Exception as error:
-                raise self._watch.blame(error) from error
+                raise self._blame(error) from error
             return
         others = {*multiprocessing.active_children()}
         with calling("starting to load the data"):
             self._stream = iter(loader)
-        ours = {*multiprocessing.active_children()} - others
-        self._watch = LoaderWatch([*ours], self._lost)
+        self._processes = [*{*multiprocessing.active_children()} - others]
 
 
 class _Batches:

@@ -15,7 +15,7 @@ import pytest
 from daemons.loop import Loop
 from daemons.worker import compute
 from daemons.worker.compute import ComputeThread
-from daemons.worker.loader_watch import LoaderLost
+from daemons.worker.data import LoaderLost
 from dlctl import config
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.machine import Effect, Event, Exit, Started

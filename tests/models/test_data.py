@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-import queue
+import os
 import random
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from daemons.worker.data import PortionLoader
-from daemons.worker.loader_watch import LoaderLost
+from daemons.worker.data import LoaderLost, PortionLoader
 from daemons.worker.orders import permuted
 from daemons.worker.task import TaskError
 
@@ -235,15 +235,10 @@ def test_samples_that_do_not_fit_together_are_an_error_of_the_task(loader):
 
 
 def kill_this_process() -> None:
-    import os
-    import signal
-
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave_this_process() -> None:
-    import os
-
     os._exit(3)
 
 
@@ -254,41 +249,38 @@ def leave_this_process() -> None:
         (leave_this_process, "has ended with exit code 3", 1),
     ],
 )
-def test_a_loader_process_that_ends_is_no_error_of_the_task_and_told_at_once(does, how, code):
-    """In the thread that waits for it, too, when torch looks for it."""
-    told: queue.SimpleQueue[LoaderLost] = queue.SimpleQueue()
-    data = PortionLoader(
-        Faulty(does), batch_size=4, seed=0, shuffle=False, processes=1, lost=told.put
-    )
+def test_a_loader_process_that_ends_is_no_error_of_the_task(does, how, code):
+    data = PortionLoader(Faulty(does), batch_size=4, seed=0, shuffle=False, processes=1)
     with pytest.raises(LoaderLost) as caught:
         data.batch(0, 12, 16, 0)
-    errors = caught.value, told.get(timeout=20)
     data.close()
-    for error in errors:
-        assert error.message.startswith("a process that loads the data, pid ")
-        assert how in error.message
-        assert error.exit_code == code
-        assert not isinstance(error, TaskError)
+    error = caught.value
+    assert error.message.startswith("a process that loads the data, pid ")
+    assert how in error.message
+    assert error.exit_code == code
+    assert not isinstance(error, TaskError)
 
 
-def test_a_batch_that_no_process_sends_is_named_and_not_waited_for_forever(monkeypatch):
-    monkeypatch.setattr("daemons.worker.data.LOADING_S_MAX", 0.3)
-    slow = Faulty(threading.Event().wait)
-    told: list[LoaderLost] = []
+def test_what_is_waited_for_is_named_while_no_batch_comes():
+    """Until the processes end; the worker role says how long that takes."""
     data = PortionLoader(
-        slow, batch_size=4, seed=0, shuffle=False, processes=1, place="train.py:7", lost=told.append
-    )
+        Faulty(threading.Event().wait),
+        batch_size=4, seed=0, shuffle=False, processes=1, place="train.py:7",
+    )  # fmt: skip
     assert data.waits_for() is None
     with ThreadPoolExecutor(1) as thread:
         batch = thread.submit(data.batch, 0, 12, 16, 0)
         while (waits := data.waits_for()) is None:
             assert not batch.done()
-        with pytest.raises(LoaderLost, match=r"pids \d+, send nothing: DataLoader timed out"):
-            batch.result(timeout=20)
-    assert waits[0] == "train.py:7"
+        place, text = waits
+        assert place == "train.py:7"
+        pid = int(text.rpartition(" ")[2])
+        assert text == f"no batch has come from those that load the data, pids {pid}"
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(LoaderLost, match=rf"pid {pid}, was ended by SIGKILL"):
+            batch.result(timeout=30)
     assert data.waits_for() is None
     data.close()
-    assert told == [], "what is closed is meant to end"
 
 
 class Torn:
