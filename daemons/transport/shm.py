@@ -38,7 +38,6 @@ from typing import NamedTuple
 import numpy as np
 
 from daemons.transport import shm_layout
-from daemons.transport.shm_fallback import ShmFallback
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
 from dlctl.util import threads
@@ -50,6 +49,9 @@ FRAME_BYTES_MIN = 128 * 1024
 """Frames from this on lie in a slot; below, the socket is as fast."""
 PATIENCE_S = 10.0
 """A loan that is not back by then is given up."""
+PAUSE_S = 60.0
+"""Whoever has not found a loan gets its messages sent for so long: /proc may be closed where it
+lives, or it takes longer than slots are kept for."""
 KEEP_S = 1.0
 """Memory that is needed more often than this is kept for the next time; other memory goes at once.
 Between two rounds of many steps it would be a copy of the model that nobody needs.
@@ -87,8 +89,6 @@ class Slot:
         self.used_at = -math.inf
         self.is_kept = False
         """Once it is free, for it was soon used again."""
-        self.receiver: Hashable = None
-        """Of the newest loan, until it is known how that went."""
         self.is_given_up = False
         self.fd = os.memfd_create("dlctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         _descriptors.add(self.fd)  # Before what takes long: another thread may fork meanwhile.
@@ -119,12 +119,11 @@ class Slot:
 
     def take_back(self, number: int) -> None:
         """A loan that was never sent is over."""
-        self._notes[_RETURNED], self.receiver = number, None
+        self._notes[_RETURNED] = number
 
-    def lend(self, frames: Frames, receiver: Hashable) -> Frames:
+    def lend(self, frames: Frames) -> Frames:
         """What to send instead of `frames`."""
         self.number += 1
-        self.receiver = receiver
         lengths, rest = shm_layout.split(frames, FRAME_BYTES_MIN)
         places, _ = shm_layout.places(lengths)
         for frame, place, length in zip(frames, places, lengths, strict=True):
@@ -183,7 +182,8 @@ class Lender:
 
     def __init__(self) -> None:
         self._slots: list[Slot] = []
-        self._misses = ShmFallback()
+        self._missed: dict[Hashable, float] = {}
+        """Receiver that has not found a loan -> when that was."""
         self._closed_at = -math.inf
         """When the newest of those was used that are gone."""
 
@@ -192,7 +192,7 @@ class Lender:
 
         None: this message has to travel by itself.
         """
-        if self._misses.is_paused(receiver):
+        if receiver in self._missed:
             return None
         _, need = shm_layout.places([len(frame) for frame in frames])
         slot = self._find(need)
@@ -201,15 +201,11 @@ class Lender:
         now = time.monotonic()
         slot.is_kept = now < max(slot.used_at, self._closed_at) + KEEP_S
         slot.used_at = now
-        lent = slot.lend(frames, receiver)
+        lent = slot.lend(frames)
         return lent, Loan(slot, slot.number)
 
     def _find(self, need: int) -> Slot | None:
         free = [slot for slot in self._slots if slot.is_free]
-        for slot in free:
-            if slot.receiver is not None:
-                self._misses.found(slot.receiver)
-                slot.receiver = None
         fitting = [slot for slot in free if need <= slot.nbytes <= 4 * need]
         if fitting:
             return min(fitting, key=lambda slot: slot.nbytes)
@@ -239,7 +235,11 @@ class Lender:
         *_, cookie, number = _HEAD.unpack(head)
         for slot in [s for s in self._slots if (s.cookie, s.number) == (cookie, number)]:
             self._close(slot)
-        self._misses.add(receiver)
+        self._missed[receiver] = time.monotonic()
+        who = receiver if isinstance(receiver, str) else "a peer"
+        log.warning(
+            "%s does not find what lies in shared memory; it is sent for %.0f s", who, PAUSE_S
+        )
 
     def trim(self) -> None:
         """Let go what will hardly be needed again soon: the receiver has it from when it finds it,
@@ -251,15 +251,13 @@ class Lender:
 
     def check(self) -> None:
         """A chore: give up what does not come back, and what is not used."""
-        self._misses.check()
         now = time.monotonic()
+        self._missed = {who: at for who, at in self._missed.items() if now < at + PAUSE_S}
         for slot in [*self._slots]:
             if now > slot.used_at + (KEEP_S if slot.is_free else PATIENCE_S):
                 self._close(slot)
 
     def _close(self, slot: Slot) -> None:
-        if slot.was_found(slot.number) and slot.receiver is not None:
-            self._misses.found(slot.receiver)
         self._closed_at = max(self._closed_at, slot.used_at)
         self._slots.remove(slot)
         slot.close()

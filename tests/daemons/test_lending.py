@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from repeated import times
 
 from daemons.loop import Loop
-from daemons.transport import shm, shm_fallback
+from daemons.transport import shm
 from daemons.transport.shm import Borrower, Lender
 from daemons.transport.sockets import Transport
 from dlctl import messages as m
@@ -194,7 +194,7 @@ def test_who_comes_too_late_finds_nothing(lender: Lender, clock: list[float]) ->
 def test_a_peer_that_is_away_is_no_reason_to_stop_lending(
     lender: Lender, clock: list[float]
 ) -> None:
-    for _ in range(2 * shm_fallback.MISSES_MAX):
+    for _ in range(2):
         lend(lender, frames_of(1))
         clock[0] += shm.PATIENCE_S + 1
         lender.check()
@@ -204,81 +204,27 @@ def test_a_peer_that_is_away_is_no_reason_to_stop_lending(
 def test_to_who_finds_nothing_messages_are_sent_for_a_while(
     lender: Lender, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(shm_fallback.MISSES_MAX):
-        sent, loan = lend(lender, frames_of(1))
-        lender.missed(shm.not_found(sent)[0], RECEIVER)
-        assert loan.is_over
+    """To that one alone."""
+    sent, loan = lend(lender, frames_of(1))
+    lender.missed(shm.not_found(sent)[0], RECEIVER)
+    assert loan.is_over
     assert lender.lend(frames_of(1), RECEIVER) is None
+    assert lender.lend(frames_of(1), OTHER) is not None
     assert "server-0 does not find" in caplog.text
-    clock[0] += shm_fallback.PAUSE_S
+    clock[0] += shm.PAUSE_S
+    lender.check()
     assert lender.lend(frames_of(1), RECEIVER) is not None
-
-
-def test_who_finds_nothing_is_paused_whoever_finds_everything_meanwhile(lender: Lender) -> None:
-    """One gives back what is lent to it, as ever; of the other one three messages are lost."""
-    sound, lost = Borrower(), 0
-    for _ in range(20):
-        sent, loan = lend(lender, frames_of(1), OTHER)
-        assert sound.read(sent, MAX) is not None
-        sound.give_back()
-        assert loan.is_over
-        lent = lender.lend(frames_of(2), RECEIVER)
-        if lent is not None:
-            lost += 1
-            lender.missed(shm.not_found(lent[0])[0], RECEIVER)
-    assert lost == shm_fallback.MISSES_MAX
-    assert lender.lend(frames_of(1), OTHER) is not None, "the sound one has no pause"
-
-
-def test_what_a_receiver_gives_back_ends_a_row_of_its_own_and_a_loan_never_sent_does_not(
-    lender: Lender,
-) -> None:
-    def misses_one() -> None:
-        lender.missed(shm.not_found(lend(lender, frames_of(1))[0])[0], RECEIVER)
-
-    for _ in range(shm_fallback.MISSES_MAX - 1):
-        misses_one()
-    borrower = Borrower()
-    assert borrower.read(lend(lender, frames_of(1))[0], MAX) is not None
-    borrower.give_back()
-    for _ in range(shm_fallback.MISSES_MAX - 1):
-        misses_one()
-    lend(lender, frames_of(1))[1].cancel()
-    misses_one()
-    assert lender.lend(frames_of(1), RECEIVER) is None
-
-
-def test_what_comes_back_late_does_not_end_a_pause(lender: Lender) -> None:
-    borrower = Borrower()
-    read = borrower.read(lend(lender, frames_of(1))[0], MAX)
-    for _ in range(shm_fallback.MISSES_MAX):
-        lender.missed(shm.not_found(lend(lender, frames_of(1))[0])[0], RECEIVER)
-    del read
-    borrower.give_back()
-    lend(lender, frames_of(1), OTHER)
-    assert lender.lend(frames_of(1), RECEIVER) is None
-
-
-def test_receivers_that_are_gone_are_forgotten(clock: list[float]) -> None:
-    kept = shm_fallback.ShmFallback()
-    for number in range(3 * shm_fallback.RECEIVERS_MAX):
-        kept.add(number)
-        assert len(kept._of) <= shm_fallback.RECEIVERS_MAX
-    clock[0] += shm_fallback.PAUSE_S
-    kept.check()
-    assert not kept._of
 
 
 def test_what_is_looked_for_only_when_it_was_given_up_counts_as_well(
     lender: Lender, clock: list[float]
 ) -> None:
     """A receiver that needs longer than slots are kept for must get its messages in another way."""
-    for _ in range(shm_fallback.MISSES_MAX):
-        sent, _ = lend(lender, frames_of(1))
-        clock[0] += shm.PATIENCE_S + 1
-        lender.check()
-        assert Borrower().read(sent, MAX) is None
-        lender.missed(shm.not_found(sent)[0], RECEIVER)
+    sent, _ = lend(lender, frames_of(1))
+    clock[0] += shm.PATIENCE_S + 1
+    lender.check()
+    assert Borrower().read(sent, MAX) is None
+    lender.missed(shm.not_found(sent)[0], RECEIVER)
     assert lender.lend(frames_of(1), RECEIVER) is None
 
 
@@ -435,12 +381,7 @@ def test_between_two_ends_of_a_unix_socket_a_shard_is_not_sent(tmp_path: Path) -
         there.close()
 
 
-def _missed(transport: Transport) -> int:
-    """Loans in a row that it was told of as not found."""
-    return sum(missed.times for missed in transport.bulk._lender._misses._of.values())
-
-
-def test_where_proc_is_closed_three_messages_are_lost_and_then_all_are_sent(
+def test_where_proc_is_closed_one_message_is_lost_and_then_all_are_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     values = np.ones(LARGE, np.float32)
@@ -448,17 +389,24 @@ def test_where_proc_is_closed_three_messages_are_lost_and_then_all_are_sent(
     monkeypatch.setattr(shm, "_open", lambda pid, fd, cookie: None)
     try:
         there.connect("server-0", here.listen(f"ipc://{tmp_path}/socket"))
-        came, deadline, sent = [], time.monotonic() + COME_S, 0
+        message, came = m.Initialise(0, 1, values, values[:0]), list[m.Message]()
+
+        def serve() -> None:
+            for transport in (here, there):
+                for source, _ in transport.poller.poll(50):
+                    came.extend(message for _, message, _ in transport.receive(source))
+
+        deadline = time.monotonic() + COME_S
+        there.send("server-0", message)
+        while not there.bulk._lender._missed:
+            assert time.monotonic() < deadline
+            serve()
+        assert not came
+        there.send("server-0", message)
         while not came:
             assert time.monotonic() < deadline
-            there.send("server-0", m.Initialise(0, 1, values, values[:0]))
-            sent += 1
-            while not came and _missed(there) < sent:
-                assert time.monotonic() < deadline
-                for transport in (here, there):
-                    for source, _ in transport.poller.poll(50):
-                        came += [message for _, message, _ in transport.receive(source)]
-        assert sent == shm_fallback.MISSES_MAX + 1
+            serve()
+        assert isinstance(came[0], m.Initialise)
         assert np.array_equal(came[0].values, values)
         assert "server-0 does not find" in caplog.text
     finally:
