@@ -14,9 +14,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable
 
 log = logging.getLogger("dlctl")
 BUSY_S = 0.5
@@ -71,38 +69,13 @@ def write_out_files() -> None:
     """What a file that is open still has in its buffers, from the outermost buffer inwards. What
     cannot be written is in the log.
     """
-    files = [file for file in gc.get_objects() if issubclass(type(file), io.IOBase)]
-    ours = (sys.stdout, sys.stderr)
-    for file in _writable(files, (io.TextIOWrapper,)):
-        _write_out(file, "flush")
-    # Those of Python's own classes, as GzipFile, have an end to write.
-    for file in _writable(files, (io.BufferedIOBase, io.TextIOBase)):
-        if type(file).__module__ != "_io" and file not in ours:
-            _write_out(file, "close")
-    for archive in _open_archives():
-        _write_out(archive, "close")
-    for file in _writable(files, (io.BufferedWriter, io.BufferedRandom)):
-        _write_out(file, "flush")
-
-
-def _writable(files: list[Any], kinds: tuple[type, ...]) -> Iterator[Any]:
-    for file in files:
-        with suppress(Exception):  # Of a class of the task's, or its buffer is detached.
-            if issubclass(type(file), kinds) and not file.closed and file.writable():
-                yield file
-
-
-def _open_archives() -> list[Any]:
-    """They write their table of contents when they are closed; an import now would be for none."""
-    zipfile = sys.modules.get("zipfile")
-    if zipfile is None:
-        return []
-    return [x for x in gc.get_objects() if issubclass(type(x), zipfile.ZipFile) and x.mode != "r"]
-
-
-def _write_out(file: Any, how: str) -> None:
-    try:
-        getattr(file, how)()
-    except Exception as error:
-        name = getattr(file, "name", None) or getattr(file, "filename", None) or type(file).__name__
-        log.warning("a file that the task left open cannot be written, %s: %s", name, error)
+    buffered = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    files = [file for file in gc.get_objects() if issubclass(type(file), buffered)]
+    for file in sorted(files, key=lambda file: not isinstance(file, io.TextIOWrapper)):
+        try:
+            file.flush()
+        except ValueError:
+            continue  # It is closed, or its buffer is detached.
+        except Exception as error:
+            name = getattr(file, "name", type(file).__name__)
+            log.warning("a file that the task left open cannot be written, %s: %s", name, error)
