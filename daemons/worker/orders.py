@@ -23,9 +23,8 @@ Rows = npt.NDArray[np.int64]
 """Of the dataset, by number."""
 Draw = Callable[[int], Rows]
 """Data epoch -> its whole order."""
-SHUFFLED_IN_MEMORY_MAX = 2**26
-"""Samples of a dataset whose whole order is made at once: 8 bytes of each, in every worker."""
-_ROUNDS = 4
+SHUFFLED_MAX = 2**32
+"""Samples: the whole order is made at once, 4 bytes of each, in every worker."""
 ORDERS_KEPT = 2
 """Around the end of a data epoch portions of two epochs are in work."""
 
@@ -39,7 +38,12 @@ class Order:
         """size: samples of the dataset. draw: the task's own order. Raises TaskError."""
         self._size, self._seed, self._shuffle = size, seed, shuffle
         self._draw = draw
-        self._kept: dict[int, Rows] = {}
+        self._kept: dict[int, npt.NDArray[Any]] = {}
+        if shuffle and draw is None and size > SHUFFLED_MAX:
+            raise TaskError(
+                f"task.dataset() has {size} samples; at most {SHUFFLED_MAX} can be shuffled",
+                hint="set data.shuffle = false, or make it a stream, which shuffles by itself",
+            )
         self.length, self.digest = size, ""
         if draw is not None:
             first = self._whole(0)
@@ -49,21 +53,20 @@ class Order:
         """Which samples stand at [start, stop) of the order of a data epoch. Raises TaskError."""
         if self._draw is None and not self._shuffle:
             return np.arange(start, stop)
-        if self._draw is None and self._size > SHUFFLED_IN_MEMORY_MAX:
-            return permuted(np.arange(start, stop), self._size, [self._seed, data_epoch])
-        return self._whole(data_epoch)[start:stop]
+        return self._whole(data_epoch)[start:stop].astype(np.int64, copy=False)
 
-    def _whole(self, data_epoch: int) -> Rows:
+    def _whole(self, data_epoch: int) -> npt.NDArray[Any]:
         if data_epoch not in self._kept:
             while len(self._kept) >= ORDERS_KEPT:
                 del self._kept[next(iter(self._kept))]
             self._kept[data_epoch] = self._made(data_epoch)
         return self._kept[data_epoch]
 
-    def _made(self, data_epoch: int) -> Rows:
+    def _made(self, data_epoch: int) -> npt.NDArray[Any]:
         if self._draw is not None:
             return self._draw(data_epoch)
-        return np.random.default_rng([self._seed, data_epoch]).permutation(self._size)
+        dice = np.random.default_rng([self._seed, data_epoch])
+        return dice.permutation(np.arange(self._size, dtype=np.uint32))
 
 
 def chosen_by(task: Task, dataset: Any, seed: int) -> Draw | None:
@@ -131,30 +134,3 @@ def _drawing(seed: list[int]) -> Iterator[None]:
         random.setstate(before[0])
         np.random.set_state(before[1])
         torch.default_generator.set_state(before[2])
-
-
-def permuted(places: Rows, size: int, seed: list[int]) -> Rows:
-    """What a random order of range(size) has at these places, without the rest of it.
-
-    A Feistel network of four rounds permutes the numbers of an even number of bits, at most four
-    times as many as there are samples; what falls behind the end is permuted on until it does not.
-    """
-    half = np.uint64(((size - 1).bit_length() + 1) // 2)
-    mask = (np.uint64(1) << half) - np.uint64(1)
-    keys = np.random.default_rng(seed).integers(0, 2**64, _ROUNDS, np.uint64)
-    found = places.astype(np.uint64)
-    outside = np.ones(len(found), bool)
-    while outside.any():
-        left, right = found[outside] >> half, found[outside] & mask
-        for key in keys:
-            left, right = right, left ^ (_mixed(right ^ key) & mask)
-        found[outside] = left << half | right
-        outside = found >= size
-    return found.astype(np.int64)
-
-
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finalizer of splitmix64: every bit depends on all of them."""
-    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return values ^ values >> np.uint64(31)
