@@ -112,13 +112,9 @@ REFUSED: dict[str, tuple[Does, str]] = {
         lambda model, step: setattr(model, "unused", None),
         'parameter "unused.bias" was removed after model() had returned',
     ),
-    "a frozen layer": (
-        lambda model, step: let_train(model.online.weight, step < 7),
-        'parameter "online.weight" was trained, and has been frozen (requires_grad=False) for 10 ',
-    ),
     "a layer that is trained later": (
         lambda model, step: let_train(model.slow, step > 7),
-        'parameter "slow.weight" was frozen, and has been trained (requires_grad=True) for 10 ',
+        'parameter "slow.weight" was frozen, and has been trained (requires_grad=True)',
     ),
 }
 
@@ -126,7 +122,6 @@ REFUSED: dict[str, tuple[Does, str]] = {
 @pytest.mark.parametrize("how", REFUSED)
 def test_a_change_that_would_be_lost_is_refused_and_named(replica_of, monkeypatch, how):
     monkeypatch.setattr(model_changes, "LOOK_S", 0.0)
-    monkeypatch.setattr(model_changes, "SHARE", 1e9)
     does, says = REFUSED[how]
     replica = replica_of(does)
     with pytest.raises(TaskError) as caught:
@@ -154,7 +149,6 @@ def harmless(model: Net, step: int) -> None:
 @pytest.mark.parametrize("does", [in_turns, harmless])
 def test_what_is_not_lost_goes_on(replica_of, monkeypatch, does, caplog):
     monkeypatch.setattr(model_changes, "LOOK_S", 0.0)
-    monkeypatch.setattr(model_changes, "SHARE", 1e9)
     replica = replica_of(does)
     for _ in range(40):
         step = replica.gradient(BATCH)
@@ -162,17 +156,6 @@ def test_what_is_not_lost_goes_on(replica_of, monkeypatch, does, caplog):
         replica.load_frozen({n: value + 1 for n, value in enumerate(replica.frozen())})
         replica.evaluate(replica.parameters, replica.averaged())
     assert not caplog.records
-
-
-def test_what_the_task_writes_into_trained_weights_is_warned_of_once(replica_of, caplog):
-    def clamp(model: Net, step: int) -> None:
-        with torch.no_grad():
-            model.online.weight.mul_(0.9)
-
-    replica = replica_of(clamp)
-    steps_of(replica, 4)
-    (record,) = caplog.records
-    assert 'task.loss itself changes the trained parameter "online.weight"' in record.getMessage()
 
 
 @pytest.mark.parametrize("when", ["before", "in"])
@@ -190,14 +173,14 @@ def test_an_evaluation_is_not_of_a_model_that_is_not_saved(replica_of, monkeypat
 
 
 def test_looks_become_seldom(replica_of, monkeypatch):
-    """After 1, 2, 4 ... steps, and else once a second at most."""
+    """After 1, 2, 4 ... steps, and else every 10 s."""
     now = [100.0]
     monkeypatch.setattr(model_changes, "time", SimpleNamespace(monotonic=lambda: now[0]))
     replica = replica_of(lambda model, step: None)
     made, looks = [0], []
     monkeypatch.setattr(replica._changes, "check", lambda: looks.append(made[0]))
     for made[0] in range(1, 40):
-        now[0] += 0.2
+        now[0] += 2
         replica.gradient(BATCH)
     assert looks[:6] == [1, 2, 4, 8, 13, 16]
     assert len(looks) <= 5 + 39 * 0.2 + 1
