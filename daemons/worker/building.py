@@ -122,7 +122,7 @@ def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = Non
     make_first_calls()
     seed_all(job.job.seed)  # A dataset that is drawn while the file is imported is one for all.
     task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent, run)
-    if job.job.stop.target and not task.has_evaluate:
+    if job.job.stop.target and not task.has("evaluate"):
         raise TaskError(
             f'job.stop.target is "{job.job.stop.target}", and the task has no evaluate',
             where=task.place("loss"),

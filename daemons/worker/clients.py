@@ -52,7 +52,7 @@ def clients_of(job: JobFile, task: Task, dataset: Any) -> Clients | None:
     data, place = job.data, task.place("dataset")
     if not data.clients:
         return None
-    if is_stream(dataset) or task.has_sampler or task.has_weights:
+    if is_stream(dataset) or task.has("sampler") or task.has("sample_weights"):
         raise TaskError(
             "data.clients cuts a dataset into clients, and this one has an order of its own",
             where=place,

@@ -241,7 +241,7 @@ class ComputeThread:
             samples,
             replica.parameters,
             self._averaged,
-            replica.task.has_finish,
+            replica.task.has("finish"),
             self._frozen.digests(replica) if self._frozen is not None else b"",
             replica.lacks_weights,
             self._loader.clients.digest if clients else self._loader.order.digest,

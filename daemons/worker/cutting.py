@@ -79,7 +79,7 @@ def without_values(model: nn.Module, device: torch.device) -> nn.Module:
 
 def cut_by_fsdp(task: Task, model: nn.Module, mesh: DeviceMesh) -> None:
     """Raises TaskError."""
-    if task.has_parallelize:
+    if task.has("parallelize"):
         task.parallelize(model, mesh)
     else:
         frozen = {p for p in model.parameters() if not p.requires_grad}
@@ -96,7 +96,7 @@ def cut_by_fsdp(task: Task, model: nn.Module, mesh: DeviceMesh) -> None:
 
 def cut_by_tensors(task: Task, model: nn.Module, mesh: DeviceMesh) -> None:
     """Raises TaskError."""
-    if task.has_parallelize:
+    if task.has("parallelize"):
         task.parallelize(model, mesh)
         return
     plan = _expanded(task, model, task.tensor_plan(model))

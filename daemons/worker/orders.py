@@ -71,22 +71,25 @@ class Order:
 
 def chosen_by(task: Task, dataset: Any, seed: int) -> Draw | None:
     """The order that the task has chosen; None: none. Raises TaskError."""
-    if is_stream(dataset) and (task.has_sampler or task.has_weights):
-        part = "sampler" if task.has_sampler else "sample_weights"
+    chosen = [part for part in ("sampler", "sample_weights") if task.has(part)]
+    if not chosen:
+        return None
+    if is_stream(dataset):
         raise TaskError(
-            f"the task has {part}(), and its dataset is a stream, which has an order of its own",
-            where=task.place(part),
+            f"the task has {chosen[0]}(), and its dataset is a stream, which has an order of its "
+            "own",
+            where=task.place(chosen[0]),
             hint="remove it, or give a dataset with __len__ and __getitem__",
         )
-    if task.has_sampler and task.has_weights:
+    if len(chosen) > 1:
         raise TaskError(
             "the task has both sampler() and sample_weights()",
             where=task.place("sample_weights"),
             hint="keep one: a sampler may draw by weights itself",
         )
-    if task.has_sampler:
+    if chosen == ["sampler"]:
         return _Sampler(task, dataset, seed)
-    return _Weighted(task.sample_weights(dataset), seed) if task.has_weights else None
+    return _Weighted(task.sample_weights(dataset), seed)
 
 
 class _Sampler:

@@ -392,7 +392,7 @@ class Replica:
         Training goes on afterwards as if nothing had happened: values, modes and random numbers are
         what they were.
         """
-        if not self.task.has_evaluate:
+        if not self.task.has("evaluate"):
             return {}
         self._changes.check()
         with self._at(parameters, averaged):

@@ -49,7 +49,7 @@ def cut(task: Task, model: nn.Module, count: int) -> Cut:
     """So many stages, as the task says, or so that the largest is as small as it can be. Raises
     TaskError.
     """
-    if task.has_stages:
+    if task.has("stages"):
         return _as_told(task, model, count)
     cuts = [
         _balanced(model, names, count)

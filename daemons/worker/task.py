@@ -119,21 +119,25 @@ class Task:
     """
 
     def __init__(self, user: UserTask, name: str = "task") -> None:
-        self.has_rows = callable(_get(user, "tables"))
-        self.has_change = self.has_rows and callable(_get(user, "change"))
+        self._user = user
+        self.has_rows = self.has("tables")
+        self.has_change = self.has_rows and self.has("change")
         needed = ["dataset"] if self.has_rows else ["model", "dataset"]
         needed += ["rows"] if self.has_rows else []
         needed += [] if self.has_change else ["loss"]
-        missing = [part for part in needed if not callable(_get(user, part))]
+        missing = [part for part in needed if not self.has(part)]
         if missing:
             raise TaskError(
                 f"{name} lacks {' and '.join(f'{part}()' for part in missing)}",
                 where=_place(user),
                 hint="a task has model(), dataset() and loss(model, batch)",
             )
-        self._user = user
         self._told = () if self.has_change else _taken(_get(user, "loss"))
         """Of `TOLD`, what the task's loss takes."""
+
+    def has(self, part: str) -> bool:
+        """Whether the user has written it."""
+        return callable(_get(self._user, part))
 
     @property
     def collate(self) -> Callable[[list[Any]], Any] | None:
@@ -141,21 +145,30 @@ class Task:
         collate: Callable[[list[Any]], Any] | None = _get(self._user, "collate")
         return collate
 
-    @property
-    def has_evaluate(self) -> bool:
-        return callable(_get(self._user, "evaluate"))
+    def _call(self, part: str, *arguments: Any, **by_name: Any) -> Any:
+        with calling(f"task.{part}", self.at(part)):
+            return getattr(self._user, part)(*arguments, **by_name)
 
-    @property
-    def has_finish(self) -> bool:
-        return callable(_get(self._user, "finish"))
+    def _numbers(self, part: str, *arguments: Any) -> tuple[Any, npt.NDArray[Any]]:
+        """What the user's part returns, also as an array: of a tensor, an array, or anything that
+        can be gone through.
+        """
+        returned = self._call(part, *arguments)
+        with calling(f"task.{part}", self.at(part)):
+            if isinstance(returned, Tensor):
+                return returned, returned.detach().cpu().numpy()
+            if isinstance(returned, np.ndarray):
+                return returned, returned
+            return returned, np.array(list(returned))
 
-    @property
-    def has_sampler(self) -> bool:
-        return callable(_get(self._user, "sampler"))
-
-    @property
-    def has_weights(self) -> bool:
-        return callable(_get(self._user, "sample_weights"))
+    def _need(self, part: str, of: str, key: str, hint: str) -> None:
+        """Raises TaskError if the user has not written a part that the job file asks for."""
+        if not self.has(part):
+            raise TaskError(
+                f"the job file says {key}, and the task has no {part}",
+                where=self.place(of),
+                hint=f"write one that returns {hint}",
+            )
 
     def place(self, part: str) -> str | None:
         """file:line of the user's `part`; None if Python does not know."""
@@ -166,17 +179,15 @@ class Task:
         return partial(self.place, part)
 
     def model(self) -> nn.Module:
-        if self.has_rows and not callable(_get(self._user, "model")):
+        if self.has_rows and not self.has("model"):
             return nn.Module()
-        with calling("task.model", self.at("model")):
-            model = self._user.model()
+        model = self._call("model")
         if not isinstance(model, nn.Module):
             raise self._wrong("model", model, "a torch.nn.Module")
         return model
 
     def dataset(self) -> Any:
-        with calling("task.dataset", self.at("dataset")):
-            dataset = self._user.dataset()
+        dataset = self._call("dataset")
         if is_stream(dataset):
             return dataset
         if not _is_map_style(dataset):
@@ -196,25 +207,26 @@ class Task:
 
     def sampler(self, dataset: Any, epoch: int) -> npt.NDArray[np.int64]:
         """The samples of an epoch in their order, by number: at least one."""
-        with calling("task.sampler", self.at("sampler")):
-            returned = self._user.sampler(dataset, epoch)  # type: ignore[attr-defined]
-            rows = _vector(returned)
+        returned, rows = self._numbers("sampler", dataset, epoch)
         if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
             raise self._wrong("sampler", returned, "the numbers of samples, at least one")
-        size = len(dataset)
-        if wrong := rows[(rows < 0) | (rows >= size)].tolist():
+        return self._below("sampler", rows, len(dataset), "the dataset has {} samples")
+
+    def _below(
+        self, part: str, numbers: npt.NDArray[Any], limit: int, what: str
+    ) -> npt.NDArray[np.int64]:
+        """The same numbers, which have to be 0 or more, and below the limit."""
+        if wrong := numbers[(numbers < 0) | (numbers >= limit)].tolist():
             raise TaskError(
-                f"task.sampler returned the number {wrong[0]}; the dataset has {size} samples",
-                where=self.place("sampler"),
-                hint=f"numbers are 0 to {size - 1}",
+                f"task.{part} returned the number {wrong[0]}; {what.format(limit)}",
+                where=self.place(part),
+                hint=f"numbers are 0 to {limit - 1}",
             )
-        return rows.astype(np.int64)
+        return numbers.astype(np.int64)
 
     def sample_weights(self, dataset: Any) -> npt.NDArray[np.float64]:
         """One for each sample, >= 0; their sum is positive and finite."""
-        with calling("task.sample_weights", self.at("sample_weights")):
-            returned = self._user.sample_weights(dataset)  # type: ignore[attr-defined]
-            weights = _vector(returned)
+        returned, weights = self._numbers("sample_weights", dataset)
         if weights.ndim != 1 or weights.dtype.kind not in "iuf":
             raise self._wrong("sample_weights", returned, "one number for each sample")
         weights, size = weights.astype(np.float64), len(dataset)
@@ -236,36 +248,18 @@ class Task:
 
     def clients(self, dataset: Any, count: int) -> npt.NDArray[np.int64]:
         """int64[samples], whose each sample is: 0 <= n < count."""
-        if not callable(_get(self._user, "clients")):
-            raise TaskError(
-                'the task has no clients(dataset), and the job file says partition = "task"',
-                where=self.place("dataset"),
-                hint="write one that returns a number for each sample, or another partition",
-            )
-        with calling("task.clients", self.at("clients")):
-            returned = self._user.clients(dataset)  # type: ignore[attr-defined]
-            owners = _vector(returned)
+        key, hint = 'partition = "task"', "a number for each sample, or another partition"
+        self._need("clients", "dataset", key, hint)
+        returned, owners = self._numbers("clients", dataset)
         if owners.shape != (len(dataset),) or owners.dtype.kind not in "iu":
             raise self._wrong("clients", returned, "one whole number for each sample")
-        if wrong := owners[(owners < 0) | (owners >= count)].tolist():
-            raise TaskError(
-                f"task.clients returned the number {wrong[0]}; data.clients is {count}",
-                where=self.place("clients"),
-                hint=f"numbers are 0 to {count - 1}",
-            )
-        return owners.astype(np.int64)
+        return self._below("clients", owners, count, "data.clients is {}")
 
     def client_sizes(self, count: int) -> npt.NDArray[np.int64]:
         """int64[count], at least 1 each."""
-        if not callable(_get(self._user, "client_sizes")):
-            raise TaskError(
-                'the task has no client_sizes(), and the job file says partition = "workers"',
-                where=self.place("dataset"),
-                hint="write one that returns the number of samples of each client",
-            )
-        with calling("task.client_sizes", self.at("client_sizes")):
-            returned = self._user.client_sizes()  # type: ignore[attr-defined]
-            sizes = _vector(returned)
+        key, hint = 'partition = "workers"', "the number of samples of each client"
+        self._need("client_sizes", "dataset", key, hint)
+        returned, sizes = self._numbers("client_sizes")
         if sizes.shape != (count,) or sizes.dtype.kind not in "iu" or sizes.min() < 1:
             expected = f"{count} whole numbers, 1 or more: data.clients says how many"
             raise self._wrong("client_sizes", returned, expected)
@@ -289,14 +283,12 @@ class Task:
         if not self.has_rows:
             return {}
         with calling("task.tables", self.at("tables")):
-            tables: dict[str, tuple[int, int, Any]] = dict(self._user.tables())  # type: ignore[attr-defined]
-        return tables
+            return dict(self._user.tables())  # type: ignore[attr-defined]
 
     def rows(self, batch: Any) -> dict[str, Tensor]:
         """As the user's `rows` returns them."""
         with calling("task.rows", self.at("rows")):
-            named: dict[str, Tensor] = dict(self._user.rows(batch))  # type: ignore[attr-defined]
-        return named
+            return dict(self._user.rows(batch))  # type: ignore[attr-defined]
 
     def change(
         self, model: nn.Module, batch: Any, rows: dict[str, Tensor], lr: float
@@ -343,14 +335,6 @@ class Task:
             )
         return Loss(loss, metrics)
 
-    @property
-    def has_stages(self) -> bool:
-        return callable(_get(self._user, "stages"))
-
-    @property
-    def has_parallelize(self) -> bool:
-        return callable(_get(self._user, "parallelize"))
-
     def stages(self, model: nn.Module) -> list[list[str]]:
         """The names of the modules of each stage."""
         with calling("task.stages", self.at("stages")):
@@ -363,30 +347,22 @@ class Task:
         return stages
 
     def tensor_plan(self, model: nn.Module) -> dict[str, Any]:
-        if not callable(_get(self._user, "tensor_plan")):
-            raise TaskError(
-                "the job file says replica.tensor, and the task has no tensor_plan(model)",
-                where=self.place("model"),
-                hint='write one that returns {"blocks.*.hidden": "colwise", "blocks.*.out": '
-                '"rowwise"} for a model with such modules, or parallelize(model, mesh)',
-            )
-        with calling("task.tensor_plan", self.at("tensor_plan")):
-            plan = self._user.tensor_plan(model)  # type: ignore[attr-defined]
+        hint = '{"blocks.*.hidden": "colwise", "blocks.*.out": "rowwise"} for a model with such '
+        hint += "modules, or parallelize(model, mesh)"
+        self._need("tensor_plan", "model", "replica.tensor", hint)
+        plan = self._call("tensor_plan", model)
         if not isinstance(plan, dict) or not plan or not all(isinstance(key, str) for key in plan):
             raise self._wrong("tensor_plan", plan, "a dict of names of modules and styles")
         return plan
 
     def parallelize(self, model: nn.Module, mesh: Any) -> None:
-        with calling("task.parallelize", self.at("parallelize")):
-            self._user.parallelize(model, mesh)  # type: ignore[attr-defined]
+        self._call("parallelize", model, mesh)
 
     def evaluate(self, model: nn.Module, rows: ReadRows | None = None) -> dict[str, float]:
         """The task's metrics, at most `METRICS_MAX`; {} if it has no `evaluate`."""
-        if not self.has_evaluate:
+        if not self.has("evaluate"):
             return {}
-        told = self._with_rows("evaluate", 1, rows)
-        with calling("task.evaluate", self.at("evaluate")):
-            metrics = self._user.evaluate(model, **told)  # type: ignore[attr-defined]
+        metrics = self._call("evaluate", model, **self._with_rows("evaluate", 1, rows))
         self._check_metrics("evaluate", metrics)
         return {key: number_of(value) for key, value in metrics.items()}
 
@@ -394,9 +370,7 @@ class Task:
         self, model: nn.Module, metrics: dict[str, float], rows: ReadRows | None = None
     ) -> str:
         """What it returns, which is text or None, and "" for that."""
-        told = self._with_rows("finish", 2, rows)
-        with calling("task.finish", self.at("finish")):
-            text = self._user.finish(model, metrics, **told)  # type: ignore[attr-defined]
+        text = self._call("finish", model, metrics, **self._with_rows("finish", 2, rows))
         if text is not None and not isinstance(text, str):
             raise self._wrong("finish", text, "text or None")
         return text or ""
@@ -676,13 +650,6 @@ def _describe(value: object) -> str:
         shape = ", ".join(map(str, value.shape))
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape [{shape}]"
     return "None" if value is None else f"a value of type {type(value).__name__}"
-
-
-def _vector(returned: Any) -> npt.NDArray[Any]:
-    """Of a tensor, an array or anything that can be gone through."""
-    if isinstance(returned, Tensor):
-        return returned.detach().cpu().numpy()
-    return returned if isinstance(returned, np.ndarray) else np.array(list(returned))
 
 
 def _taken(function: Callable[..., Any], behind_them: int = 2) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ JOBS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.glob("*
 def test_the_job_file_is_valid_and_names_a_task_that_loads(name):
     path = EXAMPLES / name
     job = jobfile.load(path)
-    assert load_task(job.job.task, path.parent).has_evaluate
+    assert load_task(job.job.task, path.parent).has("evaluate")
 
 
 def test_digits_can_be_learned():

@@ -89,7 +89,7 @@ def test_an_instance_and_a_class_are_tasks(write, spec):
     task = load_task(spec, write(GOOD))
     assert isinstance(task.model(), nn.Linear)
     assert task.evaluate(task.model()) == {"accuracy": 1.0}
-    assert task.has_evaluate
+    assert task.has("evaluate")
     assert task.collate is None
 
 
@@ -105,7 +105,7 @@ def test_a_file_of_functions_is_a_task_and_so_is_a_module_in_it(write):
         "helper.py",
     )
     task = load_task("helper.py", directory)
-    assert not task.has_evaluate
+    assert not task.has("evaluate")
     assert task.evaluate(task.model()) == {}
     assert task.collate is not None
     assert task.collate([1, 2]) == 2
@@ -378,7 +378,7 @@ def test_what_finish_returns_is_text_or_nothing(task_of):
     assert task_of(finish=lambda model, metrics: None).finish(model, {}) == ""
     with pytest.raises(TaskError, match=r"task\.finish returned a value of type float, not text"):
         task_of(finish=lambda model, metrics: 0.5).finish(model, {})
-    assert not task_of().has_finish
+    assert not task_of().has("finish")
 
 
 def test_a_backward_pass_that_fails_is_an_error_of_the_task(task_of):
