@@ -382,7 +382,7 @@ class Player:
                 self.samples_done += done.samples
 
     def _ran(self, arrays: tuple[Array, ...]) -> None:
-        self.training.on_engine(EngineRan(arrays), self._now)
+        self.training.engines.on_ran(EngineRan(arrays), self._now)
 
     # ------------------------------------------------------------ data
 
@@ -470,7 +470,7 @@ class Player:
         none = ("",) * len(slots)
         peers = m.Peers(self._members.number + 1, slots, (), epochs, addresses, none)
         self._members.on_peers(peers, self.slot)
-        self.training.on_members(self._members.slots)
+        self.training.side.members = self._members.slots
         if self.training.collecting is not None:
             self.training.collecting.on_group(m.Group(len(slots), slots, "here", True), self._now)
         for effect in self._context.clear():

@@ -133,7 +133,7 @@ def test_a_replica_has_nothing_left_when_it_asks_again_after_hearing_that_there_
         player.tell_none()
         done = [portion(n) for n in range(number + 1)]
         assert player.samples_done == player.samples == BATCHES * len(done)
-        assert not player.training.has_unpushed_steps()
+        assert not player.training.writing.has_unpushed_steps()
         assert not player.training.busy()
         assert not player.side.residual.any()
         if algorithm.shape.needs_servers:

@@ -130,10 +130,10 @@ def test_what_is_saved_has_all_steps_in_full_and_the_run_goes_on():
         give(player, 2)
     go_on(everybody)
     for player in everybody:
-        assert player.training.has_unpushed_steps()
+        assert player.training.writing.has_unpushed_steps()
         player.training.computing.holds = True
     go_on(everybody)
-    assert not any(player.training.has_unpushed_steps() for player in everybody)
+    assert not any(player.training.writing.has_unpushed_steps() for player in everybody)
     for player in everybody:
         player.training.computing.holds = False
         give(player, 4, portion=1)

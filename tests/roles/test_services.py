@@ -473,7 +473,7 @@ def test_a_step_in_parts_is_done_when_all_of_them_are_settled(anew: bool) -> Non
     at.answer_all(at.of(m.Fetch), 0.0)
     at.lease(1)
     at.computed()
-    assert not at.training.has_unpushed_steps()
+    assert not at.training.writing.has_unpushed_steps()
     shards = [0, *([0, 1, 0] if anew else []), 1]
     *before, last = zip(at.of(m.Push), shards, strict=True)
     for push, shard in before:
@@ -489,7 +489,7 @@ def test_a_step_of_which_a_part_is_missing_is_not_pushed() -> None:
     at.answer_all(at.of(m.Fetch), 0.0)
     at.lease(1)
     at.computed()
-    assert at.training.has_unpushed_steps()
+    assert at.training.writing.has_unpushed_steps()
     at.ack(at.of(m.Push)[0], 0)
     assert at.of(m.PortionDone) == []
 
@@ -621,7 +621,7 @@ def test_several_steps_are_computed_in_one_go() -> None:
     assert (compute.number, compute.count, compute.own_lr) == (0, 3, OWN_LR)
     at.computed(3.0, before=(1.0, 2.0), own=True)
     assert at.log == [Step(None, 3, 2.0, 1.0, 3)]
-    assert at.training.steps == 3
+    assert at.training.writing.steps == 3
     assert at.training.rates.total["samples"] == 3
 
 
@@ -630,7 +630,7 @@ def test_a_step_that_is_skipped_is_no_fault_and_the_next_batch_follows() -> None
     skipped = Computed(1.0, None, np.zeros(0), np.inf, False, is_skipped=True)
     at.training.on_computed(skipped, 0.0)
     at.advance()
-    assert at.training.bad_gradients.steps == at.training.steps == 0
+    assert at.training.bad_gradients.steps == at.training.writing.steps == 0
     assert [compute.number for compute in at.of(Compute)] == [0, 1]
     at.computed(2.0)
     assert at.log[-1].loss == 2.0
@@ -673,7 +673,7 @@ def test_an_announced_batch_that_was_nothing_lets_the_method_hear_of_the_end_whe
     at.lease(1)
     at.computed()
     at.lease(1)
-    at.training.draining = leaves
+    at.training.computing.draining = leaves
     nothing = Computed.of_nothing(np.zeros(0))
     at.training.on_computed(nothing, 0.0)
     at.advance()
@@ -741,7 +741,7 @@ def test_several_steps_of_which_the_first_is_of_no_use_go_on_with_the_next() -> 
     assert at.log == []
     compute = at.of(Compute)[-1]
     assert (compute.number, compute.count) == (1, 3)
-    assert at.training.steps == 0
+    assert at.training.writing.steps == 0
 
 
 def test_an_announced_batch_of_no_use_is_told() -> None:
@@ -758,7 +758,7 @@ def test_steps_that_no_push_holds_are_done_when_the_method_says_so() -> None:
     assert at.log[2:] == [None]
     (done,) = at.of(m.PortionDone)
     assert (done.portion, done.steps, done.samples, done.loss_sum) == (0, 2, 2, 2.0)
-    assert not at.training.has_unpushed_steps()
+    assert not at.training.writing.has_unpushed_steps()
 
 
 def test_all_but_the_newest_steps_are_done_when_the_method_says_so() -> None:
@@ -773,7 +773,7 @@ def test_all_but_the_newest_steps_are_done_when_the_method_says_so() -> None:
     at.lease(1)
     at.computed()
     assert [done.portion for done in at.of(m.PortionDone)] == [0, 1]
-    assert not at.training.has_unpushed_steps()
+    assert not at.training.writing.has_unpushed_steps()
 
 
 def test_steps_that_are_not_done_stay_unpushed() -> None:
@@ -783,7 +783,7 @@ def test_steps_that_are_not_done_stay_unpushed() -> None:
     at.lease(1)
     at.computed()
     assert [done.portion for done in at.of(m.PortionDone)] == [0]
-    assert at.training.has_unpushed_steps()
+    assert at.training.writing.has_unpushed_steps()
     assert at.training.writing.is_in_parts()
 
 
@@ -838,7 +838,7 @@ def test_an_engine_gives_its_arrays() -> None:
     at = replica(Engine(op="invert", arrays=(ONES,)))
     assert at.of(RunEngine) == [RunEngine("invert", (ONES,))]
     assert at.training.is_at_work()
-    at.training.on_engine(EngineRan((2 * ONES,)), 0.0)
+    at.training.engines.on_ran(EngineRan((2 * ONES,)), 0.0)
     at.advance()
     assert at.log[0][0].tolist() == [2] * SIZE
 
@@ -850,7 +850,7 @@ def test_the_last_needs_are_served_when_it_leaves_and_then_it_is_parked() -> Non
     last = [Write(vector=ONES.copy(), wait=True), Read(wait=True, into="beside")]
     at = at_work(Gradient(), Write(vector=ONES.copy()), samples=1, leave=last)
     at.computed()
-    at.training.draining = True
+    at.training.computing.draining = True
     at.advance()
     assert not at.training.parked
     for number, push in enumerate(at.of(m.Push)):
@@ -872,7 +872,7 @@ def test_what_it_needs_as_it_leaves_may_be_any_iterable(kind: Any) -> None:
     last = [Read(wait=True, into="beside"), Write(table="seen", vector=np.ones(CELLS, np.float32))]
     at.side.leave = lambda: kind(last)  # type: ignore[method-assign]
     at.computed()
-    at.training.draining = True
+    at.training.computing.draining = True
     at.advance()
     at.answer_all(at.of(m.Fetch), 3.0)
     assert [push.table for push in at.of(m.Push)] == [0] * SERVERS + [1] * SERVERS
@@ -881,7 +881,7 @@ def test_what_it_needs_as_it_leaves_may_be_any_iterable(kind: Any) -> None:
 
 def test_it_leaves_between_two_portions_only() -> None:
     at = at_work(Gradient(), Gradient(), Done(), samples=2)
-    at.training.draining = True
+    at.training.computing.draining = True
     at.computed()
     assert not at.training.parked
     at.computed()
@@ -890,7 +890,7 @@ def test_it_leaves_between_two_portions_only() -> None:
 
 def test_a_method_hears_once_that_there_is_no_data_before_it_leaves() -> None:
     at = replica(NextData(), Write(vector=ONES.copy()))
-    at.training.draining = True
+    at.training.computing.draining = True
     at.advance()
     assert at.log == [None, None]
     assert len(at.of(m.Push)) == SERVERS
@@ -900,7 +900,7 @@ def test_a_method_hears_once_that_there_is_no_data_before_it_leaves() -> None:
 @pytest.mark.parametrize("need", [NextData(), Gradient()])
 def test_a_method_that_leaves_gets_no_data_any_more(need: Need) -> None:
     at = replica(leave=[need])
-    at.training.draining = True
+    at.training.computing.draining = True
     with pytest.raises(TypeError, match=r"leave\(\) asks for data"):
         at.advance()
 

@@ -148,7 +148,7 @@ def test_the_nth_push_holds_the_nth_gradient(replica: Replica) -> None:
             push = replica.context.retries.message(channel.push_key(number))
             assert isinstance(push, m.Push)
             assert push.delta.arrays[0].tolist() == [number + 1.0] * 2
-    assert replica.training.steps == WINDOW
+    assert replica.training.writing.steps == WINDOW
 
 
 def test_an_end_that_comes_while_a_fetch_is_waited_for_leaves_nothing_unpushed() -> None:
@@ -160,11 +160,11 @@ def test_an_end_that_comes_while_a_fetch_is_waited_for_leaves_nothing_unpushed()
         replica.push()
     replica.leased(2, 2, 4)
     assert replica.training.phase() == "fetching"
-    assert replica.training.has_unpushed_steps()
-    replica.training.draining = True
+    assert replica.training.writing.has_unpushed_steps()
+    replica.training.computing.draining = True
     replica.fetched(2)
     assert [c.unsettled() for c in replica.channels] == [1, 1]
-    assert not replica.training.has_unpushed_steps()
+    assert not replica.training.writing.has_unpushed_steps()
     for shard in (0, 1):
         replica.ack(shard, 0)
     assert replica.training.parked

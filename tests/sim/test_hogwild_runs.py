@@ -79,5 +79,5 @@ def test_a_worker_without_anything_to_restore_waits_for_those_that_restore():
     again.request(3.0, "stop", {"checkpoint": False, "grace_s": 30.0})
     outcome = again.run()
     assert outcome.state == "stopped", outcome.reason
-    assert all(again.world.machine(f"worker-{slot}").training.steps for slot in range(4))
+    assert all(again.world.machine(f"worker-{slot}").training.writing.steps for slot in range(4))
     assert loss(seen[0]) <= 2 * loss(stopped.weights)

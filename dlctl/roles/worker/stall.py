@@ -35,7 +35,7 @@ class StallDetector:
         stuck_s = training.stuck_s(now)
         if not stuck_s:
             self._asked, self._place = False, ""
-            long_s = training.long_s(now)
+            long_s = training.computing.long_s(now)
             return ({"in_batch_s": round(long_s, 1)} if long_s else {}), phase
         if not self._asked:
             self._asked = True

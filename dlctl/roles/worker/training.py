@@ -31,7 +31,7 @@ from dlctl.algorithms.needs import (
 )
 from dlctl.compress.base import Compressor
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.effects import Computed, EngineRan, RowsNamed
+from dlctl.roles.protocol.effects import Computed
 from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.fetching import Fetcher
@@ -120,7 +120,9 @@ class Training:
         self._services = self._all_services()
         self.parked = False
         """Drained: the method will not be resumed any more."""
-        self._paused = self._leaves = False
+        self.is_paused = False
+        """An evaluation is at work, perhaps with other values in the model's place."""
+        self._leaves = False
         self._run: Generator[Need, Any, None] = side.run()
         self._need: Need | None = None
 
@@ -148,18 +150,6 @@ class Training:
         return self.tables[0] if self.tables else []
 
     @property
-    def draining(self) -> bool:
-        return self.computing.draining
-
-    @draining.setter
-    def draining(self, draining: bool) -> None:
-        self.computing.draining = draining
-
-    @property
-    def steps(self) -> int:
-        return self.writing.steps
-
-    @property
     def service(self) -> Service[Any]:
         """Of the present need."""
         assert self._need is not None
@@ -171,7 +161,7 @@ class Training:
         """Serve the method's needs for as long as they can be served at once."""
         if self.asking is not None:
             self.asking.go_on(now)
-        if self._paused:
+        if self.is_paused:
             return
         self.reading.arrived(now)
         self.fetcher.model_changes(self.side.changes_parameters())
@@ -195,7 +185,7 @@ class Training:
 
     def _has_taken_over(self, now: float) -> bool:
         """Whether the method can begin, or is never to. Raises JobFailed if nobody has a model."""
-        if self._taking_over is not None and self.draining:
+        if self._taking_over is not None and self.computing.draining:
             self.parked = True  # It has nothing that anybody waits for.
         elif self._taking_over is not None and self._taking_over.advance(now):
             self._taking_over = None
@@ -240,25 +230,22 @@ class Training:
         times = [] if self.asking is None else [self.asking.deadline()]
         if self._taking_over is not None and not self.parked:
             times.append(self._taking_over.deadline())
-        elif not (self.parked or self._paused or self._need is None):
+        elif not (self.parked or self.is_paused or self._need is None):
             times.append(self.service.deadline())
         return min((time for time in times if time is not None), default=None)
 
     def pause(self, now: float) -> bool:
-        """Leave the model alone until `resume`, if no gradient is being computed now."""
-        self._paused = not self.is_at_work()
-        if self._paused:
+        """Leave the model alone while `is_paused`, if no gradient is being computed now."""
+        self.is_paused = not self.is_at_work()
+        if self.is_paused:
             self.pacing.waits("", now)
             self.computing.paused(now)
-        return self._paused
-
-    def resume(self) -> None:
-        self._paused = False
+        return self.is_paused
 
     def phase(self) -> str:
         if self.computing.is_computing:
             return "computing"
-        if self._paused:
+        if self.is_paused:
             return "evaluating"
         if self.parked:
             return "draining" if self.busy() else "drained"
@@ -282,25 +269,12 @@ class Training:
         """How long the present batch, evaluation or operation of the engine takes, if far longer
         than it should, else 0.
         """
-        stuck_s = self.computing.stuck_s(now, evaluates=self._paused)
+        stuck_s = self.computing.stuck_s(now, evaluates=self.is_paused)
         return stuck_s or self.engines.stuck_s(now)
-
-    def long_s(self, now: float) -> float:
-        """The same of a batch that only takes longer than the others did."""
-        return self.computing.long_s(now)
-
-    @property
-    def is_paused(self) -> bool:
-        """An evaluation is at work, perhaps with other values in the model's place."""
-        return self._paused
 
     def is_at_work(self) -> bool:
         """Whether the model is being computed with just now."""
         return self.computing.is_computing or self.engines.is_at_work
-
-    def has_unpushed_steps(self) -> bool:
-        """Whether there are steps that no push has taken anything of yet."""
-        return self.writing.has_unpushed_steps()
 
     def busy(self) -> bool:
         """Whether something of this replica is not settled yet."""
@@ -323,12 +297,6 @@ class Training:
             self.progress.told(lease.samples)
         self.computing.leasing.on_lease(lease, now)
 
-    def on_rows_named(self, event: RowsNamed) -> None:
-        self.computing.on_rows_named(event)
-
-    def on_engine(self, event: EngineRan, now: float) -> None:
-        self.engines.on_ran(event, now)
-
     def on_ack(self, ack: m.Ack, now: float) -> None:
         """What a server says of a push. Raises Fenced."""
         for number in self.writing.on_ack(ack, now):
@@ -341,9 +309,6 @@ class Training:
     def _on_collected(self) -> None:
         """A sum may be all that a replica does while it has no data: it hears of that again."""
         self.computing.leasing.told_no_data = False
-
-    def on_members(self, slots: frozenset[int]) -> None:
-        self.side.members = slots
 
     def on_joined_again(self, shard: int, now: float) -> None:
         """What the shard had been asked, and has forgotten or could not answer, is asked again."""
@@ -367,7 +332,7 @@ class Training:
     def metrics(self, now: float) -> dict[str, Any]:
         if self._taking_over is not None:
             return {}  # Who reports a step is at work, and others ask it for the model.
-        values: dict[str, Any] = {"step": self.steps, **self.rates.report(now)}
+        values: dict[str, Any] = {"step": self.writing.steps, **self.rates.report(now)}
         values |= self.writing.metrics()
         values |= self.fetcher.latency.quantiles_ms("fetch")
         values |= self.pacing.metrics(now)

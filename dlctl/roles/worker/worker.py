@@ -175,9 +175,9 @@ class Worker:
             case RowsWanted(rows) if self.training and self._evaluation:
                 self._evaluation.want(rows, self.training)
             case RowsNamed() if self.training:
-                self.training.on_rows_named(event)
+                self.training.computing.on_rows_named(event)
             case EngineRan() if self.training:
-                self.training.on_engine(event, now)
+                self.training.engines.on_ran(event, now)
             case ComputeStateTaken(arrays):
                 self._save_whole(arrays)
             case Reconnected(peer, lost_at):
@@ -248,7 +248,7 @@ class Worker:
             return
         if self._evaluation is not None:
             self._evaluation.advance(self.training, self.context, now)
-        self.training.draining = self._draining
+        self.training.computing.draining = self._draining
         self.training.computing.holds = self._holds()
         self.training.advance(now)
         if self._save_if_clean(self.training) and not self._holds():
@@ -278,7 +278,7 @@ class Worker:
         if identity is None or not self.members.on_peers(message, identity.slot):
             return
         if self.training is not None:
-            self.training.on_members(self.members.slots)
+            self.training.side.members = self.members.slots
         elif self._is_deferred:
             self._is_deferred = False
             self._restore_or_begin()
@@ -476,7 +476,7 @@ class Worker:
     def _on_evaluated(self, run: EvaluationRun) -> None:
         assert self.training is not None
         more, self._evaluation = self._evaluation, None
-        self.training.resume()
+        self.training.is_paused = False
         metrics = dict(run.metrics)
         if metrics and more is not None and more.mean is not None:
             metrics["consensus_distance"] = more.mean.distance()
@@ -518,7 +518,7 @@ class Worker:
         is of the same moment, as long as nothing is computed. Returns whether it was done.
         """
         message = self._save
-        if message is None or training.has_unpushed_steps():
+        if message is None or training.writing.has_unpushed_steps():
             return False
         if self._is_quiet_to_save() and training.is_at_work():
             return False
@@ -535,9 +535,9 @@ class Worker:
         dice = json.dumps(side.rng.bit_generator.state).encode()
         arrays[DICE] = np.frombuffer(dice, np.uint8)
         own = self._own_model(training)
-        state = {"steps": training.steps}
+        state = {"steps": training.writing.steps}
         if own:
-            state |= {"lo": 0, "hi": own[W].size, "version": training.steps}
+            state |= {"lo": 0, "hi": own[W].size, "version": training.writing.steps}
         self._saves = (message, arrays | own, state)
         if self._keeps_more():
             self.context.do(TakeComputeState())

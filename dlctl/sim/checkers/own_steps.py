@@ -52,5 +52,5 @@ class OwnStepsChecker(Checker):
     def _cells(self, training: Training, first: int) -> list[int]:
         """Of the gradients from this one on, which 1 is added to."""
         me = training.identity
-        numbers = range(first, training.steps)
+        numbers = range(first, training.writing.steps)
         return [self.problem.authors[me.slot, me.epoch, number] for number in numbers]
