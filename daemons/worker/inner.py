@@ -42,7 +42,9 @@ class InnerOptimizer:
         self.tensors = list(tensors)
         self._identity = identity(choice)
         self._optimizers, self._indices, self._mine = [], [], []
-        for kind, options, mine in _parts(choice, self.tensors):
+        parts = _parts(choice, self.tensors)
+        self._additions = _additions(parts, groups)
+        for kind, options, mine in parts if self._additions is None else ():
             of_mine = [groups[index] for index in mine] if groups else []
             grouped, order = _in_groups([self.tensors[i] for i in mine], of_mine, options)
             with calling(f"making the inner optimiser {choice.name}"):
@@ -56,21 +58,6 @@ class InnerOptimizer:
             ]
             for optimizer in self._optimizers
         ]
-        self._additions = self._rates_of_additions()
-
-    def _rates_of_additions(self) -> list[float] | None:
-        """Of each tensor the part of the rate, if all that a step does is to add the gradients: it
-        takes torch's classes longer to come to that than to do it. None: it does more.
-        """
-        if not all(map(_only_adds, self._optimizers)):
-            return None
-        scales = {
-            id(tensor): scale
-            for optimizer, of_it in zip(self._optimizers, self._scales, strict=True)
-            for group, scale in zip(optimizer.param_groups, of_it, strict=True)
-            for tensor in group["params"]
-        }
-        return [scales[id(tensor)] for tensor in self.tensors]
 
     def step(self, gradients: Sequence[Tensor | None], lr: float) -> None:
         """One step with this rate. gradients: of the tensors, in their order; None: that one stays
@@ -207,11 +194,22 @@ class InnerOptimizer:
         )
 
 
-def _only_adds(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer) is torch.optim.SGD and not any(
-        group["momentum"] or group["weight_decay"] or group["maximize"]
-        for group in optimizer.param_groups
-    )
+def _additions(
+    parts: Sequence[tuple[Any, Mapping[str, Any], list[int]]],
+    groups: Sequence[ParameterGroup | None],
+) -> list[float] | None:
+    """Of each tensor the part of the rate, if all that a step does is to add the gradients: it
+    takes torch's classes longer to come to that than to do it, and the first of them has torch's
+    compiler imported, a second of a CPU. None: it does more.
+    """
+    if [kind for kind, _, _ in parts] != [torch.optim.SGD]:
+        return None
+    ((_, options, mine),) = parts
+    of_each = groups or [None] * len(mine)
+    does_more = any(value for key, value in options.items() if key != "lr")
+    if does_more or any(group is not None and group.weight_decay for group in of_each):
+        return None
+    return [1.0 if group is None else group.lr_scale for group in of_each]
 
 
 def _is_of_elements(value: Any) -> bool:
