@@ -69,7 +69,7 @@ def test_a_task_may_say_whose_its_samples_are() -> None:
         (lambda _: [0, 1, 3] * 10, "returned the number 3; data.clients is 3"),
         (lambda _: [0, 2] * 15, "client 1 of 3 without a sample"),
         (lambda _: [0, 1, 2], "one whole number for each sample"),
-        (None, "has no clients(dataset)"),
+        (None, "the task has no clients"),
     ],
 )
 def test_what_a_task_says_is_checked(clients: Any, told: str) -> None:
