@@ -3,7 +3,7 @@
 The file belongs to this process (the launcher opened it for appending), so this process also
 rotates it: the file is renamed and its descriptors are pointed at a new one. Raw output of
 libraries and of a crashing interpreter lands in the same file, between the JSON lines. So do the
-lines of processes that it forks, as those that load data: they follow it to the new file.
+lines of processes that it forks, as those that load data: they stay in the file of their beginning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILES_KEPT = 5
 LINE_CHARS_MAX = 16 * 1024
 WARNINGS = "py.warnings"
 """Of `warnings.warn`: Python gives it a handler that swallows all, unless it has one."""
-_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_CREAT
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -63,15 +63,11 @@ class Rotating(logging.Handler):
         super().__init__()
         self.path = path
         self._owner = os.getpid()
-        self._file = _identity(os.fstat(2))
-        """Where descriptor 2 points, as far as we have done that; a fork inherits it."""
         self._is_torn = False
         """There was room for the beginning of a line only."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if os.getpid() != self._owner:
-                self._follow()
             self._write(self.format(record))
             self.rotate_if_full()
         except Exception:
@@ -101,7 +97,7 @@ class Rotating(logging.Handler):
     def _rotate(self) -> None:
         """The new file first: without it the old one has to keep its name."""
         fresh = self.path.with_name(f".{self.path.name}.new")
-        new = os.open(fresh, _APPENDING | os.O_CREAT, 0o644)
+        new = os.open(fresh, _APPENDING, 0o644)
         try:
             push_back(self.path)
             fresh.rename(self.path)
@@ -109,25 +105,9 @@ class Rotating(logging.Handler):
             os.close(new)
             fresh.unlink(missing_ok=True)
             raise
-        self._move(new)
-
-    def _follow(self) -> None:
-        """Point a fork's descriptors at the present file, if the one that it writes was renamed."""
-        try:
-            if _identity(os.fstat(2)) == self._file != _identity(self.path.stat()):
-                self._move(os.open(self.path, _APPENDING))
-        except OSError:  # just being rotated, say; the line goes into the old file
-            return
-
-    def _move(self, new: int) -> None:
         for descriptor in (1, 2):
             os.dup2(new, descriptor)
         os.close(new)
-        self._file = _identity(os.fstat(2))
-
-
-def _identity(info: os.stat_result) -> tuple[int, int]:
-    return info.st_dev, info.st_ino
 
 
 def push_back(path: Path) -> None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections import Counter
 from pathlib import Path
 
 from daemons.server.files import (
-    IN_THE_WAY,
     create_locked,
     failure,
     is_there,
@@ -43,8 +41,6 @@ class StateFile:
         self._storage: Mapped | None = None
         self._others: dict[str, StateFile] = {}
         """Of the other tables of this server."""
-        self._removed_from: Counter[Path] = Counter()
-        """How often somebody has removed the file from a place."""
 
     def create(self, spec: Spec) -> Mapped:
         """Raises DlctlError, with place and size, if it cannot be made anywhere; Unusable if there
@@ -120,20 +116,22 @@ class StateFile:
         return put_all_back(self, self._others.values())
 
     def put_own_back(self) -> str:
-        """To where it was; to the other place if it has been removed from there before."""
+        """To where it was."""
         assert self._storage is not None
         assert self._path is not None
-        lost, size_bytes = self._path, self._storage.size_bytes
-        if lost.is_symlink() or lost.exists():
-            raise DlctlError(IN_THE_WAY, where=str(lost))
-        *others, last = sorted(self.places, key=lambda place: self._removed_from[place])
-        places = [*(place for place in others if _has_room(place, size_bytes)), last]
-        paths = [place / lost.name for place in places]
-        path, descriptor, buffer = _make_anew(paths, size_bytes)
+        path, size_bytes = self._path, self._storage.size_bytes
+        own_directory(path.parent)
+        descriptor = create_locked(path)
+        try:
+            _set_aside(path, descriptor, size_bytes)
+            buffer = _map(descriptor, size_bytes)
+        except (DlctlError, OSError):
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+            raise
         self._storage.move(buffer)
         self._close()
         self._path, self._descriptor = path, descriptor
-        self._removed_from[lost.parent] += 1
         return str(path)
 
     # ------------------------------------------------------------ files
@@ -197,32 +195,6 @@ def _set_aside(path: Path, descriptor: int, size_bytes: int) -> None:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
         raise failure("set aside the state", path, error, size_bytes) from error
-
-
-def _make_anew(paths: list[Path], size_bytes: int) -> tuple[Path, int, mmap.mmap]:
-    """(path, descriptor, mapping) of a new locked file at the first of `paths` that can have one.
-
-    Raises DlctlError or OSError for the last one.
-    """
-    *others, last = paths
-    for path in others:
-        try:
-            return path, *_make_at(path, size_bytes)
-        except (DlctlError, OSError):
-            continue
-    return last, *_make_at(last, size_bytes)
-
-
-def _make_at(path: Path, size_bytes: int) -> tuple[int, mmap.mmap]:
-    own_directory(path.parent)
-    descriptor = create_locked(path)
-    try:
-        _set_aside(path, descriptor, size_bytes)
-        return descriptor, _map(descriptor, size_bytes)
-    except (DlctlError, OSError):
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
-        raise
 
 
 def _has_room(place: Path, size_bytes: int) -> bool:

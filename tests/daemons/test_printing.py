@@ -122,7 +122,7 @@ def test_raw_output_alone_makes_the_log_turn_over(tmp_path):
 
 
 def test_processes_that_load_data_lose_no_line_of_a_log_that_turns_over(tmp_path):
-    """With the file's five parts far from full, each line of everybody is in one of them."""
+    """They stay in the part of the file that they have."""
     story = """
         logs.FILE_BYTES_MAX = 20_000
         turned, said = [os.pipe() for _ in range(4)], [os.pipe() for _ in range(4)]
@@ -147,11 +147,9 @@ def test_processes_that_load_data_lose_no_line_of_a_log_that_turns_over(tmp_path
         print("end")
         """
     lines = lines_after(tmp_path / "log", story)
-    assert lines[-1] == "end"
-    assert len(lines) == 81, "they follow to the new file"
+    assert lines == ["end"]
     older = (tmp_path / "log.1").read_text().splitlines()
     said = Counter(json.loads(line)["msg"] for line in older if "loader" in line)
-    said += Counter(lines[:-1])
     whole = [
         f"loader {n} {when} {i}"
         for n in range(4)

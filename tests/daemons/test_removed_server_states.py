@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemons.server import disklog, statefile, watching
+from daemons.server import disklog, watching
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from dlctl import messages as m
@@ -123,32 +123,18 @@ def test_what_was_removed_is_put_back_and_the_death_of_the_server_loses_nothing(
     assert len(caplog.messages) == 1
 
 
-def test_a_state_that_is_removed_again_moves_to_the_other_place(make: MakeKept) -> None:
+def test_a_state_that_is_removed_again_is_put_back_again(make: MakeKept) -> None:
     kept = make("process")
     kept.push(0)
-    shared, on_disk = kept_shards.places(kept.run, kept.servers)
-    for number, expected in enumerate([shared, on_disk, on_disk, on_disk], 1):
+    place = kept.place()
+    for number in range(1, 4):
         shutil.rmtree(kept.place())
         kept.watch()
         kept.push(number)
-        assert kept.place() == expected
+        assert kept.place() == place
     kept.die()
     again, meta = kept.found()
-    assert (snapshot(again), meta) == (snapshot(kept.model), {"number": 4})
-
-
-def test_without_room_where_it_was_it_moves_to_the_other_place(
-    make: MakeKept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = make("process")
-    kept.push(0)
-    shutil.rmtree(kept.place())
-    monkeypatch.setattr(statefile, "MARGIN_BYTES", 2**60)
-    kept.watch()
-    assert kept.place() == kept.run / ON_DISK
-    kept.push(1)
-    kept.die()
-    assert snapshot(kept.found()[0]) == snapshot(kept.model)
+    assert (snapshot(again), meta) == (snapshot(kept.model), {"number": 3})
 
 
 @pytest.mark.parametrize("durability", ["process", "disk"])
