@@ -12,15 +12,16 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from daemons.server.files import (
     IN_THE_WAY,
+    TablesInFiles,
     create_locked,
     failure,
     is_there,
     open_locked,
     own_directory,
-    put_all_back,
 )
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Point, Spec
@@ -228,19 +229,18 @@ def _read(path: Path) -> bytes:
         raise DlctlError(f"cannot read the state: {error.strerror}", where=str(path)) from error
 
 
-class DiskLogs:
+class DiskLogs(TablesInFiles):
     """`Storages` of one server on a disk."""
 
     def __init__(self, directory: Path, point: Point) -> None:
+        super().__init__()
         self.directory = directory
         self.point = point
         self._log: DiskLog | None = None
         self._storage: Journaled | None = None
-        self._others: dict[str, DiskLogs] = {}
-        """Of the other tables of this server."""
 
-    def of_table(self, name: str) -> DiskLogs:
-        return self._others.setdefault(name, DiskLogs(self.directory, self.point))
+    def _another(self) -> Self:
+        return type(self)(self.directory, self.point)
 
     def create(self, spec: Spec) -> Journaled:
         """Raises DlctlError, with place and size, if it cannot be written; Unusable if there is a
@@ -257,21 +257,13 @@ class DiskLogs:
         self._storage = Journaled(log, spec, self.point)
         return self._storage
 
-    def discard(self) -> None:
-        for other in self._others.values():
-            other.discard()
+    def _remove(self) -> None:
         if self._log is not None:
             self._log.remove()
             self._storage = None
 
-    def is_missing(self) -> bool:
-        return self.is_own_missing() or any(other.is_missing() for other in self._others.values())
-
     def is_own_missing(self) -> bool:
         return self._log is not None and self._storage is not None and self._log.is_missing()
-
-    def put_back(self) -> str:
-        return put_all_back(self, self._others.values())
 
     def put_own_back(self) -> str:
         assert self._log is not None

@@ -12,10 +12,10 @@ import os
 import shlex
 import stat
 import time
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
 from pathlib import Path
 from threading import Event
-from typing import Protocol
+from typing import Self
 
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Held, NoRoom
@@ -138,27 +138,52 @@ def failure(what: str, path: Path, error: OSError, size_bytes: int = 0) -> Dlctl
     return DlctlError(said, where=str(path), hint=hint)
 
 
-class OfOneTable(Protocol):
-    """Storages of one server, as far as its files of one table are concerned."""
+class TablesInFiles(ABC):
+    """Storages of one server in files: of its parameters, and of its other tables."""
 
+    def __init__(self) -> None:
+        self._others: dict[str, Self] = {}
+
+    def of_table(self, name: str) -> Self:
+        return self._others.setdefault(name, self._another())
+
+    def _tables(self) -> list[Self]:
+        return [*self._others.values(), self]
+
+    def is_missing(self) -> bool:
+        """Whether a file that is in use has lost its name."""
+        return any(one.is_own_missing() for one in self._tables())
+
+    def put_back(self) -> str:
+        """Write anew what is missing of all tables; returns the place, of the last one. To be
+        called between two events.
+
+        One that cannot be put back does not keep the others from it: its error, DlctlError or
+        OSError, is raised in the end.
+        """
+        place, failed = "", list[DlctlError | OSError]()
+        for one in self._tables():
+            try:
+                place = one.put_own_back() if one.is_own_missing() else place
+            except (DlctlError, OSError) as error:
+                failed.append(error)
+        if failed:
+            raise failed[-1]
+        return place
+
+    def discard(self) -> None:
+        """Remove the files of all tables, and the directory with the last one."""
+        for one in self._tables():
+            one._remove()
+
+    @abstractmethod
+    def _another(self) -> Self: ...
+
+    @abstractmethod
     def is_own_missing(self) -> bool: ...
 
-    def put_own_back(self) -> str:
-        """Write them anew; returns the place. Raises DlctlError or OSError."""
-        ...
+    @abstractmethod
+    def put_own_back(self) -> str: ...
 
-
-def put_all_back(parameters: OfOneTable, others: Iterable[OfOneTable]) -> str:
-    """Write anew what is missing of all tables; returns the place, of the last one.
-
-    One that cannot be put back does not keep the others from it: its error is raised in the end.
-    """
-    place, failed = "", list[DlctlError | OSError]()
-    for one in (*others, parameters):
-        try:
-            place = one.put_own_back() if one.is_own_missing() else place
-        except (DlctlError, OSError) as error:
-            failed.append(error)
-    if failed:
-        raise failed[-1]
-    return place
+    @abstractmethod
+    def _remove(self) -> None: ...

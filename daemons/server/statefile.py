@@ -10,14 +10,15 @@ import fcntl
 import mmap
 import os
 from pathlib import Path
+from typing import Self
 
 from daemons.server.files import (
+    TablesInFiles,
     create_locked,
     failure,
     is_there,
     open_locked,
     own_directory,
-    put_all_back,
 )
 from dlctl.errors import DlctlError
 from dlctl.runs import kept_shards
@@ -29,18 +30,17 @@ MARGIN_BYTES = 16 * 2**20
 """What must stay free in shared memory; others live there, too."""
 
 
-class StateFile:
+class StateFile(TablesInFiles):
     """`Storages` of one server, in the first place that has room."""
 
     def __init__(self, places: list[Path], point: Point) -> None:
         """`places`: directories, the preferred one first; the last one is taken in any case."""
+        super().__init__()
         self.places = places
         self.point = point
         self._path: Path | None = None
         self._descriptor = -1
         self._storage: Mapped | None = None
-        self._others: dict[str, StateFile] = {}
-        """Of the other tables of this server."""
 
     def create(self, spec: Spec) -> Mapped:
         """Raises DlctlError, with place and size, if it cannot be made anywhere; Unusable if there
@@ -83,14 +83,8 @@ class StateFile:
         where = " or ".join(str(place / _file(spec)) for place in self.places)
         raise unusable(spec, Unusable(found), where)
 
-    def of_table(self, name: str) -> StateFile:
-        return self._others.setdefault(name, StateFile(self.places, self.point))
-
-    def discard(self) -> None:
-        """Remove the files of all tables, and the directory with the last one."""
-        for other in self._others.values():
-            other.discard()
-        self._remove()
+    def _another(self) -> Self:
+        return type(self)(self.places, self.point)
 
     def _remove(self) -> None:
         self._storage = None
@@ -104,16 +98,10 @@ class StateFile:
 
     # ------------------------------------------------------------ files that somebody has removed
 
-    def is_missing(self) -> bool:
-        return self.is_own_missing() or any(other.is_missing() for other in self._others.values())
-
     def is_own_missing(self) -> bool:
         if self._storage is None or self._path is None:
             return False
         return not is_there(self._path, self._descriptor)
-
-    def put_back(self) -> str:
-        return put_all_back(self, self._others.values())
 
     def put_own_back(self) -> str:
         """To where it was."""

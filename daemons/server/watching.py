@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
+from daemons.server.files import TablesInFiles
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Storages
 
@@ -20,27 +20,11 @@ LOOK_S = 2.0
 """Between two looks; a server that dies in between takes a removed state with it."""
 
 
-@runtime_checkable
-class InFiles(Protocol):
-    """Storages of which somebody may remove a file."""
-
-    def is_missing(self) -> bool:
-        """Whether a file that is in use has lost its name."""
-        ...
-
-    def put_back(self) -> str:
-        """Write it all anew; returns the place. To be called between two events.
-
-        Raises DlctlError if that cannot be, or if something else has taken the place.
-        """
-        ...
-
-
 class Watch:
     """A chore of a server: looks after the files of its shard every `LOOK_S` seconds."""
 
     def __init__(self, storages: Storages, run_directory: Path) -> None:
-        self._files = storages if isinstance(storages, InFiles) else None
+        self._files = storages if isinstance(storages, TablesInFiles) else None
         self._run_directory = run_directory
         self._look_at = 0.0
         self._said = ""
