@@ -1,4 +1,6 @@
-"""`python -P -m daemons.node`: one JSON object on standard input, one on standard output.
+"""`python -P -m daemons.node`: answers requests about this machine, one JSON object per line on
+standard input, and one per line on standard output behind a mark. It ends with its input, or when
+nobody has asked anything for a minute.
 
 Everything else that is printed, by whatever library, goes to standard error: ssh carries it, too,
 and whoever has asked sees it.
@@ -8,52 +10,72 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import socket
 import sys
-from collections.abc import Callable
+import time
 from importlib import import_module
 from typing import Any
 
 from dlctl.errors import DlctlError, UsageError
 from dlctl.launch.answers import MARK, as_value
 
+IDLE_S_MAX = 60.0
 REQUEST_BYTES_MAX = 64 << 20
-VERBS = ("begin", "look", "end")
+VERBS = {
+    "begin": "begin", "look": "look", "end": "end",
+    "examine": "examine", "listen": "listening", "reach": "measure",
+}  # fmt: skip
+"""What is asked -> the module whose function of that name answers; imported when it is asked."""
 
 
 def main() -> int:
-    """Do what is asked. The exit code is that of the error, if there is one."""
-    answers = os.dup(1)
+    """Answer until nobody asks any more. The exit code is that of the last error, if any."""
+    answers, code = os.dup(1), 0
     os.dup2(2, 1)
-    try:
-        value, code = _verb(_request())(), 0
-    except DlctlError as error:
-        value, code = as_value(error), error.exit_code
-    except OSError as error:
-        why = DlctlError(f"{error.strerror or error}", where=str(error.filename or "") or None)
-        value, code = as_value(why), why.exit_code
-    with os.fdopen(answers, "wb") as stream:
-        stream.write(MARK + b"\n" + json.dumps(value).encode() + b"\n")
+    with os.fdopen(answers, "wb", buffering=0) as stream:
+        stream.write(MARK + b"\n")
+        while select.select([0], [], [], IDLE_S_MAX)[0]:
+            line = sys.stdin.buffer.readline(REQUEST_BYTES_MAX + 1)
+            if not line:
+                break
+            value, code = _answer(line)
+            stream.write(json.dumps(value).encode() + b"\n")
+            if len(line) > REQUEST_BYTES_MAX:
+                break
     return code
 
 
-def _request() -> dict[str, Any]:
-    data = sys.stdin.buffer.read(REQUEST_BYTES_MAX + 1)
+def _answer(line: bytes) -> tuple[dict[str, Any], int]:
+    """What to say, and the exit code that it would be."""
     try:
-        request = json.loads(data) if len(data) <= REQUEST_BYTES_MAX else None
+        return _value(line), 0
+    except DlctlError as error:
+        why = error
+    except OSError as error:
+        why = DlctlError(f"{error.strerror or error}", where=str(error.filename or "") or None)
+    except (ValueError, RecursionError) as error:
+        why = DlctlError(f"it could not be looked at: {error}")
+    return as_value(why), why.exit_code
+
+
+def _value(line: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(line) if len(line) <= REQUEST_BYTES_MAX else None
     except (ValueError, RecursionError):
         request = None
     if type(request) is not dict:
         raise UsageError("what has come is no request: it has to be one JSON object")
-    return request
-
-
-def _verb(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """A verb is a module with a function of its name, imported when it is asked for."""
     verb = request.get("verb")
+    if verb == "hello":
+        return {"at": time.time(), "host": socket.gethostname()}
     if verb not in VERBS:
-        raise UsageError(f"this dlctl has no such request; it has {', '.join(VERBS)}")
-    function = getattr(import_module(f"daemons.node.{verb}"), verb)
-    return lambda: dict(function(request))
+        has = ", ".join(("hello", *VERBS))
+        raise UsageError(
+            f"this dlctl has no such request; it has {has}", hint="install the same one there"
+        )
+    answer = getattr(import_module(f"daemons.node.{VERBS[verb]}"), verb)
+    return dict(answer(request))
 
 
 if __name__ == "__main__":

@@ -120,3 +120,6 @@ def _bound(address: str, port: int) -> socket.socket:
         own.close()
         raise
     return own
+
+
+listen = Listeners().listen

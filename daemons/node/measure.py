@@ -27,7 +27,12 @@ KINDS = {
 }
 
 
-def reach(target: Request) -> dict[str, Any]:
+def reach(request: Request) -> dict[str, Any]:
+    """{reached: of each of `targets`, see below}"""
+    return {"reached": [_reach(target) for target in field(request, "targets", list)]}
+
+
+def _reach(target: Request) -> dict[str, Any]:
     """`target`: {address, port, token, is_measured}.
 
     {round_trip_s, up_bytes_per_s, down_bytes_per_s, from}, or {kind, words}: "refused", "no route",

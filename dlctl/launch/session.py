@@ -1,6 +1,6 @@
 """A conversation with a machine: many questions over one login, or with a process here.
 
-The other end is `daemons.node.probe`: one JSON object per line, both ways. Every conversation has
+The other end is `daemons.node`: one JSON object per line, both ways. Every conversation has
 its own connection, so that a login is really tried; what it takes is known, too.
 """
 
@@ -33,7 +33,6 @@ from dlctl.launch.commands import kill_group
 from dlctl.launch.sshwords import argv, python_words
 from dlctl.util.hostnames import HERE
 
-MODULE = "daemons.node.probe"
 WORDS_BYTES_MAX = 64 * 1024
 END_S = 2.0
 
@@ -47,7 +46,7 @@ class Session:
         A host without `ssh` is this machine.
         """
         self.host = host.ssh or HERE
-        words = python_words(host, MODULE)
+        words = python_words(host)
         self._output, self._words = bytearray(), bytearray()
         self._is_heard = True
         self._is_known = False

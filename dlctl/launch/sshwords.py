@@ -70,9 +70,9 @@ def _checked(host: Host) -> str:
     return host.ssh
 
 
-def python_words(host: Host, module: str = "daemons.node") -> list[str]:
+def python_words(host: Host) -> list[str]:
     """What is run there. A login begins in the home directory, so that "~/" needs no shell."""
     python = host.python or sys.executable
     if python.startswith("~/"):
         python = f".{python[1:]}"
-    return [python, "-P", "-m", module]
+    return [python, "-P", "-m", "daemons.node"]

@@ -114,9 +114,7 @@ def test_a_request_that_is_not_one_of_ours_changes_nothing(
     assert not place.exists()
 
 
-@pytest.mark.parametrize(
-    "request_", [b"", b"[]", b"{", b"\xff", {}, {"verb": "system"}, {"verb": 7}]
-)
+@pytest.mark.parametrize("request_", [b"[]", b"{", b"\xff", {}, {"verb": "system"}, {"verb": 7}])
 def test_what_is_no_request_is_answered_with_an_error(request_: object) -> None:
     answer = called(request_)
     assert answer.status == UsageError.exit_code

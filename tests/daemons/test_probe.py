@@ -141,13 +141,13 @@ def test_paths_that_would_be_refused_are_refused_here_by_their_names(probe: Sess
 
 def test_it_ends_with_its_input_and_leaves_nothing() -> None:
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "daemons.node.probe"], stdin=-1, stdout=-1, stderr=-1
+        [sys.executable, "-P", "-m", "daemons.node"], stdin=-1, stdout=-1, stderr=-1
     ) as process:
         out, err = process.communicate(b'{"verb": "hello"}\n[]\nno json\n', timeout=20)
     lines = out.splitlines()
-    assert (process.returncode, err, len(lines)) == (0, b"", 4)
+    assert (process.returncode, err, len(lines)) == (UsageError.exit_code, b"", 4)
     assert b"UsageError" in lines[2]
-    assert b"could not be looked at" in lines[3]
+    assert b"it has to be one JSON object" in lines[3]
 
 
 @pytest.mark.parametrize(
