@@ -63,10 +63,25 @@ def host_name() -> str:
     return os.environ.get("DLCTL_HOST") or socket.gethostname()
 
 
+def reason_of(error: Exception) -> str:
+    """What went wrong and where, in one line; that it is a bug, if nobody expects such an error."""
+    if isinstance(error, DlctlError):
+        is_told = not error.where or error.where in error.message
+        return error.message if is_told else f"{error.message} ({error.where})"
+    if isinstance(error, OSError):
+        return str(error)
+    return f"a bug in dlctl: {type(error).__name__}: {error}"
+
+
 def in_words(error: DlctlError) -> str:
-    """What went wrong, where and what to do next, in one line: as the reason that a run ended."""
-    where = f" ({error.where})" if error.where and error.where not in error.message else ""
-    return "; ".join(filter(None, (error.message + where, hints.in_a_line(error.hint))))
+    """The same, and what to do next: as the reason that a run ended."""
+    return "; ".join(filter(None, (reason_of(error), hints.in_a_line(error.hint))))
+
+
+def print_error(error: DlctlError) -> None:
+    """For another program: one line of JSON on standard error."""
+    facts = {"message": error.message, "where": error.where, "hint": error.hint}
+    print(json.dumps(facts), file=sys.stderr)
 
 
 def main(

@@ -11,12 +11,11 @@ goes on without that host.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sqlite3
 from pathlib import Path
 
-from daemons.loop import Loop
+from daemons.loop import Loop, Signals
 from daemons.process import DaemonContext
 from dlctl.errors import DlctlError
 from dlctl.machine import StopRequested
@@ -30,10 +29,10 @@ def stop_the_run(loop: Loop, context: DaemonContext) -> None:
     """From now on: hand SIGTERM and SIGINT on to the coordinator; end alone if it is gone, or on
     another machine.
     """
-    wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    heard = Signals()
 
     def asked() -> None:
-        os.eventfd_read(wakeup)
+        heard.read()
         if not context.is_home:
             loop.post(StopRequested("told to end"))
         elif _signal_coordinator(context.directory):
@@ -41,9 +40,7 @@ def stop_the_run(loop: Loop, context: DaemonContext) -> None:
         else:
             loop.post(StopRequested("told to end, and no coordinator is known"))
 
-    loop.watch(wakeup, asked)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: os.eventfd_write(wakeup, 1))
+    loop.watch(heard.fileno(), asked)
 
 
 def _signal_coordinator(directory: Path) -> bool:

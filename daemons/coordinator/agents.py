@@ -12,7 +12,6 @@ from daemons import process
 from daemons.log_tail import LINES, exit_code, last_lines
 from daemons.loop import Loop
 from dlctl import placement, registry
-from dlctl.errors import DlctlError
 from dlctl.launch.base import Credentials, Ended, Launcher, Notice, Order, Waiting
 from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
@@ -84,7 +83,7 @@ class Agents:
     def _ended(self, end: Ended) -> None:
         name, incarnation, status = end.name, end.incarnation, end.status
         if end.error is not None:
-            words = (*end.words[-LINES:], *_in_words(end.error))
+            words = (*end.words[-LINES:], f"ERROR {process.in_words(end.error)}")
             log.warning("%s: %s", name, " | ".join(words))
         else:
             path = paths.log_path(self.context.directory, name, incarnation)
@@ -92,11 +91,6 @@ class Agents:
             status = exit_code(path) if status is None else status
         status = STATUS_UNKNOWN if status is None else status
         self.loop.post(ProcessEnded(name, incarnation, status, words))
-
-
-def _in_words(error: DlctlError) -> tuple[str, ...]:
-    """As the last line of a log."""
-    return (f"ERROR {process.in_words(error)}",)
 
 
 def _recorded(context: process.DaemonContext) -> dict[str, int]:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from daemons.loop import Loop
+from daemons.process import reason_of
 from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.roles.coordinator import records as j
@@ -53,7 +54,7 @@ class Directories:
             path = checkpoints.create(self.directory, effect.step, effect.number)
             self._loop.post(j.CheckpointBegun(effect.number, str(path), ""))
         except Exception as error:
-            self._loop.post(j.CheckpointBegun(effect.number, "", _words(error)))
+            self._loop.post(j.CheckpointBegun(effect.number, "", reason_of(error)))
 
     def _complete(self, effect: j.CompleteCheckpoint, branch: Sequence[Resume] | None) -> None:
         directory, error = Path(effect.directory), ""
@@ -62,7 +63,7 @@ class Directories:
             checkpoints.share_frozen(self.directory / frozen.FOLDER, directory, manifest)
             checkpoints.write_manifest(directory, manifest)
         except Exception as failure:
-            error = _words(failure)
+            error = reason_of(failure)
         if not error and branch is not None:
             self._prune(directory, effect.keep, effect.best, branch)
         self._loop.post(j.CheckpointEnded(effect.number, error))
@@ -80,13 +81,4 @@ class Directories:
                 keep=keep, good=newest, counts=counts, best=Best.parse(best),
             )  # fmt: skip
         except Exception as error:
-            log.warning("cannot remove old checkpoints: %s", _words(error))
-
-
-def _words(error: Exception) -> str:
-    match error:
-        case DlctlError():
-            return f"{error.message} ({error.where})"
-        case OSError():
-            return str(error)
-    return f"a bug in dlctl: {type(error).__name__}: {error}"
+            log.warning("cannot remove old checkpoints: %s", reason_of(error))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from daemons.files.file_receiver import FileReceiver
 from daemons.loop import Loop
+from daemons.process import reason_of
 from dlctl.errors import DlctlError
 from dlctl.launch.base import HOST_FILE
 from dlctl.messages import Json
@@ -89,10 +90,8 @@ class Files:
                 directory = self._away.make_room(directory, effect.file)
             path = directory / effect.file
             sha256, nbytes = checkpoints.write_arrays(path, effect.arrays)
-        except DlctlError as failure:
-            error = f"{failure.message} ({failure.where})"
         except Exception as failure:
-            error = f"a bug in dlctl: {type(failure).__name__}: {failure}"
+            error = reason_of(failure)
         self._loop.post(ArraysSaved(effect.checkpoint, sha256, nbytes, error))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import os
 import secrets
 import shlex
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from daemons.process import print_error
 from dlctl import frozen
 from dlctl.errors import DlctlError, UsageError
 from dlctl.flat import AVERAGED, ROWS, TRAINED, Entry
@@ -33,7 +33,7 @@ from dlctl.rows import KIND as TABLE
 from dlctl.runs import checkpoints
 from dlctl.runs.manifest import Manifest, layout
 from dlctl.util.names import AVERAGE
-from dlctl.util.text import escape, escape_lines, plural
+from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,10 +44,7 @@ StateDict = dict[str, "Tensor"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code.
-
-    Errors go to standard error: one fact per line, or as one line of JSON for another program.
-    """
+    """Run the command; returns its exit code. An error is one line of JSON on standard error."""
     parser = argparse.ArgumentParser(
         prog="python -m daemons.files.export", description="Turn a checkpoint into a state_dict."
     )
@@ -55,26 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", choices=sorted(WRITERS), default="safetensors")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
     parser.add_argument("--average", action="store_true")
-    parser.add_argument("--errors", choices=("text", "json"), default="text")
     chosen = parser.parse_args(arguments)
     try:
         export(chosen.checkpoint, chosen.output, chosen.to, of_average=chosen.average)
     except DlctlError as error:
-        _complain(error, as_json=chosen.errors == "json")
+        print_error(error)
         return error.exit_code
     return 0
-
-
-def _complain(error: DlctlError, *, as_json: bool) -> None:
-    """As the command line shows errors: what, where, what next."""
-    if as_json:
-        facts = {"message": error.message, "where": error.where, "hint": error.hint}
-        print(json.dumps(facts), file=sys.stderr)
-        return
-    lines = [f"error: {escape_lines(error.message)}"]
-    lines += [f"  --> {escape(error.where)}"] if error.where else []
-    lines += [f"  next: {escape_lines(error.hint)}"] if error.hint else []
-    print("\n".join(lines), file=sys.stderr)
 
 
 def export(directory: Path, output: Path, to: str, *, of_average: bool = False) -> None:

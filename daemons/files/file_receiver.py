@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from daemons.loop import Loop
+from daemons.process import reason_of
 from dlctl.roles.protocol.files import (
     CheckFile,
     DiscardFile,
@@ -88,7 +89,7 @@ class FileReceiver:
                 path, effect.nbytes, effect.sha256, self._progress()
             )
         except Exception as failure:
-            problems = [f"a bug in dlctl: {type(failure).__name__}: {failure}"]
+            problems = [reason_of(failure)]
         self.loop.post(FileSealed(effect.file, "; ".join(problems)))
 
     def _progress(self) -> Progress:
@@ -109,7 +110,7 @@ class FileReceiver:
         except OSError as failure:
             error = f"cannot write {self.root / effect.file}: {failure.strerror}"
         except Exception as failure:
-            error = f"a bug in dlctl: {type(failure).__name__}: {failure}"
+            error = reason_of(failure)
         if error:
             with suppress(OSError):
                 self._beside(effect.file).unlink()

@@ -189,8 +189,8 @@ def _write(
             target = fresh / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
-        _put(directory / HOST_FILE, {"agent": agent})
-        _put(directory / "job.json", job)
+        for name, value in ((HOST_FILE, {"agent": agent}), ("job.json", job)):
+            paths.write(directory / name, json.dumps(value, indent=1).encode(), 0o600)
         shutil.rmtree(task, ignore_errors=True)
         fresh.replace(task)
     except OSError as error:
@@ -199,13 +199,6 @@ def _write(
             where=str(error.filename or directory),
             hint="set dir of this host in [[hosts]] to a place with room",
         ) from error
-
-
-def _put(path: Path, value: dict[str, Any]) -> None:
-    """All of it or nothing takes the place of `path`."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=1))
-    temporary.replace(path)
 
 
 def _wait_until_up(

@@ -11,6 +11,7 @@ import logging
 import time
 from pathlib import Path
 
+from daemons.process import reason_of
 from daemons.server.files import TablesInFiles
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Storages
@@ -41,16 +42,12 @@ class Watch:
         except (DlctlError, OSError) as error:
             # As long as this process lives, the state does, and this can be tried again. What was
             # begun and not finished is in nobody's way: a commit writes it all, or ends the server.
-            self._say_once(_words(error))
+            self._say_once(reason_of(error))
 
     def _say_once(self, why: str) -> None:
         if why != self._said:
             log.error("the state of this shard was removed and cannot be put back: %s", why)
         self._said = why
-
-
-def _words(error: DlctlError | OSError) -> str:
-    return f"{error.message} ({error.where})" if isinstance(error, DlctlError) else str(error)
 
 
 def _say_where(place: str) -> None:

@@ -156,7 +156,7 @@ class ComputeThread:
 
     def _locate(self, _: LocateTask) -> None:
         """Write into the log where the task is that does not come back, and tell the role."""
-        from daemons.worker.stack_dump import whereabouts
+        from daemons.worker.task import whereabouts
 
         place, stack = whereabouts(self._thread)
         if waits := self._loader is not None and self._loader.waits_for():

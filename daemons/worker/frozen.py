@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from daemons.files.arrays import Away
+from daemons.process import reason_of
 from daemons.worker.replica import Replica
 from dlctl import frozen
 from dlctl.errors import DlctlError
@@ -99,8 +100,7 @@ class FrozenFile:
         try:
             return FrozenWritten(file, *write(replica, self._writes_to / file), "")
         except (DlctlError, OSError) as error:
-            where = f" ({error.where})" if isinstance(error, DlctlError) else ""
-            return FrozenWritten(file, "", 0, f"{error}{where}")
+            return FrozenWritten(file, "", 0, reason_of(error))
 
     def load(self, replica: Replica, effect: LoadFrozen) -> FrozenLoaded | FilesMissing:
         """Raises DlctlError."""

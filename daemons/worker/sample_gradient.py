@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from daemons.process import print_error
 from daemons.worker import frozen
 from daemons.worker.building import build
 from daemons.worker.replica import Replica
@@ -46,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = from_dict(JobFile, json.load(sys.stdin))
         np.save(chosen.output, gradient(job, chosen.checkpoint), allow_pickle=False)
     except DlctlError as error:
-        facts = {"message": error.message, "where": error.where, "hint": error.hint}
-        print(json.dumps(facts), file=sys.stderr)
+        print_error(error)
         return error.exit_code
     return 0
 

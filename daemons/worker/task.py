@@ -46,6 +46,7 @@ import inspect
 import numbers
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -532,7 +533,7 @@ def _cut(report: traceback.TracebackException | None) -> None:
     names that file: how we came there helps nobody.
     """
     while report is not None:
-        kept = without_machinery(report.stack)
+        kept = _without_machinery(report.stack)
         if not kept and not any(_is_of_imports(frame.filename) for frame in report.stack):
             kept = report.stack
         report.stack = kept
@@ -550,7 +551,7 @@ _LIBRARIES = tuple(
 )
 
 
-def without_machinery(stack: traceback.StackSummary) -> traceback.StackSummary:
+def _without_machinery(stack: traceback.StackSummary) -> traceback.StackSummary:
     return traceback.StackSummary.from_list(
         [frame for frame in stack if not _is_machinery(frame.filename)]
     )
@@ -571,9 +572,18 @@ def _where(error: BaseException, stack: traceback.StackSummary, place: Place) ->
     return own or (place() if callable(place) else place) or _line_of(stack, _MACHINERY)
 
 
-def innermost(stack: traceback.StackSummary) -> str | None:
-    """file:line of the innermost frame that is not ours, of the user's own if there are any."""
-    return _line_of(stack, _MACHINERY + _LIBRARIES) or _line_of(stack, _MACHINERY)
+def whereabouts(thread: threading.Thread) -> tuple[str, str]:
+    """Where a task is that does not come back, by its thread: (file:line of the innermost of the
+    user's frames, all frames that are not ours).
+    """
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return "an unknown place: its thread has ended", ""
+    whole = traceback.StackSummary.extract(traceback.walk_stack(frame))
+    whole.reverse()
+    stack = _without_machinery(whole) or whole
+    place = _line_of(stack, _MACHINERY + _LIBRARIES) or _line_of(stack, _MACHINERY)
+    return place or "an unknown place", "".join(stack.format())
 
 
 def _line_of(stack: traceback.StackSummary, beyond: tuple[str, ...]) -> str | None:

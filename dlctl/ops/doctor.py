@@ -1,7 +1,7 @@
 """From a job file to findings about all of its machines; nothing is changed anywhere.
 
 Every machine is asked in a conversation over its own login. What it answers are facts
-(`daemons.node.probe`); what these mean is in `dlctl.health`.
+(`daemons.node`); what these mean is in `dlctl.health`.
 """
 
 from __future__ import annotations

@@ -51,9 +51,8 @@ def test_a_signal_finds_no_coordinator_where_nothing_can_be_read(tmp_path, monke
 def test_a_log_that_cannot_begin_anew_keeps_its_name_and_does_so_later(tmp_path, monkeypatch):
     path = tmp_path / "worker-0.1.jsonl"
     path.write_text("old\n" * 100)
-    moved: list[int] = []
     handler = logs.Rotating(path)
-    monkeypatch.setattr(handler, "_move", moved.append)
+    monkeypatch.setattr(os, "dup2", lambda new, old: new)
     monkeypatch.setattr(logs, "FILE_BYTES_MAX", 0)
     with monkeypatch.context() as full:
         full.setattr(os, "open", too_many)
@@ -66,4 +65,3 @@ def test_a_log_that_cannot_begin_anew_keeps_its_name_and_does_so_later(tmp_path,
     handler.rotate_if_full()
     assert sorted(os.listdir(tmp_path)) == [path.name, f"{path.name}.1"]
     assert path.read_text() == ""
-    os.close(*moved)

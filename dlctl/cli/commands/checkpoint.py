@@ -291,7 +291,7 @@ def export(
     kind = kind or ("torch" if output and output.suffix in TORCH_ENDINGS else "safetensors")
     file = output or Path(_file_stem(path) + ENDINGS[kind])
     require_free(force, file)
-    arguments = [str(path), "--to", kind, "--output", str(file), "--errors", "json"]
+    arguments = [str(path), "--to", kind, "--output", str(file)]
     arguments += ["--average"] if average else []
     told = other_process.run("daemons.files.export", arguments, path, "the export failed")
     for line in told.splitlines():
