@@ -98,7 +98,8 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     to_worker(Started())
     effects = to_worker(m.Welcome("worker-0", 0, 1, sign(KEY, RUN, 0, 1), {}))
     assert BuildModel(0, 1) in effects
-    built = ModelBuilt(layout, 5, replica.parameters, replica.averaged())
+    ready = m.ModelReady("", layout, 5)
+    built = ModelBuilt(ready, replica.parameters, replica.averaged())
     assert sent(to_worker(built), m.ModelReady)
     effects = to_worker(m.Topology(("ipc://server-0",), ("",), initialise=True, restore=""))
 

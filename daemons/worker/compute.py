@@ -33,7 +33,7 @@ from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.machine import Effect, Event
-from dlctl.messages import Array
+from dlctl.messages import Array, ModelReady
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
     BringRows,
@@ -236,20 +236,14 @@ class ComputeThread:
             self._ahead = Ahead(self._ranks, replica)
         if self._engine_name:
             self._engine = self._make_engine()
-        return ModelBuilt(
-            replica.layout.to_bytes(),
-            samples,
-            replica.parameters,
-            self._averaged,
-            replica.task.has("finish"),
+        ready = ModelReady(
+            "", replica.layout.to_bytes(), samples, replica.task.has("finish"),
             self._frozen.digests(replica) if self._frozen is not None else b"",
             replica.lacks_weights,
             self._loader.clients.digest if clients else self._loader.order.digest,
-            batch_size,
-            shards,
-            clients,
-            mark,
-        )
+            batch_size, shards, clients,
+        )  # fmt: skip
+        return ModelBuilt(ready, replica.parameters, self._averaged, mark)
 
     def _share(self, replica: Any, directory: Path) -> Array:
         """The mark of the memory that the model lies in now."""

@@ -17,7 +17,7 @@ from dlctl.clients import Clients, Cohort, epoch_samples
 from dlctl.config import Choice
 from dlctl.flat import AVERAGED, slice_bounds
 from dlctl.machine import Exit, Send
-from dlctl.messages import Array
+from dlctl.messages import Array, ModelReady
 from dlctl.roles.agent.agent import ProcessStarted
 from dlctl.roles.coordinator import records as j
 from dlctl.roles.coordinator.persistence import Lasting
@@ -216,13 +216,13 @@ class ComputeDriver:
         if self._memory is not None:
             self.parameters, self._mark = self._memory.join(self.process, self.parameters)
             self._inner = self._own(self.parameters) if self._own is not None else None
-        built = ModelBuilt(
-            layout.to_bytes(), self._samples(), self.parameters,
-            self._averaged, has_finish=bool(self.options.finish_s),
+        ready = ModelReady(
+            "", layout.to_bytes(), self._samples(), has_finish=bool(self.options.finish_s),
             frozen=self.frozen.build(effect.slot), batch_size=FOUND if effect.finds else 0,
             shards=len(self._lengths),
-            clients=() if self._clients is None else self._clients.sizes, mark=self._mark,
+            clients=() if self._clients is None else self._clients.sizes,
         )  # fmt: skip
+        built = ModelBuilt(ready, self.parameters, self._averaged, self._mark)
         self.process.post(built, self.options.build_s)
 
     def _samples(self) -> int:

@@ -218,8 +218,8 @@ class Run:
             Started(),
             Received(COORDINATOR, m.Welcome("worker-0", 0, 1, sign(b"key", "run", 0, 1), {})),
             ModelBuilt(
-                self.replica.layout.to_bytes(), self.samples, self.replica.parameters,
-                self.replica.averaged(),
+                m.ModelReady("", self.replica.layout.to_bytes(), self.samples),
+                self.replica.parameters, self.replica.averaged(),
             ),
             Received(
                 COORDINATOR,

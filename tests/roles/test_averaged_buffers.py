@@ -96,7 +96,9 @@ class Asking:
         )
         self.tell(Started())
         self.says(COORDINATOR, m.Welcome("worker-0", 0, 1, b"", {}))
-        self.tell(ModelBuilt(layout.to_bytes(), 8, np.zeros(1, "f4"), np.zeros(1)))
+        self.tell(
+            ModelBuilt(m.ModelReady("", layout.to_bytes(), 8), np.zeros(1, "f4"), np.zeros(1))
+        )
         self.says(COORDINATOR, m.Topology(("ipc://x",), ("key",), False, ""))
         self.says("server-0", m.Joined(0, 1, 5, 0, 1, True, 0))
 

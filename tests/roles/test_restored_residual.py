@@ -36,7 +36,7 @@ class Play:
         self.happens(Started())
         self.told(m.Welcome("worker-0", 0, 1, b"", {}))
         none, layout = np.zeros(0), layout_of(SIZE).to_bytes()
-        self.happens(ModelBuilt(layout, 8, np.zeros(SIZE, np.float32), none))
+        self.happens(ModelBuilt(m.ModelReady("", layout, 8), np.zeros(SIZE, np.float32), none))
         self.told(m.Topology(("address",), ("",), False, "ckpt/000000000120-3"))
 
     def happens(self, event: Event) -> None:

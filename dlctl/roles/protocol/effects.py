@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dlctl.algorithms.needs import Pull
 from dlctl.machine import Effect, Event
-from dlctl.messages import Array, Json
+from dlctl.messages import Array, Json, ModelReady
 from dlctl.util.record import record
 from dlctl.vector import Vector
 
@@ -125,26 +125,12 @@ class BuildModel(Effect):
 
 @record
 class ModelBuilt(Event):
-    layout: bytes
-    samples: int
+    ready: ModelReady
+    """What the coordinator is told; the worker puts its name into it."""
     parameters: Vector
     """float32[d]: the model itself, not a copy."""
     averaged: Array
     """float64[n], initial values of the averaged buffers."""
-    has_finish: bool = False
-    """Whether the task has a `finish`."""
-    frozen: bytes = b""
-    """Digests of the frozen parameters (`dlctl/frozen.py`)."""
-    lacks_weights: bool = False
-    """The job's initial values are not on this host: the model has others."""
-    order: str = ""
-    """Digest of the order of the samples that the task has chosen; "": it has chosen none."""
-    batch_size: int = 0
-    """That there is memory for; 0: it was not looked for."""
-    shards: int = 0
-    """Of a stream; 0: the dataset is none."""
-    clients: tuple[int, ...] = ()
-    """The samples of each client, if the dataset is cut into clients."""
     mark: Array | None = None
     """If the replicas of this host share the model: uint8[1] that they share, too, not a copy. Not
     0: what stands there is a model of the run."""

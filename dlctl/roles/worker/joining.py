@@ -8,6 +8,8 @@ nobody to join.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dlctl import messages as m
 from dlctl.algorithms.base import Shape
 from dlctl.config import JobFile
@@ -80,10 +82,7 @@ class Joining:
     def on_model(self, event: ModelBuilt, now: float) -> None:
         self.model = event
         self._phase = "waiting for the servers"
-        ready = m.ModelReady(
-            self.birth.name, event.layout, event.samples, event.has_finish, event.frozen,
-            event.lacks_weights, event.order, event.batch_size, event.shards, event.clients,
-        )  # fmt: skip
+        ready = replace(event.ready, name=self.birth.name)
         self.context.ask("model", COORDINATOR, ready, now)
 
     def on_keep_frozen(self, message: m.KeepFrozen) -> None:
@@ -113,7 +112,7 @@ class Joining:
         if len(message.keys) != len(message.addresses):
             raise RemoteProtocolError("not every server has a key")
         self.topology = message
-        if message.frozen != self.model.frozen:
+        if message.frozen != self.model.ready.frozen:
             self._phase = "loading the frozen parameters"
             return LoadFrozen(message.frozen)
         self.join(now)
@@ -136,7 +135,7 @@ class Joining:
 
     def _make_clients(self, links: list[Link]) -> None:
         assert self.model is not None
-        layout = Layout.from_bytes(self.model.layout)
+        layout = Layout.from_bytes(self.model.ready.layout)
         for number, table in enumerate(self.shape.of_replicas()):
             clients = []
             for link in links:

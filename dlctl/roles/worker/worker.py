@@ -354,7 +354,7 @@ class Worker:
                 options=self.options,
                 parameters=model.parameters,
                 slot=identity.slot,
-                layout=Layout.from_bytes(model.layout),
+                layout=Layout.from_bytes(model.ready.layout),
                 rng=np.random.default_rng(seed),
                 members=self.members.slots,
                 has_inner=self._has_inner,
@@ -362,7 +362,7 @@ class Worker:
             )
         )
         if self._own_rate is not None:
-            self._own_rate.factor = schedule.factor(self.job, model.samples)
+            self._own_rate.factor = schedule.factor(self.job, model.ready.samples)
         start: Start = "joins" if self.joining.is_under_way() else "new"
         sharing = Sharing(model.mark) if model.mark is not None else None
         side.begin("restored" if saved else start)
