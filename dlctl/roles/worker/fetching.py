@@ -34,6 +34,13 @@ class Fetched:
     """Of the table; None: all of it."""
     rows: Array | None = None
     """Of the tables of rows, in place of a range: int64[n], ascending."""
+    whole: bool = False
+    """All values as they are, to be looked at beside the model; else only what has to be placed
+    there, and rounded if the job says so."""
+    after_own: bool = False
+    """With all that was pushed before."""
+    average: bool = False
+    """The moving average of the parameters; with `whole`."""
     missing: int = 0
     slices: dict[int, Slice] = field(default_factory=dict)
     clocks: dict[int, int] = field(default_factory=dict)
@@ -90,53 +97,39 @@ class Fetcher:
         rows: Array | None = None,
     ) -> Fetched:
         """Ask every shard for its slice of a table, of a range, or for the rows that it has of
-        these; the sends go out with the queue.
-
-        whole: all values as they are, to be looked at beside the model; else only what has to be
-        placed there, and rounded if the job says so. after_own: with all that was pushed before.
-        average: the moving average of the parameters; with `whole`.
+        these; the sends go out with the queue. See `Fetched`.
         """
         self._requests += 1
-        fetched = Fetched(self._requests, self.tables[table], clock_min, part, rows)
+        clients = self.tables[table]
         if part is not None:
-            owners = [c for c in self.tables[table] if max(part[0], c.lo) < min(part[1], c.hi)]
-            fetched.clients = owners
+            clients = [c for c in clients if max(part[0], c.lo) < min(part[1], c.hi)]
         if rows is not None:
-            fetched.clients = [c for c in self.tables[table] if _rows_of(c, rows).size]
-        fetched.missing = len(fetched.clients)
+            clients = [c for c in clients if _rows_of(c, rows).size]
+        fetched = Fetched(
+            self._requests, clients, clock_min, part, rows, whole, after_own, average, len(clients)
+        )
         self._under_way[fetched.request] = fetched
-        for client in fetched.clients:
-            is_whole = whole or part is not None
-            self._ask(
-                fetched, client, whole=is_whole, exact=whole, after_own=after_own, average=average
-            )
+        for client in clients:
+            self._ask(fetched, client)
         return fetched
 
-    def _ask(
-        self,
-        fetched: Fetched,
-        client: ShardClient,
-        *,
-        whole: bool,
-        exact: bool = False,
-        after_own: bool = False,
-        average: bool = False,
-    ) -> None:
-        part = (0, 0)
+    def _ask(self, fetched: Fetched, client: ShardClient, *, again: bool = False) -> None:
+        """again: what has come does not fit what stands there, so all of it is needed."""
+        me = client.identity
+        of = (me.slot, me.epoch, fetched.request, fetched.clock_min)
+        after = client.next_seq if fetched.after_own and not again else 0
         message: Fetch | FetchRows
         if fetched.rows is not None:
-            rows = _rows_of(client, fetched.rows)
-            message = client.fetch_rows(
-                fetched.request, fetched.clock_min, rows, after_own=after_own
-            )
+            assert client.rows is not None
+            numbers = (_rows_of(client, fetched.rows) - client.rows.lo).astype(client.rows.dtype)
+            message = FetchRows(*of, client.table, numbers, after)
         else:
-            if fetched.part is not None:
-                lo, hi = fetched.within(client)
-                part = lo - client.lo, hi - client.lo
-            message = client.fetch(
-                fetched.request, fetched.clock_min, whole=whole, exact=exact, part=part,
-                after_own=after_own, average=average,
-            )  # fmt: skip
+            is_whole = fetched.whole or fetched.part is not None or again
+            have = (0, 0) if is_whole else (client.basis.generation, client.basis.version)
+            lo, hi = fetched.within(client)
+            part = (0, 0) if fetched.part is None else (lo - client.lo, hi - client.lo)
+            exact = fetched.whole and not again
+            message = Fetch(*of, *have, exact, client.table, *part, after, fetched.average)
         nbytes = fetched.charged[client.shard] = client.expected_bytes(message)
         key = client.fetch_key(fetched.request)
         self.send_queue.queue("fetch", key, client.peer, message, nbytes)
@@ -180,7 +173,7 @@ class Fetcher:
                 self._under_way[fetched.request] = fetched
                 fetched.missing += 1
                 del fetched.clocks[client.shard]
-                self._ask(fetched, client, whole=True)
+                self._ask(fetched, client, again=True)
                 continue
             lo, hi = fetched.within(client)
             model = parameters[lo:hi]

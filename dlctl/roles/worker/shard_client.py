@@ -25,7 +25,6 @@ from dlctl.messages import (
     LATE,
     REFUSED,
     Ack,
-    Array,
     Fetch,
     FetchRows,
     Join,
@@ -247,42 +246,8 @@ class ShardClient:
         """Of the slice that stands in the model."""
         return self.basis.version
 
-    def fetch(
-        self,
-        request: int,
-        clock_min: int,
-        *,
-        whole: bool,
-        exact: bool = False,
-        part: tuple[int, int] = (0, 0),
-        after_own: bool = False,
-        average: bool = False,
-    ) -> Fetch:
-        """A fetch, which has to be sent through the worker's send queue under `fetch_key`.
-
-        whole: of all values, not of what is new to this worker. exact: not rounded. part: only
-        these elements of the slice; hi = 0: all of them. after_own: once all that was pushed so far
-        is settled.
-        """
-        have = (0, 0) if whole else (self.basis.generation, self.basis.version)
-        me = self.identity
-        return Fetch(
-            me.slot, me.epoch, request, clock_min, *have, exact, self.table, *part,
-            self.next_seq if after_own else 0, average,
-        )  # fmt: skip
-
-    def fetch_rows(
-        self, request: int, clock_min: int, rows: Array, *, after_own: bool = False
-    ) -> FetchRows:
-        """The same, of these rows, which are all here; numbers as in the tables."""
-        assert self.rows is not None
-        numbers = (rows - self.rows.lo).astype(self.rows.dtype)
-        after = self.next_seq if after_own else 0
-        me = self.identity
-        return FetchRows(me.slot, me.epoch, request, clock_min, self.table, numbers, after)
-
     def expected_bytes(self, fetch: Fetch | FetchRows) -> int:
-        """How large its answer will be: as the last one was, or all that is asked for."""
+        """How large the answer will be: as the last one was, or all that is asked for."""
         return (fetch.have_generation and self._answer_bytes) or 4 * self._elements(fetch)
 
     def _elements(self, fetch: Fetch | FetchRows) -> int:
