@@ -11,17 +11,9 @@ import logging
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
-from functools import partial
-from importlib.machinery import (
-    BYTECODE_SUFFIXES,
-    EXTENSION_SUFFIXES,
-    SOURCE_SUFFIXES,
-    ExtensionFileLoader,
-    FileFinder,
-    SourceFileLoader,
-    SourcelessFileLoader,
-)
+from collections.abc import Sequence
+from functools import cache, partial
+from importlib.machinery import PathFinder, SourceFileLoader
 from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -69,19 +61,23 @@ class KeptSource(SourceFileLoader):
         log.warning(text, os.path.basename(path))
 
 
-class FilesThatAreGone:
-    """Finds modules whose files were read for this run, and are there no longer."""
+class _Finder:
+    """Finds the task's modules, also those whose files were read for this run and are there no
+    longer.
+    """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, root: Path) -> None:
         self._directory = directory
+        self._is_of_task = cache(partial(_is_of_task, root=root))
 
     def find_spec(self, name: str, path: Sequence[str] | None, _: object = None) -> Any:
         last = name.rpartition(".")[2]
-        for folder in sys.path if path is None else path:
+        for folder in filter(self._is_of_task, sys.path if path is None else path):
             package, module = Path(folder, last, "__init__.py"), Path(folder, f"{last}.py")
             for file, inside in ((package, [str(package.parent)]), (module, None)):
                 place = file.absolute()
-                if task_code.as_it_was(self._directory, place, None) is not None:
+                kept = task_code.as_it_was(self._directory, place, None)
+                if kept is not None or place.is_file():
                     loader = KeptSource(self._directory, name, str(place))
                     return spec_from_file_location(
                         name, place, loader=loader, submodule_search_locations=inside
@@ -91,23 +87,8 @@ class FilesThatAreGone:
 
 def import_kept(directory: Path, root: Path) -> None:
     """From now on import what lies below `root` as it was for the run in `directory`."""
-    sources: Any = partial(KeptSource, directory)
-    finder = FileFinder.path_hook(
-        (ExtensionFileLoader, EXTENSION_SUFFIXES),
-        (sources, SOURCE_SUFFIXES),
-        (SourcelessFileLoader, BYTECODE_SUFFIXES),
-    )
-    sys.path_hooks.insert(0, partial(_find, finder, root))
-    sys.meta_path.append(FilesThatAreGone(directory))
-    for path in list(sys.path_importer_cache):
-        if _is_of_task(path, root):
-            del sys.path_importer_cache[path]
-
-
-def _find(finder: Callable[[str], Any], root: Path, path: str) -> Any:
-    if not _is_of_task(path, root):
-        raise ImportError
-    return finder(path)
+    finder: Any = _Finder(directory, root)
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
 
 
 def _is_of_task(path: str, root: Path) -> bool:
