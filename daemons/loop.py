@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import zmq
 
-from daemons.transport.partial_receive import PartialReceive
+from daemons.transport.chunking import Arriving
 from daemons.transport.sockets import Transport
 from dlctl.machine import (
     Admit,
@@ -32,6 +32,7 @@ from dlctl.machine import (
     Hush,
     Machine,
     Note,
+    Peer,
     Received,
     Send,
     Started,
@@ -192,10 +193,14 @@ class Loop:
 
     def hear_early(self, kind: type[Message]) -> None:
         """Tell the machine of large messages of this kind while they come, too."""
-        self.transport.early = PartialReceive(kind, self._on_coming)
+        self.transport.early = partial(self._on_coming, kind)
 
-    def _on_coming(self, part: Coming) -> None:
-        if self._machine is not None and self.exit_code is None:
+    def _on_coming(
+        self, kind: type[Message], peer: Peer, identity: str, arriving: Arriving
+    ) -> None:
+        message = arriving.of_kind(kind)
+        if message is not None and self._machine is not None and self.exit_code is None:
+            part = Coming(peer, message, tuple(arriving.come[1:]), identity)
             self._handle(self._machine, part)
 
     def stop_on_signals(self, signals: Signals | None = None) -> None:

@@ -137,7 +137,7 @@ class Gradients:
     """Of the forward pass, by torch.autocast. "fp16" scales the loss, as torch.amp.GradScaler does:
     a step whose gradient is too large for it is skipped, and counts as none."""
     compile: bool = False
-    """torch.compile of the model; if that fails, it is said once and computed without."""
+    """torch.compile of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

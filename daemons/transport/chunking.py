@@ -18,11 +18,13 @@ import struct
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from daemons.transport import shm, shm_layout
+from dlctl import wire
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Message
 from dlctl.util.buffer_pool import BufferPool
@@ -84,6 +86,17 @@ class Arriving:
     """What its reader has made of the frames."""
     is_of_interest: bool = True
     """Whether its reader wants to hear more."""
+
+    def of_kind(self, kind: type[Message]) -> Message | None:
+        """The message, if it is one of this kind, whose large fields are arrays: nothing of it is
+        copied. What is to be refused is refused when all of it has come.
+        """
+        if self.message is None and self.is_of_interest:
+            with suppress(RemoteProtocolError):
+                if wire.kind(self.frames) is kind:
+                    self.message = wire.decode(self.frames)
+            self.is_of_interest = self.message is not None
+        return self.message
 
     def put(self, place: int, data: Frame) -> bool:
         """The next segment. False if it is another one: one before it is lost."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -22,10 +22,9 @@ import zmq
 from daemons.transport import connections
 from daemons.transport.backpressure import Backpressure, Tracker
 from daemons.transport.bind_errors import cannot_listen
-from daemons.transport.chunking import SEGMENTS_MAX
+from daemons.transport.chunking import SEGMENTS_MAX, Arriving
 from daemons.transport.connection_limit import ConnectionLimit
 from daemons.transport.large_messages import LargeMessages
-from daemons.transport.partial_receive import PartialReceive
 from daemons.transport.reconnect import Handshakes, Target
 from daemons.transport.zap import DOMAIN, Gatekeeper
 from dlctl import wire
@@ -85,7 +84,7 @@ class Transport:
         """Those that reach processes of this machine and this user only."""
         self._bytes_max = wire.FRAME_BYTES_MAX
         """Of one that comes in parts, or is lent, to us as a listener."""
-        self.early: PartialReceive | None = None
+        self.early: Callable[[Peer, str, Arriving], None] | None = None
         """Who wants to know of large messages while they come."""
         self.crowd: ConnectionLimit | None = None
         self._hushed: dict[str, float] = {}
@@ -292,7 +291,7 @@ class Transport:
                 if whole is not None:
                     yield peer, wire.decode(whole), identity
                 elif self.early is not None and (part := self.bulk.coming(peer)):
-                    self.early.look(peer, identity, part)
+                    self.early(peer, identity, part)
             except RemoteProtocolError as error:
                 self.refused += 1
                 log.warning(

@@ -84,7 +84,7 @@ class Replica:
         compiled: bool = False,
         prepare: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        """precision: of the forward pass, by autocast. compiled: by torch.compile, if it can.
+        """precision: of the forward pass, by autocast. compiled: by torch.compile.
         prepare: what is done to the new model before it is laid out.
         """
         self.task = task
@@ -109,7 +109,6 @@ class Replica:
         self.parameters: Vector = _own(self._vector)
         self._autocast = AUTOCAST[precision]
         self._compiled: Any = torch.compile(self.model) if compiled else None
-        self._has_compiled = False
         self._is_shared = False
         self._parts: GradientParts | None = None
         """If gradients are summed while they are computed."""
@@ -230,22 +229,9 @@ class Replica:
         if not self.model.training:
             self._set_mode(training=True)
         self._cast()
-        told = (batch, step, epoch, rows)
-        if self._compiled is None or self._has_compiled:
-            # A compiled module has a `len()`, which fails for most: no truth of it is asked.
-            model = self.model if self._compiled is None else self._compiled
-            return self._backward(model, told, weight)
-        try:
-            loss = self._backward(self._compiled, told, weight)
-        except TaskError as error:
-            # It is the first batch of all. If this is the task's own error, it comes again.
-            self._compiled = None
-            self.drop_gradients()
-            loss = self._backward(self.model, told, weight)
-            log.warning("computing without torch.compile, which failed: %s", error.message,
-                        extra={"detail": error.detail})  # fmt: skip
-        self._has_compiled = True
-        return loss
+        # A compiled module has a `len()`, which fails for most: no truth of it is asked.
+        model = self.model if self._compiled is None else self._compiled
+        return self._backward(model, (batch, step, epoch, rows), weight)
 
     def _backward(self, model: nn.Module, told: Told, weight: float) -> Measured:
         with self._autocast_or_nothing():

@@ -608,6 +608,8 @@ def _hint(error: BaseException) -> str | None:
         return f'install what provides "{error.name}" for {sys.executable}'
     if isinstance(error, torch.OutOfMemoryError):
         return "make workers.batch_size smaller, or run fewer workers on this GPU"
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return "remove compile from [gradient]: torch cannot compile this model here"
     return None
 
 

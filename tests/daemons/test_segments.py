@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,14 +14,13 @@ from hypothesis import strategies as st
 from repeated import times
 
 from daemons.transport import chunking
-from daemons.transport.chunking import Assembly, cut
-from daemons.transport.partial_receive import PartialReceive
+from daemons.transport.chunking import Arriving, Assembly, cut
 from daemons.transport.shm import KEEP_S
 from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Coming
+from dlctl.machine import Coming, Peer
 from dlctl.wire import Frames, decode, encode
 
 MAX = 1 << 40
@@ -228,9 +228,19 @@ def test_a_message_that_nobody_cuts_like_this_is_refused_at_its_beginning(
         Assembly().take(b"a", [head, packed, *rest], MAX)
 
 
+def early(parts: list[Coming]) -> Callable[[Peer, str, Arriving], None]:
+    """What a loop does with pushes that are coming."""
+
+    def hear(peer: Peer, identity: str, arriving: Arriving) -> None:
+        if (message := arriving.of_kind(m.Push)) is not None:
+            parts.append(Coming(peer, message, tuple(arriving.come[1:]), identity))
+
+    return hear
+
+
 def test_a_large_push_is_heard_of_while_it_comes(house: House) -> None:
     parts: list[Coming] = []
-    house.transport.early = PartialReceive(m.Push, parts.append)
+    house.transport.early = early(parts)
     values = np.arange(5_000_000, dtype=np.float32)
     push = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", values.size, (values,)))
     with guest(house) as transport:
@@ -251,7 +261,7 @@ def test_what_is_no_push_is_not_looked_at_before_it_has_come(
 ) -> None:
     """Bytes of a message are copied when it is read: of what has not come, too."""
     parts: list[Coming] = []
-    house.transport.early = PartialReceive(m.Push, parts.append)
+    house.transport.early = early(parts)
     read: list[Frames] = []
     monkeypatch.setattr(wire, "decode", lambda frames: read.append(frames) or HEARD)
     push = wire.encode(m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", 0, ())))[0]
