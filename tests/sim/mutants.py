@@ -45,6 +45,7 @@ from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import OPS_MAX, Vectors
 from dlctl.roles.worker.basis import Basis
+from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.services.asking import Asking
@@ -287,12 +288,8 @@ def two_servers_of_one_shard(patch: Patch) -> None:
 
 @mutant("who waits for the next step takes the one that there is", "ClockChecker", scenario="sync")
 def the_next_step_is_not_waited_for(patch: Patch) -> None:
-    honest = ShardClient.fetch
-    patch.setattr(
-        ShardClient,
-        "fetch",
-        lambda self, request, clock_min, **how: honest(self, request, 0, **how),
-    )
+    honest = Fetcher.start
+    patch.setattr(Fetcher, "start", lambda self, clock_min, **how: honest(self, 0, **how))
 
 
 @mutant(
@@ -539,11 +536,11 @@ def local_steps_stay(patch: Patch) -> None:
     "nothing", "FetchesChecker", scenario="recovery", seeds=30, first=2,
 )  # fmt: skip
 def generations_are_not_compared(patch: Patch) -> None:
-    honest_fetch, honest_since = ShardClient.fetch, History.since
+    honest_message, honest_since = Fetcher._message, History.since
 
-    def fetch(self, request, clock_min, **how):
-        asked = honest_fetch(self, request, clock_min, **how)
-        return replace(asked, have_generation=asked.have_generation and self.generation)
+    def message(self, fetched, client, again):
+        asked = honest_message(self, fetched, client, again)
+        return replace(asked, have_generation=asked.have_generation and client.generation)
 
     def since(self, base, version, w):
         known = honest_since(self, base, version, w)
@@ -551,7 +548,7 @@ def generations_are_not_compared(patch: Patch) -> None:
             return known
         return honest_since(self, version - len(self._updates), version, w)
 
-    patch.setattr(ShardClient, "fetch", fetch)
+    patch.setattr(Fetcher, "_message", message)
     patch.setattr(History, "since", since)
     patch.setattr(Basis, "fits", lambda self, arrived: True)
 

@@ -115,24 +115,25 @@ class Fetcher:
 
     def _ask(self, fetched: Fetched, client: ShardClient, *, again: bool = False) -> None:
         """again: what has come does not fit what stands there, so all of it is needed."""
-        me = client.identity
-        of = (me.slot, me.epoch, fetched.request, fetched.clock_min)
-        after = client.next_seq if fetched.after_own and not again else 0
-        message: Fetch | FetchRows
-        if fetched.rows is not None:
-            assert client.rows is not None
-            numbers = (_rows_of(client, fetched.rows) - client.rows.lo).astype(client.rows.dtype)
-            message = FetchRows(*of, client.table, numbers, after)
-        else:
-            is_whole = fetched.whole or fetched.part is not None or again
-            have = (0, 0) if is_whole else (client.basis.generation, client.basis.version)
-            lo, hi = fetched.within(client)
-            part = (0, 0) if fetched.part is None else (lo - client.lo, hi - client.lo)
-            exact = fetched.whole and not again
-            message = Fetch(*of, *have, exact, client.table, *part, after, fetched.average)
+        message = self._message(fetched, client, again)
         nbytes = fetched.charged[client.shard] = client.expected_bytes(message)
         key = client.fetch_key(fetched.request)
         self.send_queue.queue("fetch", key, client.peer, message, nbytes)
+
+    def _message(self, fetched: Fetched, client: ShardClient, again: bool) -> Fetch | FetchRows:
+        me = client.identity
+        of = (me.slot, me.epoch, fetched.request, fetched.clock_min)
+        after = client.next_seq if fetched.after_own and not again else 0
+        if fetched.rows is not None:
+            assert client.rows is not None
+            numbers = (_rows_of(client, fetched.rows) - client.rows.lo).astype(client.rows.dtype)
+            return FetchRows(*of, client.table, numbers, after)
+        is_whole = fetched.whole or fetched.part is not None or again
+        have = (0, 0) if is_whole else (client.basis.generation, client.basis.version)
+        lo, hi = fetched.within(client)
+        part = (0, 0) if fetched.part is None else (lo - client.lo, hi - client.lo)
+        exact = fetched.whole and not again
+        return Fetch(*of, *have, exact, client.table, *part, after, fetched.average)
 
     def on_parameters(self, message: Parameters | SparseParameters, now: float) -> None:
         """A slice has come; a repeated or unknown one is dropped.
