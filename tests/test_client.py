@@ -278,7 +278,7 @@ def test_who_comes_too_often_goes_on_trying_and_gets_in(keyed_run, monkeypatch):
         assert client.ask(run, "set", {}, 5) == {"new": 1}
         began_at = time.monotonic()
         assert client.ask(run, "set", {}, 10) == {"new": 1}
-        assert listener.turned_away > 0
+        assert listener.gatekeeper.refused > 0
         assert time.monotonic() - began_at < 2.9, "it was told at once"
 
 
@@ -307,4 +307,4 @@ def test_a_coordinator_that_was_not_told_yet_who_may_come_has_no_wrong_key(keyed
         thread.start()
         assert client.ask(keyed_run(address), "get", {}, 20) == {"new": 1}
         thread.join()
-        assert listener.turned_away > 0
+        assert listener.gatekeeper.refused > 0

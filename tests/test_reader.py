@@ -26,6 +26,6 @@ def test_a_status_of_many_pages_takes_one_connection(monkeypatch):
             "digits-7f3a", address, RING.public("coordinator"), RING.secret("reader")
         )
         found = reader.status(key, 3.0)
-        assert listener.turned_away == 0
+        assert listener.gatekeeper.refused == 0
     assert [row["name"] for row in found["daemons"]] == [row["name"] for row in ROWS]
     assert found["run"] == {"state": "running"}

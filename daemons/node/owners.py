@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -9,17 +10,10 @@ import psutil
 
 def owner_of(port: int) -> dict[str, Any]:
     """{pid, command} of the process that listens there; {} if nobody says."""
-    try:
-        listening = [
-            found for found in psutil.net_connections("tcp") if found.status == psutil.CONN_LISTEN
-        ]
-    except (psutil.Error, OSError):
-        return {}
-    pids = {found.pid for found in listening if found.laddr and found.laddr.port == port} - {None}
-    for pid in pids:
-        try:
-            process = psutil.Process(pid)
-            return {"pid": pid, "command": process.cmdline() or [process.name()]}
-        except psutil.Error:
-            continue
+    with suppress(psutil.Error, OSError):
+        for found in psutil.net_connections("tcp"):
+            is_it = found.status == psutil.CONN_LISTEN and found.laddr.port == port
+            if is_it and found.pid is not None:
+                process = psutil.Process(found.pid)
+                return {"pid": found.pid, "command": process.cmdline() or [process.name()]}
     return {}

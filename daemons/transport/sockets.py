@@ -108,11 +108,6 @@ class Transport:
         self.poller.register(socket, zmq.POLLIN)
         return socket
 
-    @property
-    def turned_away(self) -> int:
-        """Connections that were refused because of their keys."""
-        return self.gatekeeper.refused if self.gatekeeper is not None else 0
-
     def listen(self, address: str, frame_bytes_max: int = wire.FRAME_BYTES_MAX) -> str:
         """Take connections at `address`; returns it with the port that was chosen. Whoever sends a
         larger frame is disconnected.

@@ -75,7 +75,7 @@ def test_who_comes_before_it_is_said_who_may_come_is_in_as_soon_as_that_is_said(
             assert house.hears(SILENCE_S) == []
             house.transport.admit({KEYS.public(GUEST): GUEST})
             assert house.hears(2.0) == [(HEARD, GUEST)]
-            assert house.transport.turned_away == 0
+            assert house.transport.gatekeeper.refused == 0
             assert transport._dealers[HERE] is socket
     finally:
         house.transport.close()
@@ -87,7 +87,7 @@ def test_who_comes_much_earlier_than_that_comes_again_and_is_not_kept(monkeypatc
     house = House(None)
     try:
         with guest(house) as transport:
-            house.until(lambda: house.transport.turned_away > 0, COME_S)
+            house.until(lambda: house.transport.gatekeeper.refused > 0, COME_S)
             house.transport.admit({KEYS.public(GUEST): GUEST})
 
             def is_heard() -> bool:
@@ -108,7 +108,7 @@ def test_a_key_that_comes_again_and_again_waits_and_the_others_do_not(monkeypatc
         with caplog.at_level(logging.WARNING), ExitStack() as many:
             for _ in range(20):
                 many.enter_context(guest(house)).send(HERE, HEARD)
-            house.until(lambda: house.transport.turned_away > 0, COME_S)
+            house.until(lambda: house.transport.gatekeeper.refused > 0, COME_S)
             assert caplog.text.count(f"refused a connection of {GUEST}: it comes again") == 1
             with guest(house, STRANGER) as other:
                 other.send(HERE, m.Drained(STRANGER))
@@ -158,7 +158,7 @@ def test_an_unknown_key_gets_nowhere_and_is_told_once(house, caplog):
         for _ in range(5):
             strangers.enter_context(guest(house, STRANGER)).send(HERE, HEARD)
         assert house.hears(SILENCE_S) == []
-        assert house.transport.turned_away >= 5
+        assert house.transport.gatekeeper.refused >= 5
         assert caplog.text.count("refused a connection from 127.0.0.1") == 1
         assert finds_the_house_open(house)
 
@@ -168,7 +168,7 @@ def test_a_key_is_known_from_the_moment_that_it_is_admitted(house):
         transport.send(HERE, HEARD)
         assert house.hears(SILENCE_S) == []
         house.transport.admit({KEYS.public(STRANGER): STRANGER})
-        look_until(transport, lambda: house.transport.turned_away > 0)
+        look_until(transport, lambda: house.transport.gatekeeper.refused > 0)
 
         def is_heard() -> bool:
             transport.send(HERE, HEARD)

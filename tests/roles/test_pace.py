@@ -16,7 +16,7 @@ from repeated import times
 
 from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.roles.worker.intervals import PUSH, Circumstances, Cycle, Interval, Pacing
-from dlctl.roles.worker.limiter import Limiter
+from dlctl.roles.worker.send_queue import Limiter
 from dlctl.roles.worker.shard_client import WINDOW
 
 STEP_S = 0.01

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dlctl.errors import JobFailed
-from dlctl.roles.worker.services.sharing import LOOK_S, NOBODY_S, Sharing
+from dlctl.roles.worker.services.taking_over import LOOK_S, SHARED_S, Sharing
 
 
 def test_it_waits_until_another_one_has_put_the_model_there():
@@ -21,6 +21,6 @@ def test_it_waits_until_another_one_has_put_the_model_there():
 def test_it_gives_up_when_nobody_does():
     joins = Sharing(np.zeros(1, np.uint8))
     assert not joins.advance(5.0)
-    assert not joins.advance(4.9 + NOBODY_S)
+    assert not joins.advance(4.9 + SHARED_S)
     with pytest.raises(JobFailed, match="in the memory of this host"):
-        joins.advance(5.0 + NOBODY_S)
+        joins.advance(5.0 + SHARED_S)

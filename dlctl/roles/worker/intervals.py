@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.roles.protocol.meters import median
-from dlctl.roles.worker.limiter import Limiter
+from dlctl.roles.worker.send_queue import Limiter
 from dlctl.settings import AUTO
 
 CYCLES_KEPT = 16

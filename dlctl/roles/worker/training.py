@@ -44,8 +44,7 @@ from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import Computing, Engines
 from dlctl.roles.worker.services.reading import Reading
-from dlctl.roles.worker.services.sharing import Sharing
-from dlctl.roles.worker.services.taking_over import TakingOver
+from dlctl.roles.worker.services.taking_over import Sharing, TakingOver
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import Identity, ShardClient
 

@@ -77,7 +77,7 @@ from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import MODEL, NO_MODEL, Members, pack
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import RUNNING, STEPPING
-from dlctl.roles.worker.services.sharing import Sharing
+from dlctl.roles.worker.services.taking_over import Sharing
 from dlctl.roles.worker.settings import WorkerSettings
 from dlctl.roles.worker.shard_client import Fenced, Identity
 from dlctl.roles.worker.stall import StallDetector
@@ -282,9 +282,6 @@ class Worker:
         elif self._is_deferred:
             self._is_deferred = False
             self._restore_or_begin()
-
-    def _on_listening_noted(self, message: m.ListeningNoted, now: float) -> None:
-        self.context.retries.done("listening", now)
 
     def _listen(self, now: float) -> None:
         """Say where other replicas can ask this one."""
@@ -622,12 +619,6 @@ class Worker:
         if phase == "drained":
             self.context.send(COORDINATOR, m.Drained(self.birth.name))
 
-    def _on_portion_noted(self, message: m.PortionNoted, now: float) -> None:
-        self.context.retries.done(("portion", message.data_epoch, message.portion), now)
-
-    def _on_sample_noted(self, message: m.SampleNoted, now: float) -> None:
-        self.context.retries.done(("sample", message.data_epoch, message.sample), now)
-
     def _on_work(
         self, message: m.Parameters | m.SparseParameters | m.Ack | m.Lease, now: float
     ) -> None:
@@ -642,18 +633,22 @@ class Worker:
             case m.Lease():
                 self.training.on_lease(message, now)
 
-    _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
+    _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], object]]] = {
         m.Welcome: _on_welcome,
         m.Topology: _on_topology,
         m.KeepFrozen: lambda self, message, now: self.joining.on_keep_frozen(message),
         m.Peers: _on_peers,
         m.Group: _on_group,
-        m.ListeningNoted: _on_listening_noted,
+        m.ListeningNoted: lambda self, message, now: self.context.retries.done("listening", now),
         m.Moved: lambda self, message, now: self.joining.on_moved(message, now),
         m.Heard: lambda self, message, now: None,
         m.Lease: _on_work,
-        m.PortionNoted: _on_portion_noted,
-        m.SampleNoted: _on_sample_noted,
+        m.PortionNoted: lambda self, message, now: self.context.retries.done(
+            ("portion", message.data_epoch, message.portion), now
+        ),
+        m.SampleNoted: lambda self, message, now: self.context.retries.done(
+            ("sample", message.data_epoch, message.sample), now
+        ),
         m.Change: _on_change,
         m.Drain: _on_drain,
         m.Save: _on_save,
@@ -662,7 +657,7 @@ class Worker:
         m.Dismiss: _on_dismiss,
         m.Shutdown: _on_shutdown,
     }
-    _FROM_SERVERS: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
+    _FROM_SERVERS: ClassVar[dict[type, Callable[[Any, Any, float], object]]] = {
         m.Joined: _on_joined,
         m.JoinAgain: lambda self, message, now: self.joining.on_join_again(message, now),
         m.Parameters: _on_work,

@@ -1,5 +1,6 @@
-"""How a replica that joins a run without servers gets its model: from another one, before it does
-anything else. Where replicas are a group, the group hands it on instead (`needs.handed_on`).
+"""How a replica that joins a run gets the model of that, before it does anything else: without
+servers from another replica, or with the memory that all replicas of a host share. Where replicas
+are a group, the group hands it on instead (`needs.handed_on`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ NOBODY_S, AGAIN_S = 15.0, 1.0
 """So long it waits for somebody who has the model, and asks all again now and then: others may
 begin later than this one.
 """
+LOOK_S, SHARED_S = 0.1, 60.0
+"""The same where the model is in memory that is shared."""
 
 
 class TakingOver:
@@ -77,3 +80,45 @@ class TakingOver:
         """Who was asked is waited for as long as it lives."""
         times = [time for time in (self._until, self._again_at) if time is not None]
         return min(times) if times and not self._whom else None
+
+
+class Sharing:
+    """One model for all replicas of a host (`links = {"memory"}`), and whether it is the run's yet.
+
+    Whoever makes the memory puts the values there that its new model has. In a new run that is the
+    model; in one that goes on from a checkpoint the first that restores makes it so, and who joins
+    a run under way without anything to restore waits for that.
+    """
+
+    def __init__(self, mark: m.Array) -> None:
+        """mark: `ModelBuilt.mark`, which others write to as well."""
+        self._mark = mark
+        self._until: float | None = None
+        self._look_at: float | None = None
+
+    def has_model(self) -> bool:
+        return bool(self._mark[0])
+
+    def has_come(self) -> None:
+        """What stands there is a model of the run from now on."""
+        self._mark[0] = 1
+
+    def advance(self, now: float) -> bool:
+        """Whether the model is there. Raises JobFailed if it does not come."""
+        if self.has_model():
+            return True
+        if self._until is None:
+            self._until = now + SHARED_S
+        if now >= self._until:
+            raise JobFailed(
+                "no other worker has the model of this run in the memory of this host",
+                hint="the run goes on from its newest checkpoint when it is started again",
+            )
+        self._look_at = now + LOOK_S
+        return False
+
+    def phase(self) -> Phase:
+        return Phase("waiting for the model of the other workers")
+
+    def deadline(self) -> float | None:
+        return self._look_at
