@@ -152,7 +152,8 @@ class Loop:
         """
         if self._turn.acquire(blocking=False):
             try:
-                if self._machine is not None and self._has_nothing_to_do():
+                is_busy = self._posted or self._unperformed or self.exit_code is not None
+                if self._machine is not None and not is_busy:
                     return self._handle_for(self._machine, own, event)
             except Exception as error:
                 self.fail(error)
@@ -161,9 +162,6 @@ class Loop:
                 self._turn.release()
         self.post(event)
         return None
-
-    def _has_nothing_to_do(self) -> bool:
-        return not self._posted and not self._unperformed and self.exit_code is None
 
     def _handle_for(
         self, machine: Machine, own: type[EffectT] | None, event: Event
@@ -248,12 +246,16 @@ class Loop:
 
     def _work_off(self, machine: Machine, ready: list[Any]) -> float | None:
         """Whatever there is to do now, until the machine has exited. Returns its next deadline."""
-        self._perform_left()
+        while self._unperformed:
+            effect = self._unperformed.popleft()
+            self._performers[type(effect)](effect)
         for source in ready:
             if self.exit_code is None:
                 self._serve(machine, source)
         self._do_chores()
-        self._tell_who_is_back(machine)
+        for event in self.transport.take_reconnected():
+            if self.exit_code is None:
+                self._handle(machine, event)
         deadline = machine.deadline()
         if self.exit_code is None and deadline is not None and deadline <= time.monotonic():
             self._handle(machine, DeadlineReached())
@@ -263,21 +265,11 @@ class Loop:
             self.transport.give_back()
         return deadline
 
-    def _perform_left(self) -> None:
-        while self._unperformed:
-            effect = self._unperformed.popleft()
-            self._performers[type(effect)](effect)
-
     def _do_chores(self) -> None:
         if self.exit_code is None and time.monotonic() >= self._chores_at:
             self._chores_at = time.monotonic() + CHORES_S
             for chore in self.chores:
                 chore()
-
-    def _tell_who_is_back(self, machine: Machine) -> None:
-        for event in self.transport.take_reconnected():
-            if self.exit_code is None:
-                self._handle(machine, event)
 
     def _wait(self, deadline: float | None) -> list[Any]:
         timeout_s = WAIT_S_MAX if deadline is None else deadline - time.monotonic()

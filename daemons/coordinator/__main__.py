@@ -49,7 +49,8 @@ def coordinate(context: process.DaemonContext) -> int:
         code = _lead(context, db, lock)
         is_over = code != EXIT_RESTART
     except DlctlError as error:
-        is_over = not _has_agent(directory)
+        # An agent looks after the daemons, and will start the next coordinator.
+        is_over = not any(daemon.role == "agent" for daemon in local.living(directory))
         if is_over:
             _write_end(db, process.in_words(error))
         raise
@@ -123,11 +124,6 @@ def _renew_key(directory: Path) -> KeyRenewed:
         log.error("cannot write the new key: %s", error)
         return KeyRenewed(str(error.strerror or error))
     return KeyRenewed("")
-
-
-def _has_agent(directory: Path) -> bool:
-    """Whether somebody looks after the daemons, and will start the next coordinator."""
-    return any(daemon.role == "agent" for daemon in local.living(directory))
 
 
 def _write_end(db: RunDb, reason: str) -> None:

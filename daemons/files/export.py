@@ -129,7 +129,8 @@ def state_dict(directory: Path, manifest: Manifest, of: str = "w") -> StateDict:
             tensors.update(dict.fromkeys((entry.name, *entry.aliases), tensor))
     for entry, tensor in _frozen(directory, manifest):
         tensors.update(dict.fromkeys((entry.name, *entry.aliases), tensor))
-    return {name: tensors[name] for name in _in_order(model.entries)}
+    names = (name for entry in model.entries for name in (entry.name, *entry.aliases))
+    return {name: tensors[name] for name in names}
 
 
 def _frozen(directory: Path, manifest: Manifest) -> Iterator[tuple[Entry, Tensor]]:
@@ -143,12 +144,6 @@ def _frozen(directory: Path, manifest: Manifest) -> Iterator[tuple[Entry, Tensor
                 yield entry, file.get_tensor(entry.name)
     except (SafetensorError, OSError) as error:
         raise DlctlError(f"cannot read the frozen parameters: {error}", where=str(path)) from error
-
-
-def _in_order(entries: Sequence[Entry]) -> Iterator[str]:
-    for entry in entries:
-        yield entry.name
-        yield from entry.aliases
 
 
 def _cast(torch: Any, values: Tensor, entry: Entry, directory: Path) -> Tensor:

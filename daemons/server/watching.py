@@ -42,12 +42,10 @@ class Watch:
         except (DlctlError, OSError) as error:
             # As long as this process lives, the state does, and this can be tried again. What was
             # begun and not finished is in nobody's way: a commit writes it all, or ends the server.
-            self._say_once(reason_of(error))
-
-    def _say_once(self, why: str) -> None:
-        if why != self._said:
-            log.error("the state of this shard was removed and cannot be put back: %s", why)
-        self._said = why
+            before, self._said = self._said, reason_of(error)
+            if self._said != before:
+                text = "the state of this shard was removed and cannot be put back: %s"
+                log.error(text, self._said)
 
 
 def _say_where(place: str) -> None:

@@ -175,7 +175,8 @@ class Assembly:
         if len(rest) > FRAMES_MAX:
             raise RemoteProtocolError(f"{len(rest)} frames; at most {FRAMES_MAX}")
         lengths = shm_layout.unpack(packed, len(rest))
-        if not any(lengths) or lengths[0] or any(map(_are_both, lengths, rest)):
+        are_both = any(n and len(frame) for n, frame in zip(lengths, rest, strict=True))
+        if not any(lengths) or lengths[0] or are_both:  # Cut, and there all the same.
             raise RemoteProtocolError("no message is cut like this")
         places, total = shm_layout.places(lengths)
         nbytes = total + sum(map(len, rest))
@@ -208,8 +209,3 @@ class Assembly:
             return self._memory.take(nbytes)
         except MemoryError:
             raise RemoteProtocolError(f"no memory for a message of {nbytes} bytes") from None
-
-
-def _are_both(length: int, frame: Frame) -> bool:
-    """Whether a frame is said to be cut, and is there all the same."""
-    return length > 0 and len(frame) > 0

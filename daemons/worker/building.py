@@ -117,7 +117,7 @@ def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = Non
     the ranks of a replica share. Raises as `build` does.
     """
     workers = job.workers
-    threads = workers.threads or _fair_share(workers.count)
+    threads = workers.threads or cores.usable() // workers.count  # A fair share.
     torch.set_num_threads(max(1, threads // job.ranks))
     make_first_calls()
     seed_all(job.job.seed)  # A dataset that is drawn while the file is imported is one for all.
@@ -248,8 +248,3 @@ def make_engine(
     with calling(f"{name}: making its engine {target}"):
         engine = registry.attribute(target)(replica, rank, ranks, group)
     return Operations(engine, name, calling)
-
-
-def _fair_share(workers: int) -> int:
-    """Threads of torch for each of the workers on this machine."""
-    return max(1, cores.usable() // workers)

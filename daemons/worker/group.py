@@ -244,7 +244,8 @@ class _Member:
     def open(self) -> None:
         dist = _torch()
         # Without a socket of ours it would listen on all of this machine's addresses.
-        listener = socket.create_server((self._owner.host, 0), family=_family(self._owner.host))
+        family = socket.AF_INET6 if ":" in self._owner.host else socket.AF_INET
+        listener = socket.create_server((self._owner.host, 0), family=family)
         port = listener.getsockname()[1]
         store = dist.TCPStore(
             self._owner.host, port, None, True, timedelta(seconds=STORE_S),
@@ -461,10 +462,6 @@ def _place(what: str, rank: int) -> str:
 def _answer(rank: int) -> str:
     """Where a member is told what all have brought."""
     return f"answer-{rank}"
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _torch() -> Any:

@@ -553,12 +553,12 @@ _LIBRARIES = tuple(
 
 def _without_machinery(stack: traceback.StackSummary) -> traceback.StackSummary:
     return traceback.StackSummary.from_list(
-        [frame for frame in stack if not _is_machinery(frame.filename)]
+        [
+            frame
+            for frame in stack
+            if not _is_of_imports(frame.filename) and not frame.filename.startswith(_MACHINERY)
+        ]
     )
-
-
-def _is_machinery(filename: str) -> bool:
-    return _is_of_imports(filename) or filename.startswith(_MACHINERY)
 
 
 def _is_of_imports(filename: str) -> bool:

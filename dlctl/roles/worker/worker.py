@@ -194,7 +194,8 @@ class Worker:
             case ArraysSaved():
                 self._saving.on_saved(event)
             case FrozenLoaded() if self.training is None:
-                self._on_frozen_loaded(now)
+                self.joining.join(now)
+                self._begin_without_servers()
             case FrozenWritten():
                 self.joining.on_frozen_written(event)
             case BuffersLoaded() if self.training is None:
@@ -308,10 +309,6 @@ class Worker:
         load = self.joining.on_topology(message, now)
         if load is not None:
             self._gathering.load(load)
-        self._begin_without_servers()
-
-    def _on_frozen_loaded(self, now: float) -> None:
-        self.joining.join(now)
         self._begin_without_servers()
 
     def _begin_without_servers(self) -> None:
@@ -454,13 +451,11 @@ class Worker:
             self.context.send(COORDINATOR, self._evaluated)
         elif self.training is not None and not self.training.has_model():
             if self.training.parked:  # Else it is asked again.
-                self.context.send(COORDINATOR, self._without_model(message))
+                none = m.Evaluated(message.evaluation, self.birth.name, {}, NO_MODEL)
+                self.context.send(COORDINATOR, none)
         elif self.training is not None and self._evaluation is None:
             is_of_all = self.algorithm.shape.model == "mean"
             self._evaluation = Evaluation.begin(message, self.training, now, is_of_all=is_of_all)
-
-    def _without_model(self, message: m.Evaluate) -> m.Evaluated:
-        return m.Evaluated(message.evaluation, self.birth.name, {}, NO_MODEL)
 
     def _on_buffers(self, message: m.Buffers, now: float) -> None:
         if not self.joining.on_buffers(message, now):

@@ -344,8 +344,10 @@ class Answering:
             raise RemoteProtocolError("it is no question of a replica's")
         if wrong := fault(ask.payload, self._bytes_max):
             raise RemoteProtocolError(wrong)
+        member = self.members.known.get(ask.slot)
+        is_old = member is not None and member.epoch > ask.epoch
         # First of all: who is not in charge any more does not even say again what it has said.
-        if self.is_fenced() or ask.to_epoch != self.identity.epoch or self._is_old(ask):
+        if self.is_fenced() or ask.to_epoch != self.identity.epoch or is_old:
             self.context.send(peer, self._reply(ask, error=GONE))
             return
         if not self._is_known(ask):
@@ -371,10 +373,6 @@ class Answering:
         """Whether it takes part, or is about to."""
         member = self.members.known.get(ask.slot)
         return member is not None and member.epoch == ask.epoch
-
-    def _is_old(self, ask: m.Ask) -> bool:
-        member = self.members.known.get(ask.slot)
-        return member is not None and member.epoch > ask.epoch
 
     def serve(self) -> None:
         """Answer what waits; to be called while no gradient is being computed."""
