@@ -19,7 +19,7 @@ from dlctl.util.text import bounded_place
 
 class StallDetector:
     def __init__(self, context: Context) -> None:
-        self._desk = context
+        self._context = context
         self._asked = False
         """For where the present one is: that is looked for once, and is in the log, too."""
         self._place = ""
@@ -39,7 +39,7 @@ class StallDetector:
             return ({"in_batch_s": round(long_s, 1)} if long_s else {}), phase
         if not self._asked:
             self._asked = True
-            self._desk.do(LocateTask())
+            self._context.do(LocateTask())
         evaluates = phase == "evaluating"
         kinds = {"evaluating": "evaluation", RUNNING: "operation of its engine", STEPPING: "step"}
         what = kinds.get(phase, "batch")
