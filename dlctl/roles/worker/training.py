@@ -52,6 +52,9 @@ from dlctl.roles.worker.shard_client import Identity, ShardClient
 class Training:
     """One replica. It drives the method, and is what the worker role talks to."""
 
+    is_paused = False
+    """An evaluation is at work, perhaps with other values in the model's place."""
+
     def __init__(
         self,
         *,
@@ -119,8 +122,6 @@ class Training:
         self._services = self._all_services()
         self.parked = False
         """Drained: the method will not be resumed any more."""
-        self.is_paused = False
-        """An evaluation is at work, perhaps with other values in the model's place."""
         self._leaves = False
         self._run: Generator[Need, Any, None] = side.run()
         self._need: Need | None = None
