@@ -133,8 +133,7 @@ def begun_anew(before: Mapping[str, int]) -> Goal:
     def waiting(snapshot: Snapshot) -> list[str]:
         late = not_at_work(snapshot, others)
         if COORDINATOR in before and not _leads(snapshot, before[COORDINATOR]):
-            is_last = late and facts.incarnation(snapshot.run) <= before[COORDINATOR]
-            late.append(f"{COORDINATOR} ({'comes last' if is_last else 'starting'})")
+            late.append(f"{COORDINATOR} (starting)")
         return late
 
     return waiting

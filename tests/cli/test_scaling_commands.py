@@ -154,13 +154,13 @@ def test_restarted_daemons_are_waited_for_and_shown(run, dlctl_command):
     ]
 
 
-def test_a_coordinator_that_waits_for_the_others_is_said_to_come_last(run, dlctl_command):
+def test_the_coordinator_is_waited_for_like_the_others(run, dlctl_command):
     with coordinator(lambda q, n: [done(q, restarting=q.arguments["names"])]) as (address, _):
         run.run(control=address, incarnation=1)
         late = dlctl_command("restart", "worker-1", "coordinator", "--timeout", "300ms")
         alone = dlctl_command("restart", "coordinator", "--timeout", "300ms")
     assert (late.code, "worker-1 (" in late.err) == (6, True)
-    assert "coordinator (comes last)" in late.err
+    assert "coordinator (starting)" in late.err
     assert "coordinator (starting)" in alone.err
 
 

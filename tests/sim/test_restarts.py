@@ -46,19 +46,6 @@ def test_all_that_is_restarted_with_the_coordinator_comes_back_once(names):
 
 
 @pytest.mark.long
-def test_the_coordinator_leaves_after_those_that_it_was_asked_to_restart():
-    sim = simulation()
-    sim.request(RESTART_S, "restart", {"names": list(ALL)})
-    trace = sim.run(200.0).trace
-    back = {name: _first(trace, f"{name}.2 starts") for name in ALL}
-    assert max(back, key=lambda name: back[name]) == COORDINATOR
-
-
-def _first(trace: list[str], text: str) -> int:
-    return next(i for i, line in enumerate(trace) if text in line)
-
-
-@pytest.mark.long
 @pytest.mark.per_commit(2)
 @pytest.mark.parametrize("pause_s", [0.0, 0.01, 0.1, 0.5])
 def test_two_requests_one_after_the_other_do_not_meet_in_the_wrong_moment(pause_s):
@@ -73,7 +60,7 @@ def test_two_requests_one_after_the_other_do_not_meet_in_the_wrong_moment(pause_
 
 @pytest.mark.long
 def test_a_worker_that_hangs_does_not_keep_the_coordinator_for_ever():
-    """It is killed after the grace; and the coordinator is restarted once, after it."""
+    """It is killed after the grace, by the next one."""
     sim = simulation(ComputeOptions(step_s=0.05, slow={1: 200.0}))
     sim.request(RESTART_S, "restart", {"names": [COORDINATOR, "worker-1"]})
     outcome = sim.run(60.0)
@@ -84,7 +71,7 @@ def test_a_worker_that_hangs_does_not_keep_the_coordinator_for_ever():
 @pytest.mark.long
 @pytest.mark.per_commit(2)
 @pytest.mark.parametrize("after_s", [0.2, 0.5, 1.0, 2.0])
-def test_a_coordinator_that_dies_while_it_waits_to_leave_has_been_restarted(after_s):
+def test_what_was_to_be_restarted_is_although_the_coordinator_dies(after_s):
     sim = simulation()
     sim.request(RESTART_S, "restart", {"names": [n for n in ALL if n != "agent-0"]})
     sim.at(RESTART_S + after_s, lambda: sim.world.kill(COORDINATOR))
@@ -96,7 +83,7 @@ def test_a_coordinator_that_dies_while_it_waits_to_leave_has_been_restarted(afte
 def test_a_run_that_is_to_end_does_not_go_on_because_its_coordinator_was_to_leave():
     sim = simulation()
     sim.request(RESTART_S, "restart", {"names": list(ALL)})
-    sim.request(RESTART_S + 0.1, "stop", {"checkpoint": True, "grace_s": 5.0})
+    sim.request(RESTART_S + 0.01, "stop", {"checkpoint": True, "grace_s": 5.0})
     outcome = sim.run(200.0)
     assert outcome.state == "stopped", outcome.reason
     assert incarnations(outcome)[COORDINATOR] == 1

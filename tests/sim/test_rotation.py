@@ -94,17 +94,8 @@ def test_a_run_gets_new_keys_and_goes_on_without_a_loss():
     assert (client.reply.done, client.reply.error) == (True, "")
     require_new_keys(outcome)
     told = outcome.store.texts("keys")
-    assert told[0].startswith("somebody asks for new keys")
+    assert told[0] == "the run gets a new key, as somebody has asked for"
     assert told[-1] == "the run has a new key: all daemons begin anew with theirs"
-
-
-def test_workers_have_pushed_all_that_they_had_before_they_are_ended():
-    sim = simulation()
-    rotate(sim)
-    outcome = sim.run(200.0)
-    drained = [i for i, line in enumerate(outcome.trace) if "Drained" in line]
-    renewed = next(i for i, line in enumerate(outcome.trace) if "gets a new key" in line)
-    assert len([i for i in drained if i < renewed]) >= 3
 
 
 def test_on_several_hosts_all_get_new_keys():
@@ -146,18 +137,6 @@ def test_wherever_the_coordinator_dies_the_run_heals_by_itself(hosts):
     ]
     assert renewed[0] in (0, 1), "killed just before; who has asked may have asked the next one"
     assert set(renewed[1:]) == {1}, "killed with the new key on the disk, and nobody told of it"
-
-
-def test_workers_that_have_finished_leave_at_once_if_coordinator_and_command_die_before_the_key():
-    """They have said so to the one before, and do not say it twice."""
-    for at_s in (1.04, 1.06, 1.08, 1.1, 1.12):
-        sim = simulation()
-        rotate(sim)
-        for name in (COORDINATOR, "client-1"):
-            sim.at(at_s, lambda sim=sim, name=name: sim.world.kill(name))
-        outcome = sim.run(200.0)
-        assert outcome.state == "finished"
-        assert not outcome.store.texts("late"), at_s
 
 
 @pytest.mark.per_commit(1)
@@ -202,5 +181,5 @@ def test_a_key_that_cannot_be_written_leaves_the_run_at_work_with_the_old_one():
     outcome = sim.run(200.0)
     assert outcome.state == "finished"
     assert client.reply is not None
-    assert "the old one is in force: No space left" in client.reply.error
+    assert "could not be written: No space left" in client.reply.error
     require_new_keys(outcome, 0)

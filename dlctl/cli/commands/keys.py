@@ -21,7 +21,7 @@ from dlctl.ops import control, stop
 from dlctl.ops.run_directory import explained
 from dlctl.runs import lock, paths, select
 from dlctl.runs.database import RunDb
-from dlctl.runs.snapshot import Snapshot, natural, read_job
+from dlctl.runs.snapshot import Snapshot, natural
 from dlctl.util import hints, values
 from dlctl.util.names import COORDINATOR
 
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from dlctl.control.reader import ReaderKey
 
 SCHEMA = "dlctl.keys/1"
-SAVE_S = 600.0
-"""For a checkpoint that is being saved, on top of the grace for the workers' last steps."""
-GRACE_S = 30.0
+ANSWER_S = 60.0
+"""For the new key to be on the disk."""
 
 
 @click.group(
@@ -64,8 +63,8 @@ def command() -> None:
 def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool) -> None:
     """Give a job new keys; the old ones open nothing.
 
-    The workers push what they have and wait; then all daemons begin anew with keys of the new run
-    key, and the servers go on with their shards. That needs durability = "process" or "disk"; with
+    All daemons are replaced, with keys of the new run key: servers go on with their shards, and
+    workers begin anew, as after their deaths. That needs durability = "process" or "disk"; with
     "none" stop the job first and start it afterwards. If anything dies meanwhile, the run heals by
     itself, or with "dlctl recover". A run that does not live just gets another key file.
     """
@@ -74,10 +73,8 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool)
         rows = [row for row in snapshot.daemons if row.get("state") in control.AT_WORK]
         begun = sorted([COORDINATOR, *(row["name"] for row in rows)], key=natural)
         before = control.incarnations(snapshot, begun)
-        timeouts = read_job(snapshot.directory).get("timeouts", {})
-        ask_s = (values.number(timeouts.get("grace_s")) or GRACE_S) + SAVE_S
         asked = {"old": _fingerprint(snapshot.directory), "by": _who()}
-        control.ask(snapshot, "rotate", asked, ask_s)
+        control.ask(snapshot, "rotate", asked, ANSWER_S)
         if not no_wait:
             goal = control.begun_anew(before)
             with live.shown() as progress:

@@ -33,7 +33,7 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
 
     NAME is a daemon or a glob. A worker finishes its portion and its pushes first; a server goes on
     with its shard, so this needs durability = "process" or "disk"; agents and the coordinator find
-    what they have left. The coordinator comes last. Workers read the task's files anew; one that
+    what they have left. Workers read the task's files anew; one that
     replaces a dead one uses them as they were at the start. Nothing that was acknowledged is lost.
     Returns when all are at work.
     """

@@ -62,7 +62,7 @@ from dlctl.roles.coordinator.remote_files import HostFiles
 from dlctl.roles.coordinator.requests import Clients, Requests
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scaling import Handover, Scaling
+from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport
@@ -120,12 +120,8 @@ class Coordinator:
             context, members, job.checkpoints, past.checkpoints,
             self.files.transfers, leaves_residuals=leaves_residuals(job),
         )  # fmt: skip
-        self.handover = Handover(run)
-        self.scaling = Scaling(run, self, self.scheduler, self.handover)
-        self.rotation = Rotation(
-            run, self, self.clients.answer, self.scheduler, self.scaling, self.handover,
-            self.checkpointing,
-        )  # fmt: skip
+        self.scaling = Scaling(run, self, self.scheduler)
+        self.rotation = Rotation(run, self, self.clients.answer, self.scheduler, self.scaling)
         self._watch_and_answer(past)
 
     def _watch_and_answer(self, past: Past) -> None:
@@ -147,8 +143,7 @@ class Coordinator:
         )
         self.requests = Requests(
             run, self, self.clients, status=self.status, settings=self.settings,
-            checkpointing=self.checkpointing, scaling=self.scaling, handover=self.handover,
-            rotation=self.rotation,
+            checkpointing=self.checkpointing, scaling=self.scaling, rotation=self.rotation,
         )  # fmt: skip
         self.persistence = Persistence(
             run, self, past, registration=self.registration, scheduler=self.scheduler,
@@ -211,7 +206,7 @@ class Coordinator:
             self.failure_detector.deadline(),
             *self.files.deadlines(),
         ]
-        times += [self.rotation.deadline(), self.groups.deadline(), self.quorums.deadline()]
+        times += [self.groups.deadline(), self.quorums.deadline()]
         if self.run.shutdown is None:
             times += [
                 self.checkpointing.deadline(),
@@ -275,8 +270,7 @@ class Coordinator:
 
     def _advance(self, now: float) -> None:
         """What follows from the state as it is now."""
-        self.rotation.advance(now)
-        self.handover.advance(now)
+        self.scaling.advance()
         if self.run.shutdown is None:
             self._advance_run(now)
         else:

@@ -83,7 +83,7 @@ class Daemon:
     asked_for_data: bool = False
     drained: bool = False
     leaving: str = ""
-    """What a worker drains for while the run goes on: "restart", "removal" or "rotation"."""
+    """What a worker drains for while the run goes on: "restart" or "removal"."""
     agent_incarnation: int = 0
     """Of the agent that was told to start this process."""
     killed_for: str = ""

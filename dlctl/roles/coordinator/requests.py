@@ -25,7 +25,7 @@ from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scaling import Handover, Scaling
+from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.status import StatusReport
 from dlctl.roles.protocol.context import COORDINATOR, Context
@@ -176,7 +176,6 @@ class Requests:
         settings: SettingChanges,
         checkpointing: Checkpointing,
         scaling: Scaling,
-        handover: Handover,
         rotation: Rotation,
     ) -> None:
         self.run = run
@@ -186,7 +185,6 @@ class Requests:
         self.settings = settings
         self.checkpointing = checkpointing
         self.scaling = scaling
-        self.handover = handover
         self.rotation = rotation
         clients.serve(self.table(), self.looks())
         self._stop_requests: list[int] = []
@@ -311,13 +309,8 @@ class Requests:
         self._agree(request.request, result)
 
     def _restart(self, request: Request, now: float) -> None:
-        """The coordinator's own turn comes last (`Handover`)."""
         names = [str(name) for name in request.arguments["names"]]
-        others = [name for name in names if name != COORDINATOR]
-        daemons = self.run.members.daemons
-        before = {name: daemons[name].incarnation for name in others if name in daemons}
-        self.scaling.restart(others, now)
+        self.scaling.restart([name for name in names if name != COORDINATOR], now)
         self._agree(request.request, {"restarting": names})
         if COORDINATOR in names:
-            why = "the coordinator is restarted on request"
-            self.handover.begin(why, before, now)
+            self.scaling.hand_over("the coordinator is restarted on request")

@@ -1,14 +1,13 @@
 """A new key for a run that goes on: `dlctl keys rotate`.
 
-The workers push what they have accrued and wait; then the new key takes the place of the old one,
-by renaming a file, and this coordinator ends. The next one finds in its memory that the daemons
-were started with another key than the one that is there (`keys`, the fingerprint), and begins all
-of them anew, as after their deaths: workers with new epochs, servers with what their shards have
-kept.
+The new key takes the place of the old one, by renaming a file, and this coordinator ends. The next
+one finds in its memory that the daemons were started with another key than the one that is there
+(`keys`, the fingerprint), and begins all of them anew, as after their deaths: workers with new
+epochs, servers with what their shards have kept.
 
-Nothing else is needed if a coordinator dies on the way. Before the renaming all have the old key,
-and the workers are restarted in place. After it every later coordinator sees what has to be done;
-what it has done of it is remembered together with the fingerprint, or not at all.
+Nothing else is needed if a coordinator dies on the way. Before the renaming all have the old key.
+After it every later coordinator sees what has to be done; what it has done of it is remembered
+together with the fingerprint, or not at all.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from collections.abc import Callable
 from dlctl.errors import DlctlError
 from dlctl.messages import Json, Request
 from dlctl.roles.coordinator import daemon_states
-from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scaling import REMOVAL, RESTART, ROTATION, Handover, Scaling
+from dlctl.roles.coordinator.scaling import REMOVAL, Scaling
 from dlctl.roles.protocol.context import COORDINATOR
 
 Answer = Callable[[int, bool, str, Json], None]
@@ -38,8 +36,6 @@ class Rotation:
         answer: Answer,
         scheduler: LeaseScheduler,
         scaling: Scaling,
-        handover: Handover,
-        checkpointing: Checkpointing,
     ) -> None:
         self.run = run
         self.control = control
@@ -48,13 +44,8 @@ class Rotation:
         self.answer = answer
         self.scheduler = scheduler
         self.scaling = scaling
-        self.handover = handover
-        self.checkpointing = checkpointing
         self._requests: list[int] = []
-        """Who waits for the new key; nobody: there is none to come."""
-        self._by = ""
-        self._until = 0.0
-        self._is_renewing = False
+        """Who waits for the new key."""
 
     # ------------------------------------------------------------ up to the new key
 
@@ -68,11 +59,9 @@ class Rotation:
             return
         self._check()
         if not self._requests:
-            self._by = f"{request.arguments['by']:.80}"
-            self._until = now + self.run.job.timeouts.grace_s
-            self.context.event(
-                "keys", "", f"{self._by} asks for new keys: the workers finish first"
-            )
+            by = f"{request.arguments['by']:.80}"
+            self.context.event("keys", "", f"the run gets a new key, as {by} has asked for")
+            self.context.do(RenewKey())
         self._requests.append(request.request)
 
     def _check(self) -> None:
@@ -87,46 +76,16 @@ class Rotation:
                 "checkpoint it can: dlctl stop, dlctl keys rotate, dlctl start"
             )
 
-    def deadline(self) -> float | None:
-        return self._until if self._requests and not self._is_renewing else None
-
-    def advance(self, now: float) -> None:
-        """Have the workers drained; then the key is renewed."""
-        if not self._requests or self._is_renewing:
-            return
-        if self.run.shutdown is not None:
-            self._answer(f"the run ends ({self.run.reason}): its keys are the old ones")
-            return
-        at_work = [w for w in self.members.of_role("worker") if w.alive and w.asked_for_data]
-        for worker in at_work:
-            if not worker.leaving:
-                self.scaling.leave(worker, ROTATION, now)
-        waits = self.checkpointing.active or not all(w.drained for w in at_work)
-        waits |= not self.handover.is_agent_there()
-        if not waits or now >= self._until:
-            self._is_renewing = True
-            self.context.event("keys", "", f"the run gets a new key, as {self._by} has asked for")
-            self.context.do(RenewKey())
-
     def on_renewed(self, event: KeyRenewed, now: float) -> None:
-        """Over to the next coordinator; or back to work, if the key could not be written."""
-        self._is_renewing = False
-        if not event.error:
-            self._answer("")
-            why = "the coordinator is restarted, to begin with the new key"
-            self.handover.begin(why, {}, now)
-            return
-        self._answer(
-            f"the new key could not be written, and the old one is in force: {event.error}"
-        )
-        for worker in self.members.of_role("worker"):
-            if worker.leaving == ROTATION:
-                self.scaling.leave(worker, RESTART, now)
-
-    def _answer(self, error: str) -> None:
+        """Over to the next coordinator, unless the key could not be written."""
+        error, result = "", {"phase": "renewed"}
+        if event.error:
+            error, result = f"the new key could not be written: {event.error}", {}
+        else:
+            self.scaling.hand_over("the coordinator is restarted, to begin with the new key")
         requests, self._requests = self._requests, []
         for request in requests:
-            self.answer(request, True, error, {} if error else {"phase": "renewed"})
+            self.answer(request, True, error, result)
 
     # ------------------------------------------------------------ with the new key
 

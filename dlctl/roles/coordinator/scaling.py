@@ -4,13 +4,9 @@ A worker leaves in order: it finishes its portion, pushes what it has accrued, w
 and exits. If it is to come back, a new incarnation follows. A server or an agent is simply killed:
 its successor goes on where it was, as after any other death.
 
-A coordinator that is to be restarted leaves when those are there whom the next one needs
-(`Handover`). The agent beside it starts the next coordinator, and only a coordinator starts the
-next agent: if both were away at once, nobody would be left who brings the run back. So it stays
-until that agent is there, however long that takes. For the others that were to be restarted with
-it, it stays for a while, so that whoever has asked sees them come back one after the other; if it
-leaves before, the next coordinator goes on with them (`Scaling.go_on`). If this coordinator dies
-meanwhile, the one after it is new, which is all that was asked for.
+A coordinator that is to be restarted leaves once the agent beside it is there: that starts the next
+coordinator, and only a coordinator starts the next agent. The next one goes on with what is left to
+do of the request (`go_on`).
 """
 
 from __future__ import annotations
@@ -26,60 +22,7 @@ from dlctl.roles.coordinator.records import KillAgent
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.util.names import HOME_AGENT
 
-# ---------------------------------------------------------------- the coordinator itself
-
-OTHERS_S = 30.0
-"""For the start of those that are restarted, on top of the grace that the old ones have."""
-
-
-class Handover:
-    def __init__(self, run: RunState) -> None:
-        self.run = run
-        self._why = ""
-        """What this coordinator leaves for; "" while it is to stay."""
-        self._others: dict[str, int] = {}
-        """Name -> incarnation of those whose next process is waited for."""
-        self._until = 0.0
-
-    def begin(self, why: str, others: dict[str, int], now: float) -> None:
-        """Leave, for this reason, when `others` (name -> incarnation now) have been replaced."""
-        self._why = why
-        self._others |= others
-        self._until = now + self.run.job.timeouts.grace_s + OTHERS_S
-
-    def deadline(self) -> float | None:
-        is_waiting = self._why and self.is_agent_there() and self._late()
-        return self._until if is_waiting else None
-
-    def advance(self, now: float) -> None:
-        if not self._why:
-            return
-        if self.run.shutdown is not None:
-            self._why, self._others = "", {}  # The run's end is this coordinator's, too.
-        elif self.is_agent_there() and (now >= self._until or not self._late()):
-            self.run.context.leave(self._why)
-            self._why, self._others = "", {}
-
-    def is_agent_there(self) -> bool:
-        """Whether somebody will see that this coordinator has left."""
-        agent = self.run.members.daemons[HOME_AGENT]
-        is_going = agent.leaving or agent.killed_for
-        return agent.state == "running" and agent.registered and not is_going
-
-    def _late(self) -> list[str]:
-        return [name for name, old in self._others.items() if self._is_late(name, old)]
-
-    def _is_late(self, name: str, old: int) -> bool:
-        """Whether a daemon's next process is still to come, and will."""
-        daemon = self.run.members.get(name)
-        if daemon is None or not (daemon.alive or daemon.state == "backoff"):
-            return False
-        return daemon.incarnation <= old or not (daemon.alive and daemon.registered)
-
-
-# ---------------------------------------------------------------- workers, servers, agents
-
-RESTART, REMOVAL, ROTATION = "restart", "removal", "rotation"
+RESTART, REMOVAL = "restart", "removal"
 
 
 def _leaves_first(worker: Daemon) -> tuple[bool, int]:
@@ -88,15 +31,14 @@ def _leaves_first(worker: Daemon) -> tuple[bool, int]:
 
 
 class Scaling:
-    def __init__(
-        self, run: RunState, control: Control, scheduler: LeaseScheduler, handover: Handover
-    ) -> None:
+    def __init__(self, run: RunState, control: Control, scheduler: LeaseScheduler) -> None:
         self.run = run
         self.control = control
         self.context = run.context
         self.members = run.members
         self.scheduler = scheduler
-        self.handover = handover
+        self._hands_over = ""
+        """Why this coordinator leaves as soon as it can; "" while it stays."""
 
     # ------------------------------------------------------------ what may be asked for
 
@@ -158,7 +100,7 @@ class Scaling:
     # ------------------------------------------------------------ leaving
 
     def leave(self, daemon: Daemon, why: str, now: float) -> None:
-        """Have a daemon go, in order if it can; `Rotation` lets a drained worker wait."""
+        """Have a daemon go, in order if it can."""
         daemon.leaving = why
         if not daemon.alive:
             self._gone(daemon, now)
@@ -185,16 +127,12 @@ class Scaling:
         """
         if self.run.shutdown is None:
             worker.leaving = worker.leaving or RESTART
-        if worker.leaving == ROTATION:
-            worker.kill_at = None
-        elif worker.leaving and self.run.shutdown is None:
             worker.kill_at = now + self.run.job.timeouts.grace_s
             shutdown = m.Shutdown(worker.leaving)
             self.context.ask(("shutdown", worker.name), worker.name, shutdown, now)
 
     def deadline(self) -> float | None:
-        times = [worker.kill_at for worker in self.members.of_role("worker")]
-        times += [self.handover.deadline()]
+        times = (worker.kill_at for worker in self.members.of_role("worker"))
         return min((t for t in times if t is not None), default=None)
 
     def on_deadline(self, now: float) -> None:
@@ -241,5 +179,22 @@ class Scaling:
             if daemon.alive and (daemon.drained or daemon.state == "draining"):
                 daemon.leaving = daemon.leaving or RESTART
             if daemon.leaving:
-                # A change of keys that was not finished is begun anew by whoever has asked for it.
                 self.leave(daemon, REMOVAL if daemon.leaving == REMOVAL else RESTART, now)
+
+    # ------------------------------------------------------------ the coordinator itself
+
+    def hand_over(self, why: str) -> None:
+        """Leave for the next coordinator once somebody is there who starts it."""
+        self._hands_over = why
+
+    def advance(self) -> None:
+        if self.run.shutdown is not None:
+            self._hands_over = ""  # The run's end is this coordinator's, too.
+        elif self._hands_over and self._is_agent_there():
+            self.context.leave(self._hands_over)
+            self._hands_over = ""
+
+    def _is_agent_there(self) -> bool:
+        agent = self.members.daemons[HOME_AGENT]
+        is_going = agent.leaving or agent.killed_for
+        return agent.state == "running" and agent.registered and not is_going
