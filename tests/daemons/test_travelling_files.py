@@ -406,14 +406,15 @@ class Copying:
         self.context = Context(1.0)
         self.mirror = LogMirror(self.context, self.members)
         self.memory = getattr(self, "memory", {})
-        self.mirror.go_on(self.memory, sizes(self.home))
+        self.mirror.sizes = sizes(self.home)
+        self.mirror.recall(self.memory, 0.0)
 
     def look(self) -> None:
         """One look, and all that follows from it."""
         self.now += 1.0
         self.mirror.on_deadline(self.now)
         for _ in range(1000):
-            self.memory |= self.mirror.changes()
+            self.memory = dict(self.mirror.memory())
             effects = self.context.clear()
             if not effects:
                 return
@@ -492,7 +493,7 @@ def test_files_of_a_process_that_has_ended_are_asked_for_once_more_and_then_let_
     copying.members.daemons["worker-0"].ended(-9, (), 1.0)
     copying.look()
     assert (copying.home / LOG).read_text() == "last words\n"
-    assert copying.memory == {"log/worker-0.1": None}
+    assert copying.memory == {}
     assert copying.mirror.deadline() is None
 
 

@@ -15,6 +15,7 @@ from dlctl.algorithms.needs import Collective, Summed, handed_on
 from dlctl.errors import DlctlError
 from dlctl.machine import DeadlineReached, Effect, Event, Received, Send
 from dlctl.roles.coordinator.groups import LOST, Groups
+from dlctl.roles.coordinator.records import History
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     GroupFailed,
@@ -97,7 +98,7 @@ class House:
         self.drained: set[int] = set()
         self.processes: dict[int, Process] = {}
         self.events: list[str] = []
-        self.context = Context(1.0)
+        self.context = History(1.0)
         self.context.event = lambda kind, who, text: self.events.append(text)  # type: ignore
         members = SimpleNamespace(
             live_slots=self._live, of_role=lambda _: self._daemons(), worker=self._worker,

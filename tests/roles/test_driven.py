@@ -10,13 +10,16 @@ import pytest
 
 from dlctl import messages as m
 from dlctl.algorithms.base import BatchRequest, Change, Lead, Snapshot, Sum, Table, VectorRequest
-from dlctl.algorithms.sandblaster import SANDBLASTER, Options
+from dlctl.algorithms.sandblaster import SANDBLASTER
 from dlctl.config import Choice, Data, Job, JobFile, Workers
 from dlctl.machine import Send
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.portions import DONE, PortionPool
+from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.keyring import NoKeys
 
 SERVERS = 2
 TABLES = [Table(name="w", rule="lead"), Table(name="g", rule="lead")]
@@ -192,11 +195,10 @@ def test_a_portion_that_is_only_on_record_as_leased_is_leased_again(ahead):
         job=Job(name="driven", task="none"), algorithm=Choice(name="sandblaster"),
         workers=Workers(batch_size=8), data=Data(portion_batches=1),
     )  # fmt: skip
-    lead, idle, context = SANDBLASTER.lead(Options()), Idle(), Context(1.0)
-    tables = SANDBLASTER.shape.tables_of(Options())
-    scheduler = LeaseScheduler(context, idle, job, lead, tables)
+    idle, context = Idle(), History(1.0)
+    scheduler = LeaseScheduler(RunState("run", job, SANDBLASTER, NoKeys(b""), context, idle))
     on_record = {"portion/0/0": DONE, "portion/0/1": 0}
-    scheduler.go_on(1, 8, 0.1, 16, (1, 0), on_record, 0.0)
+    scheduler.recall({"work": [1, 8, 0.1, 16, [1, 0], None], **on_record}, 0.0)
     scheduler.released_at = 0.0
     scheduler.begin_driving(0.0)
     for now in range(30):

@@ -103,7 +103,7 @@ class Office:
         """What becomes an event of the kind "target"."""
         if not self.evaluations.worker:
             self.evaluations.begin(1.0)
-        number, worker = self.evaluations.number, self.evaluations.worker
+        number, worker = self.evaluations.asked.number, self.evaluations.worker
         self.reports.on_evaluated(m.Evaluated(number, worker, metrics, error), 1.0)
         effects = self.evaluations.context.clear()
         return [e.text for e in effects if isinstance(e, AddEvent) and e.kind == "target"]

@@ -56,7 +56,7 @@ def test_what_was_said_stands_for_who_asks_again_also_after_a_coordinator_s_deat
     newest = office.norms.newest
     assert newest is not None
     office.norms = Norms(office.run)
-    office.norms.go_on(list(newest))
+    office.norms.recall({"norm": list(newest)}, 0.0)
     office.comes("server-1")
     office.says_part(1, 3, 0.1)
     assert office.answers() == {"server-1": (3, 2.5)}

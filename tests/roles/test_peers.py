@@ -19,7 +19,6 @@ from dlctl.machine import Admit, Connect, Note, Received, Send, Started
 from dlctl.messages import Packed
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.peers import Peers, is_address
-from dlctl.roles.coordinator.persistence import _unused
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR, Birth
@@ -187,7 +186,7 @@ def test_the_numbers_of_the_next_coordinator_are_greater_whatever_is_on_record()
         before.listens(slot)
     newest = before.sent()["worker-0"].number
     after = Office()
-    after.peers.number = _unused(0, 5.0)
+    after.context.recall({"numbers": [0, 0]}, 5.0)
     assert after.told()["worker-0"].number > newest
 
 

@@ -462,7 +462,7 @@ def test_the_next_coordinator_stands_by_what_was_decided_and_waits_for_all_shard
     newest = first.quorums.newest
     assert newest == (0, ((0, 1), (1, 1)))
     second = Office()
-    second.quorums.go_on([newest[0], [list(process) for process in newest[1]]])
+    second.quorums.recall({"quorum": [newest[0], [list(each) for each in newest[1]]]}, 0.0)
     second.says(0, 1, 1, 2)
     assert second.told() == {}, "server-1 has not been heard"
     second.says(1, 0, 1, 2)

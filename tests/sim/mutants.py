@@ -629,8 +629,8 @@ def portions_are_not_remembered(patch: Patch) -> None:
 def terms_are_not_remembered(patch: Patch) -> None:
     honest = Registration.__init__
 
-    def begin(self, context, members, run_id, job, key, past):
-        honest(self, context, members, run_id, job, key, replace(past, terms={}))
+    def begin(self, run, past):
+        honest(self, run, replace(past, terms={}))
 
     patch.setattr(Registration, "__init__", begin)
 
@@ -1052,7 +1052,7 @@ def the_lead_does_not_wait(patch: Patch) -> None:
     scenario="toys", first=35, seeds=1,
 )  # fmt: skip
 def a_decision_is_forgotten(patch: Patch) -> None:
-    patch.setattr(Quorums, "go_on", lambda self, newest: None)
+    patch.setattr(Quorums, "recall", lambda self, memory, now: None)
 
 
 @mutant(
@@ -1072,4 +1072,4 @@ def lost_pushes_of_the_dead_are_waited_for(patch: Patch) -> None:
     scenario="sync-recovery", first=43, seeds=1,
 )  # fmt: skip
 def a_norm_is_forgotten(patch: Patch) -> None:
-    patch.setattr(Norms, "go_on", lambda self, newest: None)
+    patch.setattr(Norms, "recall", lambda self, memory, now: None)

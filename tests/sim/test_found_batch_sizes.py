@@ -110,7 +110,7 @@ def test_only_the_first_worker_is_told_to_find_it_and_the_others_wait() -> None:
     assert led.machine.scheduler.batch_size == 16, "the first word counts"
     again = Led(Past(memory=led.memory, terms={"worker-0": 1, "worker-1": 1}))
     assert again.machine.scheduler.batch_size == 16
-    assert again.machine.registration.job.workers.batch_size == 16
+    assert again.machine.run.job.workers.batch_size == 16
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_keeps_it() -> None:

@@ -18,7 +18,9 @@ from dlctl.roles.coordinator.failure_detector import last_error
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.registration import Past, Registration
+from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.effects import ProcessEnded
+from dlctl.roles.protocol.keyring import NoKeys
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
@@ -135,7 +137,15 @@ def arrivals() -> Registration:
     members = Membership([HOME_AGENT], placed, before={})
     members.daemons["worker-1"].peer = b"\x00one"
     members.daemons["agent-0"].peer = b"\x00two"
-    return Registration(History(1.0), members, "run", job_file(), b"key", Past())
+    run = RunState(
+        "run",
+        job_file(),
+        registry.load("algorithms", "downpour"),
+        NoKeys(b"key"),
+        History(1.0),
+        members,
+    )
+    return Registration(run, Past())
 
 
 @pytest.mark.parametrize(

@@ -89,17 +89,14 @@ class Coordinator:
         self.run = run = RunState(run_id, job, algorithm, keyring, context, members)
         self.authz = Authz(context)
         self.clients = Clients(context)
-        self.files = HostFiles(context, members)
-        self.registration = Registration(context, members, run_id, job, keyring, past)
+        self.files = HostFiles(context, members, past.logs)
+        self.registration = Registration(run, past)
         self.frozen = FrozenParameters(
             context, members, self.files.transfers, self, past.manifest.get("frozen"),
             settled=self.registration.introduce,
         )  # fmt: skip
         self.registration.frozen = self.frozen.told
-        options = algorithm.Options(**job.algorithm.options)
-        self.scheduler = LeaseScheduler(
-            context, members, job, algorithm.lead(options), algorithm.shape.tables_of(options)
-        )
+        self.scheduler = LeaseScheduler(run)
         content = asdict(job)
         live = settings.of_job(content, algorithm.live)
         self.bad_samples = BadSamples(context, job.data.bad_samples_max)
@@ -146,16 +143,17 @@ class Coordinator:
             checkpointing=self.checkpointing, scaling=self.scaling, rotation=self.rotation,
         )  # fmt: skip
         self.persistence = Persistence(
-            run, self, past, registration=self.registration, scheduler=self.scheduler,
-            settings=self.settings, evaluations=self.evaluations,
-            checkpointing=self.checkpointing, files=self.files, scaling=self.scaling,
-            rotation=self.rotation, peers=self.peers, groups=self.groups, quorums=self.quorums,
-            norms=self.norms,
-            frozen=self.frozen,
+            run, self, past,
+            (
+                self.context, self.scheduler, self.registration, self.frozen, self.quorums,
+                self.norms, self.groups, self.files.mirror,
+            ),
+            registration=self.registration, scheduler=self.scheduler, settings=self.settings,
+            evaluations=self.evaluations, checkpointing=self.checkpointing, scaling=self.scaling,
+            rotation=self.rotation,
         )  # fmt: skip
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
-            self.registration.job = self.scheduler.job
             self.evaluations.newest = past.manifest.get("evaluation")
 
     # ------------------------------------------------------------ the machine
@@ -316,7 +314,6 @@ class Coordinator:
             if self.scheduler.find_batch_size(message.batch_size):
                 text = f"batch size {message.batch_size}: the largest power of two that fits"
                 self.context.event("batch", worker.name, text)
-            self.registration.job = self.scheduler.job
             self.scheduler.take_dataset(
                 worker.name, message.samples, message.order, message.shards, message.clients
             )

@@ -67,7 +67,6 @@ class Evaluations:
         self.steps_done = steps_done
         self.newest: Json | None = None
         """Metrics of the last one, and the step it was made at."""
-        self.number = 0
         self.asked: Asked | None = None
         self.has_last = False
         """There is an answer about what the servers have at the end of the run."""
@@ -91,9 +90,10 @@ class Evaluations:
         """Ask the first worker that is well, unless an evaluation is under way."""
         able = self._able()
         if able and self.asked is None:
-            self.number += 1
             worker = min(able, key=_seems_to_hang)
-            self._ask(Asked(worker.name, self.number, self.steps_done(), is_last), now)
+            self._ask(
+                Asked(worker.name, self.context.next_number(), self.steps_done(), is_last), now
+            )
 
     def finish(self, now: float) -> None:
         """Have the task's `finish` run, unless it has been, or is: by who evaluated last, if it is
@@ -102,11 +102,10 @@ class Evaluations:
         able = self._able()
         if not able or self.asked is not None or self.finished or self.finishes >= FINISHES_MAX:
             return
-        self.number += 1
         self.finishes += 1
         worker = min(able, key=lambda d: (_seems_to_hang(d), d.name != self._evaluated_by))
-        asked = Asked(worker.name, self.number, self.steps_done(), is_last=True, finishes=True)
-        self._ask(asked, now)
+        number = self.context.next_number()
+        self._ask(Asked(worker.name, number, self.steps_done(), is_last=True, finishes=True), now)
 
     def finish_until(self) -> float:
         """When who runs it is given up."""

@@ -7,8 +7,9 @@ these, whatever becomes of that worker. A run that goes on from a checkpoint has
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 from dlctl import frozen
 from dlctl import messages as m
@@ -60,9 +61,13 @@ class FrozenParameters:
         are_some = self._layout is not None and bool(frozen.entries(self._layout))
         return None if self.part is None and are_some else self.digests
 
-    def go_on(self, part: Json | None, layout: Layout | None) -> None:
-        """What a coordinator before this one has known of them."""
-        self.part, self._layout = part or self.part, layout
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        yield "frozen", self.part
+
+    def recall(self, memory: Json, now: float) -> None:
+        self.part = memory.get("frozen") or self.part
+        if layout := memory.get("layout"):
+            self._layout = Layout.from_rows(layout)
 
     def on_model(self, worker: Daemon, layout: Layout, message: m.ModelReady, now: float) -> None:
         """Raises DlctlError if the digests do not fit the layout."""

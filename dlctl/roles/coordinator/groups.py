@@ -8,10 +8,12 @@ member is late for a sum is no failure: it may compute for as long as it lives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from dlctl import messages as m
 from dlctl.machine import Peer
+from dlctl.messages import Json
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.run_state import RunState
 
@@ -43,7 +45,7 @@ class Groups:
         self.steps_done = steps_done
         self.is_wanted = "group" in run.algorithm.shape.links
         self.generation = 0
-        """Of all coordinators of this run: no two groups have the same."""
+        """No two groups of a run have the same."""
         self.members: tuple[Member, ...] = ()
         self.left_out: set[Member] = set()
         """Those that have not answered. What they still have, their drivers compare (`sums.py`).
@@ -61,6 +63,12 @@ class Groups:
         self._unmade: dict[Member, str] = {}
         """What the members have said since the last group in which they found each other."""
         self._unmade_since = 0.0
+
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        yield "group", [list(member) for member in sorted(self.left_out)]
+
+    def recall(self, memory: Json, now: float) -> None:
+        self.left_out = {(slot, epoch) for slot, epoch in memory.get("group", [])}
 
     @property
     def limit_s(self) -> float:
@@ -114,7 +122,7 @@ class Groups:
     def _begin(self, members: tuple[Member, ...], now: float) -> None:
         for name in self._names((*self.members, *sorted(self.left_out))):
             self.run.context.retries.drop(("group", name))
-        self.generation += 1
+        self.generation = self.run.context.next_number()
         self.members, self._store = members, ""
         self._noted, self._again_at = set(), None
         self._begun_at, self._note_by = now, now + self.limit_s

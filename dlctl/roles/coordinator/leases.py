@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,8 @@ from dlctl.messages import Json
 from dlctl.roles.coordinator.client_pool import ClientPool, client_pool
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.lateness import Lateness
-from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.portions import PortionPool, Range
-from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
@@ -33,23 +33,15 @@ LOSS_WEIGHT = 0.1
 
 
 class LeaseScheduler:
-    def __init__(
-        self,
-        context: History,
-        members: Membership,
-        job: JobFile,
-        side: Lead,
-        tables: Sequence[Table],
-    ) -> None:
-        """tables: of the method, with the job's options."""
-        self.context = context
-        self.tables = tables
-        self.members = members
-        self.job = job
-        """With the batch size, once that is found."""
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+        self.context = run.context
+        self.members = run.members
+        job, options = run.job, run.algorithm.Options(**run.job.algorithm.options)
         self.batch_size = 0
         """What was found; 0: the job file says it, or nobody has found it yet."""
-        self.side = side
+        self.side: Lead = run.algorithm.lead(options)
+        self.tables: Sequence[Table] = run.algorithm.shape.tables_of(options)
         self.steps = self.samples = 0
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
@@ -84,7 +76,7 @@ class LeaseScheduler:
         """Of the rate, if it goes with the number of workers."""
         self._lateness = Lateness()
         """Of the portions of a driven method's batch."""
-        self._cuts_epochs = type(side).cut_epoch is not Lead.cut_epoch
+        self._cuts_epochs = type(self.side).cut_epoch is not Lead.cut_epoch
 
     @property
     def is_driven(self) -> bool:
@@ -138,45 +130,53 @@ class LeaseScheduler:
         """The samples of each; (): the dataset is not cut into clients."""
         return self._pool.sizes if isinstance(self._pool, ClientPool) else ()
 
-    @property
-    def next(self) -> tuple[int, int]:
-        return self._pool.next if self._pool is not None else (0, 0)
-
     def changed_portions(self) -> Iterator[tuple[str, Any]]:
         """Keys and values for `Persistence`."""
         for epoch, portion, standing in self._pool.take_changes() if self._pool else ():
             yield f"portion/{epoch}/{portion}", standing
 
-    def go_on(
-        self,
-        steps: int,
-        samples: int,
-        loss: float | None,
-        dataset_samples: int,
-        next_: tuple[int, int],
-        portions: dict[str, Any],
-        evaluated_at: float,
-        stream_shards: int = 0,
-        clients: tuple[int, ...] = (),
-    ) -> None:
-        """Be where another coordinator has left off."""
-        self.steps, self.samples, self.loss = steps, samples, loss
-        self.side.steps_done = steps
-        if not (dataset_samples or stream_shards):
-            return
-        self._restore = {}
-        self.open_dataset(dataset_samples, stream_shards, clients)
-        assert self._pool is not None
-        keys = (key.split("/")[1:] for key in portions)
-        standing = {(int(epoch), int(p)): portions[f"portion/{epoch}/{p}"] for epoch, p in keys}
-        self._pool.go_on(next_, standing)
-        self._told_of_end = stream_shards > 0 and next_[0] > 0
-        self.evaluated_at = evaluated_at
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        """All but the portions (`changed_portions`)."""
+        yield "stream", self.stream_shards
+        yield "clients", self.clients
+        yield "metrics", dict(self.metrics)
+        yield "batch_size", self.batch_size
+        yield "lead", self.lead()
+        yield "scale", self.scale
+        for slot, lease in self.answered.items():
+            yield f"answer/{slot}", astuple(replace(lease, samples=0))  # Else each one is news.
+
+    def work(self) -> tuple[Any, ...]:
+        """Steps, samples and loss, the size of the dataset, and the next portion."""
+        next_ = self._pool.next if self._pool is not None else (0, 0)
+        return self.steps, self.samples, self.loss, self.dataset_samples, next_
+
+    def recall(self, memory: Json, now: float) -> None:
+        self.find_batch_size(memory.get("batch_size", 0))
+        self.steps, self.samples, self.loss, samples, next_ = memory["work"][:5]
+        self.side.steps_done = self.steps
+        shards, clients = memory.get("stream", 0), tuple(memory.get("clients", ()))
+        if samples or shards:
+            self._restore = {}
+            self.open_dataset(samples, shards, clients)
+            keys = (key.split("/")[1:] for key in memory if key.startswith("portion/"))
+            standing = {(int(e), int(p)): memory[f"portion/{e}/{p}"] for e, p in keys}
+            self.pool.go_on((next_[0], next_[1]), standing)
+            self._told_of_end = shards > 0 and next_[0] > 0
+            self.evaluated_at = memory.get("evaluation", [0.0])[0]
+        self.metrics = dict(memory.get("metrics", {}))
+        if "lead" in memory:
+            self.restore_lead(memory["lead"])
+        if scale := memory.get("scale"):
+            self.scale = schedule.Scale(*scale)
+        for key, value in memory.items():
+            if key.startswith("answer/"):
+                self.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
 
     def find_batch_size(self, found: int) -> bool:
         """A worker, or the run before, has found it. True if that is news."""
-        before, self.job = self.job, batches.resolved(self.job, found)
-        is_news = self.job is not before
+        before, self.run.job = self.run.job, batches.resolved(self.run.job, found)
+        is_news = self.run.job is not before
         self.batch_size = found if is_news else self.batch_size
         return is_news
 
@@ -201,7 +201,7 @@ class LeaseScheduler:
                 hint="dataset() must give the same samples on every host and every time; after a "
                 "change start with --fresh to begin a new run",
             )
-        if self._pool is None and not batches.is_open(self.job):
+        if self._pool is None and not batches.is_open(self.run.job):
             self.open_dataset(samples, shards, clients)
         self._built = (samples, shards, clients)
         if self._order is None:
@@ -217,6 +217,7 @@ class LeaseScheduler:
         """The first worker has built the dataset; as `take_dataset` has it. Raises DlctlError if it
         was another before, or is none that this job can be trained with.
         """
+        job = self.run.job
         if samples < 1 and not shards:
             raise DlctlError("the dataset has no samples", hint="look at the task's dataset()")
         before = (self._restore.get("dataset_samples", 0), self._restore.get("stream_shards", 0))
@@ -230,33 +231,33 @@ class LeaseScheduler:
             self._check_stream()
         if clients and self.is_driven:
             raise DlctlError(
-                f'"{self.job.algorithm.name}" has one dataset, and data.clients cuts it into many',
+                f'"{job.algorithm.name}" has one dataset, and data.clients cuts it into many',
                 hint="remove data.clients, or take another [algorithm]",
             )
         try:
-            schedule.factor(self.job, samples)
+            schedule.factor(job, samples)
         except ValueError as error:
             raise DlctlError(str(error), hint=SCHEDULE) from None
         self._pool = self._stream(shards) if shards else self._portions(samples, clients)
         if isinstance(self._pool, PortionPool) and not clients:
             self._check_steps(self._pool)
-        self._step_samples_min = batches.smallest(self.job)
+        self._step_samples_min = batches.smallest(job)
         self.evaluated_at = self._evaluation_clock()
-        self.rescale(self.job.workers.count)
+        self.rescale(job.workers.count)
 
     def _check_steps(self, pool: PortionPool) -> None:
         """Raises DlctlError if the run is too short for its method to come to anything."""
-        steps = pool.limit * -(-pool.portion_samples // batches.smallest(self.job))
-        method = registry.load("algorithms", self.job.algorithm.name)
-        for path, what, instead in method.check_steps(self.job, steps):
+        steps = pool.limit * -(-pool.portion_samples // batches.smallest(self.run.job))
+        method = registry.load("algorithms", self.run.job.algorithm.name)
+        for path, what, instead in method.check_steps(self.run.job, steps):
             raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
 
     def _check_stream(self) -> None:
         """Raises DlctlError if the job asks for what only a dataset of known length has."""
-        epochs = self.job.job.stop.epochs
+        epochs = self.run.job.job.stop.epochs
         if self.is_driven or self._cuts_epochs:
             raise DlctlError(
-                f'"{self.job.algorithm.name}" goes over the whole dataset again and again, and '
+                f'"{self.run.job.algorithm.name}" goes over the whole dataset again and again, and '
                 "this one is a stream, of unknown length",
                 hint="give a dataset with __len__ and __getitem__, or take another [algorithm]",
             )
@@ -267,20 +268,22 @@ class LeaseScheduler:
                 hint="write stop = { samples = 1_000_000 } under [job], or steps, seconds, target; "
                 "or return a map-style dataset, with __len__ and __getitem__",
             )
-        if batches.smallest(self.job) != batches.largest(self.job):
+        if batches.smallest(self.run.job) != batches.largest(self.run.job):
             raise DlctlError(
                 "the dataset is a stream, whose steps are counted by batches of one size",
                 hint="remove batch_size from [[hosts]]",
             )
 
     def _portions(self, samples: int, clients: tuple[int, ...]) -> PortionPool:
-        pool = PortionPool(samples, self.job.data.portion_batches * batches.largest(self.job))
+        pool = PortionPool(
+            samples, self.run.job.data.portion_batches * batches.largest(self.run.job)
+        )
         if clients:
             drawn = self.side.cohort(len(clients))
-            owners = self.job.workers.count if self.job.data.partition == "workers" else 0
-            pool = client_pool(clients, drawn, self.job.job.seed, owners)
+            owners = self.run.job.workers.count if self.run.job.data.partition == "workers" else 0
+            pool = client_pool(clients, drawn, self.run.job.job.seed, owners)
             self._counts_steps = True
-        pool.limit = _portions(self.job, pool)
+        pool.limit = _portions(self.run.job, pool)
         if self._restore.get("portion_samples") == pool.portion_samples:
             pool.restore(self._restore["complete_epochs"], self._restore["portions"])
         elif self._restore:
@@ -289,9 +292,9 @@ class LeaseScheduler:
         return pool
 
     def _stream(self, shards: int) -> StreamPool:
-        stop, step_samples = self.job.job.stop, batches.largest(self.job)
+        stop, step_samples = self.run.job.job.stop, batches.largest(self.run.job)
         pool = StreamPool(
-            shards, self.job.data.portion_batches * step_samples, step_samples,
+            shards, self.run.job.data.portion_batches * step_samples, step_samples,
             stop.samples or math.inf, stop.steps or math.inf,
         )  # fmt: skip
         if self._restore:
@@ -303,9 +306,9 @@ class LeaseScheduler:
         """The run is to have so many workers. The rate goes by that from the first sample on that
         nobody has leased: all servers hear of it before.
         """
-        after = schedule.multiple(self.job, workers)
+        after = schedule.multiple(self.run.job, workers)
         if self.scale is not None and self.scale.after != after:
-            warmup = schedule.warmup_samples(self.job, self.dataset_samples)
+            warmup = schedule.warmup_samples(self.run.job, self.dataset_samples)
             since = max(self.pool.samples_leased(), self.samples)
             self.scale = self.scale.to(after, since, warmup)
 
@@ -346,7 +349,7 @@ class LeaseScheduler:
         if not isinstance(self._pool, PortionPool) or not self.is_driven:
             return
         self._pool.limit = 0
-        servers = self.job.servers.count
+        servers = self.run.job.servers.count
         self.driving = DrivenMethod(
             self.context, self.side, self._pool, self.tables, servers, self._journal
         )
@@ -552,7 +555,7 @@ class LeaseScheduler:
 
     def enough(self, now: float) -> str:
         """Why the run has finished; "" if it has not."""
-        stop = self.job.job.stop
+        stop = self.run.job.job.stop
         if self._pool is None or self.released_at is None:
             return ""
         if self.driving is not None and self.driving.over:
@@ -578,7 +581,7 @@ class LeaseScheduler:
         return self.driving.failed if self.driving is not None else ""
 
     def deadline(self) -> float | None:
-        seconds = self.job.job.stop.seconds
+        seconds = self.run.job.job.stop.seconds
         return None if seconds is None or self.released_at is None else self.released_at + seconds
 
     # ------------------------------------------------------------ evaluations
@@ -587,7 +590,7 @@ class LeaseScheduler:
         """Whether enough steps or epochs have passed since the last evaluation was begun; says so
         once.
         """
-        every = self.job.evaluation.every_steps or self.job.evaluation.every_epochs
+        every = self.run.job.evaluation.every_steps or self.run.job.evaluation.every_epochs
         if self._pool is None or self.is_driven or not every:
             return False
         if self._evaluation_clock() < self.evaluated_at + every:
@@ -597,7 +600,7 @@ class LeaseScheduler:
 
     def _evaluation_clock(self) -> float:
         """What evaluations go by: all workers' steps, or epochs."""
-        return self.steps if self.job.evaluation.every_steps else self.epochs_done()
+        return self.steps if self.run.job.evaluation.every_steps else self.epochs_done()
 
     def epochs_done(self) -> float:
         return self._pool.epochs_done() if self._pool is not None else 0.0
@@ -606,7 +609,7 @@ class LeaseScheduler:
         """How far the run is, 0..1, if that is known."""
         if self._pool is None or self.is_driven:
             return None
-        steps = self.job.job.stop.steps if self._counts_steps else None
+        steps = self.run.job.job.stop.steps if self._counts_steps else None
         by_data = self._pool.progress()
         return by_data if not steps else min(1.0, max(by_data or 0.0, self.steps / steps))
 

@@ -7,7 +7,7 @@ incarnation says is no longer heard.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import MappingProxyType
@@ -240,7 +240,6 @@ class Membership:
         agents that may get more workers, and whether the job wants them there.
         """
         self._before = before
-        self._removed: list[str] = []
         self.daemons: dict[str, Daemon] = {}
         self._takes_workers = takes_workers
         for name, agent in [*((name, name) for name in agents), *placed.items()]:
@@ -280,12 +279,10 @@ class Membership:
 
     def remove(self, name: str) -> None:
         self._before[name] = self.daemons.pop(name).incarnation
-        self._removed.append(name)
 
-    def take_removed(self) -> list[str]:
-        """The names that were removed since the last call."""
-        names, self._removed = self._removed, []
-        return names
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        for name, daemon in self.daemons.items():
+            yield f"daemon/{name}", daemon.lasting()
 
     def restore(self, name: str, lasting: Json, now: float) -> Daemon:
         """A daemon as another coordinator has known it; times begin anew."""

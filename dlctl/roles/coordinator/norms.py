@@ -14,12 +14,13 @@ Servers repeat their parts until they are answered; the coordinator repeats noth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
+from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.quorum import is_current
 from dlctl.roles.coordinator.run_state import RunState
@@ -29,7 +30,7 @@ class Norms:
     def __init__(self, run: RunState) -> None:
         self.run = run
         self.newest: tuple[int, float] | None = None
-        """(clock, sum of squares). The next coordinator knows it."""
+        """(clock, sum of squares)"""
         self._parts: dict[int, m.NormPart] = {}
         """By shard: the newest that each has said."""
         self._waiting: set[int] = set()
@@ -74,7 +75,10 @@ class Norms:
         versions = [server.metrics.get("version", 0), said.clock if said is not None else 0]
         return 0.0 if max(versions) > clock else None
 
-    def go_on(self, newest: Sequence[Any]) -> None:
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        yield "norm", self.newest
+
+    def recall(self, memory: Json, now: float) -> None:
         """Stand by what the coordinator before this one has said."""
-        clock, squared = newest
-        self.newest = clock, squared
+        if said := memory.get("norm"):
+            self.newest = said[0], said[1]

@@ -39,8 +39,8 @@ class Peers:
     def __init__(self, run: RunState, control: Control) -> None:
         self.run = run
         self.control = control
-        self.number = 0
-        """Of the newest list; of all coordinators of this run: workers go by the newest."""
+        self._number = 0
+        """Of the newest list: workers go by that."""
         shape = run.algorithm.shape
         self.has_links = "peers" in shape.links
         self._keeps_drained = shape.model == "mean"
@@ -49,7 +49,7 @@ class Peers:
         self._hands_on = has_model and "group" not in shape.links
         """Who joins gets its model from those that take part."""
         self._has_members = False
-        self._list: tuple[tuple[int, int, str, bool], ...] = ()
+        self._list: tuple[tuple[int, int, str, bool], ...] | None = None
         """Slot, epoch, address, and whether it takes part."""
         self._told: dict[str, tuple[int, int]] = {}
         """Worker -> its incarnation, and the list that it was sent last."""
@@ -86,7 +86,7 @@ class Peers:
             if d.alive and d.model_ready and (self._keeps_drained or not d.drained)
         )
         if rows != self._list:
-            self._list, self.number = rows, self.number + 1
+            self._list, self._number = rows, self.run.context.next_number()
         for worker in workers:
             if worker.alive and worker.model_ready:
                 self._tell(worker, now)
@@ -94,7 +94,7 @@ class Peers:
                 self._forget(worker.name)
 
     def _tell(self, worker: Daemon, now: float) -> None:
-        told = (worker.incarnation, self.number)
+        told = (worker.incarnation, self._number)
         if self._told.get(worker.name) == told:
             return
         self._told[worker.name] = told
@@ -103,8 +103,7 @@ class Peers:
         slots, epochs, addresses, take_part = columns
         joining = tuple(slot for slot, at_work in zip(slots, take_part, strict=True) if not at_work)
         keys = tuple(keyring.public(f"worker-{slot}") if self.has_links else "" for slot in slots)
-        # Numbers begin at 1: a worker that has heard of none waits for its first list.
-        message = m.Peers(self.number + 1, slots, joining, epochs, addresses, keys)
+        message = m.Peers(self._number, slots, joining, epochs, addresses, keys)
         self.run.context.ask(("peers", worker.name), worker.name, message, now)
 
     def _forget(self, name: str) -> None:

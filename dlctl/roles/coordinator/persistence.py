@@ -25,8 +25,7 @@ The state that decides what the coordinator does next lies in small pieces under
     portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e; of a
                         stream also p < -1: what there is to know of a shard
     answer/<slot>       the newest lease of a slot, in case it has to be repeated
-    numbers             of the newest evaluation, change, list of guests, list of peers
-                        and group
+    numbers             the newest one that was given out (`History.next_number`)
     log/<daemon>.<i>    of a process on another host: its agent, the part of its log that is copied
 
 After every event the pieces that have changed become `Remember` effects, ahead of the messages of
@@ -53,35 +52,26 @@ Whoever waits for one of these messages asks again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
-from dlctl import messages as m
-from dlctl.flat import Layout
 from dlctl.machine import Effect
 from dlctl.messages import Decided, Json, Lease, Message, NormTotal, Topology, VectorOp, Welcome
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
-from dlctl.roles.coordinator.frozen import FrozenParameters
-from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import LASTING, Daemon
-from dlctl.roles.coordinator.norms import Norms
-from dlctl.roles.coordinator.peers import Peers
-from dlctl.roles.coordinator.quorum import Quorums
-from dlctl.roles.coordinator.records import Remember
+from dlctl.roles.coordinator.records import Remember, Remembers
 from dlctl.roles.coordinator.registration import Past, Registration
-from dlctl.roles.coordinator.remote_files import HostFiles
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
-from dlctl.schedule import Scale
 from dlctl.util.names import HOME_AGENT
 
 UNWRITTEN_S_MIN = 3.0
@@ -115,39 +105,29 @@ class Persistence:
         run: RunState,
         control: Control,
         past: Past,
+        parts: Sequence[Remembers],
         *,
         registration: Registration,
         scheduler: LeaseScheduler,
         settings: SettingChanges,
         evaluations: Evaluations,
         checkpointing: Checkpointing,
-        files: HostFiles,
         scaling: Scaling,
         rotation: Rotation,
-        peers: Peers,
-        groups: Groups,
-        quorums: Quorums,
-        norms: Norms,
-        frozen: FrozenParameters,
     ) -> None:
+        """parts: what is to be recalled, in this order."""
         self.run = run
         self.control = control
         self.past = past
+        self.parts = parts
         self.registration = registration
         self.scheduler = scheduler
         self.settings = settings
         self.evaluations = evaluations
         self.checkpointing = checkpointing
-        self.mirror = files.mirror
         self.scaling = scaling
         self.rotation = rotation
-        self.peers = peers
-        self.groups = groups
-        self.quorums = quorums
-        self.norms = norms
-        self.frozen = frozen
         self._known: dict[str, Any] = {}
-        self._answered_slots: set[int] = set()
         self._begun: float | None = None
         self._clock_at = -math.inf
 
@@ -159,10 +139,18 @@ class Persistence:
 
     def changes(self, now: float) -> list[Effect]:
         """What has to be remembered after an event."""
-        logs = (Remember(key, value) for key, value in self.mirror.changes().items())
-        daemons = self._changed_daemons()
-        changed = [*self._changed_values(now), *daemons, *self._changed_portions(), *logs]
-        return [*changed, *self._clock(bool(changed), now)]
+        memory = dict(self._memory())
+        for part in self.parts:
+            memory.update(part.memory())
+        changed = [
+            Remember(key, _jsonable(key, value))
+            for key, value in memory.items()
+            if self._known.get(key) != value
+        ]
+        changed += [Remember(key, None) for key in sorted(self._known.keys() - memory.keys())]
+        self._known = memory
+        portions = [*self._changed_portions()]
+        return [*changed, *portions, *self._clock(bool(changed or portions), now)]
 
     def _clock(self, is_beside: bool, now: float) -> Iterator[Effect]:
         """is_beside: something else is written at this moment."""
@@ -175,76 +163,22 @@ class Persistence:
         self._clock_at = now
         yield Remember("clock", [now - released_at, self.checkpointing.since_s(now)])
 
-    def _changed_values(self, now: float) -> Iterator[Effect]:
-        for key, value in self._values(now):
-            if self._known.get(key) != value:
-                self._known[key] = value
-                yield Remember(key, _jsonable(value))
-
-    def _values(self, now: float) -> Iterator[tuple[str, Any]]:
-        scheduler = self.scheduler
+    def _memory(self) -> Iterator[tuple[str, Any]]:
+        """What is of no part alone."""
+        is_released = None if self.scheduler.released_at is None else True
         yield "keys", self.run.keyring.fingerprint
-        yield (
-            "run",
-            (self.run.state, self.run.reason, None if scheduler.released_at is None else True),
-        )
+        yield "run", (self.run.state, self.run.reason, is_released)
+        yield "checkpoints", self.checkpointing.number
         newest, asked = self.evaluations.newest, self.evaluations.asked
-        counts = (scheduler.steps, scheduler.samples, scheduler.loss)
-        yield "work", (*counts, scheduler.dataset_samples, scheduler.next, newest)
-        if scheduler.stream_shards:
-            yield "stream", scheduler.stream_shards
-        if scheduler.clients:
-            yield "clients", scheduler.clients
-        if scheduler.metrics:
-            yield "metrics", dict(scheduler.metrics)
-        if scheduler.batch_size:
-            yield "batch_size", scheduler.batch_size
-        yield "lead", scheduler.lead()
-        if scheduler.scale is not None:
-            yield "scale", scheduler.scale
-        if self.quorums.newest is not None:
-            yield "quorum", self.quorums.newest
-        if self.norms.newest is not None:
-            yield "norm", self.norms.newest
-        yield "evaluation", (scheduler.evaluated_at, None if asked is None else astuple(asked))
+        yield "work", (*self.scheduler.work(), newest)
+        evaluated_at = self.scheduler.evaluated_at
+        yield "evaluation", (evaluated_at, None if asked is None else astuple(asked))
         if self.evaluations.has_finish:
             yield "finish", (self.evaluations.finishes, self.evaluations.finished)
         if self.run.shutdown is not None:
             end = self.run.shutdown
             yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
-        if self.registration.layout is not None and "layout" not in self._known:
-            yield "layout", self.registration.layout.to_rows()
-        if self.frozen.part is not None:
-            yield "frozen", self.frozen.part
-        yield "checkpoints", self.checkpointing.number
-        if self.groups.left_out or "group" in self._known:
-            yield "group", [list(member) for member in sorted(self.groups.left_out)]
-        yield (
-            "numbers",
-            (
-                self.evaluations.number,
-                self.settings.number,
-                self.registration.guest_lists,
-                self.peers.number,
-                self.groups.generation,
-            ),
-        )
-        for slot in self._answered_slots - scheduler.answered.keys():
-            yield f"answer/{slot}", None
-        self._answered_slots = set(scheduler.answered)
-        for slot, lease in scheduler.answered.items():
-            yield f"answer/{slot}", replace(lease, samples=0)  # Else each one is news.
-
-    def _changed_daemons(self) -> Iterator[Effect]:
-        daemons = self.run.members.daemons
-        for name, daemon in daemons.items():
-            key, value = f"daemon/{name}", daemon.lasting()
-            if self._known.get(key) != value:
-                self._known[key] = value
-                yield Remember(key, dict(zip(LASTING, value, strict=True)))
-        for name in self.run.members.take_removed():
-            self._known.pop(f"daemon/{name}", None)
-            yield Remember(f"daemon/{name}", None)
+        yield from self.run.members.memory()
 
     def _changed_portions(self) -> Iterator[Effect]:
         for key, value in self.scheduler.changed_portions():
@@ -308,43 +242,15 @@ class Persistence:
                 daemon = self.run.members.restore(name, value, now)
                 daemon.last_exit = self.past.exits.get(name)
                 self.registration.keep_term(daemon)
+            if kind != "portion":  # Else nobody would forget what is done at once.
+                self._known[key] = value
         self._find_agent(now)
-        steps, samples, loss, dataset_samples, next_, self.evaluations.newest = values["work"]
-        if layout := values.get("layout"):
-            self.registration.keep_layout(Layout.from_rows(layout), dataset_samples)
-        self.frozen.go_on(values.get("frozen"), self.registration.layout)
-        self.scheduler.find_batch_size(values.get("batch_size", 0))
-        self.registration.job = self.scheduler.job
-        evaluated_at = values.get("evaluation", [0.0, None])[0]
-        portions = {key: v for key, v in values.items() if key.startswith("portion/")}
-        self.scheduler.go_on(
-            steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions, evaluated_at,
-            values.get("stream", 0), tuple(values.get("clients", ())),
-        )  # fmt: skip
-        self.scheduler.metrics = dict(values.get("metrics", {}))
-        if "lead" in values:
-            self.scheduler.restore_lead(values["lead"])
-        if "scale" in values:
-            self.scheduler.scale = Scale(*values["scale"])
-        if "quorum" in values:
-            self.quorums.go_on(values["quorum"])
-        if "norm" in values:
-            self.norms.go_on(values["norm"])
-        numbers = [_unused(number, now) for number in (*values["numbers"], 0, 0)]
-        self.evaluations.number, self.settings.number, self.registration.guest_lists = numbers[:3]
-        self.peers.number, self.groups.generation = numbers[3:5]
-        self.groups.left_out = {(slot, epoch) for slot, epoch in values.get("group", [])}
-        if "group" in values:
-            self._known["group"] = values["group"]
+        for part in self.parts:
+            part.recall(values, now)
+        self.evaluations.newest = values["work"][5]
         if "finish" in values:
             self.evaluations.has_finish = True
             self.evaluations.finishes, self.evaluations.finished = values["finish"]
-        self.mirror.go_on(values, self.past.logs)
-        for key, value in values.items():
-            if key.startswith("answer/"):
-                self.scheduler.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
-                self._known[key] = value  # So that it is forgotten if that is done at once.
-        self._answered_slots = set(self.scheduler.answered)
 
     def _find_agent(self, now: float) -> None:
         """The agent on this machine may be a newer process than the one on record: it was begun
@@ -383,17 +289,9 @@ class Persistence:
             self.settings.begin({daemon.name: daemon.settings}, now, lambda rows: None)
 
 
-def _unused(number: int, now: float) -> int:
-    """From here on: numbers that no coordinator before this one has given out, on record or not.
-
-    All of them are on this machine, and none gives out a thousand in a second.
-    """
-    return max(number, int(now * 1000))
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, Lease):
-        return list(astuple(value))
+def _jsonable(key: str, value: Any) -> Any:
+    if key.startswith("daemon/"):
+        return dict(zip(LASTING, value, strict=True))
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -19,13 +19,14 @@ next report is the acknowledgement. It is on the disk before anybody hears of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dlctl import messages as m
 from dlctl.algorithms.base import Lead, Process
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
+from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.rows import packed, rows_in
@@ -48,7 +49,7 @@ class Quorums:
         shard = run.algorithm.shard
         self.is_asked = shard is not None and shard.of(side.options).asks_lead
         self.newest: tuple[int, tuple[Process, ...]] | None = None
-        """The newest decision: the clock, whose pushes count. The next coordinator knows it."""
+        """The newest decision: the clock, whose pushes count."""
         self._reports: dict[int, Report] = {}
         """By shard."""
         self._is_news = False
@@ -163,10 +164,14 @@ class Quorums:
                 decided = m.Decided(clock, packed(used), packed(gone))
                 self.run.context.send(f"server-{shard}", decided)
 
-    def go_on(self, newest: Sequence[Any]) -> None:
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        yield "quorum", self.newest
+
+    def recall(self, memory: Json, now: float) -> None:
         """Stand by what the coordinator before this one has decided."""
-        clock, used = newest
-        self.newest = clock, tuple((slot, epoch) for slot, epoch in used)
+        if decided := memory.get("quorum"):
+            clock, used = decided
+            self.newest = clock, tuple((slot, epoch) for slot, epoch in used)
 
 
 def is_current(server: Daemon, generation: int) -> bool:

@@ -9,7 +9,8 @@ at once, too, if the database can be written; the others a little later.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from dlctl.machine import Effect, Event, Exit
 from dlctl.messages import Json
@@ -136,11 +137,39 @@ WARNINGS = (
 """Kinds of events that somebody should look at."""
 
 
+class Remembers(Protocol):
+    """A part of the coordinator that the next one goes on with."""
+
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        """Key and value, as JSON, of all that it has to know; asked for after every event."""
+        ...
+
+    def recall(self, memory: Json, now: float) -> None:
+        """Be where the coordinator has left off that has remembered this, all of it."""
+        ...
+
+
 class History(Context):
     """The coordinator's context: what happens there is also written down."""
 
     unwritten = ""
     """Why the run's database cannot be written; "" while it can."""
+    number = 0
+    """The newest of those that evaluations, changes, lists and groups are told apart by."""
+
+    def next_number(self) -> int:
+        """One that no coordinator of this run has given out before."""
+        self.number += 1
+        return self.number
+
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        yield "numbers", [self.number]
+
+    def recall(self, memory: Json, now: float) -> None:
+        """On record or not: all coordinators of a run are on one machine, and none gives out a
+        thousand numbers in a second.
+        """
+        self.number = max(*memory["numbers"], int(now * 1000))
 
     def event(self, kind: str, daemon: str, text: str, **data: Any) -> None:
         """A line of the run's history, and of the coordinator's log."""

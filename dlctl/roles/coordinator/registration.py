@@ -9,21 +9,21 @@ told where.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from dlctl import batches, placement
 from dlctl import messages as m
-from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.flat import Layout, slice_bounds
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states
-from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History, IssueTerm
+from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.records import IssueTerm
+from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.authz import keys_of
-from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.protocol.token import sign
 from dlctl.settings import EVERY_RUN
 from dlctl.util.text import plural
@@ -66,23 +66,14 @@ class Past:
 
 
 class Registration:
-    def __init__(
-        self,
-        context: History,
-        members: Membership,
-        run_id: str,
-        job: JobFile,
-        keyring: Keyring,
-        past: Past,
-    ) -> None:
-        self.context = context
-        self.members = members
-        self.run_id = run_id
-        self.job = job
-        """With the batch size, once that is found."""
-        self.keyring = keyring
+    def __init__(self, run: RunState, past: Past) -> None:
+        self.run = run
+        self.context = run.context
+        self.members = run.members
+        self.keyring = run.keyring
         self.past = past
-        self._hosts = {name: host.ssh for name, host in placement.agents(job.places).items()}
+        places = placement.agents(run.job.places)
+        self._hosts = {name: host.ssh for name, host in places.items()}
         self.restore = past.restore
         """Until all are at work: who comes later has nothing in that checkpoint, and it may have
         been removed."""
@@ -92,20 +83,29 @@ class Registration:
         """Workers whose residuals are given up."""
         self.layout: Layout | None = None
         self._bytes, self._samples = b"", 0
+        self._rows: list[Any] = []
         self._built_by = ""
         """The first worker that has built the model since this coordinator is here."""
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
-        self.guest_lists = 0
-        """How many there have been, of all coordinators of this run: servers go by the newest."""
         self.frozen: Callable[[], bytes | None] = lambda: b""
         """The digests of the run's frozen parameters; None: nobody may be told of them yet."""
         self.on_start: Callable[[Daemon], None] = lambda daemon: None
         """Called for each process that is to be started, with its incarnation."""
 
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        if self.layout is not None:
+            yield "layout", self._rows
+
+    def recall(self, memory: Json, now: float) -> None:
+        if rows := memory.get("layout"):
+            self.keep_layout(Layout.from_rows(rows), memory["work"][3])
+
     def keep_layout(self, layout: Layout, samples: int) -> None:
         """The model that the run has had so far, and the samples of its dataset."""
-        self.layout, self._bytes, self._samples = layout, layout.to_bytes(), samples
+        if layout != self.layout:
+            self.layout, self._bytes, self._rows = layout, layout.to_bytes(), layout.to_rows()
+        self._samples = samples
 
     def whose(self, peer: Peer, message: m.Message) -> str:
         """Whom a message is about and who sent it, for the log: "of worker-0 from agent-0".
@@ -153,7 +153,7 @@ class Registration:
     def on_register(self, peer: Peer, message: m.Register, now: float) -> Daemon | None:
         """The daemon, if it is the incarnation that was started last; any other is sent away."""
         daemon = self.members.get(message.name, message.incarnation)
-        if message.run_id != self.run_id or daemon is None or not daemon.alive:
+        if message.run_id != self.run.run_id or daemon is None or not daemon.alive:
             self.context.send(peer, m.Dismiss(f"{message.name} is not (or no longer) of this run"))
             return None
         daemon.heard(peer, now)
@@ -190,14 +190,14 @@ class Registration:
     def _welcome(self, daemon: Daemon, now: float) -> None:
         token, settings = b"", daemon.settings
         if daemon.role == "worker":
-            token = sign(self.keyring.token_key, self.run_id, daemon.index, daemon.term)
-            limits = self.job.limits
+            token = sign(self.keyring.token_key, self.run.run_id, daemon.index, daemon.term)
+            limits = self.run.job.limits
             texts = {field.name: getattr(limits, field.name) for field in fields(limits)}
             settings = {key: EVERY_RUN.parse(key, text) for key, text in texts.items()} | settings
         elif daemon.role == "server":
             token = self.keyring.token_key
             self.tell_guests(daemon, now)
-        finds = daemon.name == FINDS_BATCH_SIZE and batches.is_open(self.job)
+        finds = daemon.name == FINDS_BATCH_SIZE and batches.is_open(self.run.job)
         welcome = m.Welcome(daemon.name, daemon.index, daemon.term, token, settings, finds)
         self.context.send(daemon.name, welcome)
 
@@ -205,8 +205,7 @@ class Registration:
         """The workers may connect to it, as they are now."""
         workers = [worker.name for worker in self.members.of_role("worker")]
         if names := keys_of(self.keyring, workers):
-            self.guest_lists += 1
-            guests = m.Guests(self.guest_lists, json.dumps(names).encode())
+            guests = m.Guests(self.context.next_number(), json.dumps(names).encode())
             self.context.ask(("guests", server.name), server.name, guests, now)
 
     def on_guests_noted(self, message: m.GuestsNoted, now: float) -> None:
@@ -285,7 +284,7 @@ class Registration:
         """Tell the workers that wait for it where the servers are, once all of these serve."""
         addresses = tuple(server.address for server in self.members.of_role("server"))
         frozen = self.frozen()
-        if frozen is None or not all(addresses) or batches.is_open(self.job):
+        if frozen is None or not all(addresses) or batches.is_open(self.run.job):
             return
         for worker in self.members.of_role("worker"):
             if worker.model_ready and not worker.asked_for_data:
@@ -303,12 +302,12 @@ class Registration:
             restore = ""
         return m.Topology(
             addresses, keys, initialise, restore, self.under_way, frozen,
-            batches.size(self.job, worker.agent),
+            batches.size(self.run.job, worker.agent),
         )  # fmt: skip
 
     def _restores_in_vain(self, worker: Daemon) -> bool:
         """Whether the last attempt that a worker has is better made without its residual."""
-        tries = min(RESTORES_MAX, self.job.workers.restarts_max)
+        tries = min(RESTORES_MAX, self.run.job.workers.restarts_max)
         return 0 < tries <= worker.deaths_in_row
 
     def _give_up_residual(self, worker: Daemon) -> None:

@@ -9,8 +9,9 @@ has ended is asked about once more; then its files are complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from dlctl import messages as m
@@ -84,14 +85,17 @@ class _File:
 
 
 class LogMirror:
-    def __init__(self, context: Context, members: Membership) -> None:
+    def __init__(
+        self, context: Context, members: Membership, sizes: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """sizes: of the logs that are in the run directory, by the labels of their processes."""
         self.context = context
         self.members = members
+        self.sizes = sizes
         self._files: dict[str, _File] = {}
         self._outstanding = context.measures_apart()
         self._numbers = RequestNumbers()
         self._look_at = 0.0
-        self._changed: dict[str, Any] = {}
         self._troubled: set[str] = set()
         """Files with which something went wrong: it is said once."""
         self._is_ending = False
@@ -101,9 +105,7 @@ class LogMirror:
     def follow(self, daemon: Daemon) -> None:
         """A process is about to be started; nothing is to be done if that is on this machine."""
         if daemon.agent != HOME_AGENT:
-            label = f"{daemon.name}.{daemon.incarnation}"
-            self._add(label, daemon.agent)
-            self._remember(self._files[log_of(label)])
+            self._add(f"{daemon.name}.{daemon.incarnation}", daemon.agent)
 
     def _add(self, label: str, agent: str, part: int = 0, offset: int = 0) -> None:
         log = _File(label, agent, log_of(label), part, offset)
@@ -112,15 +114,17 @@ class LogMirror:
             record = _File(label, agent, f"{ACKS}/{label}")
             self._files[record.name] = record
 
-    def go_on(self, memory: Json, sizes: Mapping[str, int]) -> None:
-        """Follow what the coordinator before this one has followed.
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        """Agent and part of each log."""
+        for file in self._files.values():
+            if file.is_log:
+                yield MEMORY + file.label, [file.agent, file.part]
 
-        `sizes`: of the logs that are in the run directory, by the labels of their processes.
-        """
+    def recall(self, memory: Json, now: float) -> None:
         for key, value in memory.items():
             if key.startswith(MEMORY):
                 label = key.removeprefix(MEMORY)
-                self._add(label, value[0], value[1], sizes.get(label, 0) if value[1] else 0)
+                self._add(label, value[0], value[1], self.sizes.get(label, 0) if value[1] else 0)
 
     def lose(self, agent: str) -> None:
         """Nothing comes from this host any more."""
@@ -138,22 +142,10 @@ class LogMirror:
         """Agents that can be asked and have not answered for all their files."""
         return sorted({file.agent for file in self._files.values() if self._is_there(file.agent)})
 
-    # ------------------------------------------------------------ what is remembered
-
-    def changes(self) -> dict[str, Any]:
-        """What is to be remembered since the last call: key -> [agent, part], or None."""
-        changes, self._changed = self._changed, {}
-        return changes
-
-    def _remember(self, log: _File) -> None:
-        self._changed[MEMORY + log.label] = [log.agent, log.part]
-
     def _close(self, file: _File) -> None:
         del self._files[file.name]
         self._outstanding.drop(file.request)
         self._troubled.discard(file.name)
-        if not any(other.label == file.label for other in self._files.values()):
-            self._changed[MEMORY + file.label] = None
 
     # ------------------------------------------------------------ asking
 
@@ -239,7 +231,6 @@ class LogMirror:
         if log.offset:
             self.context.do(RotateLog(log.name))
         log.part, log.offset = part, 0
-        self._remember(log)
 
     def on_failed(self, event: MirrorFailed) -> None:
         """A full disk, say: it is tried again with every look."""
@@ -268,10 +259,10 @@ class HostFiles:
     read the files of checkpoints here.
     """
 
-    def __init__(self, context: Context, members: Membership) -> None:
+    def __init__(self, context: Context, members: Membership, logs: Mapping[str, int]) -> None:
         self.context = context
         self.transfers = Transfers(context)
-        self.mirror = LogMirror(context, members)
+        self.mirror = LogMirror(context, members, logs)
 
     def on_event(
         self, event: BytesRead | FileSealed | StillReading | MirrorFailed, now: float

@@ -32,6 +32,7 @@ NEXT: Mapping[str, frozenset[str]] = {
 class RunState:
     run_id: str
     job: JobFile
+    """With the batch size, once that is found."""
     algorithm: Method
     keyring: Keyring
     context: History

@@ -52,7 +52,6 @@ class SettingChanges:
         self.members = members
         self.live = live
         self.job = job
-        self.number = 0
         self._open: dict[int, _Change] = {}
 
     def go_on(self, before: Json) -> None:
@@ -126,8 +125,7 @@ class SettingChanges:
 
     def begin(self, wanted: Mapping[str, Json], now: float, answered: Answered) -> None:
         """Put values in force: `wanted` has them by daemon, and by key."""
-        self.number += 1
-        number = self.number
+        number = self.context.next_number()
         asked = dict.fromkeys(wanted, now)
         self._open[number] = _Change(dict(wanted), asked, answered, now + ANSWER_S_MAX)
         for name, values in wanted.items():
