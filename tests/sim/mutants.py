@@ -39,10 +39,10 @@ from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.server.dedup import NEW, Dedup
-from dlctl.roles.server.quorum import AsksLead
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
+from dlctl.roles.server.telling import AsksLead
 from dlctl.roles.server.vectors import OPS_MAX, Vectors
 from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.fetching import Fetcher
@@ -100,7 +100,7 @@ def ack_before_apply(patch: Patch) -> None:
         if push.seq % 5 != 3:
             return honest(self, push)
         self.dedup.take(push)
-        return self.ack(self._peers[push.slot], push.seq, APPLIED, slot=push.slot)
+        return self.ack(self.peers[push.slot], push.seq, APPLIED, slot=push.slot)
 
     patch.setattr(TableShard, "_take", take)
 

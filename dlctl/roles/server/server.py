@@ -53,11 +53,9 @@ from dlctl.roles.protocol.restore import Restoring
 from dlctl.roles.protocol.saving import Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
-from dlctl.roles.server.norms import SharesNorm
-from dlctl.roles.server.quorum import AsksLead
 from dlctl.roles.server.shard_protocol import ShardProtocol
-from dlctl.roles.server.space import Space
 from dlctl.roles.server.table_shard import TableShard
+from dlctl.roles.server.telling import AsksLead, SharesNorm
 from dlctl.roles.server.vectors import Vectors
 from dlctl.rows import RowSlice, RowTables
 from dlctl.schedule import Scale
@@ -108,7 +106,8 @@ class Server:
         self._restoring = False
         self._scale: tuple[float, ...] = ()
         """Of the rate, as the coordinator has said it last."""
-        self._room = Space()
+        self._lacks_room = False
+        """For the shard as it was kept: that is waited for."""
         self._report_at = 0.0
 
     # ------------------------------------------------------------ the machine
@@ -129,8 +128,6 @@ class Server:
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
                 self._gathering.on_deadline(now)
-                if (assign := self._room.due(now)) is not None:
-                    self._begin(assign, now)
                 if self._lifeline.is_over(now):
                     self.context.do(Exit(0, "no word from the coordinator for too long"))
             case ArraysLoaded(arrays, state):
@@ -152,7 +149,7 @@ class Server:
 
     def deadline(self) -> float | None:
         times = [self.context.retries.deadline(), self._report_at if self._welcome else None]
-        times += [self._lifeline.deadline(), self._gathering.deadline(), self._room.deadline()]
+        times += [self._lifeline.deadline(), self._gathering.deadline()]
         times += [asks.deadline() for asks in self._asking()]
         return min((t for t in times if t is not None), default=None)
 
@@ -209,21 +206,18 @@ class Server:
             self._wanted = message.settings | self._wanted
 
     def _on_assign(self, message: m.Assign, now: float) -> None:
-        """It comes again until it is answered; who waits for room goes by a clock of its own."""
-        if self._welcome is not None and self._room.wanted_for is None:
-            self._begin(message, now)
-
-    def _begin(self, message: m.Assign, now: float) -> None:
-        assert self._welcome is not None
+        """It comes again until it is answered: so who waits for room tries again and again."""
+        if self._welcome is None:
+            return
         if self.serving is None:
             try:
                 self.serving = self._take_charge(message, self._welcome)
             except RemoteProtocolError:
                 raise
             except DlctlError as error:
-                self._do_without(message, error, now)
+                self._do_without(message, error)
                 return
-            self._room.found()
+            self._lacks_room = False
             self._vectors = Vectors(self.serving.tables)
             if self.serving.side.asks_lead:
                 self._asks_lead = AsksLead(self.context, self.serving)
@@ -307,14 +301,15 @@ class Server:
     def _bounds(self, table: Table, layout: Layout, index: int) -> tuple[int, int]:
         return table.bounds(layout, self.job.servers.count, index)
 
-    def _do_without(self, message: m.Assign, error: DlctlError, now: float) -> None:
+    def _do_without(self, message: m.Assign, error: DlctlError) -> None:
         """There is no shard to serve. One that was kept and has no room waits for it: another
         process would do no better. What was kept and cannot be used must not be replaced by zeros
         without a word; only a state that is held by another process may come free.
         """
         waits = isinstance(error, NoRoom) and message.keep
-        if waits and not self._room.wait(message, now):
-            return
+        if waits and self._lacks_room:
+            return  # It has said so.
+        self._lacks_room = waits
         # It stays where it was kept: a place that is chosen now would not have it.
         hint = "free some space there: it is tried again and again" if waits else None
         is_fatal = not (waits or isinstance(error, Held))
@@ -424,9 +419,8 @@ class Server:
         if not self._saving.is_new(message):
             return
         if self.serving is None or not self.serving.initialised:
-            is_full = self._room.wanted_for is not None
-            why = "the disk has no room for the shard" if is_full else "the shard has no values yet"
-            self._saving.without_file(message, why)
+            full, empty = "the disk has no room for the shard", "the shard has no values yet"
+            self._saving.without_file(message, full if self._lacks_room else empty)
             return
         serving, shard = self.serving, self.serving.shard
         if message.is_last:
@@ -471,7 +465,7 @@ class Server:
 
     def phase(self) -> tuple[str, str]:
         """(what this server does, whom it waits for)."""
-        if self._room.wanted_for is not None:
+        if self._lacks_room:
             return NO_ROOM, ""
         if self.serving is None:
             return "waiting for the size of the model", "worker-0"

@@ -48,6 +48,7 @@ class ShardProtocol:
         fetch_values: Precision = "float32",
     ) -> None:
         """tables: name, shard and side of each table of the method, the parameters first."""
+        of_others: tuple[str, type[Compressor]] = ("none", Dense)
         self.context = context
         self.run_id = run_id
         self.key = key
@@ -76,7 +77,8 @@ class ShardProtocol:
                 generation=generation,
                 shard=shard,
                 side=side,
-                compressor=("none", Dense) if number else compressor,
+                compressor_name=(of_others if number else compressor)[0],
+                compressor=(of_others if number else compressor)[1],
                 push_norm_max=push_norm_max,
                 fetch_values="float32" if number else fetch_values,
                 peers=self._peers,

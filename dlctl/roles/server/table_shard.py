@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
@@ -47,51 +48,36 @@ HELD_FETCHES_MAX = 8
 """Of one worker, reads that wait for a clock or a push. A newer one replaces the oldest."""
 
 
+@dataclass(kw_only=True, eq=False)
 class TableShard:
-    def __init__(
-        self,
-        *,
-        context: Context,
-        table: int,
-        name: str,
-        index: int,
-        generation: int,
-        shard: Shard,
-        side: ShardSide,
-        compressor: tuple[str, type[Compressor]],
-        push_norm_max: float,
-        fetch_values: Precision,
-        peers: Mapping[int, Peer],
-        rates: Rates,
-        staleness: Staleness,
-        more_state: Callable[[], Json],
-    ) -> None:
-        """peers: slot -> the connection of its newest epoch. more_state: what a commit holds beside
-        this table's own.
-        """
-        self.context = context
-        self.table = table
-        self.name = name
-        self.index = index
-        self.generation = generation
-        self.shard = shard
-        self.side = side
-        self.compressor_name, self.compressor = compressor
-        self.push_norm_max = push_norm_max
+    context: Context
+    table: int
+    name: str
+    index: int
+    generation: int
+    shard: Shard
+    side: ShardSide
+    compressor_name: str
+    compressor: type[Compressor]
+    push_norm_max: float
+    fetch_values: InitVar[Precision]
+    peers: Mapping[int, Peer]
+    """Slot -> the connection of its newest epoch."""
+    rates: Rates
+    staleness: Staleness
+    more_state: Callable[[], Json]
+    """What a commit holds beside this table's own."""
+    refused: Counter[int] = field(default_factory=Counter)
+    """Slot -> pushes that were refused, of all its epochs; in the commit that settles them."""
+    newest_op: int = -1
+    """The number of the newest operation of the lead that has changed it."""
+    rows: RowSlice | None = None
+    """Its rows, if it is one of rows."""
+    dedup: Dedup = field(default_factory=Dedup)
+
+    def __post_init__(self, fetch_values: Precision) -> None:
         self.summary = Summary(fetch_values)
-        self.dedup = Dedup()
-        self._peers = peers
-        self._rates = rates
-        self._staleness = staleness
-        self.refused: Counter[int] = Counter()
-        """Slot -> pushes that were refused, of all its epochs. It is in the commit that settles
-        them."""
-        self._more_state = more_state
-        self.newest_op = -1
-        """The number of the newest operation of the lead that has changed it."""
-        self._early_apply = EarlyApply(shard)
-        self.rows: RowSlice | None = None
-        """Its rows, if it is one of rows."""
+        self._early_apply = EarlyApply(self.shard)
         self._seed = 0
         self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch | m.FetchRows]] = {}
         """(slot, number of the request) -> a read that waits, the oldest first."""
@@ -119,7 +105,7 @@ class TableShard:
                     "side": self.side.state(),
                     "refused": sorted(map(list, self.refused.items())),
                     "op": self.newest_op,
-                    **self._more_state(),
+                    **self.more_state(),
                 }
             )
 
@@ -237,7 +223,7 @@ class TableShard:
             self._refuse(push, error.message)
             return
         self.dedup.take(push)
-        self._rates.add("pushes", 1)
+        self.rates.add("pushes", 1)
         self._settle(self.side.push(push, delta))
 
     def _refuse(self, push: m.Push, why: str) -> None:
@@ -290,9 +276,9 @@ class TableShard:
         if at_once or any(outcome.kind != HELD for outcome in outcomes):
             self.commit()
         for outcome in outcomes:
-            peer = self._peers.get(outcome.slot)
+            peer = self.peers.get(outcome.slot)
             if outcome.kind in (APPLIED, BUFFERED):
-                self._staleness.add(outcome.staleness)
+                self.staleness.add(outcome.staleness)
             elif outcome.kind != HELD:
                 self._count(outcome.kind)
             if peer is not None and self.dedup.is_current(outcome.slot, outcome.epoch):
@@ -300,7 +286,7 @@ class TableShard:
         self._answer_held_fetches()
 
     def _count(self, verdict: str) -> None:
-        self._rates.add(COUNTED[verdict], 1)
+        self.rates.add(COUNTED[verdict], 1)
 
     def ack(
         self, peer: Peer, seq: int, outcome: str, staleness: int = 0, reason: str = "", *, slot: int
@@ -365,18 +351,18 @@ class TableShard:
             changes = shard.changes_since(fetch.have_version, seen)
         if changes is None:
             values = seen[fetch.lo : fetch.hi] if fetch.hi else seen
-            self._rates.add("fetch_bytes", values.nbytes)
+            self.rates.add("fetch_bytes", values.nbytes)
             is_present = shown is None and not fetch.hi
             remembered = is_present and shard.history.reaches(shard.version)
             self.context.send(peer, m.Parameters(*of, values, remembered, *told))
         else:
-            self._rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
+            self.rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
             self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes, *told))
 
     def _answer_rows(self, peer: Peer, fetch: m.FetchRows) -> None:
         assert self.rows is not None
         values = self.rows.take(self.shard.w, fetch.rows)
-        self._rates.add("fetch_bytes", values.nbytes)
+        self.rates.add("fetch_bytes", values.nbytes)
         of = (self.index, self.generation, fetch.request, self.shard.version)
         told = (self.table, self.side.clock(), self.shard.samples)
         self.context.send(peer, m.Parameters(*of, values, False, *told))
