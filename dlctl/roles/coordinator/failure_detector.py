@@ -20,7 +20,6 @@ from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.records import KillAgent
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
@@ -119,7 +118,7 @@ class FailureDetector:
             self._watch_start(daemon, now, is_held_up)
         if self.evaluations.overdue(now):
             name = self.evaluations.worker
-            self._kill(self.members.daemons[name], "its evaluation does not end")
+            self._kill(self.members.daemons[name], "its evaluation does not end", now)
             self.evaluations.gone(name)
 
     def _is_cut_off(self, now: float) -> bool:
@@ -142,18 +141,15 @@ class FailureDetector:
         late = begun is not None and now - max(begun, daemon.held_up_at) > ready_s
         if late and daemon.state == "starting" and self.scheduler.released_at is not None:
             daemon.started_at = now
-            self._kill(daemon, f"not at work after {ready_s:.0f} s ({daemon.phase})")
+            self._kill(daemon, f"not at work after {ready_s:.0f} s ({daemon.phase})", now)
 
     def _is_without_room(self) -> bool:
         return any(server.phase == NO_ROOM for server in self.members.of_role("server"))
 
-    def _kill(self, daemon: Daemon, why: str, **data: str) -> None:
+    def _kill(self, daemon: Daemon, why: str, now: float, **data: str) -> None:
         daemon.killed_for = f"killed: {why}"
         self.context.event("silent", daemon.name, f"{daemon.name}: {why}: it is killed", **data)
-        if daemon.role == "agent":
-            self.context.do(KillAgent(daemon.name))
-        else:
-            self.context.send(daemon.agent, m.Kill(daemon.name, daemon.incarnation, 9))
+        self.context.kill(daemon, 9, now)
 
     def _watch(self, daemon: Daemon, now: float, is_cut_off: bool) -> None:
         """A daemon that does not say a word is first slow, then killed: its exit does the rest."""
@@ -169,7 +165,7 @@ class FailureDetector:
         if self.members.agent_of(daemon).killed_for:
             return  # It is under way.
         daemon.heard_at = now  # Once per limit.
-        self._kill(daemon, f"no heartbeat for {self.limit_s:.0f} s", code="heartbeat-late")
+        self._kill(daemon, f"no heartbeat for {self.limit_s:.0f} s", now, code="heartbeat-late")
 
     def _do_without(self, daemon: Daemon, now: float) -> None:
         """Nobody is there to kill it, and it may live; but what can go on without it does."""

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from dlctl.machine import Effect, Event, Exit
-from dlctl.messages import Json
+from dlctl.messages import Drain, Json, Kill
+from dlctl.roles.coordinator import daemon_states
+from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Context
 from dlctl.util.record import record
 from dlctl.util.text import of_daemon
@@ -176,6 +178,19 @@ class History(Context):
         level = "warning" if kind in WARNINGS else "info"
         self.note(level, of_daemon(daemon, text))
         self.do(AddEvent(kind, daemon, text, data))
+
+    def kill(self, daemon: Daemon, signal: int, now: float) -> None:
+        """Have its process end; repeated until it has, if an agent is asked."""
+        if daemon.role == "agent":
+            self.do(KillAgent(daemon.name))
+        else:
+            kill = Kill(daemon.name, daemon.incarnation, signal)
+            self.ask(("kill", daemon.name), daemon.agent, kill, now)
+
+    def drain(self, worker: Daemon, why: str, now: float) -> None:
+        """Have it push what it has, and take no more data."""
+        worker.change_state(daemon_states.DRAIN)
+        self.ask(("drain", worker.name), worker.name, Drain(why), now)
 
     def leave(self, text: str) -> None:
         """This coordinator ends, because it was asked to; the next one goes on."""

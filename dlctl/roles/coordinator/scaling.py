@@ -14,11 +14,9 @@ from __future__ import annotations
 from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
-from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.records import KillAgent
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.util.names import HOME_AGENT
 
@@ -104,22 +102,17 @@ class Scaling:
         daemon.leaving = why
         if not daemon.alive:
             self._gone(daemon, now)
-        elif daemon.role == "agent":
-            daemon.killed_for = f"killed for a {why} on request"
-            self.context.do(KillAgent(daemon.name))
         elif daemon.drained:
             self.on_drained(daemon, now)  # It has said so, and does not say it twice.
         elif daemon.role == "worker" and daemon.asked_for_data:
-            daemon.change_state(daemon_states.DRAIN)
             daemon.kill_at = now + self.run.job.timeouts.grace_s
-            self.context.ask(("drain", daemon.name), daemon.name, m.Drain(why), now)
+            self.context.drain(daemon, why, now)
         else:
             self._kill(daemon, now)
 
     def _kill(self, daemon: Daemon, now: float) -> None:
         daemon.killed_for = f"killed for a {daemon.leaving} on request"
-        kill = m.Kill(daemon.name, daemon.incarnation, 9)
-        self.context.ask(("kill", daemon.name), daemon.agent, kill, now)
+        self.context.kill(daemon, 9, now)
 
     def on_drained(self, worker: Daemon, now: float) -> None:
         """Everything of it is in the shards: it may exit. And if nobody has asked it to drain, then

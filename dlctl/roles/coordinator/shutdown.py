@@ -23,7 +23,7 @@ from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History, KillAgent, PutOnRecord
+from dlctl.roles.coordinator.records import History, PutOnRecord
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.util.text import KILLED
@@ -260,16 +260,12 @@ class RunShutdown:
         """
         is_told = worker.drained or ("drain", worker.name) in self.context.retries
         if self.needs_servers() and not is_told:
-            self._tell_to_drain(worker, now)
+            self.context.drain(worker, self.reason, now)
 
     def _drain(self, now: float) -> None:
         for worker in self.members.of_role("worker"):
             if worker.alive and worker.asked_for_data:
-                self._tell_to_drain(worker, now)
-
-    def _tell_to_drain(self, worker: Daemon, now: float) -> None:
-        worker.change_state(daemon_states.DRAIN)
-        self.context.ask(("drain", worker.name), worker.name, m.Drain(self.reason), now)
+                self.context.drain(worker, self.reason, now)
 
     def _shut_down(self, now: float) -> None:
         """Have them exit; repeated until their exit is known (`FailureDetector.on_exit`)."""
@@ -279,19 +275,12 @@ class RunShutdown:
                 daemon.change_state(daemon_states.GIVE_UP if is_lost else daemon_states.CANCEL)
                 daemon.retry_at = None
             elif daemon.alive and not daemon.registered:
-                self._kill(daemon, 15, now)
+                self.context.kill(daemon, 15, now)
             elif daemon.alive:
                 # What failed may be recovered; what has ended in order has its checkpoint.
                 keep_state = self.state == "failed" or self._keeps_state
                 shutdown = m.Shutdown(self.reason, keep_state)
                 self.context.ask(("shutdown", daemon.name), daemon.name, shutdown, now)
-
-    def _kill(self, daemon: Daemon, signal: int, now: float) -> None:
-        if daemon.role == "agent":
-            self.context.do(KillAgent(daemon.name))
-        else:
-            kill = m.Kill(daemon.name, daemon.incarnation, signal)
-            self.context.ask(("kill", daemon.name), daemon.agent, kill, now)
 
     def _is_over(self, now: float) -> bool:
         """Whether the step's time is over; those who had to exit are killed first."""
@@ -307,7 +296,7 @@ class RunShutdown:
             self.until = now + EXIT_S
             for daemon in self._leavers():
                 if daemon.alive:
-                    self._kill(daemon, 9, now)
+                    self.context.kill(daemon, 9, now)
             return False
         if self.step == FINISHING:
             return True
