@@ -77,7 +77,8 @@ class FilesDriver:
             arrays = dict(files[part["file"]]) if part else {}
             self.process.post(ArraysLoaded(arrays, {}), LOAD_S)
             return
-        saved = files[manifest["shards"][0]["file"]].keys()
+        # A server of another host has fetched only the files that its slice lies in.
+        saved = next(files[s["file"]] for s in manifest["shards"] if s["file"] in files).keys()
         arrays = {
             name: store.read_slice(effect.directory, name, effect.lo, effect.hi)
             for name in effect.vectors
