@@ -15,7 +15,6 @@ from dlctl.config import Host
 from dlctl.flat import slice_bounds
 from dlctl.machine import Note, Send
 from dlctl.placement import place
-from dlctl.roles.coordinator.registration import RESTORES_MAX
 from dlctl.roles.protocol import files
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
@@ -183,15 +182,11 @@ def test_without_a_shard_of_its_checkpoint_a_run_ends_and_says_which():
     assert outcome.reason == f"server-1: {words}"
 
 
-def test_a_worker_whose_residual_is_gone_says_so_and_begins_without_it():
-    """Not at the first failure: what is wrong may pass. The history says that it is lost."""
+def test_without_the_residual_of_a_worker_a_run_fails_and_the_log_says_why():
     outcome, words = gone_from_the_checkpoint("worker-3.safetensors")
-    assert outcome.state == "finished"
-    for incarnation in range(2, 2 + RESTORES_MAX):
-        log = outcome.store.mirrored[f"logs/worker-3.{incarnation}.jsonl"].decode()
-        assert words in log
-    lost = [text for text in outcome.store.texts("lost") if "had not pushed" in text]
-    assert lost == ["what worker-3 had not pushed is lost: it died 3 times before it was at work"]
+    assert outcome.state == "failed"
+    assert outcome.reason.startswith("worker-3 died ")
+    assert words in outcome.store.mirrored["logs/worker-3.2.jsonl"].decode()
 
 
 def test_lost_repeated_and_late_pieces_make_no_difference():

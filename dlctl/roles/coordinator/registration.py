@@ -26,10 +26,7 @@ from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.authz import keys_of
 from dlctl.roles.protocol.token import sign
 from dlctl.settings import EVERY_RUN
-from dlctl.util.text import plural
 
-RESTORES_MAX = 3
-"""Processes of a worker, all dead before the run was at work, that were to restore its residual."""
 FINDS_BATCH_SIZE = "worker-0"
 FRESH = "start with --fresh to begin a new run"
 
@@ -79,8 +76,6 @@ class Registration:
         been removed."""
         self.under_way = False
         """All workers have been at work."""
-        self._without: set[str] = set()
-        """Workers whose residuals are given up."""
         self.layout: Layout | None = None
         self._bytes, self._samples = b"", 0
         self._rows: list[Any] = []
@@ -296,24 +291,7 @@ class Registration:
         """
         initialise = worker.index == 0 and not self.restore
         keys = tuple(self.keyring.public(server.name) for server in self.members.of_role("server"))
-        restore = self.restore
-        if restore and self._restores_in_vain(worker):
-            self._give_up_residual(worker)
-            restore = ""
         return m.Topology(
-            addresses, keys, initialise, restore, self.under_way, frozen,
+            addresses, keys, initialise, self.restore, self.under_way, frozen,
             batches.size(self.run.job, worker.agent),
         )  # fmt: skip
-
-    def _restores_in_vain(self, worker: Daemon) -> bool:
-        """Whether the last attempt that a worker has is better made without its residual."""
-        tries = min(RESTORES_MAX, self.run.job.workers.restarts_max)
-        return 0 < tries <= worker.deaths_in_row
-
-    def _give_up_residual(self, worker: Daemon) -> None:
-        if worker.name in self._without:
-            return
-        self._without.add(worker.name)
-        died = plural(worker.deaths_in_row, "time")
-        text = f"what {worker.name} had not pushed is lost: it died {died} before it was at work"
-        self.context.event("lost", worker.name, text)
