@@ -168,7 +168,7 @@ class House:
 
     def _hear(self, message: m.Message) -> None:
         if isinstance(message, m.GroupNoted):
-            self.groups.on_noted(message, self.timeline.now)
+            self.groups.on_noted(b"", message, self.timeline.now)
         elif isinstance(message, m.GroupBroken) and message.why == m.MODEL_LOST and self.loses:
             self.loses -= 1
         elif isinstance(message, m.GroupBroken):

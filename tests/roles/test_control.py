@@ -156,7 +156,7 @@ def test_a_change_is_answered_when_all_have_answered() -> None:
     assert sent_to(context.clear()) == ["worker-0", "worker-1"]
     for name, now in (("worker-1", 0.002), ("worker-0", 0.003)):
         assert answers == []
-        changes.on_changed(m.Changed(1, name, {"push": None}, {"push": 5.0}), now)
+        changes.on_changed(b"", m.Changed(1, name, {"push": None}, {"push": 5.0}), now)
     rows = answers[0]["changes"]
     assert [(r["name"], r["before"], r["after"]) for r in rows] == [
         ("worker-0", None, 5.0),
@@ -169,7 +169,7 @@ def test_who_does_not_answer_is_named() -> None:
     context, answers = History(1.0), []
     changes = SettingChanges(context, members())
     changes.begin({"worker-0": {"push": 5.0}, "worker-1": {"push": 5.0}}, 0.0, answers.append)
-    changes.on_changed(m.Changed(1, "worker-0", {"push": None}, {"push": 5.0}), 0.1)
+    changes.on_changed(b"", m.Changed(1, "worker-0", {"push": None}, {"push": 5.0}), 0.1)
     assert changes.deadline() == ANSWER_S_MAX
     changes.on_deadline(ANSWER_S_MAX)
     assert answers[0]["missing"] == ["worker-1"]
@@ -192,10 +192,10 @@ def test_an_older_change_is_not_sent_again_on_top_of_a_newer_one() -> None:
     changes.begin({"worker-0": {"push": 5.0, "fetch": 3.0}}, 0.0, answers.append)
     changes.begin({"worker-0": {"push": 7.0}}, 0.1, answers.append)
     first, second = {"push": 5.0, "fetch": 3.0}, {"push": 7.0, "fetch": 3.0}
-    changes.on_changed(m.Changed(1, "worker-0", {"push": None, "fetch": None}, first), 0.2)
+    changes.on_changed(b"", m.Changed(1, "worker-0", {"push": None, "fetch": None}, first), 0.2)
     (again,) = context.retries.due(10.0)
     assert again.message == m.Change(2, second)
-    changes.on_changed(m.Changed(2, "worker-0", first, second), 10.1)
+    changes.on_changed(b"", m.Changed(2, "worker-0", first, second), 10.1)
     assert len(context.retries) == 0
     keys = [[row["key"] for row in answer["changes"]] for answer in answers]
     assert keys == [["fetch", "push"], ["push"]]
@@ -207,7 +207,7 @@ def test_the_answer_to_a_newer_change_answers_the_older_ones_that_it_contains() 
     changes.begin({"worker-0": {"fetch": 3.0}}, 0.0, answers.append)
     changes.begin({"worker-0": {"push": 7.0}}, 0.1, answers.append)
     both = {"push": 7.0, "fetch": 3.0}
-    changes.on_changed(m.Changed(2, "worker-0", {"push": None, "fetch": None}, both), 0.2)
+    changes.on_changed(b"", m.Changed(2, "worker-0", {"push": None, "fetch": None}, both), 0.2)
     shown = [[(row["key"], row["after"]) for row in answer["changes"]] for answer in answers]
     assert shown == [[("fetch", 3.0)], [("push", 7.0)]]
 
@@ -264,7 +264,7 @@ def test_the_one_answer_shows_every_key_of_every_daemon_as_people_write_it() -> 
         ("agent-0", {"log_level": "info"}, {"log_level": "debug"}),
     ):
         assert asking.answers == []
-        asking.changes.on_changed(m.Changed(1, name, before, after), 0.1)
+        asking.changes.on_changed(b"", m.Changed(1, name, before, after), 0.1)
     (answer,) = asking.answers
     assert [(row["name"], row["key"], row["old"], row["new"]) for row in answer["changes"]] == [
         ("agent-0", "log_level", "info", "debug"),
@@ -315,7 +315,7 @@ def test_a_key_that_only_this_jobs_method_declares_can_be_set() -> None:
         changes.request(["worker-*"], {"basket": "3"}, 0.0, answers.append)
     changes.request(["worker-1"], {"basket": "3 apples"}, 0.0, answers.append)
     assert sent_to(context.clear()) == ["worker-1"]
-    changes.on_changed(m.Changed(1, "worker-1", {"basket": 1}, {"basket": 3}), 0.1)
+    changes.on_changed(b"", m.Changed(1, "worker-1", {"basket": 1}, {"basket": 3}), 0.1)
     (row,) = answers[0]["changes"]
     assert (row["after"], row["old"], row["new"]) == (3, "1 apples", "3 apples")
 
@@ -356,7 +356,7 @@ class Saving:
         """
         state: dict[str, Any] = {"lo": 0, "hi": 2} if name.startswith("server") else {}
         file = "" if error else saved_file(name)
-        self.machine.on_saved(m.Saved(8, name, file, "hash", 10, state, error), SAVED_AT)
+        self.machine.on_saved(b"", m.Saved(8, name, file, "hash", 10, state, error), SAVED_AT)
         return self.looked_at(damage)
 
     def looked_at(self, damage: str = "") -> list[Effect]:
@@ -506,7 +506,7 @@ def test_a_file_with_another_name_is_left_out_or_ends_the_checkpoint(
 ) -> None:
     saving = under_way(*({"server-0", "worker-0", "worker-1"} - {name}))
     file = saved_file(name) if file == "own" else file
-    saving.machine.on_saved(m.Saved(8, name, file, sha256, 10, {}, ""), SAVED_AT)
+    saving.machine.on_saved(b"", m.Saved(8, name, file, sha256, 10, {}, ""), SAVED_AT)
     effects = saving.looked_at()
     if name.startswith("worker"):
         (complete,) = [effect for effect in effects if isinstance(effect, CompleteCheckpoint)]
@@ -518,7 +518,7 @@ def test_a_file_with_another_name_is_left_out_or_ends_the_checkpoint(
 def test_a_checkpoint_is_not_complete_before_what_workers_have_saved_is_looked_at() -> None:
     saving = under_way("server-0", "worker-0")
     saved = m.Saved(8, "worker-1", saved_file("worker-1"), "hash", 10, {}, "")
-    saving.machine.on_saved(saved, SAVED_AT)
+    saving.machine.on_saved(b"", saved, SAVED_AT)
     (check,) = saving.context.clear()
     assert check == CheckFile("ckpt/ckpt/worker-1.safetensors", 10, "hash")
     assert saving.machine.late() == ["worker-1"]
@@ -535,7 +535,7 @@ def test_a_file_that_is_long_looked_at_is_waited_for_as_long_as_it_is_read() -> 
     saving = under_way("server-0")
     for name in ("worker-0", "worker-1"):
         saved = m.Saved(8, name, saved_file(name), "hash", 10, {}, "")
-        saving.machine.on_saved(saved, SAVED_AT)
+        saving.machine.on_saved(b"", saved, SAVED_AT)
     saving.context.clear()
     read_at = SAVED_AT
     for _ in range(5):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dlctl import messages as m
+from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.config import Job, JobFile
 from dlctl.errors import NotPermitted, RemoteProtocolError
 from dlctl.machine import Admit, Note
 from dlctl.messages import MESSAGES, Ask, Packed
 from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.coordinator.registration import Past
 from dlctl.roles.protocol.authz import CLIENT, OFFENCES_MAX, READER, Authz, keys_of, offence
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.keyring import NoKeys
@@ -146,7 +149,9 @@ def test_without_keys_there_is_nobody_to_admit() -> None:
 
 
 def test_every_message_that_a_listening_daemon_takes_has_a_rule() -> None:
-    taken = {*Coordinator._HANDLERS, *Server._FROM_WORKERS, Ask}
+    job = JobFile(job=Job(name="any", task="none"))
+    coordinator = Coordinator("run", job, NoKeys(b"key"), DOWNPOUR, Past())
+    taken = {*coordinator._hears, *Server._FROM_WORKERS, Ask}
     for kind in MESSAGES.values():
         message = kind.__new__(kind)
         says = {offence(name, message) for name in NAMES}

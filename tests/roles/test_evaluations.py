@@ -104,7 +104,7 @@ class Office:
         if not self.evaluations.worker:
             self.evaluations.begin(1.0)
         number, worker = self.evaluations.asked.number, self.evaluations.worker
-        self.reports.on_evaluated(m.Evaluated(number, worker, metrics, error), 1.0)
+        self.reports.on_evaluated(b"", m.Evaluated(number, worker, metrics, error), 1.0)
         effects = self.evaluations.context.clear()
         return [e.text for e in effects if isinstance(e, AddEvent) and e.kind == "target"]
 

@@ -50,7 +50,7 @@ class Run:
 
     def kept(self, slot: int, digests: bytes, error: str = "") -> None:
         file = run_file(LAYOUT, digests)
-        self.frozen.on_kept(m.FrozenKept(f"worker-{slot}", file, "0" * 64, 99, error), 1.0)
+        self.frozen.on_kept(b"", m.FrozenKept(f"worker-{slot}", file, "0" * 64, 99, error), 1.0)
 
 
 def test_the_first_one_keeps_them_and_all_are_told_when_that_is_done() -> None:

@@ -31,7 +31,7 @@ class Adding(Office):
         server = self.members.daemons[f"server-{shard}"]
         part = m.NormPart(shard, server.term - before, clock, squared)
         assert server.peer is not None
-        self.norms.on_part(server.peer, part)
+        self.norms.on_part(server.peer, part, 0.0)
 
     def answers(self) -> dict[str, tuple[int, float]]:
         self.norms.advance()

@@ -322,7 +322,7 @@ class Office:
         self.numbers += 1
         of = (more.pop("generation", server.term), more.pop("number", self.numbers))
         message = m.Holding(shard, *of, clock, packed(rows))
-        self.quorums.on_holding(more.pop("peer", server.peer), message)
+        self.quorums.on_holding(more.pop("peer", server.peer), message, 0.0)
 
     def told(self, now: float = 0.0) -> dict[str, tuple[int, Triples, Triples]]:
         """Server -> (clock, used, gone) that it is sent now."""
@@ -501,13 +501,13 @@ def test_a_report_of_another_form_is_refused(rows: np.ndarray) -> None:
     peer = office.members.daemons["server-0"].peer
     assert peer is not None
     with pytest.raises(RemoteProtocolError, match="no rows"):
-        office.quorums.on_holding(peer, m.Holding(0, 1, 1, 0, rows))
+        office.quorums.on_holding(peer, m.Holding(0, 1, 1, 0, rows), 0.0)
 
 
 def test_a_server_that_there_is_not_and_a_method_that_does_not_ask_are_refused() -> None:
     for office, shard in ((Office(), 7), (Office(method="sync"), 0)):
         with pytest.raises(RemoteProtocolError, match="nobody"):
-            office.quorums.on_holding(b"x", m.Holding(shard, 1, 1, 0, packed([])))
+            office.quorums.on_holding(b"x", m.Holding(shard, 1, 1, 0, packed([])), 0.0)
         assert office.told() == {}
 
 

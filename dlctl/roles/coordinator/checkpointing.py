@@ -24,6 +24,7 @@ from dlctl import messages as m
 from dlctl import registry
 from dlctl.config import Checkpoints, JobFile
 from dlctl.flat import Layout
+from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import (
@@ -230,7 +231,7 @@ class Checkpointing:
             self.context.ask(("save", name), name, message, now)
         self._complete_if_all(now)  # Without servers and workers there is nobody to wait for.
 
-    def on_saved(self, message: m.Saved, now: float) -> None:
+    def on_saved(self, peer: Peer, message: m.Saved, now: float) -> None:
         current = self._current
         if current is None or message.checkpoint != current.number:
             return

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any
 
 from dlctl import messages as m
 from dlctl import placement, settings
@@ -152,9 +152,42 @@ class Coordinator:
             evaluations=self.evaluations, checkpointing=self.checkpointing, scaling=self.scaling,
             rotation=self.rotation,
         )  # fmt: skip
+        self._hears = self._handlers()
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
             self.evaluations.newest = past.manifest.get("evaluation")
+
+    def _handlers(self) -> dict[type, Callable[[Peer, Any, float], None]]:
+        """What daemons and clients say -> who hears it."""
+        return {
+            m.Register: self._on_register,
+            m.Spawned: self.registration.on_spawned,
+            m.ModelReady: self._on_model_ready,
+            m.GuestsNoted: self.registration.on_guests_noted,
+            m.GroupNoted: self.groups.on_noted,
+            m.GroupBroken: self.groups.on_broken,
+            m.PeersNoted: self.peers.on_noted,
+            m.Listening: self.peers.on_listening,
+            m.MovedNoted: self.registration.on_moved_noted,
+            m.Serving: self.registration.on_serving,
+            m.LeaseRequest: self._on_lease_request,
+            m.PortionDone: self._on_portion_done,
+            m.SampleFailed: self._on_sample_failed,
+            m.VectorResult: self.scheduler.on_vector_result,
+            m.Holding: self.quorums.on_holding,
+            m.NormPart: self.norms.on_part,
+            m.Report: self.reports.on_report,
+            m.Evaluated: self.reports.on_evaluated,
+            m.ProcessExited: self.failure_detector.on_exited,
+            m.Failed: self.failure_detector.on_failed,
+            m.Drained: self._on_drained,
+            m.Changed: self.settings.on_changed,
+            m.ReadFile: self.files.on_question,
+            m.FileData: self.files.on_data,
+            m.FrozenKept: self.frozen.on_kept,
+            m.Saved: self.checkpointing.on_saved,
+            m.Request: self.clients.on_request,
+        }
 
     # ------------------------------------------------------------ the machine
 
@@ -219,12 +252,12 @@ class Coordinator:
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
-        handler = self._HANDLERS.get(type(message))
+        handler = self._hears.get(type(message))
         try:
             self.authz.check(identity, message)
             if handler is None:
                 raise RemoteProtocolError("it has no business here")
-            handler(self, peer, message, now)
+            handler(peer, message, now)
         except NotPermitted as error:
             self.clients.refuse(peer, message, error)
         except RemoteProtocolError as error:
@@ -406,9 +439,6 @@ class Coordinator:
             self.context.event("error", worker.name, error, detail=message.detail)
             self.end("failed", f"{worker.name}: {error}", now)
 
-    def _on_vector_result(self, peer: Peer, message: m.VectorResult, now: float) -> None:
-        self.scheduler.on_vector_result(message, now)
-
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
         end, layout = self.run.shutdown, self.registration.layout
         assert layout is not None
@@ -487,45 +517,3 @@ class Coordinator:
         self.run.change_state(state, reason)
         self.context.event("state", "", state + (f": {reason}" if reason else ""))
         self.run.status_due_at = now
-
-    _HANDLERS: ClassVar[dict[type, Callable[[Any, Peer, Any, float], None]]] = {
-        m.Register: _on_register,
-        m.Spawned: lambda self, peer, message, now: self.registration.on_spawned(
-            peer, message, now
-        ),
-        m.ModelReady: _on_model_ready,
-        m.GuestsNoted: lambda self, peer, message, now: self.registration.on_guests_noted(
-            message, now
-        ),
-        m.GroupNoted: lambda self, peer, message, now: self.groups.on_noted(message, now),
-        m.GroupBroken: lambda self, peer, message, now: self.groups.on_broken(peer, message, now),
-        m.PeersNoted: lambda self, peer, message, now: self.peers.on_noted(message, now),
-        m.Listening: lambda self, peer, message, now: self.peers.on_listening(peer, message, now),
-        m.MovedNoted: lambda self, peer, message, now: self.registration.on_moved_noted(
-            message, now
-        ),
-        m.Serving: lambda self, peer, message, now: self.registration.on_serving(
-            peer, message, now
-        ),
-        m.LeaseRequest: _on_lease_request,
-        m.PortionDone: _on_portion_done,
-        m.SampleFailed: _on_sample_failed,
-        m.VectorResult: _on_vector_result,
-        m.Holding: lambda self, peer, message, now: self.quorums.on_holding(peer, message),
-        m.NormPart: lambda self, peer, message, now: self.norms.on_part(peer, message),
-        m.Report: lambda self, peer, message, now: self.reports.on_report(peer, message, now),
-        m.Evaluated: lambda self, peer, message, now: self.reports.on_evaluated(message, now),
-        m.ProcessExited: lambda self, peer, message, now: self.failure_detector.on_exited(
-            peer, message, now
-        ),
-        m.Failed: lambda self, peer, message, now: self.failure_detector.on_failed(
-            peer, message, now
-        ),
-        m.Drained: _on_drained,
-        m.Changed: lambda self, peer, message, now: self.settings.on_changed(message, now),
-        m.ReadFile: lambda self, peer, message, now: self.files.on_question(peer, message),
-        m.FileData: lambda self, peer, message, now: self.files.on_data(message, now),
-        m.FrozenKept: lambda self, peer, message, now: self.frozen.on_kept(message, now),
-        m.Saved: lambda self, peer, message, now: self.checkpointing.on_saved(message, now),
-        m.Request: lambda self, peer, message, now: self.clients.on_request(peer, message, now),
-    }

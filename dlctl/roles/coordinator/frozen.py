@@ -15,6 +15,7 @@ from dlctl import frozen
 from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.flat import Layout
+from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.membership import Daemon, Membership
@@ -108,7 +109,7 @@ class FrozenParameters:
             file = frozen.run_file(self._layout, digests)
             self.context.ask(("frozen", name), name, m.KeepFrozen(file), now)
 
-    def on_kept(self, message: m.FrozenKept, now: float) -> None:
+    def on_kept(self, peer: Peer, message: m.FrozenKept, now: float) -> None:
         self.context.retries.done(("frozen", message.name), now)
         worker = self.members.get(message.name)
         if not self._is_awaited(message) or worker is None:

@@ -142,7 +142,7 @@ class Groups:
         for name in names:
             self.run.context.ask(("group", name), name, message, now)
 
-    def on_noted(self, message: m.GroupNoted, now: float) -> None:
+    def on_noted(self, peer: Peer, message: m.GroupNoted, now: float) -> None:
         by_name = dict(zip(self._names(self.members), self.members, strict=True))
         if message.generation != self.generation or message.name not in by_name:
             self._is_back(message.name, now)

@@ -14,6 +14,7 @@ from dlctl import messages as m
 from dlctl.algorithms.base import Lead, Table
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
+from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.client_pool import ClientPool, client_pool
 from dlctl.roles.coordinator.driven import DrivenMethod
@@ -360,7 +361,7 @@ class LeaseScheduler:
             self.driving.advance(now)
             self.grant(now)
 
-    def on_vector_result(self, result: m.VectorResult, now: float) -> None:
+    def on_vector_result(self, peer: Peer, result: m.VectorResult, now: float) -> None:
         if self.driving is not None:
             self.driving.on_result(result, now)
 

@@ -36,7 +36,7 @@ class Norms:
         self._waiting: set[int] = set()
         """Shards that have asked and got no answer."""
 
-    def on_part(self, peer: Peer, part: m.NormPart) -> None:
+    def on_part(self, peer: Peer, part: m.NormPart, now: float) -> None:
         """Raises RemoteProtocolError for a server that is not of this run, or no square."""
         server = self.run.members.get(f"server-{part.shard}")
         if server is None or not 0 <= part.squared < math.inf:

@@ -65,7 +65,7 @@ class Peers:
         self.run.context.send(peer, m.ListeningNoted(message.slot, message.epoch))
         self.advance(now)
 
-    def on_noted(self, message: m.PeersNoted, now: float) -> None:
+    def on_noted(self, peer: Peer, message: m.PeersNoted, now: float) -> None:
         key = ("peers", message.name)
         newest = self.run.context.retries.message(key)
         if isinstance(newest, m.Peers) and newest.number == message.number:

@@ -62,7 +62,7 @@ class Quorums:
         self._gone: frozenset[Process] = frozenset()
         self._to_tell: set[int] = set()
 
-    def on_holding(self, peer: Peer, message: m.Holding) -> None:
+    def on_holding(self, peer: Peer, message: m.Holding, now: float) -> None:
         """Raises RemoteProtocolError for a server that is not, or no longer, of this run."""
         server = self.run.members.get(f"server-{message.shard}")
         if server is None or not self.is_asked:

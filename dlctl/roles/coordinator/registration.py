@@ -203,7 +203,7 @@ class Registration:
             guests = m.Guests(self.context.next_number(), json.dumps(names).encode())
             self.context.ask(("guests", server.name), server.name, guests, now)
 
-    def on_guests_noted(self, message: m.GuestsNoted, now: float) -> None:
+    def on_guests_noted(self, peer: Peer, message: m.GuestsNoted, now: float) -> None:
         newest = self.context.retries.message(("guests", message.name))
         if isinstance(newest, m.Guests) and newest.number == message.number:
             self.context.retries.done(("guests", message.name), now)
@@ -270,7 +270,7 @@ class Registration:
             if worker.alive and worker.model_ready:
                 self.context.ask(("moved", server.index, worker.name), worker.name, moved, now)
 
-    def on_moved_noted(self, message: m.MovedNoted, now: float) -> None:
+    def on_moved_noted(self, peer: Peer, message: m.MovedNoted, now: float) -> None:
         server = self.members.get(f"server-{message.shard}")
         if server is not None and server.term == message.generation:
             self.context.retries.done(("moved", message.shard, message.name), now)

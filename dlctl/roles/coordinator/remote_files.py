@@ -277,11 +277,11 @@ class HostFiles:
             case MirrorFailed():
                 self.mirror.on_failed(event)
 
-    def on_question(self, peer: Peer, question: m.ReadFile) -> None:
+    def on_question(self, peer: Peer, question: m.ReadFile, now: float) -> None:
         """Of a server or worker that goes on from a checkpoint."""
         self.context.do(ReadBytes(peer, question))
 
-    def on_data(self, message: m.FileData, now: float) -> None:
+    def on_data(self, peer: Peer, message: m.FileData, now: float) -> None:
         """Raises RemoteProtocolError if it comes from a host that was not asked for it."""
         if message.file.startswith((CHECKPOINTS, FROZEN)):
             self.transfers.on_data(message, now)

@@ -16,6 +16,7 @@ from typing import Any
 
 from dlctl import messages as m
 from dlctl.errors import NotFound, UsageError
+from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import History
@@ -140,7 +141,7 @@ class SettingChanges:
         message = self.context.retries.message(("change", name))
         return message.settings if isinstance(message, m.Change) else {}
 
-    def on_changed(self, message: m.Changed, now: float) -> None:
+    def on_changed(self, peer: Peer, message: m.Changed, now: float) -> None:
         newest = self.context.retries.message(("change", message.name))
         if isinstance(newest, m.Change) and newest.change == message.change:
             self.context.retries.done(("change", message.name), now)

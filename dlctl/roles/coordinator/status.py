@@ -278,7 +278,7 @@ class Reports:
         if self.run.shutdown is not None:
             self.run.shutdown.drain_late(worker, now)
 
-    def on_evaluated(self, message: m.Evaluated, now: float) -> None:
+    def on_evaluated(self, peer: Peer, message: m.Evaluated, now: float) -> None:
         """Metrics of an evaluation; they may end the run."""
         answer = self.evaluations.on_evaluated(message, now)
         if answer is None:
