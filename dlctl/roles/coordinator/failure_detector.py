@@ -8,19 +8,20 @@ checkpoint. An agent adopts the daemons that live on its host.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
@@ -66,34 +67,21 @@ def in_full(last_exit: Json) -> str:
     return f"{last_exit['text']}{last_exit.get('blame', '')}"
 
 
-class FailureDetector:
-    def __init__(
-        self,
-        run: RunState,
-        control: Control,
-        scheduler: LeaseScheduler,
-        settings: SettingChanges,
-        evaluations: Evaluations,
-        checkpointing: Checkpointing,
-        frozen: FrozenParameters,
-        scaling: Scaling,
-        host_failures: HostFailures,
-    ) -> None:
-        self.run = run
-        self.control = control
-        self.context = run.context
-        self.members = run.members
-        self.scheduler = scheduler
-        self.settings = settings
-        self.evaluations = evaluations
-        self.checkpointing = checkpointing
-        self.frozen = frozen
-        self.scaling = scaling
-        self.host_failures = host_failures
-        self.limit_s = run.job.timeouts.silent_s
+@dataclass(eq=False)
+class FailureDetector(Part):
+    scheduler: LeaseScheduler
+    settings: SettingChanges
+    evaluations: Evaluations
+    checkpointing: Checkpointing
+    frozen: FrozenParameters
+    scaling: Scaling
+    host_failures: HostFailures
+    _looked_at: float = field(default=0.0, init=False)
+    _was_cut_off: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.limit_s = self.run.job.timeouts.silent_s
         self.slow_s = min(SLOW_S_MAX, self.limit_s / 2)
-        self._looked_at = 0.0
-        self._was_cut_off = False
 
     def deadline(self) -> float:
         """Looking more seldom would be taken for having been away."""

@@ -10,42 +10,33 @@ on from its checkpoint.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from dlctl import placement
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.remote_files import HostFiles
-from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import grave
 
 
-class HostFailures:
-    def __init__(
-        self,
-        run: RunState,
-        control: Control,
-        scheduler: LeaseScheduler,
-        evaluations: Evaluations,
-        checkpointing: Checkpointing,
-        files: HostFiles,
-    ) -> None:
-        self.run = run
-        self.control = control
-        self.context = run.context
-        self.members = run.members
-        self.scheduler = scheduler
-        self.evaluations = evaluations
-        self.checkpointing = checkpointing
-        self.files = files
-        self.limit_s = run.job.timeouts.host_s
-        self._agents = placement.agents(run.job.places)
-        self._waits_for = ""
+@dataclass(eq=False)
+class HostFailures(Part):
+    scheduler: LeaseScheduler
+    evaluations: Evaluations
+    checkpointing: Checkpointing
+    files: HostFiles
+    _waits_for: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self.limit_s = self.run.job.timeouts.host_s
+        self._agents = placement.agents(self.run.job.places)
 
     def is_known(self, agent: Daemon) -> bool:
         """Whether this host has been there: then it may come back."""

@@ -53,21 +53,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from dlctl.machine import Effect
 from dlctl.messages import Decided, Json, Lease, Message, NormTotal, Topology, VectorOp, Welcome
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import LASTING, Daemon
 from dlctl.roles.coordinator.records import Remember, Remembers
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.rotation import Rotation
-from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.effects import ProcessEnded
@@ -99,37 +98,21 @@ def newest_checkpoint(memory: Json) -> int:
     return int(memory.get("checkpoints", 0))
 
 
-class Persistence:
-    def __init__(
-        self,
-        run: RunState,
-        control: Control,
-        past: Past,
-        parts: Sequence[Remembers],
-        *,
-        registration: Registration,
-        scheduler: LeaseScheduler,
-        settings: SettingChanges,
-        evaluations: Evaluations,
-        checkpointing: Checkpointing,
-        scaling: Scaling,
-        rotation: Rotation,
-    ) -> None:
-        """parts: what is to be recalled, in this order."""
-        self.run = run
-        self.control = control
-        self.past = past
-        self.parts = parts
-        self.registration = registration
-        self.scheduler = scheduler
-        self.settings = settings
-        self.evaluations = evaluations
-        self.checkpointing = checkpointing
-        self.scaling = scaling
-        self.rotation = rotation
-        self._known: dict[str, Any] = {}
-        self._begun: float | None = None
-        self._clock_at = -math.inf
+@dataclass(eq=False)
+class Persistence(Part):
+    past: Past
+    parts: Sequence[Remembers]
+    """What is to be recalled, in this order."""
+    registration: Registration
+    scheduler: LeaseScheduler
+    settings: SettingChanges
+    evaluations: Evaluations
+    checkpointing: Checkpointing
+    scaling: Scaling
+    rotation: Rotation
+    _known: dict[str, Any] = field(default_factory=dict, init=False)
+    _begun: float | None = field(default=None, init=False)
+    _clock_at: float = field(default=-math.inf, init=False)
 
     def is_there(self) -> bool:
         """Whether there was another coordinator, and its run is to go on."""

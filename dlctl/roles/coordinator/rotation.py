@@ -13,14 +13,14 @@ together with the fingerprint, or not at all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from dlctl.errors import DlctlError
 from dlctl.messages import Json, Request
 from dlctl.roles.coordinator import daemon_states
-from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
-from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import REMOVAL, Scaling
 from dlctl.roles.protocol.context import COORDINATOR
 
@@ -28,24 +28,13 @@ Answer = Callable[[int, bool, str, Json], None]
 """As `Clients.answer`: the number of a request, whether it is done, what is wrong, its result."""
 
 
-class Rotation:
-    def __init__(
-        self,
-        run: RunState,
-        control: Control,
-        answer: Answer,
-        scheduler: LeaseScheduler,
-        scaling: Scaling,
-    ) -> None:
-        self.run = run
-        self.control = control
-        self.context = run.context
-        self.members = run.members
-        self.answer = answer
-        self.scheduler = scheduler
-        self.scaling = scaling
-        self._requests: list[int] = []
-        """Who waits for the new key."""
+@dataclass(eq=False)
+class Rotation(Part):
+    answer: Answer
+    scheduler: LeaseScheduler
+    scaling: Scaling
+    _requests: list[int] = field(default_factory=list, init=False)
+    """Who waits for the new key."""
 
     # ------------------------------------------------------------ up to the new key
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from dlctl.algorithms.base import Method
 from dlctl.config import JobFile
+from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.shutdown import RunShutdown
@@ -59,3 +60,19 @@ class RunState:
     def keeps_shards(self) -> bool:
         """Whether the next process of a shard can go on where the one before was."""
         return self.job.servers.durability != "none" and "server" in self.algorithm.shape.survives
+
+
+@dataclass(eq=False)
+class Part:
+    """A part of the coordinator that acts on the run as a whole."""
+
+    run: RunState
+    control: Control
+
+    @property
+    def context(self) -> History:
+        return self.run.context
+
+    @property
+    def members(self) -> Membership:
+        return self.run.members

@@ -11,13 +11,14 @@ do of the request (`go_on`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
-from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.run_state import Part
 from dlctl.util.names import HOME_AGENT
 
 RESTART, REMOVAL = "restart", "removal"
@@ -28,15 +29,11 @@ def _leaves_first(worker: Daemon) -> tuple[bool, int]:
     return worker.state != "quarantined", -worker.index
 
 
-class Scaling:
-    def __init__(self, run: RunState, control: Control, scheduler: LeaseScheduler) -> None:
-        self.run = run
-        self.control = control
-        self.context = run.context
-        self.members = run.members
-        self.scheduler = scheduler
-        self._hands_over = ""
-        """Why this coordinator leaves as soon as it can; "" while it stays."""
+@dataclass(eq=False)
+class Scaling(Part):
+    scheduler: LeaseScheduler
+    _hands_over: str = field(default="", init=False)
+    """Why this coordinator leaves as soon as it can; "" while it stays."""
 
     # ------------------------------------------------------------ what may be asked for
 
