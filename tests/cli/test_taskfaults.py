@@ -11,7 +11,7 @@ from nextlines import flat
 
 pytestmark = pytest.mark.usefixtures("clock_stands")
 
-BLAME = "no worker of dlctl ends with that code, so something in the task ends the process (x)"
+BLAME = "something in the task ends the process (x)"
 JOB = "-j digits-7f3a"
 
 

@@ -78,34 +78,23 @@ class _Current:
     listeners: list[Finished] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Checkpointing:
-    def __init__(
-        self,
-        context: History,
-        members: Membership,
-        options: Checkpoints,
-        number: int,
-        transfers: Transfers,
-        *,
-        leaves_residuals: bool = True,
-    ) -> None:
-        """`number`: of the newest checkpoint that there has been. leaves_residuals: whether pushes
-        leave something that a checkpoint without a worker's file has lost.
-        """
-        self.context = context
-        self.members = members
-        self.keep, self.best = options.keep, options.best
-        self.every_s = options.every_s
-        self.transfers = transfers
-        self.leaves_residuals = leaves_residuals
-        self.newest: Json | None = None
-        self.last_error = ""
-        self.number = number
-        self._current: _Current | None = None
-        self._since = 0.0
-        """The newest attempt, or when the workers were let loose."""
-        self._next_at: float | None = None
-        self._given_up: set[str] = set()
+    context: History
+    members: Membership
+    options: Checkpoints
+    number: int
+    """Of the newest checkpoint that there has been."""
+    transfers: Transfers
+    leaves_residuals: bool = True
+    """Whether pushes leave something that a checkpoint without a worker's file has lost."""
+    newest: Json | None = field(default=None, init=False)
+    last_error: str = field(default="", init=False)
+    _current: _Current | None = field(default=None, init=False)
+    _since: float = field(default=0.0, init=False)
+    """The newest attempt, or when the workers were let loose."""
+    _next_at: float | None = field(default=None, init=False)
+    _given_up: set[str] = field(default_factory=set, init=False)
 
     @property
     def active(self) -> bool:
@@ -116,7 +105,9 @@ class Checkpointing:
         attempt, which was `since_s` ago.
         """
         self._since = now - since_s
-        self._next_at = max(now, self._since + self.every_s) if self.every_s else None
+        self._next_at = (
+            max(now, self._since + self.options.every_s) if self.options.every_s else None
+        )
 
     def since_s(self, now: float) -> float:
         """How long the newest attempt is ago."""
@@ -372,7 +363,7 @@ class Checkpointing:
             "workers": [part_of(s) for s in self._saved("worker") if s.file],
         }
         complete = CompleteCheckpoint(
-            current.number, current.directory, manifest, self.keep, self.best
+            current.number, current.directory, manifest, self.options.keep, self.options.best
         )
         self.context.do(complete)
 

@@ -24,8 +24,6 @@ _OF_DLCTL = frozenset(
     )
 )  # fmt: skip
 """Codes that say something of other processes, or of the network, and nothing of the task."""
-_ALSO_OF_DLCTL = frozenset((0, 1, 2, 4, 70))
-"""Other codes that a worker may end with, and then it says why; those between are of commands."""
 _CRASHES = frozenset((-4, -5, -6, -7, -8, -11, -31))
 """SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS: what a process does to itself."""
 
@@ -54,13 +52,14 @@ def in_row(before: Mapping[str, Any] | None, status: int, cause: str, lived_s: f
 
 def blame(status: int, number: int, said: str) -> str:
     """How often in a row that was (`in_row`), and whose doing: the rest of a sentence about an end,
-    as in ", for the 4th time in a row: dlctl never ends with that code, so ..."; "" if there is
+    as in ", for the 4th time in a row: something in the task ends the process"; "" if there is
     nothing to say.
 
     `said`: what the process itself has said of its end.
     """
     times = f", for the {ordinal(number)} time in a row" if number > 1 else ""
-    return f"{times}: {_why(status)}" if is_of_task(status, number, said) else times
+    why = f": {BLAMED} (os._exit, or a library)" if is_of_task(status, number, said) else ""
+    return f"{times}{why}"
 
 
 def is_of_task(status: int, number: int, said: str) -> bool:
@@ -68,11 +67,3 @@ def is_of_task(status: int, number: int, said: str) -> bool:
     was of, its last words may tell.
     """
     return status >= 0 and number > 0 and not said
-
-
-def _why(status: int) -> str:
-    if status in _ALSO_OF_DLCTL:
-        known = "dlctl says why when it ends with that code, and this process said nothing"
-    else:
-        known = "no worker of dlctl ends with that code"
-    return f"{known}, so {BLAMED} (os._exit, or a library)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlctl import messages as m
 from dlctl.messages import Json
@@ -37,49 +37,40 @@ class Asked:
     """It is the task's `finish` that is run."""
 
 
+@dataclass(eq=False)
 class Evaluations:
-    def __init__(
-        self,
-        context: History,
-        members: Membership,
-        steps_done: Callable[[], int],
-        target: Target | None = None,
-        finish_s: float = 60.0,
-        best: Best | None = None,
-        *,
-        of_average: bool = False,
-    ) -> None:
-        """target: of the job; it ends the run. finish_s: that `finish` may take. best: what is to
-        be saved at once. of_average: what is looked at is the servers' moving average.
-        """
-        self._of_average = of_average
-        self.best = best
-        self.best_value: float | None = None
-        """The best so far, as this coordinator knows."""
-        self.is_to_save = False
-        """That one is in no checkpoint yet."""
-        self._told_of_best = False
-        self.context = context
-        self.target = target
-        self.out_of_reach = ""
-        """Why the target cannot be reached, as far as evaluations have shown it."""
-        self.members = members
-        self.steps_done = steps_done
-        self.newest: Json | None = None
-        """Metrics of the last one, and the step it was made at."""
-        self.asked: Asked | None = None
-        self.has_last = False
-        """There is an answer about what the servers have at the end of the run."""
-        self._begun = 0.0
-        """Since then the worker evaluates, or hangs before it does, or is silent."""
-        self._evaluated_by = ""
-        self.finish_s = finish_s
-        self.has_finish = False
-        """Whether the task has a `finish`."""
-        self.finishes = 0
-        """How often somebody has been asked to run it."""
-        self.finished: Json | None = None
-        """{"worker", "text", "error"}: what has come of it."""
+    context: History
+    members: Membership
+    steps_done: Callable[[], int]
+    target: Target | None = None
+    """Of the job; it ends the run."""
+    finish_s: float = 60.0
+    """That `finish` may take."""
+    best: Best | None = None
+    """What is to be saved at once."""
+    of_average: bool = False
+    """What is looked at is the servers' moving average."""
+    best_value: float | None = field(default=None, init=False)
+    """The best so far, as this coordinator knows."""
+    is_to_save: bool = field(default=False, init=False)
+    """That one is in no checkpoint yet."""
+    _told_of_best: bool = field(default=False, init=False)
+    out_of_reach: str = field(default="", init=False)
+    """Why the target cannot be reached, as far as evaluations have shown it."""
+    newest: Json | None = field(default=None, init=False)
+    """Metrics of the last one, and the step it was made at."""
+    asked: Asked | None = field(default=None, init=False)
+    has_last: bool = field(default=False, init=False)
+    """There is an answer about what the servers have at the end of the run."""
+    _begun: float = field(default=0.0, init=False)
+    """Since then the worker evaluates, or hangs before it does, or is silent."""
+    _evaluated_by: str = field(default="", init=False)
+    has_finish: bool = field(default=False, init=False)
+    """Whether the task has a `finish`."""
+    finishes: int = field(default=0, init=False)
+    """How often somebody has been asked to run it."""
+    finished: Json | None = field(default=None, init=False)
+    """{"worker", "text", "error"}: what has come of it."""
 
     @property
     def worker(self) -> str:
@@ -144,7 +135,7 @@ class Evaluations:
         self._begun = now
         newest = self.newest or {} if asked.finishes else {}
         metrics = {name: value for name, value in newest.items() if name != "step"}
-        message = m.Evaluate(asked.number, asked.finishes, metrics, self._of_average)
+        message = m.Evaluate(asked.number, asked.finishes, metrics, self.of_average)
         self.context.ask("evaluate", asked.worker, message, now)
 
     def on_report(self, daemon: Daemon, now: float) -> None:

@@ -8,6 +8,7 @@ these, whatever becomes of that worker. A run that goes on from a checkpoint has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,33 +25,24 @@ from dlctl.roles.protocol.files import Transfers, Wanted
 from dlctl.util.names import HOME_AGENT
 
 
+@dataclass(eq=False)
 class FrozenParameters:
-    def __init__(
-        self,
-        context: History,
-        members: Membership,
-        transfers: Transfers,
-        control: Control,
-        before: Json | None,
-        settled: Callable[[], None],
-    ) -> None:
-        """before: what the checkpoint says of them (`part`) that the run goes on from, if any.
-        settled: called when workers may be told of them.
-        """
-        self.context = context
-        self.members = members
-        self.transfers = transfers
-        self.control = control
-        self._settled = settled
-        self.part: Json | None = before
-        """{"file", "sha256", "nbytes", "digests"} of the file that is in the run directory."""
-        self._layout: Layout | None = None
-        self._built: dict[str, bytes] = {}
-        """Worker -> digests of those that it has built."""
-        self._lacking: set[str] = set()
-        """Workers whose values are none to begin a run with."""
-        self._writer = ""
-        """Who writes the file."""
+    context: History
+    members: Membership
+    transfers: Transfers
+    control: Control
+    part: Json | None
+    """{"file", "sha256", "nbytes", "digests"} of the file that is in the run directory, at first of
+    the checkpoint that the run goes on from."""
+    settled: Callable[[], None]
+    """Called when workers may be told of them."""
+    _layout: Layout | None = field(default=None, init=False)
+    _built: dict[str, bytes] = field(default_factory=dict, init=False)
+    """Worker -> digests of those that it has built."""
+    _lacking: set[str] = field(default_factory=set, init=False)
+    """Workers whose values are none to begin a run with."""
+    _writer: str = field(default="", init=False)
+    """Who writes the file."""
 
     @property
     def digests(self) -> bytes:
@@ -156,7 +148,7 @@ class FrozenParameters:
         for name, digests in self._built.items():
             if digests != self.digests and self._layout is not None:
                 self._note_other(name, self._layout, digests)
-        self._settled()
+        self.settled()
 
     def _fail(self, error: str, now: float) -> None:
         self.control.end("failed", f"cannot keep the frozen parameters of the model: {error}", now)

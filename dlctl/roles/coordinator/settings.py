@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import Any
 
 from dlctl import messages as m
@@ -40,20 +39,15 @@ class _Change:
     rows: list[Json] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class SettingChanges:
-    def __init__(
-        self,
-        context: History,
-        members: Membership,
-        live: LiveSettings = EVERY_RUN,
-        job: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        """`live`: what may change in this job. `job`: all that its job file says."""
-        self.context = context
-        self.members = members
-        self.live = live
-        self.job = job
-        self._open: dict[int, _Change] = {}
+    context: History
+    members: Membership
+    live: LiveSettings = EVERY_RUN
+    """What may change in this job."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """All that its job file says."""
+    _open: dict[int, _Change] = field(default_factory=dict, init=False)
 
     def go_on(self, before: Json) -> None:
         """What was set before a stop is set from the beginning, as far as there are such daemons

@@ -17,6 +17,7 @@ goes on from what is on record: if that does not say that all is done, it needs 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from dlctl import messages as m
 from dlctl.roles.coordinator import daemon_states
@@ -57,52 +58,41 @@ def stop_reason(origin: object, *, kill: bool = False) -> str:
     return known or (KILLED if kill else "stopped by dlctl stop")
 
 
+@dataclass(eq=False)
 class RunShutdown:
-    def __init__(
-        self,
-        state: str,
-        reason: str,
-        steps: list[str],
-        grace_s: float,
-        context: History,
-        members: Membership,
-        evaluations: Evaluations,
-        checkpointing: Checkpointing,
-        save: Callable[[float], None],
-        keeps_shards: bool,
-        mirror: LogMirror,
-    ) -> None:
-        """`state`: stopped, finished or failed. `steps`: which of the first four there are.
+    state: str
+    """stopped, finished or failed."""
+    reason: str
+    steps: list[str]
+    """The present one and those that follow; at first, which of the first four there are."""
+    grace_s: float
+    context: History
+    members: Membership
+    evaluations: Evaluations
+    checkpointing: Checkpointing
+    save: Callable[[float], None]
+    keeps_shards: bool
+    """What the servers have survives them, unless they are told to remove it."""
+    mirror: LogMirror
+    until: float = field(default=0.0, init=False)
+    is_on_record: bool = field(default=False, init=False)
+    """That all is done but the end of the processes."""
+    _keeps_state: bool = field(default=False, init=False)
+    """It could not be put on record: what the servers have may be needed."""
+    _killed: bool = field(default=False, init=False)
+    _saved: bool = field(default=False, init=False)
+    """The last checkpoint has been begun, or there is nothing to save."""
+    _evaluations_left: int = field(default=0, init=False)
+    _save_until: float | None = field(default=None, init=False)
+    """No further attempt is made after that; None if none has failed: one may take its time."""
+    _save_again_at: float | None = field(default=None, init=False)
 
-        keeps_shards: what the servers have survives them, unless they are told to remove it.
-        """
-        self.state = state
-        self.reason = reason
-        self.grace_s = grace_s
-        self.context = context
-        self.members = members
-        self.evaluations = evaluations
-        self.checkpointing = checkpointing
-        self.save = save
-        self.keeps_shards = keeps_shards
-        self.mirror = mirror
-        self.until = 0.0
-        self._steps = [*steps, RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
-        self._killed = False
-        self.is_on_record = False
-        """That all is done but the end of the processes."""
-        self._keeps_state = False
-        """It could not be put on record: what the servers have may be needed."""
-        self._saved = False
-        """The last checkpoint has been begun, or there is nothing to save."""
-        self._evaluations_left = 0
-        self._save_until: float | None = None
-        """No further attempt is made after that; None if none has failed: one may take its time."""
-        self._save_again_at: float | None = None
+    def __post_init__(self) -> None:
+        self.steps += [RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
 
     @property
     def step(self) -> str:
-        return self._steps[0]
+        return self.steps[0]
 
     def begin(self, now: float) -> None:
         """Begin the present step."""
@@ -154,7 +144,7 @@ class RunShutdown:
         self._work(now)
         while self.step != OVER and (not self.pending() or self._is_over(now)):
             self._finish_step()
-            self._steps.pop(0)
+            self.steps.pop(0)
             self.begin(now)
             self._work(now)
             begun = True
@@ -206,7 +196,7 @@ class RunShutdown:
         """Kill what is left (`stop --kill`)."""
         while self.needs_servers() or self.step in (FINISHING, RECORDING):
             self._finish_step(is_killed=True)
-            self._steps.pop(0)
+            self.steps.pop(0)
         self.begin(now)
         self.until = now
 
@@ -311,9 +301,7 @@ class RunShutdown:
         """Who evaluates pushes nothing, and has to end that anyway before the last one: only then
         its time to drain begins.
         """
-        return EVALUATING in self._steps and any(
-            d.evaluates for d in self.members.of_role("worker")
-        )
+        return EVALUATING in self.steps and any(d.evaluates for d in self.members.of_role("worker"))
 
     def _finish_step(self, *, is_killed: bool = False) -> None:
         if self.step == EVALUATING:
