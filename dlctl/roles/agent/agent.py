@@ -95,7 +95,8 @@ class Agent:
         match event:
             case Received(_, message):
                 self._lifeline.heard(now)
-                self._on_sign_of_life(now)
+                if now - self._restarted_at > START_S:
+                    self._restarts = 0  # It has been heard for a while after its start: it works.
                 self._on_message(message, now)
             case ProcessStarted(name, incarnation, pid):
                 self._children[name].pid = pid
@@ -245,13 +246,8 @@ class Agent:
             # The next one may know nothing of us: the disk may have been full when we came.
             self._register(now)
         if not self._leaving and self._lifeline.is_over(now):
-            self.context.note("error", "no word from the coordinator for too long: ending")
+            self.context.note("error", "no heartbeat from the coordinator for too long: ending")
             self._leave("the coordinator is gone", now)
-
-    def _on_sign_of_life(self, now: float) -> None:
-        """A coordinator that is heard for a while after its start works: what was is over."""
-        if now - self._restarted_at > START_S:
-            self._restarts = 0
 
     def _plan_restart(self, now: float) -> None:
         if self._leaving or self._restart_at is not None:

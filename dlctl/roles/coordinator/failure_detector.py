@@ -1,4 +1,4 @@
-"""Daemons that are silent, die, or say that they cannot go on; and what follows for the run.
+"""Daemons whose heartbeats stop, that die or cannot go on; and what follows for the run.
 
 Every daemon is replaced, with growing pauses and not for ever, and the others go on. A worker's
 portions are leased again. A server goes on with the state that the one before it has left; where
@@ -35,7 +35,7 @@ DEATHS_MAX = 20
 UNSEEN_MAX = 10_000
 """Incarnations of a daemon that an agent may know of, and no coordinator that is left."""
 SLOW_S_MAX = 5.0
-"""Without a word from a daemon after which `status` calls it slow; at the latest."""
+"""Without a heartbeat, after which a daemon's state is `slow`; at the latest."""
 
 
 _ERROR = "ERROR "
@@ -88,7 +88,7 @@ class FailureDetector(Part):
         return self._looked_at + self.slow_s / 2
 
     def watch(self, now: float) -> None:
-        """Look for daemons that are silent."""
+        """Look for late heartbeats."""
         if now - self._looked_at > self.slow_s:
             # We were away ourselves (stopped, or starved); what they said is still to be read.
             for daemon in self.members.daemons.values():
@@ -140,7 +140,7 @@ class FailureDetector(Part):
         self.context.kill(daemon, 9, now)
 
     def _watch(self, daemon: Daemon, now: float, is_cut_off: bool) -> None:
-        """A daemon that does not say a word is first slow, then killed: its exit does the rest."""
+        """A daemon whose heartbeat is late is first `slow`, then killed: its exit does the rest."""
         silent_s = now - daemon.heard_at
         daemon.out_of_touch = daemon.role == "agent" and self.host_failures.is_away(daemon)
         if daemon.state == "running" and silent_s > self.slow_s:

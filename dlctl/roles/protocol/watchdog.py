@@ -7,7 +7,7 @@ servers go on with what they have. But nothing is left running for ever.
 from __future__ import annotations
 
 SILENT_S_MAX = 600.0
-"""Without a word from a coordinator that may live behind a broken link."""
+"""Without a heartbeat from a coordinator that may live behind a broken link."""
 GONE_S_MAX = 60.0
 """After its end, and the agent's, has been seen: for somebody to start it again."""
 LAST_CHANCE_S = 5.0
@@ -20,7 +20,7 @@ class Watchdog:
         self._is_last_chance = False
 
     def heard(self, now: float) -> None:
-        """A word from the coordinator (or our own start)."""
+        """A message of the coordinator (or our own start)."""
         self._until, self._is_last_chance = now + SILENT_S_MAX, False
 
     def lost(self, now: float) -> None:

@@ -129,7 +129,7 @@ class Server:
                 self.context.do(*self.context.retries.due(now))
                 self._gathering.on_deadline(now)
                 if self._lifeline.is_over(now):
-                    self.context.do(Exit(0, "no word from the coordinator for too long"))
+                    self.context.do(Exit(0, "no heartbeat from the coordinator for too long"))
             case ArraysLoaded(arrays, state):
                 self._on_restored(arrays, state)
             case ArraysSaved():
