@@ -521,9 +521,8 @@ class LeaseScheduler:
         if self._pool is None or not self.pool.may_finish(done.slot, *key):
             return False
         self._check(done)
-        if isinstance(self._pool, PortionPool):
-            self._lateness.done(key, now, copied=self._pool.is_copied(key))
-        self._finish(done)
+        self._lateness.done(key, now, copied=self.pool.is_copied(key))
+        self.pool.finish(*key, done.end)
         self.steps += done.steps
         self.samples += done.samples
         self.side.steps_done = self.steps
@@ -535,12 +534,6 @@ class LeaseScheduler:
             self.driving.on_portion(done)
         self.grant(now)
         return True
-
-    def _finish(self, done: m.PortionDone) -> None:
-        if isinstance(self._pool, StreamPool):
-            self._pool.finish(done.data_epoch, done.portion, done.end)
-        else:
-            self.pool.finish(done.data_epoch, done.portion)
 
     def _check(self, done: m.PortionDone) -> None:
         start, stop = self.pool.bounds(done.portion)

@@ -18,7 +18,8 @@ from dlctl.messages import Json
 from dlctl.roles.coordinator import crash_loops, daemon_states
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
-from dlctl.util.text import NO_WORKER, describe_code
+from dlctl.util.text import NO_WORKER
+from dlctl.util.values import exit_in_words
 
 BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
 """The first and the longest pause before another start. Everybody waits for a server."""
@@ -212,19 +213,12 @@ class Daemon:
         return {key: getattr(self, key) for key in _SHOWN} | {"updated_at": self.heard_at}
 
 
-_SIGNALS = {
-    1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM",
-}  # fmt: skip
-
-
 def describe_exit(status: int, cause: str = "") -> str:
     """An exit status in words, with what is known (and never guessed) of why a signal came."""
     if status == STATUS_UNKNOWN:
         return "gone; nobody saw how it ended"
-    if status >= 0:
-        return describe_code(status)
-    name = _SIGNALS.get(-status, f"signal {-status}")
-    return f"killed by {name}" + (f" ({cause})" if cause else "")
+    text = exit_in_words(status)
+    return f"{text} ({cause})" if status < 0 and cause else text
 
 
 class Membership:

@@ -66,10 +66,7 @@ class Peers:
         self.advance(now)
 
     def on_noted(self, peer: Peer, message: m.PeersNoted, now: float) -> None:
-        key = ("peers", message.name)
-        newest = self.run.context.retries.message(key)
-        if isinstance(newest, m.Peers) and newest.number == message.number:
-            self.run.context.retries.done(key, now)
+        self.run.context.noted(("peers", message.name), now, number=message.number)
 
     def advance(self, now: float) -> None:
         """Send the list to whoever has not been told of it."""

@@ -172,8 +172,8 @@ class PortionPool(Leases):
         steps, long_steps = (-(-length // batch_size) for length in (short, short + 1))
         return (portion - long_ones) * steps + long_ones * long_steps
 
-    def finish(self, data_epoch: int, portion: int) -> bool:
-        """A portion is done. False if it was done before, or is none of ours."""
+    def finish(self, data_epoch: int, portion: int, end: int = -1) -> bool:
+        """A portion is done. False if it was done before, or is none of ours. end: of streams."""
         key = (data_epoch, portion)
         if self._is_done(key) or not self._was_given(key):
             return False

@@ -204,9 +204,7 @@ class Registration:
             self.context.ask(("guests", server.name), server.name, guests, now)
 
     def on_guests_noted(self, peer: Peer, message: m.GuestsNoted, now: float) -> None:
-        newest = self.context.retries.message(("guests", message.name))
-        if isinstance(newest, m.Guests) and newest.number == message.number:
-            self.context.retries.done(("guests", message.name), now)
+        self.context.noted(("guests", message.name), now, number=message.number)
 
     # ------------------------------------------------------------ the model and the servers
 
@@ -271,9 +269,8 @@ class Registration:
                 self.context.ask(("moved", server.index, worker.name), worker.name, moved, now)
 
     def on_moved_noted(self, peer: Peer, message: m.MovedNoted, now: float) -> None:
-        server = self.members.get(f"server-{message.shard}")
-        if server is not None and server.term == message.generation:
-            self.context.retries.done(("moved", message.shard, message.name), now)
+        key = ("moved", message.shard, message.name)
+        self.context.noted(key, now, generation=message.generation)
 
     def introduce(self) -> None:
         """Tell the workers that wait for it where the servers are, once all of these serve."""

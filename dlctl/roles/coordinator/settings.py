@@ -136,9 +136,7 @@ class SettingChanges:
         return message.settings if isinstance(message, m.Change) else {}
 
     def on_changed(self, peer: Peer, message: m.Changed, now: float) -> None:
-        newest = self.context.retries.message(("change", message.name))
-        if isinstance(newest, m.Change) and newest.change == message.change:
-            self.context.retries.done(("change", message.name), now)
+        self.context.noted(("change", message.name), now, change=message.change)
         for number, change in list(self._open.items()):
             if number <= message.change and message.name in change.asked:
                 self._note(change, message, now)

@@ -58,6 +58,12 @@ class Context:
         """Send until `retries.done(key)`."""
         self._effects.append(self.retries.add(key, peer, message, now, nbytes))
 
+    def noted(self, key: Hashable, now: float, **fields: Any) -> None:
+        """The peer has what was sent under `key`, if these are its fields: nothing older."""
+        newest = self.retries.message(key)
+        if newest is not None and all(getattr(newest, k) == v for k, v in fields.items()):
+            self.retries.done(key, now)
+
     def measures_apart(self) -> Retries:
         """Another one for messages whose answers say nothing about how soon a word is answered."""
         self._others.append(Retries(self.retries.resend_s))
