@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
 
@@ -144,8 +143,10 @@ class LeaseScheduler:
         yield "batch_size", self.batch_size
         yield "lead", self.lead()
         yield "scale", self.scale
-        for slot, lease in self.answered.items():
-            yield f"answer/{slot}", astuple(replace(lease, samples=0))  # Else each one is news.
+        for slot, of in self.answered.items():
+            # In the order of the message's fields, without the samples: else each one is news.
+            row = (of.request, of.portion, of.data_epoch, of.start, of.stop, 0, of.shard)
+            yield f"answer/{slot}", row
 
     def work(self) -> tuple[Any, ...]:
         """Steps, samples and loss, the size of the dataset, and the next portion."""
