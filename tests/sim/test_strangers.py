@@ -17,6 +17,7 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 from dlctl import messages as m
 from dlctl.machine import Exit, Hush, Received, Send
 from dlctl.messages import MESSAGES, Array, Json, Packed, Signed
+from dlctl.roles.coordinator.leases import Dataset
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.abuse_guard import BURST, HUSH_S
@@ -306,5 +307,5 @@ def test_a_dataset_that_nobody_can_go_through_is_cut_at_once(limit, portions):
     simulation = Simulation(job, Ledger(shards=1, samples=128, cells=300))
     simulation.run(0.02)
     scheduler = simulation.world.machine(COORDINATOR).scheduler
-    scheduler.open_dataset(2**62)
+    scheduler.open_dataset(Dataset(2**62))
     assert scheduler.pool.limit == portions

@@ -44,7 +44,7 @@ from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.leases import LeaseScheduler
+from dlctl.roles.coordinator.leases import Dataset, LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
@@ -347,9 +347,8 @@ class Coordinator:
             if self.scheduler.find_batch_size(message.batch_size):
                 text = f"batch size {message.batch_size}: the largest power of two that fits"
                 self.context.event("batch", worker.name, text)
-            self.scheduler.take_dataset(
-                worker.name, message.samples, message.order, message.shards, message.clients
-            )
+            dataset = Dataset(message.samples, message.shards, message.clients)
+            self.scheduler.take_dataset(worker.name, dataset, message.order)
             self.frozen.on_model(worker, layout, message, now)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True

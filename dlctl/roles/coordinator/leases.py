@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlctl import batches, registry, schedule
 from dlctl import messages as m
@@ -24,12 +24,25 @@ from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
 
-Dataset = tuple[int, int, tuple[int, ...]]
 DOUBT_S = 10.0
 """A worker that has asked for data for so long, in vain, has none that it works on."""
 SCHEDULE = "correct [schedule]: warmup, or over"
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
+
+
+class Dataset(NamedTuple):
+    """What a run is trained with: samples, or the shards of a stream, perhaps cut into clients."""
+
+    samples: int = 0
+    shards: int = 0
+    clients: tuple[int, ...] = ()
+    """The samples of each."""
+
+    def __str__(self) -> str:
+        if self.clients:
+            return f"{len(self.clients)} clients with {sum(self.clients)} samples in all"
+        return f"{self.shards} shards of a stream" if self.shards else f"{self.samples} samples"
 
 
 class LeaseScheduler:
@@ -53,9 +66,8 @@ class LeaseScheduler:
         self._pool: PortionPool | StreamPool | None = None
         self._told_of_end = False
         """That the stream has ended, and is read again."""
-        self._built: Dataset = (0, 0, ())
-        """Samples of the dataset, or shards of a stream, and the samples of each client if there
-        are any; by the first worker that was heard."""
+        self._built = Dataset()
+        """By the first worker that was heard."""
         self._step_samples_min = 1
         self._counts_steps = any(host.batch_size for host in job.places)
         """Nobody knows how many a portion has before it is done."""
@@ -157,14 +169,14 @@ class LeaseScheduler:
         self.find_batch_size(memory.get("batch_size", 0))
         self.steps, self.samples, self.loss, samples, next_ = memory["work"][:5]
         self.side.steps_done = self.steps
-        shards, clients = memory.get("stream", 0), tuple(memory.get("clients", ()))
-        if samples or shards:
+        dataset = Dataset(samples, memory.get("stream", 0), tuple(memory.get("clients", ())))
+        if any(dataset):
             self._restore = {}
-            self.open_dataset(samples, shards, clients)
+            self.open_dataset(dataset)
             keys = (key.split("/")[1:] for key in memory if key.startswith("portion/"))
             standing = {(int(e), int(p)): memory[f"portion/{e}/{p}"] for e, p in keys}
             self.pool.go_on((next_[0], next_[1]), standing)
-            self._told_of_end = shards > 0 and next_[0] > 0
+            self._told_of_end = dataset.shards > 0 and next_[0] > 0
             self.evaluated_at = memory.get("evaluation", [0.0])[0]
         self.metrics = dict(memory.get("metrics", {}))
         if "lead" in memory:
@@ -182,30 +194,21 @@ class LeaseScheduler:
         self.batch_size = found if is_news else self.batch_size
         return is_news
 
-    def take_dataset(
-        self,
-        worker: str,
-        samples: int,
-        order: str = "",
-        shards: int = 0,
-        clients: tuple[int, ...] = (),
-    ) -> None:
+    def take_dataset(self, worker: str, dataset: Dataset, order: str = "") -> None:
         """A worker has built the dataset; order: digest of the order that its task has chosen.
-        shards: of a stream. clients: the samples of each. Raises DlctlError if it is not the one of
-        the others, or of before.
+        Raises DlctlError if it is not the one of the others, or of before.
         """
-        opened = (self.dataset_samples, self.stream_shards, self.clients)
+        opened = Dataset(self.dataset_samples, self.stream_shards, self.clients)
         known = opened if self._pool else self._built
-        if any(known) and known != (samples, shards, clients):
+        if any(known) and known != dataset:
             raise DlctlError(
-                f"the dataset of {worker} has {_size(samples, shards, clients)}; in this run it "
-                f"has {_size(*known)}",
+                f"the dataset of {worker} has {dataset}; in this run it has {known}",
                 hint="dataset() must give the same samples on every host and every time; after a "
                 "change start with --fresh to begin a new run",
             )
         if self._pool is None and not batches.is_open(self.run.job):
-            self.open_dataset(samples, shards, clients)
-        self._built = (samples, shards, clients)
+            self.open_dataset(dataset)
+        self._built = dataset
         if self._order is None:
             self._order = order
         elif order != self._order:
@@ -215,18 +218,20 @@ class LeaseScheduler:
                 "every process; what torch, numpy and random draw there does",
             )
 
-    def open_dataset(self, samples: int, shards: int = 0, clients: tuple[int, ...] = ()) -> None:
-        """The first worker has built the dataset; as `take_dataset` has it. Raises DlctlError if it
-        was another before, or is none that this job can be trained with.
+    def open_dataset(self, dataset: Dataset) -> None:
+        """The first worker has built it. Raises DlctlError if it was another before, or is none
+        that this job can be trained with.
         """
+        samples, shards, clients = dataset
         job = self.run.job
         if samples < 1 and not shards:
             raise DlctlError("the dataset has no samples", hint="look at the task's dataset()")
-        before = (self._restore.get("dataset_samples", 0), self._restore.get("stream_shards", 0))
-        if any(before) and before != (samples, shards):
+        restore = self._restore
+        before = Dataset(restore.get("dataset_samples", 0), restore.get("stream_shards", 0))
+        now = Dataset(samples, shards)
+        if any(before) and before != now:
             raise DlctlError(
-                f"the dataset has {_size(samples, shards)}; at the checkpoint it had "
-                f"{_size(*before)}",
+                f"the dataset has {now}; at the checkpoint it had {before}",
                 hint="start with --fresh to begin a new run",
             )
         if shards:
@@ -607,13 +612,6 @@ class LeaseScheduler:
         steps = self.run.job.job.stop.steps if self._counts_steps else None
         by_data = self._pool.progress()
         return by_data if not steps else min(1.0, max(by_data or 0.0, self.steps / steps))
-
-
-def _size(samples: int, shards: int, clients: tuple[int, ...] = ()) -> str:
-    """Of a dataset, in words."""
-    if clients:
-        return f"{len(clients)} clients with {sum(clients)} samples in all"
-    return f"{shards} shards of a stream" if shards else f"{samples} samples"
 
 
 def _means(done: m.PortionDone) -> dict[str, float]:
