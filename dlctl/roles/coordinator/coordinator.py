@@ -58,7 +58,7 @@ from dlctl.roles.coordinator.records import (
     LaunchAgent,
 )
 from dlctl.roles.coordinator.registration import Past, Registration
-from dlctl.roles.coordinator.remote_files import HostFiles
+from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.requests import Clients, Requests
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import RunState
@@ -70,7 +70,16 @@ from dlctl.roles.coordinator.target import Target
 from dlctl.roles.coordinator.totals import Totals
 from dlctl.roles.protocol.authz import CLIENT, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
-from dlctl.roles.protocol.files import BytesRead, FileSealed, MirrorFailed, StillReading
+from dlctl.roles.protocol.files import (
+    CHECKPOINTS,
+    FROZEN,
+    BytesRead,
+    FileSealed,
+    MirrorFailed,
+    ReadBytes,
+    StillReading,
+    Transfers,
+)
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.runs.best import Best
 
@@ -89,10 +98,11 @@ class Coordinator:
         self.run = run = RunState(run_id, job, algorithm, keyring, context, members)
         self.authz = Authz(context)
         self.clients = Clients(context)
-        self.files = HostFiles(context, members, past.logs)
+        self.transfers = Transfers(context)
+        self.mirror = LogMirror(context, members, past.logs)
         self.registration = Registration(run, past)
         self.frozen = FrozenParameters(
-            context, members, self.files.transfers, self, past.manifest.get("frozen"),
+            context, members, self.transfers, self, past.manifest.get("frozen"),
             settled=self.registration.introduce,
         )  # fmt: skip
         self.registration.frozen = self.frozen.told
@@ -112,10 +122,10 @@ class Coordinator:
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
         self.quorums = Quorums(run, self.scheduler.side)
         self.norms = Norms(run)
-        self.registration.on_start = self.files.mirror.follow
+        self.registration.on_start = self.mirror.follow
         self.checkpointing = Checkpointing(
             context, members, job.checkpoints, past.checkpoints,
-            self.files.transfers, leaves_residuals=leaves_residuals(job),
+            self.transfers, leaves_residuals=leaves_residuals(job),
         )  # fmt: skip
         self.scaling = Scaling(run, self, self.scheduler)
         self.rotation = Rotation(run, self, self.clients.answer, self.scheduler, self.scaling)
@@ -125,7 +135,13 @@ class Coordinator:
         """What looks at all the others: for failures, for status and requests, for the record."""
         run = self.run
         self.host_failures = HostFailures(
-            run, self, self.scheduler, self.evaluations, self.checkpointing, self.files
+            run,
+            self,
+            self.scheduler,
+            self.evaluations,
+            self.checkpointing,
+            self.transfers,
+            self.mirror,
         )
         self.failure_detector = FailureDetector(
             run, self, self.scheduler, self.settings, self.evaluations, self.checkpointing,
@@ -146,7 +162,7 @@ class Coordinator:
             run, self, past,
             (
                 self.context, self.scheduler, self.registration, self.frozen, self.quorums,
-                self.norms, self.groups, self.files.mirror,
+                self.norms, self.groups, self.mirror,
             ),
             registration=self.registration, scheduler=self.scheduler, settings=self.settings,
             evaluations=self.evaluations, checkpointing=self.checkpointing, scaling=self.scaling,
@@ -182,8 +198,8 @@ class Coordinator:
             m.Failed: self.failure_detector.on_failed,
             m.Drained: self._on_drained,
             m.Changed: self.settings.on_changed,
-            m.ReadFile: self.files.on_question,
-            m.FileData: self.files.on_data,
+            m.ReadFile: self._on_read_file,
+            m.FileData: self._on_file_data,
             m.FrozenKept: self.frozen.on_kept,
             m.Saved: self.checkpointing.on_saved,
             m.Request: self.clients.on_request,
@@ -203,8 +219,14 @@ class Coordinator:
                 self.host_failures.on_event(event, now)
             case CheckpointBegun() | CheckpointEnded():
                 self.checkpointing.on_event(event, now)
-            case BytesRead() | FileSealed() | StillReading() | MirrorFailed():
-                self.files.on_event(event, now)
+            case BytesRead(peer, answer):
+                self.context.send(peer, answer)
+            case FileSealed():
+                self.transfers.on_sealed(event, now)
+            case StillReading():
+                self.transfers.on_reading(now)
+            case MirrorFailed():
+                self.mirror.on_failed(event)
             case KeyRenewed():
                 self.rotation.on_renewed(event, now)
             case Unwritten(error):
@@ -235,7 +257,8 @@ class Coordinator:
         times += [
             self.settings.deadline(),
             self.failure_detector.deadline(),
-            *self.files.deadlines(),
+            self.transfers.deadline(),
+            self.mirror.deadline(),
         ]
         times += [self.groups.deadline(), self.quorums.deadline()]
         if self.run.shutdown is None:
@@ -266,7 +289,8 @@ class Coordinator:
 
     def _on_deadline(self, now: float) -> None:
         self.context.do(*self.context.retries.due(now))
-        self.files.on_deadline(now)
+        self.transfers.on_deadline(now)
+        self.mirror.on_deadline(now)
         self.settings.on_deadline(now)
         self.checkpointing.on_deadline(now)
         self.scaling.on_deadline(now)
@@ -290,7 +314,7 @@ class Coordinator:
         self.run.status_due_at = now
         if daemon.role == "agent":
             daemon.begin(now)
-            self.files.mirror.follow(daemon)
+            self.mirror.follow(daemon)
             secret = self.run.keyring.secret(daemon.name)
             self.context.do(LaunchAgent(daemon.name, daemon.incarnation, secret))
         else:
@@ -438,6 +462,15 @@ class Coordinator:
             self.context.event("error", worker.name, error, detail=message.detail)
             self.end("failed", f"{worker.name}: {error}", now)
 
+    def _on_read_file(self, peer: Peer, question: m.ReadFile, now: float) -> None:
+        """Of a server or worker that goes on from a checkpoint."""
+        self.context.do(ReadBytes(peer, question))
+
+    def _on_file_data(self, peer: Peer, message: m.FileData, now: float) -> None:
+        """Raises RemoteProtocolError if it comes from a host that was not asked for it."""
+        is_whole = message.file.startswith((CHECKPOINTS, FROZEN))
+        (self.transfers if is_whole else self.mirror).on_data(message, now)
+
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
         end, layout = self.run.shutdown, self.registration.layout
         assert layout is not None
@@ -475,7 +508,7 @@ class Coordinator:
             state, reason, [step for step, yes in wanted.items() if yes],
             self.run.job.timeouts.grace_s if grace_s is None else grace_s, self.context,
             self.members, self.evaluations, self.checkpointing, self._save_last,
-            self.run.keeps_shards(), self.files.mirror,
+            self.run.keeps_shards(), self.mirror,
         )  # fmt: skip
         self.scheduler.stopped = True
         self.change_state("stopping", reason, now)

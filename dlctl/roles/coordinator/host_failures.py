@@ -18,9 +18,10 @@ from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.remote_files import HostFiles
+from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
+from dlctl.roles.protocol.files import Transfers
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import grave
@@ -31,7 +32,8 @@ class HostFailures(Part):
     scheduler: LeaseScheduler
     evaluations: Evaluations
     checkpointing: Checkpointing
-    files: HostFiles
+    transfers: Transfers
+    mirror: LogMirror
     _waits_for: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -108,8 +110,12 @@ class HostFailures(Part):
         self.checkpointing.on_host_gone([daemon.name for daemon in others], now)
         for agent in others:
             if agent.role == "agent":
-                self.files.lose(agent.name, reason, now)
+                self._lose_files(agent, reason, now)
         self.control.end("failed", reason, now, at_once=True)
+
+    def _lose_files(self, agent: Daemon, why: str, now: float) -> None:
+        self.transfers.fail_all(agent.name, why, now)
+        self.mirror.lose(agent.name)
 
     def _gone(self, daemons: list[Daemon], why: str, now: float) -> None:
         """They are there no more, and nobody takes their places: the run is about to end."""
@@ -129,7 +135,7 @@ class HostFailures(Part):
         text = f"the host {self.host(agent)} has not been reached for {self.limit_s:.0f} s"
         self.context.event("lost", agent.name, f"{text}: it is given up")
         self.checkpointing.on_host_gone([daemon.name for daemon in hosted], now)
-        self.files.lose(agent.name, text, now)
+        self._lose_files(agent, text, now)
         if servers:
             self._gone(hosted, "given up with its host", now)
             shards = "its shard is" if len(servers) == 1 else "their shards are"

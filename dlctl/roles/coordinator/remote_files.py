@@ -1,6 +1,5 @@
-"""Files of other hosts, as the coordinator deals with them: checkpoints out and back, and logs.
+"""Logs and ack records of other hosts are copied into the run directory as they grow.
 
-Logs and ack records of other hosts are copied into the run directory as they grow (`LogMirror`).
 The coordinator asks the agents, again and again, for what comes behind the bytes that it has. It
 asks only for files of processes that it had started by just this agent, so that no host can put
 anything into another one's files. Where a log was rotated, the copy is rotated, too. A process that
@@ -16,30 +15,20 @@ from typing import Any
 
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.files import (
     ACKS,
-    CHECKPOINTS,
-    FROZEN,
     LOGS,
     NOT_THERE,
-    BytesRead,
-    FileSealed,
     MirrorFailed,
-    ReadBytes,
     ReplaceFile,
     RequestNumbers,
     RotateLog,
-    StillReading,
     TakeLog,
-    Transfers,
 )
 from dlctl.util.names import HOME_AGENT
-
-# ---------------------------------------------------------------- logs and ack records
 
 LOOK_S, LOOK_S_MAX = 0.5, 4.0
 """Between two looks whether a log has grown: ever longer, as long as it has not."""
@@ -249,53 +238,3 @@ class LogMirror:
 def log_of(label: str) -> str:
     """The name of the log of a process, "worker-0.3"."""
     return f"{LOGS}/{label}.jsonl"
-
-
-# ---------------------------------------------------------------- all of them
-
-
-class HostFiles:
-    """`transfers` fetches what hosts have saved, `mirror` copies their logs; daemons on other hosts
-    read the files of checkpoints here.
-    """
-
-    def __init__(self, context: Context, members: Membership, logs: Mapping[str, int]) -> None:
-        self.context = context
-        self.transfers = Transfers(context)
-        self.mirror = LogMirror(context, members, logs)
-
-    def on_event(
-        self, event: BytesRead | FileSealed | StillReading | MirrorFailed, now: float
-    ) -> None:
-        match event:
-            case BytesRead(peer, answer):
-                self.context.send(peer, answer)
-            case FileSealed():
-                self.transfers.on_sealed(event, now)
-            case StillReading():
-                self.transfers.on_reading(now)
-            case MirrorFailed():
-                self.mirror.on_failed(event)
-
-    def on_question(self, peer: Peer, question: m.ReadFile, now: float) -> None:
-        """Of a server or worker that goes on from a checkpoint."""
-        self.context.do(ReadBytes(peer, question))
-
-    def on_data(self, peer: Peer, message: m.FileData, now: float) -> None:
-        """Raises RemoteProtocolError if it comes from a host that was not asked for it."""
-        if message.file.startswith((CHECKPOINTS, FROZEN)):
-            self.transfers.on_data(message, now)
-        else:
-            self.mirror.on_data(message, now)
-
-    def lose(self, agent: str, why: str, now: float) -> None:
-        """A host is given up."""
-        self.transfers.fail_all(agent, why, now)
-        self.mirror.lose(agent)
-
-    def deadlines(self) -> list[float | None]:
-        return [self.transfers.deadline(), self.mirror.deadline()]
-
-    def on_deadline(self, now: float) -> None:
-        self.transfers.on_deadline(now)
-        self.mirror.on_deadline(now)
