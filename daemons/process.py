@@ -20,6 +20,7 @@ from dlctl.launch.base import HOST_FILE, NO_CREDENTIALS, Credentials
 from dlctl.roles.protocol.context import Birth
 from dlctl.runs import paths
 from dlctl.util import hints
+from dlctl.util.names import HOME_AGENT
 
 log = logging.getLogger("dlctl")
 
@@ -36,13 +37,28 @@ class DaemonContext:
     job: config.JobFile
     credentials: Credentials
     log_handler: logs.Rotating
-    is_home: bool = True
-    """Whether this is the coordinator's machine: its process and its database are here. Elsewhere
-    there are only its messages."""
+    agent: str = HOME_AGENT
+    """Whose machine this is."""
+
+    @property
+    def is_home(self) -> bool:
+        """Whether this is the coordinator's machine: its process and its database are here.
+        Elsewhere there are only its messages.
+        """
+        return self.agent == HOME_AGENT
 
 
 def read_job(directory: Path) -> config.JobFile:
     return config.from_dict(config.JobFile, json.loads((directory / "job.json").read_text()))
+
+
+def agent_of(directory: Path) -> str:
+    """The agent of the machine where this run directory is, or what stands for it."""
+    try:
+        agent: str = json.loads((directory / HOST_FILE).read_text())["agent"]
+    except FileNotFoundError:
+        return HOME_AGENT
+    return agent
 
 
 def read_credentials(fd: int) -> Credentials:
@@ -102,10 +118,8 @@ def main(
         )
         job, credentials = read_job(directory), read_credentials(sys.stdin.fileno())
         log.info("%s %s starts, pid %d", role, name, os.getpid())
-        is_home = not (directory / HOST_FILE).exists()
-        code = body(
-            DaemonContext(directory, sys.argv[4], birth, job, credentials, handler, is_home)
-        )
+        agent = agent_of(directory)
+        code = body(DaemonContext(directory, sys.argv[4], birth, job, credentials, handler, agent))
     except DlctlError as error:
         log.error("%s", in_words(error))
         code = error.exit_code

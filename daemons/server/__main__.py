@@ -26,7 +26,7 @@ def serve(context: process.DaemonContext) -> int:
     loop.perform(LoadArrays, files.load)
     signals.stop_the_run(loop, context)
     loop.chores.append(parent_watch.watch_parents(loop, context))
-    place = addresses.of_server(birth.run_id, birth.name, job, context.control)
+    place = addresses.of_server(birth.run_id, birth.name, job, context.agent, context.control)
     address = place.told(loop.transport.listen(place.bind))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     point = failpoint.from_environment(os.environ)

@@ -41,34 +41,28 @@ def of_coordinator(run_id: str, job: JobFile) -> Place:
     return Place(_tcp(host, job.network.port))
 
 
-def of_server(run_id: str, name: str, job: JobFile, control: str) -> Place:
-    """Where server `name` listens, on whichever host this is. `control`: the coordinator's address.
+def of_server(run_id: str, name: str, job: JobFile, agent: str, control: str) -> Place:
+    """Where server `name` listens, on the host of `agent`. `control`: the coordinator's address.
 
     Raises DlctlError if this machine's address cannot be found out.
     """
     if not job.uses_tcp:
         return Place(paths.socket_address(run_id, name))
-    port = port_of(name, job)
-    if not job.has_other_hosts:
-        return Place(_tcp(LOOPBACK, port))
-    host = placement.agents(job.places)[placement.place(job)[name]]
-    return on_host(host, port, control)
+    return _of_agent(port_of(name, job), job, agent, control)
 
 
-def of_worker(run_id: str, name: str, job: JobFile, control: str) -> Place:
+def of_worker(run_id: str, name: str, job: JobFile, agent: str, control: str) -> Place:
     """The same of a worker whom other replicas ask. Its port is behind those of the servers."""
     if not job.uses_tcp:
         return Place(paths.socket_address(run_id, name))
     port = port_of(name, job)
-    if port:
-        port += job.servers.count
+    return _of_agent(port + job.servers.count if port else 0, job, agent, control)
+
+
+def _of_agent(port: int, job: JobFile, agent: str, control: str) -> Place:
     if not job.has_other_hosts:
         return Place(_tcp(LOOPBACK, port))
-    where = placement.place(job).get(name)
-    hosts = placement.agents(job.places)
-    # One that was added by `dlctl scale` is on any host: its address is found by the way to us.
-    host = hosts[where] if where is not None else Host(ssh=LOOPBACK)
-    return on_host(host, port, control)
+    return on_host(placement.agents(job.places)[agent], port, control)
 
 
 def on_host(host: Host, port: int, control: str) -> Place:

@@ -42,8 +42,9 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], l
         job = config.JobFile(job=config.Job(name="digits", task="none"))
         birth = Birth(tmp_path.name, "server", "server-0", 1, 1, "h1", "")
         handler = logging.NullHandler()
+        agent = "agent-0" if is_home else "agent-1"
         context = process.DaemonContext(
-            tmp_path, "", birth, job, base.NO_CREDENTIALS, handler, is_home
+            tmp_path, "", birth, job, base.NO_CREDENTIALS, handler, agent
         )
         loop = Heard()
         try:
@@ -68,7 +69,7 @@ def test_while_an_agent_lives_nothing_is_amiss(
 ) -> None:
     job = config.JobFile(job=config.Job(name="digits", task="none"))
     (tmp_path / "job.json").write_text(json.dumps(config.to_dict(job)))
-    (tmp_path / base.HOST_FILE).write_text("{}")
+    (tmp_path / base.HOST_FILE).write_text('{"agent": "agent-1"}')
     agent = local.start(tmp_path, "agent", "agent-1", 1, "tcp://127.0.0.1:1")
     try:
         assert heard(False) == []

@@ -350,8 +350,8 @@ def test_workers_have_the_ports_behind_those_of_the_servers():
         servers=Servers(count=2), workers=Workers(count=2),
         network=Network(transport="tcp", port=7000),
     )  # fmt: skip
-    servers = [addresses.of_server("run", f"server-{i}", run, "") for i in range(2)]
-    workers = [addresses.of_worker("run", f"worker-{i}", run, "") for i in range(2)]
+    servers = [addresses.of_server("run", f"server-{i}", run, "agent-0", "") for i in range(2)]
+    workers = [addresses.of_worker("run", f"worker-{i}", run, "agent-0", "") for i in range(2)]
     ports = [place.bind.rpartition(":")[2] for place in (*servers, *workers)]
     assert ports == ["7001", "7002", "7003", "7004"]
     assert {place.bind.rpartition(":")[0] for place in workers} == {"tcp://127.0.0.1"}
@@ -359,13 +359,15 @@ def test_workers_have_the_ports_behind_those_of_the_servers():
 
 def test_without_a_port_any_free_one_is_taken_and_alone_a_socket_of_this_user():
     anything = job(network=Network(transport="tcp"))
-    assert addresses.of_worker("run", "worker-1", anything, "").bind == "tcp://127.0.0.1:*"
-    assert addresses.of_worker("run", "worker-1", job(), "").bind.startswith("ipc://")
+    place = addresses.of_worker("run", "worker-1", anything, "agent-0", "")
+    assert place.bind == "tcp://127.0.0.1:*"
+    alone = addresses.of_worker("run", "worker-1", job(), "agent-0", "")
+    assert alone.bind.startswith("ipc://")
 
 
-def test_a_worker_that_was_added_later_is_found_on_whichever_host_it_is():
-    run = job(workers=Workers(count=1), hosts=(Host(ssh="a", data="10.0.0.1"),))
-    placed = addresses.of_worker("run", "worker-0", run, "tcp://127.0.0.1:7000")
-    assert placed.bind == "tcp://10.0.0.1:*"
-    added = addresses.of_worker("run", "worker-9", run, "tcp://127.0.0.1:7000")
-    assert added.bind == "tcp://127.0.0.1:*"
+@pytest.mark.parametrize("name", ["worker-0", "worker-9"], ids=["moved", "added"])
+def test_a_worker_listens_at_the_address_of_the_host_that_it_is_on(name):
+    hosts = (Host(ssh="a", data="10.0.0.1"), Host(ssh="b", data="10.0.0.2"))
+    run = job(workers=Workers(count=1), hosts=hosts)
+    place = addresses.of_worker("run", name, run, "agent-2", "tcp://127.0.0.1:7000")
+    assert place.bind == "tcp://10.0.0.2:*"
