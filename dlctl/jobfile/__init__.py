@@ -163,14 +163,16 @@ def _scaling_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, s
 
 def _link_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
     """Memory ends where its host does, and torch.distributed's connections are open to anybody."""
-    hosts = {agent for name, agent in placement.place(job).items() if name.startswith("worker")}
-    if len(hosts) > 1 and "group" in method.shape.links and not job.network.private:
+    # Any of them may get a worker later: of a host that is lost, or by `dlctl scale`.
+    possible = placement.takes_workers(job)
+    if len(possible) > 1 and "group" in method.shape.links and not job.network.private:
         what = (
-            f"what {job.algorithm.name} sends between {len(hosts)} hosts is neither encrypted nor "
-            "authenticated (SECURITY.md)"
+            f"what {job.algorithm.name} sends between {len(possible)} hosts is neither encrypted "
+            "nor authenticated (SECURITY.md)"
         )
         instead = "use sync or diloco, or [network] private = true if nobody else is in theirs"
         yield ("algorithm", "name"), what, instead
+    hosts = {agent for name, agent in placement.place(job).items() if name.startswith("worker")}
     if len(hosts) > 1 and "memory" in method.shape.links:
         what = (
             f"all workers of {job.algorithm.name} share the memory of one host, not of {len(hosts)}"

@@ -636,6 +636,7 @@ def test_a_push_before_a_fetch_that_leaves_steps_out_is_doubted(
     [
         ("toy-group", ["", "b"], True),
         ("allreduce", ["", "b"], True),
+        ("toy-group", ["a", "b", "c"], True),
         ("toy-group", ["b"], False),
         ("toy-group", [], False),
         ("toy-ring", ["", "b"], False),
