@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from integ.workplace import Workplace
@@ -13,6 +14,24 @@ HOSTS = "".join(f'[[hosts]]\nssh = "{name}"\n' for name in ("h1", "h2", "h3"))
 ENDLESS = "{ steps = 100000000 }"
 SLOW_S = 0.05
 LONG_S = 60.0
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+DIGITS_JOB = """[job]
+name = "digits"
+task = "train.py:task"
+stop = {{ epochs = {epochs} }}
+[algorithm]
+name = "{method}"
+[{optimizer}]
+name = "adamw"
+lr = 0.003
+[servers]
+count = {servers}
+[workers]
+count = 3
+batch_size = 16
+threads = 1
+{more}
+"""
 
 
 def daemons(cluster: Cluster, host: str) -> list[str]:
@@ -53,3 +72,22 @@ def begin(place: Workplace, hosts: str = HOSTS, checkpoint_every_s: float = 0.0)
         stop=ENDLESS, servers=2, workers=3, checkpoint_every_s=checkpoint_every_s, more=hosts
     )  # fmt: skip
     place.start()
+
+
+def write_digits(
+    place: Workplace, method: str, more: str, *, servers: int = 0, epochs: int = 20
+) -> None:
+    """The digits example with three workers, slow enough that something can happen meanwhile.
+
+    With servers these have the optimiser, else the replicas.
+    """
+    text = (DIGITS / "train.py").read_text()
+    pause = f"        __import__('threading').Event().wait({SLOW_S})\n"
+    begin = "        images, labels = batch\n"
+    assert begin in text
+    (place.path / "train.py").write_text(text.replace(begin, pause + begin))
+    job = DIGITS_JOB.format(
+        method=method, more=more, servers=servers, epochs=epochs,
+        optimizer="optimizer" if servers else "inner",
+    )  # fmt: skip
+    (place.path / "job.toml").write_text(job)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hosts.jobs import ENDLESS, SLOW_S, kill, until_moved
+from hosts.jobs import ENDLESS, SLOW_S, kill, until_moved, write_digits
 from integ.workplace import Workplace
 
 from .slurm_cluster import SlurmCluster
@@ -325,6 +325,31 @@ def test_the_workers_of_a_node_that_is_lost_go_on_elsewhere(
     until_moved(place)
     ended = place.dlctl("stop")
     assert ended.code in (0, 8), ended.err
+    place.until("the job is gone", lambda: not slurm.jobs(), LONG_S)
+    assert place.dlctl("verify").code == 0
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_a_group_learns_while_a_worker_is_killed_and_a_node_is_lost(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    write_digits(place, "allreduce", slurm.section())
+    ended = place.dlctl("validate", "job.toml")
+    assert ended.code == 2
+    assert "[network] private = true" in " ".join(ended.err.split())
+    limits = "[timeouts]\nsilent_s = 3.0\nhost_s = 6.0\n"
+    write_digits(place, "allreduce", f"{slurm.section()}[network]\nprivate = true\n{limits}")
+    place.start()
+    place.until_step(20)
+    kill(slurm.cluster, "h2", "worker-1")
+    place.until("it begins anew", lambda: place.daemon("worker-1")["incarnation"] == 2, LONG_S)
+    slurm.lose("h3")
+    until_moved(place)
+    place.until_state("finished", "failed", timeout_s=240.0)
+    run = place.run()
+    assert run["state"] == "finished", place.story()
+    assert run["evaluation"]["accuracy"] >= 0.9
     place.until("the job is gone", lambda: not slurm.jobs(), LONG_S)
     assert place.dlctl("verify").code == 0
     place.nothing_left()
