@@ -122,3 +122,17 @@ def test_both_processes_of_a_cut_replica_are_on_its_host_and_die_together(
 def ranks(cluster: Cluster, host: str) -> list[psutil.Process]:
     """The second processes of the replicas there."""
     return [p for p in cluster.processes(host) if "daemons.worker.rank" in p.cmdline()]
+
+
+def test_a_group_that_a_firewall_divides_fails_and_says_where(
+    cluster: Cluster, place: Workplace
+) -> None:
+    write_digits(place, "allreduce", HOSTS + PRIVATE + IMPATIENT)
+    cluster.firewall("h2", ["1024-65535"])
+    place.start()
+    place.until_state("failed", timeout_s=2 * LONG_S)
+    said = place.run()["reason"]
+    assert "have not found each other" in said
+    assert "on h2: " in said
+    assert "firewalls" in said
+    place.nothing_left()
