@@ -9,6 +9,7 @@ import pytest
 from dlctl_toys.group import Replica
 from simulated import Watcher, job_file
 
+from dlctl import config
 from dlctl import messages as m
 from dlctl.algorithms.needs import Collective, Summed, handed_on
 from dlctl.machine import Effect
@@ -151,3 +152,25 @@ def test_the_next_coordinator_knows_who_was_left_out() -> None:
     simulation.request(10.0, "stop", {"checkpoint": True, "grace_s": 30.0})
     assert simulation.run().state == "stopped"
     assert found == [{(1, 1)}, set()]
+
+
+def test_a_group_goes_on_without_a_host_that_is_cut_off_and_with_it_again() -> None:
+    hosts = tuple(config.Host(ssh=name) for name in ("h1", "h2", "h3"))
+    timeouts = {"silent_s": 2.0, "host_s": 1000.0}
+    simulation = simulated(hosts=hosts, timeouts=timeouts, checkpoint_s=1000.0)
+    world, found = simulation.world, []
+
+    def look() -> None:
+        coordinator = world.machine("coordinator")
+        found.append((coordinator.groups.steps_done(), coordinator.groups.members))
+
+    simulation.at(4.0, lambda: world.cut_off("agent-3"))
+    for at_s in (10.0, 15.0, 40.0):
+        simulation.at(at_s, look)
+    simulation.at(20.0, lambda: world.join("agent-3"))
+    simulation.request(45.0, "stop", {"checkpoint": True, "grace_s": 30.0})
+    assert simulation.run().state == "stopped"
+    (before, _), (after, without), (_, again) = found
+    assert after > before
+    assert without == ((0, 1), (1, 1))
+    assert [slot for slot, _ in again] == [0, 1, 2]

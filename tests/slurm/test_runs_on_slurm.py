@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hosts.jobs import ENDLESS, SLOW_S, kill, until_moved, write_digits
+from hosts.jobs import ENDLESS, SLOW_S, hurry, kill, until_moved, write_digits
 from integ.workplace import Workplace
 
 from .slurm_cluster import SlurmCluster
@@ -235,9 +235,9 @@ def test_scancel_from_outside_is_named_and_nothing_is_left(
 def test_before_its_time_limit_a_run_is_saved_and_stopped(
     slurm: SlurmCluster, place: Workplace
 ) -> None:
-    job = begin(place, slurm, time='"1m"', notice_s="30.0")
+    job = begin(place, slurm, time='"2m"', notice_s="60.0")
     place.until_state("stopped", timeout_s=LONG_S)
-    said = f"job {job} is about to reach its time limit of 00:01:00"
+    said = f"job {job} is about to reach its time limit of 00:02:00"
     assert place.run()["reason"] == said
     assert place.run()["checkpoint"]["step"] == place.run()["step"] > 0
     place.nothing_left(timeout_s=20.0)
@@ -338,7 +338,7 @@ def test_a_group_learns_while_a_worker_is_killed_and_a_node_is_lost(
     ended = place.dlctl("validate", "job.toml")
     assert ended.code == 2
     assert "[network] private = true" in " ".join(ended.err.split())
-    limits = "[timeouts]\nsilent_s = 3.0\nhost_s = 6.0\n"
+    limits = "[timeouts]\nsilent_s = 5.0\nhost_s = 10.0\n"
     write_digits(place, "allreduce", f"{slurm.section()}[network]\nprivate = true\n{limits}")
     place.start()
     place.until_step(20)
@@ -346,6 +346,7 @@ def test_a_group_learns_while_a_worker_is_killed_and_a_node_is_lost(
     place.until("it begins anew", lambda: place.daemon("worker-1")["incarnation"] == 2, LONG_S)
     slurm.lose("h3")
     until_moved(place)
+    hurry(slurm.cluster, slurm.living())
     place.until_state("finished", "failed", timeout_s=240.0)
     run = place.run()
     assert run["state"] == "finished", place.story()

@@ -84,6 +84,7 @@ class Groups:
         self.left_out &= there
         if self._unmade and (self._is_made() or not self._unmade.keys() & there):
             self._unmade.clear()
+        self._leave_out_unreachable(now)
         if self._note_by is not None and now >= self._note_by:
             self._leave_out(now)
         wanted = self._wanted()
@@ -107,12 +108,25 @@ class Groups:
         if not self._store:  # The first member has not opened it; the others were not asked yet.
             silent = set(self.members[:1])
         if silent and silent < set(self.members):
-            self.left_out |= silent
-            names = ", ".join(self._names(tuple(sorted(silent))))
-            text = f"{names}: no answer in {self.limit_s:.0f} s, the group goes on without"
-            self.run.context.event("group", "", text)
+            self._go_on_without(silent)
         elif silent:
             self._note_by = now + self.limit_s
+
+    def _leave_out_unreachable(self, now: float) -> None:
+        """The others would wait for their part of a sum until their host is given up."""
+        away = {
+            (worker.index, worker.term)
+            for worker in self.run.members.of_role("worker")
+            if worker.out_of_touch and now - worker.heard_at > self.limit_s
+        } & set(self.members)
+        if away and away < set(self.members):
+            self._go_on_without(away)
+
+    def _go_on_without(self, silent: set[Member]) -> None:
+        self.left_out |= silent
+        names = ", ".join(self._names(tuple(sorted(silent))))
+        text = f"{names}: no answer in {self.limit_s:.0f} s, the group goes on without"
+        self.run.context.event("group", "", text)
 
     def _wanted(self) -> tuple[Member, ...]:
         slots = set(self.run.members.live_slots())
