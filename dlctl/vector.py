@@ -7,17 +7,38 @@ torch is never imported here: a tensor brings its own methods.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dlctl.messages import Array
+from dlctl.messages import Array, Json, Packed
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, PLACES
 
 Vector = Any
 """numpy.ndarray or torch.Tensor, 1-d, float."""
+
+
+class Spread(np.ndarray[Any, np.dtype[Any]], ABC):
+    """float32[n] of a replica that is cut over several processes: each of them works on a part of
+    it (`daemons/worker/spread.py`). What else numpy does with an array it does with this one.
+    """
+
+    @abstractmethod
+    def empty(self, lo: int, hi: int) -> Spread:
+        """Another vector, of what this one has at [lo, hi): zeros."""
+
+    @abstractmethod
+    def squared_norm(self) -> float:
+        """See the function below."""
+
+    @abstractmethod
+    def packed(self, shard: int, settings: Json) -> Packed:
+        """What the processes' compressors take out of their parts (`compress.plain.parts`).
+        settings: those of the compressor that may change, as they are in force.
+        """
 
 
 def to_host(u: Vector) -> Array:
@@ -31,15 +52,25 @@ def host_view(u: Vector) -> Vector:
 
 
 def zeros_like(u: Vector) -> Vector:
+    if isinstance(u, Spread):
+        return u.empty(0, len(u))
     return np.zeros_like(u) if isinstance(u, np.ndarray) else u.new_zeros(u.shape)
 
 
 def copy_into(target: Vector, values: Array) -> None:
     """target[:] = values, from the host to wherever `target` is."""
-    if isinstance(target, np.ndarray):
+    if isinstance(target, Spread):
+        target[:] = values
+    elif isinstance(target, np.ndarray):
         threads.copy(target, values)
     else:
         target.copy_(target.new_tensor(values))
+
+
+def room_beside(u: Vector, lo: int, hi: int) -> Array:
+    """float32[hi - lo] on the host, of any content, for what `u`, a model, has at [lo, hi)."""
+    is_within = isinstance(u, Spread) and hi <= len(u)
+    return u.empty(lo, hi) if is_within else np.empty(hi - lo, np.float32)
 
 
 def copy_of(u: Vector) -> Vector:
@@ -56,6 +87,7 @@ def chosen(u: Array, where: Array) -> Array:
 def put_into(target: Vector, where: Array, values: Array) -> None:
     """target[where] = values, from the host to wherever `target` is."""
     if isinstance(target, np.ndarray):
+        target = target.view(np.ndarray)
         threads.in_parts(where.size, partial(_put_part, target, where, values), BLOCK)
     else:
         target[indices_like(target, where)] = target.new_tensor(values)
@@ -166,6 +198,8 @@ def squared_norm(u: Vector) -> float:
     """
     if not isinstance(u, np.ndarray):
         return float(u @ u)
+    if isinstance(u, Spread):
+        return u.squared_norm()
     return sum(threads.in_parts(len(u), partial(_squares_of_part, u)))
 
 

@@ -65,7 +65,7 @@ def build(
     ranks: the other processes of the replica, which have been started; None: it is whole. Raises
     TaskError for what is wrong with the task, DlctlError if there is no such device, RanksEnded.
     """
-    replica = build_replica(job, slot, run=run)
+    replica = build_replica(job, slot, run=run, memory=ranks.memory if ranks is not None else -1)
     task = replica.task
     dataset = dataset_of(job, task)
     streams = is_stream(dataset)
@@ -112,9 +112,11 @@ def build(
     return Built(stepper, loader, round_samples(job, clients), found, 0, clients.sizes)
 
 
-def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = None) -> Replica:
+def build_replica(
+    job: JobFile, slot: int, rank: int = 0, run: Path | None = None, memory: int = -1
+) -> Replica:
     """The model alone, the same for all slots and ranks; sets the number of torch's threads, which
-    the ranks of a replica share. Raises as `build` does.
+    the ranks of a replica share. memory: a file that it is to lie in. Raises as `build` does.
     """
     workers = job.workers
     threads = workers.threads or cores.usable() // workers.count  # A fair share.
@@ -131,23 +133,24 @@ def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = Non
     device = choose_device(*_device(job, slot, rank))
     how = {"precision": job.gradient.precision, "compiled": job.gradient.compile}
     lacks = _does_without_weights(job, slot)
-    kind = Replica
+    kind: Any = Replica
     if job.replica.ranks > 1:
         # It takes a second to import what cuts models.
         from daemons.worker.cut_replica import WholeReplica, give_memory_back
 
         give_memory_back()
         _check_devices(job, device)
-        kind, device = WholeReplica, torch.device("cpu")
-    replica = kind(
+        kind, device = partial(WholeReplica, memory), torch.device("cpu")
+    replica: Replica = kind(
         task,
         device=str(device),
         seed=job.job.seed,
         prepare=lambda model: _prepare(job, task, model, reads=not lacks, warns=slot == rank == 0),
-        **how,  # type: ignore[arg-type]
+        **how,
     )
     replica.lacks_weights = lacks
-    replica.check_finite()
+    if rank == 0:
+        replica.check_finite()
     if slot == rank == 0 and registry.load("algorithms", job.algorithm.name).shape.same_loss:
         warn_of_changing_losses(job.algorithm.name, replica.model)
     return replica

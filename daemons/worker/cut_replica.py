@@ -1,8 +1,8 @@
 """A replica that is cut over several processes, `[replica]`: what all ranks do, and rank 0.
 
-Rank 0 is the worker, whose method reads and writes the parameters in the replica's memory on the
-host, and which evaluates by itself, with a whole model of which the values are these. The other
-ranks are told what to do (`ranks.py`) and do it with their slices.
+Rank 0 is the worker, whose method reads and writes vectors in the replica's memory on the host
+(`spread.py`), and which evaluates by itself, with a whole model of which the values are there. The
+other ranks are told what to do (`ranks.py`) and do it with their slices.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import ctypes
 import gc
 import hashlib
 import logging
-import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -20,13 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook
 
 from daemons.worker import nests
 from daemons.worker.cutting import (
-    Piece,
     cut_by_fsdp,
     cut_by_tensors,
     pieces,
@@ -36,19 +34,22 @@ from daemons.worker.out_of_memory import explained
 from daemons.worker.part import Kept, Part, PartStepper, Weighted, together
 from daemons.worker.pipeline import StagePart, shown, stage_pieces
 from daemons.worker.rank_group import on_loopback
-from daemons.worker.rank_memory import GIVEN, GRADIENT, PARAMETERS, STATES, RankMemory, others
+from daemons.worker.rank_memory import PARAMETERS, STATES, RankMemory
 from daemons.worker.rank_messages import Said
-from daemons.worker.ranks import Ranks
+from daemons.worker.ranks import Ranks, RanksEnded
 from daemons.worker.replica import Measured, Replica
 from daemons.worker.sequences import cut
+from daemons.worker.spread import Answer, Share, Vectors
 from daemons.worker.stepper import SCALER, Stepped
-from daemons.worker.task import TaskError
-from dlctl import parameter_groups
+from daemons.worker.task import Task, TaskError
+from dlctl import parameter_groups, registry
 from dlctl.algorithms.needs import Pull
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.flat import TRAINED, Layout
-from dlctl.messages import Array
+from dlctl.messages import Array, Json
+from dlctl.util import pages
+from dlctl.vector import copy_of, zeros_like
 
 log = logging.getLogger("dlctl")
 
@@ -57,9 +58,30 @@ GIVES_BACK_BYTES = 1 << 18
 
 
 class WholeReplica(Replica):
-    """The model of rank 0 as a whole, on the CPU; to evaluate it goes to the device."""
+    """The model as a whole, on the CPU, until it is cut. That of rank 0 lies in the memory of all,
+    and evaluates: module by module it looks at the values, or it goes to the device for that.
+    """
 
     evaluates_on = torch.device("cpu")
+    memory: RankMemory
+    vectors: Vectors
+    """When it is cut."""
+
+    def __init__(self, memory: int, task: Task, **how: Any) -> None:
+        """memory: a file that all ranks have open; -1: this is a later rank."""
+        self._file = memory
+        super().__init__(task, **how)
+
+    def _room(self) -> tuple[Tensor, bool]:
+        if self._file < 0:
+            return torch.empty(self.layout.size(), dtype=torch.float32, device="cpu"), False
+        self.memory = RankMemory(self._file, self.layout.size())
+        return self.memory.vector(PARAMETERS), True
+
+    def _swap(self, values: Tensor) -> None:
+        mine, other = self.vectors.parameters, self.vectors.seen_as(values.numpy())
+        if self.vectors.do("swap", mine, other) is None:
+            super()._swap(values)
 
     @contextmanager
     def _at(
@@ -67,13 +89,22 @@ class WholeReplica(Replica):
     ) -> Iterator[None]:
         with super()._at(parameters, averaged):
             if self.evaluates_on.type == "cpu":
-                yield
+                hook = register_module_forward_hook(self._let_go)
+                try:
+                    yield
+                finally:
+                    hook.remove()
                 return
             self.model.to(self.evaluates_on)
             try:
                 yield
             finally:
                 self.model.to("cpu")
+
+    def _let_go(self, module: nn.Module, *_: Any) -> None:
+        """What a module has computed with need not be resident here."""
+        for parameter in module.parameters(recurse=False):
+            self.memory.let_go_of(parameter)
 
 
 # ---------------------------------------------------------------- what every rank does
@@ -135,15 +166,24 @@ def digest(layout: Layout) -> str:
     return hashlib.sha256(layout.to_bytes()).hexdigest()
 
 
+def _share(job: JobFile, memory: RankMemory, slot: int, epoch: int, rank: int) -> Share:
+    """What a rank has of the method's vectors, with a compressor of its own."""
+    kind = registry.load("compressors", job.compression.name)
+    compressor = kind(kind.Options(**job.compression.options))
+    compressor.reseed(job.job.seed, slot, epoch, rank)
+    return Share(memory, rank, job.replica.ranks, compressor)
+
+
 class PartCalls:
     """What a later rank makes of the calls of rank 0."""
 
-    def __init__(self, job: JobFile, whole: Replica, memory: int, rank: int) -> None:
-        """memory: a file that all ranks have open."""
+    def __init__(self, job: JobFile, whole: Replica, begin: Mapping[str, Any], rank: int) -> None:
+        """begin: what it was told at first."""
         self._job, self._rank = job, rank
         self._whole: Replica | None = whole
-        self._file = memory
+        self._begin = begin
         self._stepper: Any = None
+        self._share: Any = None
 
     def make(self, call: Said) -> tuple[dict[str, Any], Sequence[Array]]:
         """What rank 0 is told of it. Raises TaskError, DlctlError."""
@@ -152,6 +192,8 @@ class PartCalls:
                 self._cut(call.header["layout"], torch.device(call.header["device"]))
             case "step":
                 return self._step(call), ()
+            case "work":
+                return self._share.work(**call.header)  # type: ignore[no-any-return]
             case "buffers":
                 self._stepper.part.load_averaged(call.arrays[0])
             case "state":
@@ -170,8 +212,9 @@ class PartCalls:
                 "the model is not that of rank 0",
                 hint="the task's code has to build the same model in every process",
             )
-        memory = RankMemory(self._file, whole.layout.size())
+        memory, me = RankMemory(self._begin["memory"], whole.layout.size()), self._begin
         self._stepper = make_stepper(self._job, whole, memory, device, self._rank)
+        self._share = _share(self._job, memory, me["slot"], me["epoch"], self._rank)
 
     def _step(self, call: Said) -> dict[str, Any]:
         said = dict(call.header)
@@ -193,10 +236,10 @@ def _kept(said: Said) -> list[Kept]:
 class CutReplica:
     """What the worker has of its replica: see `Replica`, whose part this takes."""
 
-    def __init__(self, whole: WholeReplica, ranks: Ranks, stepper: PartStepper) -> None:
-        self.whole, self.ranks, self._stepper = whole, ranks, stepper
-        self.task, self.layout, self.parameters = whole.task, whole.layout, whole.parameters
-        self.device, self.lacks_weights = stepper.part.device, False
+    def __init__(self, whole: WholeReplica, stepper: CutStepper) -> None:
+        self.whole, self._stepper = whole, stepper
+        self.task, self.layout, self.parameters = whole.task, whole.layout, whole.vectors.parameters
+        self.device, self.lacks_weights = whole.evaluates_on, False
         self.rows = None
         self.values_averaged: Array = whole.averaged()
         self.evaluate, self.finish = whole.evaluate, whole.finish
@@ -207,9 +250,7 @@ class CutReplica:
         return self.values_averaged
 
     def load_averaged(self, values: Array) -> None:
-        self.ranks.call("buffers", [values])
-        self._stepper.part.load_averaged(values)
-        self.ranks.done()
+        self._stepper.load_averaged(values)
         self.values_averaged = np.array(values)
 
     def load_frozen(self, values: Mapping[int, Tensor]) -> None:
@@ -229,19 +270,16 @@ class CutStepper:
     ) -> None:
         """ranks: started. devices: of each. Raises TaskError, DlctlError, RanksEnded."""
         ranks.meet(devices[0].type)
-        memory = RankMemory(ranks.memory, whole.layout.size())
-        whole.move_to(memory.vector(PARAMETERS))
         whole.evaluates_on = devices[0]
         told = {"layout": digest(whole.layout)}
-        self._job, self._ranks, self._memory = job, ranks, memory
+        self._job, self._ranks, self._memory = job, ranks, whole.memory
         with self._all([((), told | {"device": str(device)}) for device in devices[1:]], "cut"):
-            self._mine = make_stepper(job, whole, memory, devices[0], 0)
-        self._saves_memory = devices[0].type == "cpu"  # Else the host has what the ranks have not.
-        self._others = [*others(map(Piece.elements, self._mine.part.pieces), memory.size)]
-        self._lending = threading.RLock()  # A gradient may go while this thread has it.
-        self._lent = 0
-        """Gradients that were handed out; the newest one lies in the memory of all."""
-        self.replica = CutReplica(whole, ranks, self._mine)
+            self._mine = make_stepper(job, whole, whole.memory, devices[0], 0)
+        self._share = _share(job, whole.memory, ranks.slot, ranks.epoch, 0)
+        self.vectors = Vectors(whole.memory, self._share, self._work, ranks.turn)
+        whole.vectors = self.vectors
+        self._mine.part.let_go()
+        self.replica = CutReplica(whole, self)
         self.inner = self._mine.inner
 
     @contextmanager
@@ -249,13 +287,30 @@ class CutStepper:
         self, calls: Sequence[tuple[Sequence[Array], dict[str, Any]]], kind: str
     ) -> Iterator[None]:
         """Each of the other ranks makes its call meanwhile, and has made it then."""
-        self._ranks.call_each(kind, calls)
+        with self._ranks.turn:
+            self._ranks.call_each(kind, calls)
+            try:
+                yield
+            except Exception:
+                self._ranks.blame()
+                raise
+            self._ranks.done()
+
+    def _same(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> Any:
+        return self._all([(arrays, header)] * (self._job.replica.ranks - 1), kind)
+
+    def _work(self, order: Json) -> list[Answer]:
+        """All ranks do their parts of it. Raises RankLost: this may be any thread."""
         try:
-            yield
-        except Exception:
-            self._ranks.blame()
-            raise
-        self._ranks.done()
+            with self._same("work", **order):
+                mine = self._share.work(**order)
+        except RanksEnded:
+            raise self._ranks.error from None
+        return [mine, *((said.header, said.arrays) for said in self._ranks.told())]
+
+    def load_averaged(self, values: Array) -> None:
+        with self._same("buffers", [values]):
+            self._mine.part.load_averaged(values)
 
     def step(
         self,
@@ -270,16 +325,17 @@ class CutStepper:
         samples: int = 0,
     ) -> Stepped:
         """samples: nobody asks here, as there are no rows."""
+        gradient = zeros_like(self.vectors.parameters) if gather else None
+        toward = None if pull is None else copy_of(pull.toward)
         told: dict[str, Any] = {
-            "own_lr": own_lr, "gather": gather, "norm_max": norm_max, "epoch": epoch,
-            "pull": None if pull is None else pull.strength, "fresh": fresh,
+            "own_lr": own_lr, "gather": self._number(gradient), "norm_max": norm_max,
+            "epoch": epoch, "fresh": fresh,
+            "pull": None if pull is None else [pull.strength, self._number(toward)],
         }  # fmt: skip
         if self._job.replica.tensor > 1:
             # Where all ranks have the same activations, they have to drop the same ones.
             told["dice"] = int(torch.randint(1 << 62, (), device="cpu"))
-        self._begin()
-        if pull is not None:
-            self._memory.vector(GIVEN).copy_(torch.from_numpy(pull.toward))
+        self.vectors.let_go()
         shares = self._shares(batches)
         size = self._job.workers.batch_size
         calls = []
@@ -291,29 +347,12 @@ class CutStepper:
             self.replica.values_averaged = self._mine.part.averaged()
         if not stepped.is_usable:
             return stepped
-        gradient = self._lend() if gather else None
         return stepped._replace(gradient=gradient, metrics=self._metrics(measured))
 
-    def _begin(self) -> None:
-        """Have no more in memory than the ranks compute with."""
-        if not self._saves_memory:
-            return
-        with self._lending:
-            self._lent += 1
-            self._memory.clear(GRADIENT)
-        self._memory.let_go(self._others)
-
-    def _lend(self) -> Array:
-        """The gradient of all ranks. Its memory is given back when nobody has it any more."""
-        gradient: Array = self._memory.vector(GRADIENT).numpy()
-        if self._saves_memory:
-            weakref.finalize(gradient, self._came_back, self._lent).atexit = False
-        return gradient
-
-    def _came_back(self, number: int) -> None:
-        with self._lending:
-            if number == self._lent:
-                self._memory.clear(GRADIENT)
+    def _number(self, vector: Array | None) -> int | None:
+        """Of a vector in the memory of all."""
+        place = None if vector is None else self._memory.place(vector)
+        return None if place is None else place[0]
 
     def _shares(self, batches: Sequence[Weighted]) -> list[list[Weighted]]:
         """The batches of each rank: with FSDP as many for each, of no weight if there are none."""
@@ -361,13 +400,10 @@ class CutStepper:
                 kept.append(Kept(name, 0, array))
         keys = sorted({self.inner.of_name(name)[1] for name in slices})
         for name, index in slices.items():
-            shape, lo, hi = places[index]
+            _, lo, hi = places[index]
             at = STATES + keys.index(self.inner.of_name(name)[1])
-            self._memory.vector(at)[lo:hi].view(shape).copy_(torch.from_numpy(state[name].copy()))
+            pages.copy(self._memory.array(at, lo, hi), state[name].reshape(-1))
             kept.append(Kept(name, at, None))
         arrays = [each.array for each in kept if each.array is not None]
         with self._same("restore", arrays, kept=[[k.name, k.vector] for k in kept]):
             self._mine.restore(kept)
-
-    def _same(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> Any:
-        return self._all([(arrays, header)] * (self._job.replica.ranks - 1), kind)

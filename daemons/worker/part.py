@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from daemons.worker import inner
 from daemons.worker.cutting import Piece
 from daemons.worker.layout import find
-from daemons.worker.rank_memory import GIVEN, GRADIENT, STATES, VECTORS, RankMemory
+from daemons.worker.rank_memory import FREE, PARAMETERS, STATES, RankMemory, others
 from daemons.worker.replica import AUTOCAST, Measured, in_numbers, to_device
 from daemons.worker.stepper import CLOSE, Stepped, norm_of
 from daemons.worker.task import Task, TaskError, calling
@@ -55,6 +55,7 @@ class Part:
         self.pieces, self.memory, self.device = pieces, memory, device
         self.rank, self.tells = rank, tells
         self._precision = AUTOCAST[precision]
+        self._not_mine = [*others(map(Piece.elements, pieces), memory.size)]
         self._buffers = [(self.holder(e.name), e, lo, hi) for e, lo, hi in layout.slices(AVERAGED)]
 
     def holder(self, name: str) -> int:
@@ -63,6 +64,7 @@ class Part:
 
     def begin(self) -> None:
         """Have the values that are in the replica's memory, and no gradients."""
+        self.let_go()
         with torch.no_grad():
             for each in self.pieces:
                 if each.parameter is None:
@@ -72,6 +74,11 @@ class Part:
                     each.value.copy_(each.master)
                 if each.local is not each.value:
                     each.local.copy_(each.value)
+
+    def let_go(self) -> None:
+        """Have nothing resident here of what other ranks compute with."""
+        for number in range(PARAMETERS, FREE):
+            self.memory.let_go(number, self._not_mine)
 
     def tell_values(self) -> None:
         """Put what was stepped into the replica's memory."""
@@ -129,14 +136,12 @@ class Part:
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         return dense.to(torch.float32)
 
-    def gather(self, gradients: Sequence[Tensor | None]) -> None:
-        """Put them into the replica's memory, zeros where there is none."""
-        vector = self.memory.vector(GRADIENT)
+    def gather(self, gradients: Sequence[Tensor | None], number: int) -> None:
+        """Put them into a vector of zeros in the replica's memory."""
+        vector = self.memory.vector(number)
         for each, gradient in zip(self.pieces, gradients, strict=True):
             if gradient is not None:
                 each.of(vector).copy_(gradient)
-            elif each.is_owned:
-                each.of(vector).zero_()
 
     # ---------------------------------------------------------------- buffers
 
@@ -191,15 +196,16 @@ class PartStepper:
         batches: Sequence[Weighted],
         *,
         own_lr: float | None,
-        gather: bool,
+        gather: int | None,
         norm_max: float = sys.float_info.max,
         epoch: int = 0,
-        pull: float | None = None,
+        pull: tuple[float, int] | None = None,
         fresh: bool = False,
         dice: int | None = None,
     ) -> tuple[Stepped, list[tuple[float, Measured]]]:
-        """As `Stepper.step`, with the gradient in the replica's memory; and what this rank has
-        measured. pull: strength of one toward the vector GIVEN. dice: what all ranks draw from.
+        """As `Stepper.step`; and what this rank has measured. gather: number of the vector that
+        the gradient goes to. pull: strength, and number of the vector that it goes toward. dice:
+        what all ranks draw from.
         """
         if dice is not None:
             torch.manual_seed(dice)
@@ -214,8 +220,8 @@ class PartStepper:
         if self.clip_norm and norm > self.clip_norm * (1 - CLOSE):
             kept = [gradient for gradient in gradients if gradient is not None]
             torch._foreach_mul_(kept, min(1.0, self.clip_norm / (norm + 1e-6)))
-        if gather:
-            self.part.gather(gradients)
+        if gather is not None:
+            self.part.gather(gradients, gather)
         if own_lr is not None:
             self._step_itself(gradients, own_lr, pull, fresh)
         return Stepped(loss, None, norm, is_usable=True), measured
@@ -229,18 +235,23 @@ class PartStepper:
         return float(both[0]), math.sqrt(both[1])
 
     def _step_itself(
-        self, gradients: list[Tensor | None], lr: float, pull: float | None, fresh: bool
+        self,
+        gradients: list[Tensor | None],
+        lr: float,
+        pull: tuple[float, int] | None,
+        fresh: bool,
     ) -> None:
         assert self.inner is not None
         if fresh:
             self.inner.forget()
             self._is_placed = False
         if pull is not None:
-            toward = self.part.memory.vector(GIVEN)
+            strength, number = pull
+            toward = self.part.memory.vector(number)
             for each, gradient in zip(self.part.pieces, gradients, strict=True):
                 if gradient is not None:
                     aim = each.of(toward).to(each.value.device)
-                    gradient.add_(each.value - aim, alpha=pull)
+                    gradient.add_(each.value - aim, alpha=strength)
         if self.part.device.type != "cpu":
             self.inner.step(gradients, lr)
             self.part.tell_values()
@@ -257,7 +268,7 @@ class PartStepper:
         moved then when it is saved.
         """
         each, at = self.part.pieces[index], STATES + keys.index(key)
-        if value.shape != each.value.shape or value.dtype is not torch.float32 or at >= VECTORS:
+        if value.shape != each.value.shape or value.dtype is not torch.float32 or at >= FREE:
             return value
         place = each.of(self.part.memory.vector(at))
         if value.data_ptr() != place.data_ptr():
@@ -274,7 +285,7 @@ class PartStepper:
             index, key = self.inner.of_name(name)
             at = STATES + keys.index(key) if key in keys else 0
             is_whole = index < 0 or array.shape != tuple(pieces[index].value.shape)
-            if is_whole or array.dtype != np.float32 or not STATES <= at < VECTORS:
+            if is_whole or array.dtype != np.float32 or not STATES <= at < FREE:
                 found.append(Kept(name, 0, array))
                 continue
             place = pieces[index].of(self.part.memory.vector(at))

@@ -74,7 +74,7 @@ class Rank:
         if self.job.replica.ranks > 1:
             from daemons.worker.cut_replica import PartCalls
 
-            make = PartCalls(self.job, replica, begin["memory"], self.rank).make
+            make = PartCalls(self.job, replica, begin, self.rank).make
         else:
             method = registry.load("algorithms", self.job.algorithm.name)
             engine = make_engine(

@@ -2,28 +2,31 @@
 writes and reads its own parts.
 
 It is one file without a name, which the ranks inherit, so nothing is left when they have ended.
-Pages that nobody has touched take no memory. Rank 0, whose method reads and writes whole vectors,
-lets go of the other ranks' pages before each step: they stay in the file, and are mapped by those
-who compute with them.
+Pages that nobody has touched take no memory. What a rank has looked at and has no part in it lets
+go: it stays in the file, and is mapped by those who compute with it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-PARAMETERS, GRADIENT, GIVEN = 0, 1, 2
-"""The numbers of the vectors: what is trained; a gradient of the whole replica; a vector that rank
-0 has for all of them.
-"""
-STATES = 3
-"""From here on: what optimisers keep of each element."""
-VECTORS = STATES + 6
+from dlctl.util import pages
+
+PARAMETERS, STATES = 0, 1
+"""The numbers of vectors: what is trained; from here on what optimisers keep of each element."""
+FREE = STATES + 6
+"""From here on: gradients, and vectors of the method (`spread.py`)."""
+VECTORS = FREE + 64
+ALIGNED = mmap.PAGESIZE // 4
+"""Elements of a page."""
 
 
 class RankMemory:
@@ -32,25 +35,50 @@ class RankMemory:
     def __init__(self, file: int, size: int) -> None:
         """file: one that all ranks have open. Raises OSError."""
         self.size = size
-        self._stride = -(-4 * size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._stride = -(-size // ALIGNED) * mmap.PAGESIZE
         os.ftruncate(file, VECTORS * self._stride)
         self._memory = mmap.mmap(file, VECTORS * self._stride)
+        self._begin = np.frombuffer(self._memory, np.uint8).ctypes.data
+
+    def array(self, number: int, lo: int, hi: int) -> npt.NDArray[np.float32]:
+        """The elements [lo, hi) of a vector."""
+        at = number * self._stride + 4 * lo
+        return np.ndarray(hi - lo, np.float32, self._memory, at)  # No view of a larger one.
 
     def vector(self, number: int) -> Tensor:
         """float32[size]."""
-        at = number * self._stride
-        return torch.frombuffer(self._memory, dtype=torch.float32, count=self.size, offset=at)
+        return torch.from_numpy(self.array(number, 0, self.size))
 
-    def clear(self, number: int) -> None:
-        """Give back what a vector takes, which has no values then, for all ranks."""
-        with suppress(OSError):  # A kernel that cannot do that.
-            self._memory.madvise(mmap.MADV_REMOVE, number * self._stride, self._stride)
+    def place(self, array: npt.NDArray[np.generic]) -> tuple[int, int] | None:
+        """The vector that an array is in, and its first element there; None: it is in none."""
+        at = array.ctypes.data - self._begin
+        is_here = 0 <= at < VECTORS * self._stride and array.ndim == 1
+        if not (is_here and array.dtype == np.float32 and array.flags.c_contiguous):
+            return None
+        number, place = divmod(at, self._stride)
+        return number, place // 4
 
-    def let_go(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Do without these elements [lo, hi) of all vectors here; who looks at one has it again."""
-        for lo, hi in _pages(parts):
-            for number in range(VECTORS):
-                self._memory.madvise(mmap.MADV_DONTNEED, number * self._stride + lo, hi - lo)
+    def clear(self, number: int, lo: int, hi: int) -> None:
+        """These elements of a vector are zeros, for all ranks, and take no memory any more."""
+        begin, end = number * self._stride + 4 * lo, number * self._stride + 4 * hi
+        first, last = pages.inner(begin, end)
+        try:
+            self._memory.madvise(mmap.MADV_REMOVE, first, max(0, last - first))
+        except OSError:  # A kernel that cannot do that.
+            last = first
+        for at, until in ((begin, min(first, end)), (max(last, begin), end)):
+            ctypes.memset(self._begin + at, 0, max(0, until - at))
+
+    def let_go_of(self, tensor: Tensor) -> None:
+        """Do without a tensor here, if it is in this memory; who looks at it has it again."""
+        place = self.place(tensor.detach().view(-1).numpy()) if tensor.is_contiguous() else None
+        if place is not None:
+            self.let_go(place[0], [(place[1], place[1] + tensor.numel())])
+
+    def let_go(self, number: int, parts: Iterable[tuple[int, int]]) -> None:
+        """Do without these elements [lo, hi) of a vector here; who looks at one has it again."""
+        for lo, hi in parts:
+            pages.let_go(self.array(number, lo, hi))
 
 
 def others(mine: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
@@ -60,12 +88,3 @@ def others(mine: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, in
         if end < lo:
             yield end, lo
         end = max(end, hi)
-
-
-def _pages(parts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The bytes of whole pages that these elements of a vector have."""
-    page = mmap.PAGESIZE
-    for lo, hi in parts:
-        first, last = -(-4 * lo // page) * page, 4 * hi // page * page
-        if first < last:
-            yield first, last

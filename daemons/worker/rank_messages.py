@@ -1,9 +1,9 @@
 """What the ranks of one replica say to each other: a JSON header, and the bytes of its arrays.
 
 To a rank: "begin" (slot, epoch, ranks, store, memory), "meet" (limit_s, device), and then calls:
-"run" (op), "state", "restore" (names) of an engine; or "cut", "step", "buffers", "state", "restore"
-of its part of a replica (`cut_replica.py`); or to one alone "batch" (`hogwild_ranks.py`). From it:
-"alive" once a second, "at" (step, and what comes of the call), "failed" (error, detail).
+"run" (op), "state", "restore" (names) of an engine; or "cut", "step", "work", "buffers", "state",
+"restore" of its part of a replica (`cut_replica.py`); or to one alone "batch" (`hogwild_ranks.py`).
+From it: "alive" once a second, "at" (step, and what comes of the call), "failed" (error, detail).
 """
 
 from __future__ import annotations

@@ -82,6 +82,11 @@ class Ranks:
         """A file that all ranks have open, for `RankMemory`."""
         self._begun = 0.0
         self._calls = 0
+        self.slot = self.epoch = 0
+        self.turn = threading.RLock()
+        """Held by the thread that has the ranks make a call, until they have made it."""
+        self.error = RankLost("a rank has failed")
+        """Why they have ended."""
 
     def __len__(self) -> int:
         return self.count
@@ -90,6 +95,7 @@ class Ranks:
 
     def start(self, slot: int, epoch: int) -> None:
         """Start all processes; they build their models meanwhile. Raises DlctlError."""
+        self.slot, self.epoch = slot, epoch
         self._store, self._begun = os.memfd_create("dlctl-ranks", os.MFD_CLOEXEC), time.monotonic()
         self.memory = os.memfd_create("dlctl-replica", os.MFD_CLOEXEC)
         order = {"slot": slot, "epoch": epoch, "ranks": self.count, "store": self._store,
@@ -227,6 +233,7 @@ class Ranks:
             is_news, self._is_over = not self._is_over, True
             self._changed.notify_all()
         if is_news:
+            self.error = error
             self._fail(error)
 
     def failed(self, event: TaskFailed) -> None:

@@ -102,7 +102,7 @@ class Replica:
         with calling(f"moving the model to {self.device}", task.at("model")):
             self.model = model.to(self.device)
         self._set_mode(training=True)
-        self._vector, self._bound = self._bind()
+        self._vector, self._bound = self._bind(*self._room())
         self._changes = ModelChanges(task, self.model)
         self.values = [view for _, view in self._bound]
         """float32, the trained parameters one by one: views of the vector."""
@@ -141,19 +141,25 @@ class Replica:
     def _slots(self) -> list[Tensor]:
         return _views(self._gradient, self.layout)
 
-    def _bind(self) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        """Move the parameters into one vector; float32 ones become views of it.
+    def _room(self) -> tuple[Tensor, bool]:
+        """The vector for the parameters, and whether their values are to be there.
 
         Here and below dtypes and devices are spelled out: the task may have set other defaults.
         """
-        vector = torch.empty(self.layout.size(), dtype=torch.float32, device=self.device)
+        return torch.empty(self.layout.size(), dtype=torch.float32, device=self.device), True
+
+    def _bind(
+        self, vector: Tensor, has_values: bool
+    ) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
+        """Move the parameters into one vector; float32 ones become views of it."""
         bound = []
         for (entry, _, _), view in zip(
             self.layout.slices(TRAINED), _views(vector, self.layout), strict=True
         ):
             parameter = find(self.model, entry.name)
             assert isinstance(parameter, nn.Parameter)
-            view.copy_(parameter.detach())
+            if has_values:
+                view.copy_(parameter.detach())
             if parameter.dtype is torch.float32:
                 parameter.data = view
             # A view would keep this vector in memory after a move to another one.
@@ -405,11 +411,15 @@ class Replica:
         """
         values = torch.from_numpy(parameters if parameters.flags.writeable else parameters.copy())
         with self._apart(), self._restored(values), torch.no_grad():
-            _swap(self._vector, values)
+            self._swap(values)
             self.load_averaged(averaged)
             self._cast()
             self._set_mode(training=False)
             yield
+
+    def _swap(self, values: Tensor) -> None:
+        """Exchange them with the model's."""
+        _swap(self._vector, values)
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
@@ -447,7 +457,7 @@ class Replica:
         finally:
             random.setstate(dice)
             np.random.set_state(numpy_dice)
-            _swap(self._vector, vector)
+            self._swap(vector)
             for parameter, view in self._bound:
                 if parameter.dtype is torch.float32:
                     parameter.data = view

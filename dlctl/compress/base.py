@@ -26,7 +26,7 @@ import numpy as np
 
 from dlctl.messages import Array, Packed
 from dlctl.settings import Setting, fraction
-from dlctl.vector import Vector
+from dlctl.vector import Spread, Vector, copy_of
 
 DENSITY = Setting(help="part of the entries that a push carries, 0 < d <= 1", parse=fraction)
 """The live setting of compressors that send only some entries, in their attribute `density`."""
@@ -76,6 +76,18 @@ class Compressor(Protocol):
         Raises RemoteProtocolError unless every array has the dtype, length and range that it must.
         """
         ...
+
+
+def take(compressor: Compressor, u: Vector, shard: int) -> Packed:
+    """Have a compressor take from `u`; from that of a cut replica each process takes its part."""
+    if not isinstance(u, Spread):
+        return compressor.take(u, shard)
+    if getattr(compressor, "takes_all", False):
+        whole = copy_of(u)
+        u[:] = 0
+        return Packed("none", len(u), (whole,))
+    keys = getattr(compressor, "live", {})
+    return u.packed(shard, {key: getattr(compressor, key) for key in keys})
 
 
 def dice(numbers: tuple[int, ...]) -> np.random.Generator:

@@ -1,7 +1,12 @@
-"""The two plain forms of a push, which every compressor may use and expand:
+"""The plain forms of a push, which every compressor may use and expand:
 
     whole:   (values [d],)                            all elements
     chosen:  (values [n], positions uint8[...])       n elements, as `indices.py` has them
+
+A replica that is cut over several processes sends what each of them has taken of its part, in
+whatever form, one after the other:
+
+    parts:   (outline int64[2 parts], arrays ...)     elements and number of arrays of each part
 
 Whole goes a slice that is too small to be worth more thought, and one whose norm is so large that
 the sums of a compressor would overflow. Of a vector with NaN or infinities these alone are sent, as
@@ -10,6 +15,7 @@ chosen elements: the server sees them and refuses the push, and everything else 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -73,8 +79,51 @@ def nothing(kind: str, size: int) -> Packed:
     return Packed(kind, size, (np.empty(0, np.float32), np.empty(0, np.uint8)))
 
 
+def joined(parts: Sequence[Packed]) -> Packed:
+    """One push of what was taken of parts that lie one behind the other; at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    outline = np.array([[part.length, len(part.arrays)] for part in parts], np.int64).ravel()
+    arrays = [array for part in parts for array in part.arrays]
+    return Packed(parts[0].kind, sum(part.length for part in parts), (outline, *arrays))
+
+
+def _parts(packed: Packed, size: int) -> list[Packed]:
+    """Raises RemoteProtocolError for what `joined` would not have made."""
+    outline, arrays = packed.arrays[0].tolist(), list(packed.arrays[1:])
+    lengths, counts = outline[::2], outline[1::2]
+    if len(lengths) != len(counts) or min(outline, default=0) < 1 or sum(lengths) != size:
+        raise RemoteProtocolError(f"parts that are not {size} elements together")
+    if sum(counts) != len(arrays):
+        raise RemoteProtocolError(f"{len(arrays)} arrays of parts that have {sum(counts)}")
+    return [
+        Packed(packed.kind, length, tuple(arrays.pop(0) for _ in range(count)))
+        for length, count in zip(lengths, counts, strict=True)
+    ]
+
+
+def _expand_parts(compressor: type[Compressor], packed: Packed, size: int) -> Delta:
+    """Of parts of which some are dense all are: the others are small, or say so."""
+    parts = _parts(packed, size)
+    found = [expand(compressor, part, part.length) for part in parts]
+    begins = np.cumsum([0, *(part.length for part in parts)])
+    if all(delta.indices is not None for delta in found):
+        places = [
+            d.indices + at for d, at in zip(found, begins, strict=False) if d.indices is not None
+        ]
+        return Delta(np.concatenate([d.values for d in found]), np.concatenate(places))
+    values = np.zeros(size, np.float32)
+    for delta, at, part in zip(found, begins, parts, strict=False):
+        values[at : at + part.length][slice(None) if delta.indices is None else delta.indices] = (
+            delta.values
+        )
+    return Delta(values)
+
+
 def expand(compressor: type[Compressor], packed: Packed, size: int) -> Delta:
     """What was pushed, with whatever compressor. Raises as `Compressor.expand` does."""
+    if packed.arrays and packed.arrays[0].dtype == np.int64:
+        return _expand_parts(compressor, packed, size)
     if len(packed.arrays) == 2 and not any(array.size for array in packed.arrays):
         return Delta(np.empty(0, np.float32), np.empty(0, np.int64))
     return compressor.expand(packed, size)

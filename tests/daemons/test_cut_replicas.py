@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -47,7 +48,7 @@ TASK = """
 
         def __init__(self):
             super().__init__()
-            self.words = nn.Embedding(11, 6)
+            self.words = nn.Embedding(2048, 6)
             self.blocks = nn.ModuleList(Block() for _ in range(4))
             self.scale = nn.Parameter(torch.ones(1))
             self.register_buffer("seen", torch.zeros(()))
@@ -164,7 +165,7 @@ def house(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., House]]:
 
 def agrees(at: House, accumulate: int = 1) -> None:
     """With one process: losses, gradients, own steps, what is saved and what goes on from that."""
-    one, cut = build(at.job, 0, 0), at.build()
+    one, cut = build(dataclasses.replace(at.job, replica=config.Replica()), 0, 0), at.build()
     both = [one, cut]
 
     def step(number: int, **how: Any) -> None:

@@ -97,7 +97,7 @@ class Evaluation:
     def advance(self, training: Training, context: Context, now: float) -> None:
         """Run it as soon as everything has come and no gradient is being computed."""
         if self.rows is not None and self.rows.complete:
-            context.do(BringRows(training.fetcher.assemble(self.rows)))
+            context.do(BringRows(training.fetcher.assemble(self.rows, None)))
             self.rows = None
         if self.running or not self._is_here() or not training.pause(now):
             return
@@ -109,7 +109,7 @@ class Evaluation:
         elif self.fetched is None or self.buffers is None:
             parameters = to_host(training.side.parameters).copy()
         else:
-            parameters = training.fetcher.assemble(self.fetched)
+            parameters = training.fetcher.assemble(self.fetched, training.side.parameters)
             averaged = self.buffers.averaged
         context.do(RunEvaluation(self.number, parameters, averaged, self.finish_with))
 

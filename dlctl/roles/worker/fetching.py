@@ -19,7 +19,7 @@ from dlctl.roles.protocol.meters import Latency, Rates
 from dlctl.roles.worker.basis import Slice
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.shard_client import ShardClient
-from dlctl.vector import Vector, copy_into
+from dlctl.vector import Vector, copy_into, room_beside
 
 
 @dataclass(slots=True)
@@ -187,7 +187,7 @@ class Fetcher:
             self.placed(client, arrived, model)
             then(lo, hi)
 
-    def assemble(self, fetched: Fetched) -> Array:
+    def assemble(self, fetched: Fetched, model: Vector) -> Array:
         """float32[n], all of a complete fetch that asked for all values, beside the model; it holds
         none of them afterwards.
         """
@@ -196,11 +196,11 @@ class Fetcher:
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
         bounds = [fetched.within(client) for client in fetched.clients]
         first, last = min(lo for lo, _ in bounds), max(hi for _, hi in bounds)
-        into = np.empty(last - first, np.float32)
+        into = room_beside(model, first, last)
         for client, (lo, hi) in zip(fetched.clients, bounds, strict=True):
             arrived = fetched.slices.pop(client.shard)
             assert arrived.where is None
-            into[lo - first : hi - first] = arrived.values
+            copy_into(into[lo - first : hi - first], arrived.values)
         return into
 
 

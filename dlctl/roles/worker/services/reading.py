@@ -158,7 +158,9 @@ class Reading:
             if not self._beside.is_here():
                 return False
             read, self._beside = self._beside, None
-            values = [self.fetcher.assemble(fetched) for fetched in read.asked]
+            values = [
+                self.fetcher.assemble(fetched, self.side.parameters) for fetched in read.asked
+            ]
             joined = values[0] if len(values) == 1 else np.concatenate(values)
             self._result = read.view()._replace(values=joined)
             return True

@@ -13,7 +13,7 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.algorithms.base import Shape
 from dlctl.algorithms.needs import Range, Receipt, Settle, Write
-from dlctl.compress.base import Compressor
+from dlctl.compress.base import Compressor, take
 from dlctl.compress.plain import nothing
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
@@ -28,7 +28,7 @@ from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.base import Phase, check_ranges, check_rows
 from dlctl.roles.worker.shard_client import Identity, ShardClient
 from dlctl.rows import KIND as ROWS
-from dlctl.vector import Vector, to_host, zeros_like
+from dlctl.vector import Vector, copy_of, to_host, zeros_like
 
 WORSE = (m.DUPLICATE, m.APPLIED, m.BUFFERED, m.LATE, m.REFUSED)
 """What became of a push: of several ranges on one shard, the receipt names the last of these."""
@@ -286,9 +286,10 @@ class Writing:
             delta = m.Packed(self.compression, len(values), (to_host(values),))
         elif client.table == 0:
             with at_least(self.compressor, need.density_min):
-                delta = self.compressor.take(values, client.shard)
+                delta = take(self.compressor, values, client.shard)
         else:
-            delta = m.Packed("none", len(values), (np.array(to_host(values), np.float32),))
+            host = to_host(values).astype(np.float32, copy=False)
+            delta = m.Packed("none", len(values), (copy_of(host),))
         at = lo - client.lo if need.ranges else None
         push = client.push(*steps, need.samples, need.clock, delta, need.part, at, need.weight)
         self._numbers[client.table, client.shard, push.seq] = number
