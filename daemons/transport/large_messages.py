@@ -56,6 +56,12 @@ class LargeMessages:
         self._numbers = itertools.count(secrets.randbits(48))
         """Of messages that go in segments. Nobody shall go on with one of a process before us."""
 
+    def spare_memory(self) -> None:
+        """From now on nothing is kept for the next message, nor more resident than has to be: this
+        process has a part of the host's memory, and its messages are larger.
+        """
+        self._lender.is_sparing = self._borrower.is_sparing = True
+
     def outgoing(self, receiver: Hashable, frames: Frames, is_local: bool) -> Outgoing:
         """What to send for a message. is_local: `receiver` is a process of ours here."""
         if is_local and shm.are_large(frames):

@@ -40,7 +40,7 @@ import numpy as np
 from daemons.transport import shm_layout
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
-from dlctl.util import threads
+from dlctl.util import pages, threads
 from dlctl.util.buffer_pool import is_unused
 from dlctl.wire import FRAMES_MAX, Frame, Frames
 
@@ -121,15 +121,16 @@ class Slot:
         """A loan that was never sent is over."""
         self._notes[_RETURNED] = number
 
-    def lend(self, frames: Frames) -> Frames:
-        """What to send instead of `frames`."""
+    def lend(self, frames: Frames, *, sparing: bool = False) -> Frames:
+        """What to send instead of `frames`. sparing: as little as can be is resident meanwhile."""
+        copy = pages.copy if sparing else threads.copy
         self.number += 1
         lengths, rest = shm_layout.split(frames, FRAME_BYTES_MIN)
         places, _ = shm_layout.places(lengths)
         for frame, place, length in zip(frames, places, lengths, strict=True):
             if length:
                 target = self._bytes[place : place + length]
-                threads.copy(target, np.frombuffer(frame, np.uint8))
+                copy(target, np.frombuffer(frame, np.uint8))
         if not self.is_kept:
             self._memory.madvise(mmap.MADV_DONTNEED)
         head = _HEAD.pack(SHARED, os.getpid(), self.fd, self.cookie, self.number)
@@ -181,6 +182,8 @@ class Lender:
     """The slots of one process, for all whom it sends to."""
 
     def __init__(self) -> None:
+        self.is_sparing = False
+        """Nothing is kept for the next time, nor resident."""
         self._slots: list[Slot] = []
         self._missed: dict[Hashable, float] = {}
         """Receiver that has not found a loan -> when that was."""
@@ -199,9 +202,10 @@ class Lender:
         if slot is None:
             return None
         now = time.monotonic()
-        slot.is_kept = now < max(slot.used_at, self._closed_at) + KEEP_S
+        is_soon = now < max(slot.used_at, self._closed_at) + KEEP_S
+        slot.is_kept = is_soon and not self.is_sparing
         slot.used_at = now
-        lent = slot.lend(frames)
+        lent = slot.lend(frames, sparing=self.is_sparing)
         return lent, Loan(slot, slot.number)
 
     def _find(self, need: int) -> Slot | None:
@@ -305,6 +309,8 @@ class Borrower:
     """What one process sees of the slots of others."""
 
     def __init__(self) -> None:
+        self.is_sparing = False
+        """See `Lender`."""
         self._seen: dict[_Key, _Seen] = {}
         self._lent: list[_Key] = []
         self._used: dict[int, float] = {}
@@ -330,7 +336,8 @@ class Borrower:
         if number <= seen.number or total > seen.arrays[0].size:
             raise RemoteProtocolError("a loan that is an old one, or larger than its slot")
         now = time.monotonic()
-        seen.is_kept = now < self._used.get(pid, -math.inf) + KEEP_S
+        is_soon = now < self._used.get(pid, -math.inf) + KEEP_S
+        seen.is_kept = is_soon and not self.is_sparing
         seen.number, seen.used_at, self._used[pid] = number, now, now
         seen.notes[_FOUND] = number
         self._lent.append(key)

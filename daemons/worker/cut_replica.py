@@ -381,7 +381,7 @@ class CutStepper:
             if array is None:
                 assert self.inner is not None
                 shape, lo, hi = places[self.inner.of_name(name)[0]]
-                array = self._memory.vector(at)[lo:hi].view(shape).numpy()
+                array = self._memory.array(at, lo, hi).reshape(shape)
             found.setdefault(name, array)
         return found
 

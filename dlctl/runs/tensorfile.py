@@ -53,10 +53,15 @@ def chunks(head: bytes, arrays: list[Array]) -> Iterator[bytes | memoryview]:
     """All bytes of a file, in pieces; the arrays are not copied."""
     import numpy as np
 
+    from dlctl.util import pages
+
     yield head
     for array in arrays:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        yield from (data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES))
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for i in range(0, len(data), CHUNK_BYTES):
+            chunk = data[i : i + CHUNK_BYTES]
+            yield chunk.data
+            pages.let_go(chunk)
 
 
 @contextmanager
