@@ -27,6 +27,8 @@ from dlctl.vector import Spread, squared_norm
 
 ELEMENTWISE = {np.add, np.subtract, np.multiply, np.divide}
 SCALARS = (int, float, np.float32)
+ALIGNED_BYTES = 64
+"""Of what is pushed: arrays of any type may begin there."""
 Answer = tuple[dict[str, Any], Sequence[Array]]
 """What a rank says of a piece of work."""
 
@@ -72,7 +74,7 @@ class Share:
         packed = self._compressor.take(u, shard)
         room, at, told, rest = into.view(np.uint8), 0, [], []
         for array in packed.arrays:
-            end = at + -(-array.nbytes // ALIGNED) * ALIGNED
+            end = at + -(-array.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
             if fits := end <= room.size:
                 room[at : at + array.nbytes] = array.view(np.uint8)
             else:

@@ -1,0 +1,123 @@
+"""Methods of replicas that are cut over processes come to what those of one process do: their
+vectors are in parts, and each rank works on its own (`daemons/worker/spread.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any
+
+import pytest
+from simulated import ACCOUNT, job_file, ledger_checkers
+
+from daemons.worker import spread
+from daemons.worker.rank_memory import RankMemory
+from daemons.worker.spread import Share, SpreadVector, Vectors
+from dlctl import registry
+from dlctl.sim.drivers import ComputeDriver, ComputeOptions
+from dlctl.sim.faults import Faults
+from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.simulation import Simulation
+from dlctl.vector import zeros_like
+
+RANKS = 3
+SHARED = [
+    name
+    for name in registry.names("algorithms")
+    for shape in [registry.load("algorithms", name).shape]
+    if shape.needs_servers and not shape.engine and not any(t.of_rows for t in shape.tables)
+]
+COMPRESSORS = registry.names("compressors")
+
+
+class Replicas:
+    """Has the models of simulated replicas be in parts."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, compressor: str, options: dict[str, Any]) -> None:
+        self.worked: set[str] = set()
+        self._kind = registry.load("compressors", compressor)
+        self._options = self._kind.Options(**options)
+        patch.setattr(spread, "ALIGNED", 4)  # Elements of a part: the models are small.
+        build = ComputeDriver._build
+
+        def cut_and_build(driver: Any, effect: Any) -> None:
+            driver.parameters = self.cut(driver.parameters)
+            driver._gradient = zeros_like(driver.parameters)
+            driver._inner = driver._own(driver.parameters) if driver._own is not None else None
+            build(driver, effect)
+
+        patch.setattr(ComputeDriver, "_build", cut_and_build)
+
+    def cut(self, values: Any) -> SpreadVector:
+        file = os.memfd_create("replica", os.MFD_CLOEXEC)
+        memories = [RankMemory(file, values.size) for _ in range(RANKS)]
+        os.close(file)
+        shares = [
+            Share(memory, rank, RANKS, self._kind(self._options))
+            for rank, memory in enumerate(memories)
+        ]
+        assert all(share.lo < share.hi for share in shares)
+
+        def work(order: Any) -> Any:
+            self.worked.add(order["op"])
+            return [share.work(**json.loads(json.dumps(order))) for share in shares]
+
+        vectors = Vectors(memories[0], shares[0], work, threading.RLock())
+        vectors.parameters[:] = values
+        return vectors.parameters
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_every_method_comes_to_the_same_in_parts(name: str, monkeypatch) -> None:
+    known = registry.load("algorithms", name).Options.__dataclass_fields__
+    wanted = {"local_steps": 4, "exchange_every_steps": 2, "buffer_pushes": 2}
+    options = {key: wanted[key] for key in wanted if key in known}
+
+    def weights() -> Any:
+        job = job_file(2, 2, algorithm=(name, options), epochs=6.0)
+        return Simulation(job, LeastSquares(samples=64, size=24)).run()
+
+    whole = weights()
+    replicas = Replicas(monkeypatch, "none", {})
+    parts = weights()
+    assert parts.state == whole.state == "finished", parts.reason
+    assert parts.weights.tobytes() == whole.weights.tobytes()
+    assert "copy" in replicas.worked
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_each_rank_has_a_compressor_of_its_own(compressor: str, monkeypatch) -> None:
+    kind = registry.load("compressors", compressor)
+    known = kind.Options.__dataclass_fields__
+    wanted = {"dense_below": 0, "density": 0.4, "side": 2, "keep": 2}
+    options = {key: wanted[key] for key in wanted if key in known}
+    replicas = Replicas(monkeypatch, compressor, options)
+    job = job_file(2, 2, algorithm=("downpour", {}), epochs=32.0, compression=(compressor, options),
+                   optimizer=("sgd", {"lr": 0.04}))  # fmt: skip
+    problem = LeastSquares(samples=64, size=24)
+    outcome = Simulation(job, problem).run()
+    assert outcome.state == "finished", outcome.reason
+    loss = problem.evaluate(outcome.weights)["loss"]
+    assert loss <= 0.3 * problem.evaluate(problem.initial())["loss"]
+    assert ("take" in replicas.worked) == (compressor != "none")
+
+
+@pytest.mark.parametrize("compressor", ["none", "topk"])
+def test_what_ranks_have_taken_is_applied_once(compressor: str, monkeypatch) -> None:
+    """Although messages are lost, repeated and late."""
+    options = {"density": 0.005, "dense_below": 0} if compressor == "topk" else {}
+    replicas = Replicas(monkeypatch, compressor, options)
+    problem = Ledger(shards=2, cells=300)
+    job = job_file(
+        workers=2, servers=2, batch_size=4, portion_batches=2, epochs=2.0, optimizer=ACCOUNT,
+        compression=(compressor, options),
+    )  # fmt: skip
+    poor = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
+    checkers = ledger_checkers(problem, epochs=2, once=True)
+    simulation = Simulation(job, problem, 3, network=poor, faults=Faults(heal_at_s=4.0),
+                            compute=ComputeOptions(step_s=0.05), checkers=checkers)  # fmt: skip
+    assert simulation.run().state == "finished"
+    assert "add" in replicas.worked
