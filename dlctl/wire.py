@@ -24,7 +24,7 @@ from dlctl.messages import MESSAGES, Array, Json, Message, Packed, Signed
 PROTOCOL = 13
 HEADER_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = 2**34
-FRAMES_MAX = 18
+FRAMES_MAX = 34
 STRING_MAX = 32 * 1024
 DEPTH_MAX = 8
 LISTS_MAX = DEPTH_MAX + 2

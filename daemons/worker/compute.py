@@ -16,8 +16,8 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -365,19 +365,11 @@ class ComputeThread:
         with self._all_ranks("restore", arrays, names=names):
             self._engine.restore(of_engine)
 
-    @contextmanager
-    def _all_ranks(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> Iterator[None]:
+    def _all_ranks(
+        self, kind: str, arrays: Sequence[Array] = (), **header: Any
+    ) -> AbstractContextManager[None]:
         """The other ranks make the same call meanwhile, and have made it then."""
-        if self._ranks is None:
-            yield
-            return
-        self._ranks.call(kind, arrays, **header)
-        try:
-            yield
-        except Exception:
-            self._ranks.blame()
-            raise
-        self._ranks.done()
+        return nullcontext() if self._ranks is None else self._ranks.same(kind, arrays, **header)
 
     def _batch(self, effect: Compute, number: int, *, is_fresh: bool) -> Computed:
         if self._ahead is not None and effect.own_lr is not None:

@@ -273,7 +273,7 @@ class CutStepper:
         whole.evaluates_on = devices[0]
         told = {"layout": digest(whole.layout)}
         self._job, self._ranks, self._memory = job, ranks, whole.memory
-        with self._all([((), told | {"device": str(device)}) for device in devices[1:]], "cut"):
+        with ranks.each("cut", [((), told | {"device": str(each)}) for each in devices[1:]]):
             self._mine = make_stepper(job, whole, whole.memory, devices[0], 0)
         self._share = _share(job, whole.memory, ranks.slot, ranks.epoch, 0)
         self.vectors = Vectors(whole.memory, self._share, self._work, ranks.turn)
@@ -282,34 +282,17 @@ class CutStepper:
         self.replica = CutReplica(whole, self)
         self.inner = self._mine.inner
 
-    @contextmanager
-    def _all(
-        self, calls: Sequence[tuple[Sequence[Array], dict[str, Any]]], kind: str
-    ) -> Iterator[None]:
-        """Each of the other ranks makes its call meanwhile, and has made it then."""
-        with self._ranks.turn:
-            self._ranks.call_each(kind, calls)
-            try:
-                yield
-            except Exception:
-                self._ranks.blame()
-                raise
-            self._ranks.done()
-
-    def _same(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> Any:
-        return self._all([(arrays, header)] * (self._job.replica.ranks - 1), kind)
-
     def _work(self, order: Json) -> list[Answer]:
         """All ranks do their parts of it. Raises RankLost: this may be any thread."""
         try:
-            with self._same("work", **order):
+            with self._ranks.same("work", **order):
                 mine = self._share.work(**order)
         except RanksEnded:
             raise self._ranks.error from None
         return [mine, *((said.header, said.arrays) for said in self._ranks.told())]
 
     def load_averaged(self, values: Array) -> None:
-        with self._same("buffers", [values]):
+        with self._ranks.same("buffers", [values]):
             self._mine.part.load_averaged(values)
 
     def step(
@@ -342,7 +325,7 @@ class CutStepper:
         for share in shares[1:]:
             form, arrays = nests.packed([tuple(each) for each in share])
             calls.append((arrays, told | {"batches": form, "batch_size": size}))
-        with self._all(calls, "step"):
+        with self._ranks.each("step", calls):
             stepped, measured = self._mine.step(shares[0], **told)
             self.replica.values_averaged = self._mine.part.averaged()
         if not stepped.is_usable:
@@ -371,7 +354,7 @@ class CutStepper:
 
     def state(self) -> dict[str, Array]:
         """As `InnerOptimizer.state` of a replica of one process."""
-        with self._same("state"):
+        with self._ranks.same("state"):
             kept = self._mine.state()
         for said in self._ranks.told():
             kept += _kept(said)
@@ -405,5 +388,5 @@ class CutStepper:
             pages.copy(self._memory.array(at, lo, hi), state[name].reshape(-1))
             kept.append(Kept(name, at, None))
         arrays = [each.array for each in kept if each.array is not None]
-        with self._same("restore", arrays, kept=[[k.name, k.vector] for k in kept]):
+        with self._ranks.same("restore", arrays, kept=[[k.name, k.vector] for k in kept]):
             self._mine.restore(kept)

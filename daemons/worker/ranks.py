@@ -19,8 +19,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ BLAME_S = 1.0
 """An error in one rank may be about another one that has died: so long that is waited for."""
 DRAIN_S = 0.5
 """For the last lines of a rank that has ended."""
+
+
+Call = tuple[Sequence[Array], Mapping[str, Any]]
+"""The arrays and the header of what a rank is told."""
 
 
 class RankLost(ProcessLost):
@@ -77,14 +81,13 @@ class Ranks:
         self._ranks: list[_Rank] = []
         self._changed = threading.Condition()
         self._is_over = False
-        self._store = -1
-        self.memory = -1
-        """A file that all ranks have open, for `RankMemory`."""
+        self.store = self.memory = -1
+        """Files without a name that all ranks have inherited; the one for `RankMemory`."""
         self._begun = 0.0
         self._calls = 0
         self.slot = self.epoch = 0
         self.turn = threading.RLock()
-        """Held by the thread that has the ranks make a call, until they have made it."""
+        """Of the thread that has them make a call."""
         self.error = RankLost("a rank has failed")
         """Why they have ended."""
 
@@ -96,9 +99,9 @@ class Ranks:
     def start(self, slot: int, epoch: int) -> None:
         """Start all processes; they build their models meanwhile. Raises DlctlError."""
         self.slot, self.epoch = slot, epoch
-        self._store, self._begun = os.memfd_create("dlctl-ranks", os.MFD_CLOEXEC), time.monotonic()
+        self.store, self._begun = os.memfd_create("dlctl-ranks", os.MFD_CLOEXEC), time.monotonic()
         self.memory = os.memfd_create("dlctl-replica", os.MFD_CLOEXEC)
-        order = {"slot": slot, "epoch": epoch, "ranks": self.count, "store": self._store,
+        order = {"slot": slot, "epoch": epoch, "ranks": self.count, "store": self.store,
                  "memory": self.memory}  # fmt: skip
         try:
             for rank in range(1, self.count):
@@ -117,9 +120,9 @@ class Ranks:
 
         self._await(BUILT, "to build its model", self._begun + self._ready_s)
         deadline = time.monotonic() + MEET_S
-        self._tell("meet", limit_s=MEET_S, device=device)
+        self._tell("meet", [((), {"limit_s": MEET_S, "device": device})] * len(self._ranks))
         try:
-            group = join_group(self._store, 0, self.count, MEET_S, device)
+            group = join_group(self.store, 0, self.count, MEET_S, device)
         except Exception as error:
             self.blame()
             self._lose(self._late(MET, "to come into the group", f"; {error}"))
@@ -128,15 +131,10 @@ class Ranks:
         log.info("%d ranks make up this replica; the pids of the others: %s", self.count, pids)
         return group
 
-    @property
-    def store(self) -> int:
-        """The file without a name that all ranks have inherited."""
-        return self._store
-
     def share(self) -> None:
         """Return when all ranks have the model that stands in the store. Raises RanksEnded."""
         self._await(BUILT, "to build its model", self._begun + self._ready_s)
-        self._tell("meet", limit_s=MEET_S)
+        self._tell("meet", [((), {})] * len(self._ranks))
         self._await(MET, "to come to the model of all", time.monotonic() + MEET_S)
 
     def ask(self, rank: int, kind: str, **header: Any) -> None:
@@ -155,27 +153,28 @@ class Ranks:
                 raise RanksEnded
             return each.result
 
-    def call(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
-        """Have all later ranks make this call, too. Raises RanksEnded."""
-        self._calls += 1
-        self._tell(kind, arrays, **header)
+    def same(
+        self, kind: str, arrays: Sequence[Array] = (), **header: Any
+    ) -> AbstractContextManager[None]:
+        """All later ranks make the same call meanwhile, and have made it then."""
+        return self.each(kind, [(arrays, header)] * len(self._ranks))
 
-    def call_each(
-        self, kind: str, calls: Sequence[tuple[Sequence[Array], Mapping[str, Any]]]
-    ) -> None:
-        """Have each of the later ranks make a call of its own: its arrays and header."""
-        self._calls += 1
-        for each, (arrays, header) in zip(self._ranks, calls, strict=True):
-            with suppress(OSError):
-                send(each.link, kind, arrays, **header)
+    @contextmanager
+    def each(self, kind: str, calls: Sequence[Call]) -> Iterator[None]:
+        """Each of them makes one of its own. Raises RanksEnded."""
+        with self.turn:
+            self._calls += 1
+            self._tell(kind, calls)
+            try:
+                yield
+            except Exception:
+                self.blame()
+                raise
+            self._await(MET + self._calls, "", None)
 
     def told(self) -> list[Said]:
-        """What each of them has said of the newest call, which is done."""
+        """What each of them has said of the newest call."""
         return [each.said for each in self._ranks]
-
-    def done(self) -> None:
-        """Return when all of them have made the newest call. Raises RanksEnded."""
-        self._await(MET + self._calls, "", None)
 
     def blame(self) -> None:
         """Rank 0 has failed. Raises RanksEnded if that is because another one has ended."""
@@ -192,13 +191,13 @@ class Ranks:
             each.process.kill()
         for each in self._ranks:
             each.end()
-        for file in (self._store, self.memory):
+        for file in (self.store, self.memory):
             if file >= 0:
                 os.close(file)
-        self._store = self.memory = -1
+        self.store = self.memory = -1
 
-    def _tell(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
-        for each in self._ranks:
+    def _tell(self, kind: str, calls: Sequence[Call]) -> None:
+        for each, (arrays, header) in zip(self._ranks, calls, strict=True):
             with suppress(OSError):  # Whoever watches it knows.
                 send(each.link, kind, arrays, **header)
 

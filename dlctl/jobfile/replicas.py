@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dlctl.config import JobFile
+from dlctl.config import PARTS_MAX, JobFile
 from dlctl.jobfile.positions import KeyPath
 
 WHOLE = ("muon", "adafactor", "sparseadam")
@@ -41,6 +41,10 @@ def faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
         yield ("gradient", "compile"), f"torch.compile does not go with {way}", "remove it"
     if job.gradient.precision == "fp16":
         yield ("gradient", "precision"), f"fp16 does not go with {way}", 'use "bf16"'
+    is_whole = (job.compression.name, job.compression.options.get("values")) == ("none", "float32")
+    if chosen.ranks > PARTS_MAX and not is_whole:
+        what = f"a push is made up of what {PARTS_MAX} processes have taken, or fewer"
+        yield ("compression", "name"), what, 'use "none" with values = "float32"'
     if way != "pipeline" and (job.inner.name in WHOLE or ":" in job.inner.name):
         what = f"{job.inner.name} may need whole parameters, and with {way} a process has slices"
         yield ("inner", "name"), what, 'use "adamw", for example'

@@ -47,6 +47,10 @@ PIPELINE = "[replica]\npipeline = 2\n"
         ("[replica]\nfsdp = 2\ntensor = 2", "is cut in one way, not by fsdp and tensor"),
         (f'[algorithm]\nname = "gossip"\n[workers]\ncount = 2\n{FSDP}', "gossip has no servers"),
         (f'[algorithm]\nname = "rows"\n{FSDP}', "rows brings the rows of a batch to one process"),
+        (
+            '[compression]\nname = "topk"\n[replica]\nfsdp = 11\n[workers]\nbatch_size = 16',
+            "a push is made up of what 10 processes have taken, or fewer",
+        ),
         ("[replica]\nhogwild = 2\nfsdp = 2", "is cut in one way, not by fsdp and hogwild"),
         (f'[workers]\nbatch_size = "auto"\n{FSDP}', "fsdp needs a number"),
         (f"[workers]\nbatch_size = 1\n{FSDP}", "is cut into 2, and has 1 samples"),

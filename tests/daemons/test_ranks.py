@@ -115,29 +115,24 @@ def test_all_ranks_make_every_operation_and_one_that_fails_is_named(house) -> No
     at = house(count=3).begin()
     engine, twin = at.meet(), Twin(None, np.zeros(8, np.float32))
     state = {"v": np.arange(8, dtype=np.float32), "steps": np.full(8, 5, np.float32)}
-    at.ranks.call("restore", [*state.values()], names=[*state])
-    engine.restore(state)
-    at.ranks.done()
+    with at.ranks.same("restore", [*state.values()], names=[*state]):
+        engine.restore(state)
     twin.restore(state)
     gradient = np.linspace(-1, 1, 8, dtype=np.float32)
     for _ in range(3):
-        at.ranks.call("run", (gradient,), op="way")
-        (way,) = engine.run("way", (gradient,))
-        at.ranks.done()
+        with at.ranks.same("run", (gradient,), op="way"):
+            (way,) = engine.run("way", (gradient,))
         np.testing.assert_allclose(way, twin.way(gradient)[0], rtol=1e-5)
-    at.ranks.call("state")
-    taken = engine.state()
-    at.ranks.done()
+    with at.ranks.same("state"):
+        taken = engine.state()
     np.testing.assert_allclose(taken["v"], twin.state()["v"], rtol=1e-5)
     assert taken["steps"].tolist() == [8, 8, 8, 0, 0, 0, 0, 0]
     assert not at.told
-    at.ranks.call("run", op="nothing")
-    failed = at.until_told()
+    with pytest.raises(RanksEnded), at.ranks.same("run", op="nothing"):
+        failed = at.until_told()
     assert isinstance(failed, TaskFailed)
     assert failed.error.startswith("rank ")
     assert 'toy-engine: its engine has no operation "nothing"' in failed.error
-    with pytest.raises(RanksEnded):
-        at.ranks.done()
 
 
 def test_rank_0_that_waits_for_a_rank_hears_of_its_death(house) -> None:
@@ -145,12 +140,9 @@ def test_rank_0_that_waits_for_a_rank_hears_of_its_death(house) -> None:
     engine = at.meet()
     gradient = np.ones(8, np.float32)
     os.kill(at.pid(), signal.SIGKILL)
-    at.ranks.call("run", (gradient,), op="way")
     # Its part of the collective fails, too, and that is not the engine's fault.
-    with pytest.raises(Exception, match=r"."):
+    with pytest.raises(RanksEnded), at.ranks.same("run", (gradient,), op="way"):
         engine.run("way", (gradient,))
-    with pytest.raises(RanksEnded):
-        at.ranks.blame()
     assert at.told[0].message == f"rank 1 of 2 (pid {at.pid()}) was ended by SIGKILL"
     assert at.told[0].exit_code == 5
 

@@ -120,4 +120,4 @@ def test_what_ranks_have_taken_is_applied_once(compressor: str, monkeypatch) -> 
     simulation = Simulation(job, problem, 3, network=poor, faults=Faults(heal_at_s=4.0),
                             compute=ComputeOptions(step_s=0.05), checkers=checkers)  # fmt: skip
     assert simulation.run().state == "finished"
-    assert "add" in replicas.worked
+    assert {"copy", "squares"} & replicas.worked
