@@ -367,7 +367,7 @@ class ComputeThread:
 
     def _all_ranks(
         self, kind: str, arrays: Sequence[Array] = (), **header: Any
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[Any]:
         """The other ranks make the same call meanwhile, and have made it then."""
         return nullcontext() if self._ranks is None else self._ranks.same(kind, arrays, **header)
 

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import hashlib
 import logging
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -31,7 +32,7 @@ from daemons.worker.cutting import (
     without_values,
 )
 from daemons.worker.out_of_memory import explained
-from daemons.worker.part import Kept, Part, PartStepper, Weighted, together
+from daemons.worker.part import Kept, Part, PartStepper, Weighted
 from daemons.worker.pipeline import StagePart, shown, stage_pieces
 from daemons.worker.rank_group import on_loopback
 from daemons.worker.rank_memory import PARAMETERS, STATES, RankMemory
@@ -40,7 +41,7 @@ from daemons.worker.ranks import Ranks, RanksEnded
 from daemons.worker.replica import Measured, Replica
 from daemons.worker.sequences import cut
 from daemons.worker.spread import Answer, Share, Vectors
-from daemons.worker.stepper import SCALER, Stepped
+from daemons.worker.stepper import SCALER, Stepped, together
 from daemons.worker.task import Task, TaskError
 from dlctl import parameter_groups, registry
 from dlctl.algorithms.needs import Pull
@@ -197,9 +198,7 @@ class PartCalls:
             case "buffers":
                 self._stepper.part.load_averaged(call.arrays[0])
             case "state":
-                kept = self._stepper.state()
-                arrays = [each.array for each in kept if each.array is not None]
-                return {"kept": [[k.name, k.vector] for k in kept]}, arrays
+                return _told(self._stepper.state())
             case "restore":
                 self._stepper.restore(_kept(call))
         return {}, ()
@@ -225,9 +224,14 @@ class PartCalls:
         return {"measured": [[part, each.metrics] for part, each in measured if each.metrics]}
 
 
-def _kept(said: Said) -> list[Kept]:
+def _told(kept: Kept) -> Answer:
+    numbers = {name: value if isinstance(value, int) else 0 for name, value in kept.items()}
+    return {"kept": numbers}, [value for value in kept.values() if not isinstance(value, int)]
+
+
+def _kept(said: Said) -> Kept:
     arrays = iter(said.arrays)
-    return [Kept(name, at, None if at else next(arrays)) for name, at in said.header["kept"]]
+    return {name: number or next(arrays) for name, number in said.header["kept"].items()}
 
 
 # ---------------------------------------------------------------- rank 0
@@ -285,11 +289,11 @@ class CutStepper:
     def _work(self, order: Json) -> list[Answer]:
         """All ranks do their parts of it. Raises RankLost: this may be any thread."""
         try:
-            with self._ranks.same("work", **order):
+            with self._ranks.same("work", **order) as told:
                 mine = self._share.work(**order)
         except RanksEnded:
             raise self._ranks.error from None
-        return [mine, *((said.header, said.arrays) for said in self._ranks.told())]
+        return [mine, *((said.header, said.arrays) for said in told)]
 
     def load_averaged(self, values: Array) -> None:
         with self._ranks.same("buffers", [values]):
@@ -325,12 +329,12 @@ class CutStepper:
         for share in shares[1:]:
             form, arrays = nests.packed([tuple(each) for each in share])
             calls.append((arrays, told | {"batches": form, "batch_size": size}))
-        with self._ranks.each("step", calls):
+        with self._ranks.each("step", calls) as answers:
             stepped, measured = self._mine.step(shares[0], **told)
             self.replica.values_averaged = self._mine.part.averaged()
         if not stepped.is_usable:
             return stepped
-        return stepped._replace(gradient=gradient, metrics=self._metrics(measured))
+        return stepped._replace(gradient=gradient, metrics=_metrics(measured, answers))
 
     def _number(self, vector: Array | None) -> int | None:
         """Of a vector in the memory of all."""
@@ -346,47 +350,48 @@ class CutStepper:
         shares = [list(batches[n * each : (n + 1) * each]) for n in range(count)]
         return [share + [(batches[0][0], 0.0)] * (each - len(share)) for share in shares]
 
-    def _metrics(self, mine: Sequence[tuple[float, Measured]]) -> dict[str, float]:
-        told = [each for said in self._ranks.told() for each in said.header["measured"]]
-        return together([(part, each.metrics) for part, each in mine] + told)
-
     # ------------------------------------------------------------ what is saved
 
     def state(self) -> dict[str, Array]:
         """As `InnerOptimizer.state` of a replica of one process."""
-        with self._ranks.same("state"):
-            kept = self._mine.state()
-        for said in self._ranks.told():
-            kept += _kept(said)
-        slices, found = self.replica.layout.slices(TRAINED), dict[str, Array]()
-        places = [(entry.shape, lo, hi) for entry, lo, hi in slices]
-        for name, at, array in kept:
-            if array is None:
+        with self._ranks.same("state") as told:
+            mine = self._mine.state()
+        kept = dict(ChainMap(dict(mine), *(dict(_kept(said)) for said in told)))
+        places, found = self._places(), dict[str, Array]()
+        for name, value in kept.items():
+            if isinstance(value, int):
                 assert self.inner is not None
                 shape, lo, hi = places[self.inner.of_name(name)[0]]
-                array = self._memory.array(at, lo, hi).reshape(shape)
-            found.setdefault(name, array)
+                value = self._memory.array(value, lo, hi).reshape(shape)
+            found[name] = value
         return found
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Go on from what `state` was, of a replica of any shape. Raises DlctlError."""
         if self.inner is None:
             return
-        places = [(entry.shape, lo, hi) for entry, lo, hi in self.replica.layout.slices(TRAINED)]
-        kept, slices = [], dict[str, int]()
+        kept: dict[str, Array | int] = {n: array for n, array in state.items() if n != SCALER}
+        places, whole = self._places(), dict[str, tuple[str, int, int]]()
         for name, array in state.items():
-            index, _ = self.inner.of_name(name)
-            is_whole = 0 <= index < len(places) and array.shape == places[index][0] and array.ndim
-            if is_whole and array.dtype == np.float32:
-                slices[name] = index
-            elif name != SCALER:
-                kept.append(Kept(name, 0, array))
-        keys = sorted({self.inner.of_name(name)[1] for name in slices})
-        for name, index in slices.items():
-            _, lo, hi = places[index]
-            at = STATES + keys.index(self.inner.of_name(name)[1])
+            index, key = self.inner.of_name(name)
+            shape, lo, hi = places.get(index, ((), 0, 0))
+            if array.shape == shape and array.ndim and array.dtype == np.float32:
+                whole[name] = key, lo, hi
+        keys = sorted({key for key, _, _ in whole.values()})
+        for name, (key, lo, hi) in whole.items():
+            kept[name] = at = STATES + keys.index(key)
             pages.copy(self._memory.array(at, lo, hi), state[name].reshape(-1))
-            kept.append(Kept(name, at, None))
-        arrays = [each.array for each in kept if each.array is not None]
-        with self._ranks.same("restore", arrays, kept=[[k.name, k.vector] for k in kept]):
+        told, arrays = _told(kept)
+        with self._ranks.same("restore", arrays, **told):
             self._mine.restore(kept)
+
+    def _places(self) -> dict[int, tuple[tuple[int, ...], int, int]]:
+        """Of each trained parameter its shape, and where it lies in a vector."""
+        slices = self.replica.layout.slices(TRAINED)
+        return {index: (entry.shape, lo, hi) for index, (entry, lo, hi) in enumerate(slices)}
+
+
+def _metrics(mine: Sequence[tuple[float, Measured]], told: Sequence[Said]) -> dict[str, float]:
+    """Of all ranks."""
+    others = [each for said in told for each in said.header["measured"]]
+    return together([(part, each.metrics) for part, each in mine] + others)

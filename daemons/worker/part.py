@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ FEW_BYTES = 32 << 20
 """Of gradients that are stepped along at once, if that makes what an optimiser keeps."""
 Weighted = tuple[Any, float]
 """A batch, and what part of the step's samples it has."""
+Kept = Mapping[str, Array | int]
+"""An optimiser's state by its names, as a rank tells of it; a number: of the vector in the
+replica's memory in which the pieces of all ranks make up the whole."""
 
 
 class Part:
@@ -169,15 +172,6 @@ class Part:
                 tensor.detach().copy_(rounded)
 
 
-class Kept(NamedTuple):
-    """One name of an optimiser's state, as its rank tells of it."""
-
-    name: str
-    vector: int
-    """Of the replica's memory, in which the pieces of all ranks make up the whole; 0: `array`."""
-    array: Array | None
-
-
 class PartStepper:
     """One step of a rank: see `Stepper`, which does this for a replica of one process."""
 
@@ -275,39 +269,39 @@ class PartStepper:
             place.copy_(value)
         return place
 
-    def state(self) -> list[Kept]:
+    def state(self) -> Kept:
         """What its optimiser keeps; of its pieces' elements in the replica's memory."""
         if self.inner is None:
-            return []
+            return {}
         pieces, keys = self.part.pieces, self.inner.keys()
-        found = []
+        found: dict[str, Array | int] = {}
         for name, array in self.inner.state().items():
             index, key = self.inner.of_name(name)
             at = STATES + keys.index(key) if key in keys else 0
             is_whole = index < 0 or array.shape != tuple(pieces[index].value.shape)
             if is_whole or array.dtype != np.float32 or not STATES <= at < FREE:
-                found.append(Kept(name, 0, array))
+                found[name] = array
                 continue
             place = pieces[index].of(self.part.memory.vector(at))
             if array.size and array.ctypes.data != place.data_ptr():
                 place.copy_(torch.from_numpy(array))
-            found.append(Kept(name, at, None))
+            found[name] = at
         return found
 
-    def restore(self, kept: Sequence[Kept]) -> None:
+    def restore(self, kept: Kept) -> None:
         """Go on with what `state` was, of all ranks. Raises DlctlError if it is another
         optimiser's.
         """
         if self.inner is None:
             return
         mine: dict[str, Array] = {}
-        for name, at, array in kept:
+        for name, value in kept.items():
             index, _ = self.inner.of_name(name)
             if index >= 0 and not self.part.pieces[index].is_owned:
                 continue
-            if array is None:
-                array = self.part.pieces[index].of(self.part.memory.vector(at)).numpy()
-            mine[name] = array
+            if isinstance(value, int):
+                value = self.part.pieces[index].of(self.part.memory.vector(value)).numpy()
+            mine[name] = value
         self.inner.restore(mine)
         if self.part.device.type == "cpu":
             self.inner.place(self._in_memory)
@@ -326,13 +320,3 @@ def _a_few_each(gradients: Sequence[Tensor | None]) -> Iterator[list[Tensor | No
         if held > FEW_BYTES or index == len(gradients) - 1:
             yield some
             some, held = [None] * len(gradients), 0
-
-
-def together(measured: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Of every metric the mean over the batches that have it, by their parts of the samples."""
-    sums: dict[str, tuple[float, float]] = {}
-    for part, metrics in measured:
-        for name, value in metrics.items():
-            total, parts = sums.get(name, (0.0, 0.0))
-            sums[name] = total + part * value, parts + part
-    return {name: total / parts for name, (total, parts) in sums.items()}

@@ -140,7 +140,7 @@ class Ranks:
     def ask(self, rank: int, kind: str, **header: Any) -> None:
         """Have one later rank do something, and then say what has come of it (`result_of`)."""
         each = self._ranks[rank - 1]
-        each.result = None
+        each.said = Said("", {}, ())
         with suppress(OSError):  # Whoever watches it knows.
             send(each.link, kind, **header)
 
@@ -148,33 +148,34 @@ class Ranks:
         """Of what it was asked for last, when that is done. Raises RanksEnded."""
         each = self._ranks[rank - 1]
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or each.result is not None)
-            if self._is_over or each.result is None:
+            self._changed.wait_for(lambda: self._is_over or "result" in each.said.header)
+            if self._is_over:
                 raise RanksEnded
-            return each.result
+            result: dict[str, Any] = each.said.header["result"]
+            return result
 
     def same(
         self, kind: str, arrays: Sequence[Array] = (), **header: Any
-    ) -> AbstractContextManager[None]:
-        """All later ranks make the same call meanwhile, and have made it then."""
+    ) -> AbstractContextManager[list[Said]]:
+        """All later ranks make the same call meanwhile."""
         return self.each(kind, [(arrays, header)] * len(self._ranks))
 
     @contextmanager
-    def each(self, kind: str, calls: Sequence[Call]) -> Iterator[None]:
-        """Each of them makes one of its own. Raises RanksEnded."""
+    def each(self, kind: str, calls: Sequence[Call]) -> Iterator[list[Said]]:
+        """Each of them makes one of its own, and has made it then; the list has what they have said
+        of it. Raises RanksEnded.
+        """
+        told: list[Said] = []
         with self.turn:
             self._calls += 1
             self._tell(kind, calls)
             try:
-                yield
+                yield told
             except Exception:
                 self.blame()
                 raise
             self._await(MET + self._calls, "", None)
-
-    def told(self) -> list[Said]:
-        """What each of them has said of the newest call."""
-        return [each.said for each in self._ranks]
+            told += [each.said for each in self._ranks]
 
     def blame(self) -> None:
         """Rank 0 has failed. Raises RanksEnded if that is because another one has ended."""
@@ -247,7 +248,6 @@ class Ranks:
     def came(self, rank: _Rank, said: Said) -> None:
         with self._changed:
             rank.step, rank.said = said.header["step"], said
-            rank.result = said.header.get("result")
             self._changed.notify_all()
 
 
@@ -260,7 +260,6 @@ class _Rank:
         """Raises OSError."""
         self.rank = rank
         self.step = 0
-        self.result: dict[str, Any] | None = None
         self.said = Said("", {}, ())
         """With its newest step."""
         self._owner = owner

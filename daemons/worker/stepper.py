@@ -133,7 +133,8 @@ class Stepper:
         if not (is_sure or (math.isfinite(loss) and clipped <= norm_max)):
             return Stepped(loss, vector, norm, is_usable=False, is_skipped=is_skipped)
         self.steps += 1
-        metrics = _means(measured, parts)
+        told = [(part, each.metrics) for part, each in zip(parts, measured, strict=True)]
+        metrics = together(told)
         if self.clip_norm and norm > self.clip_norm * (1 - CLOSE):
             self._clip_what_is_used(vector, gradients, norm, clipped)
         if rows is not None:
@@ -248,20 +249,14 @@ class Stepper:
             self._scaler.load_state_dict(kept | {"scale": scale, "_growth_tracker": int(tracker)})
 
 
-def _means(measured: Sequence[Measured], parts: Sequence[float]) -> Mapping[str, float]:
-    """Of every metric, over the batches that have it, by their parts of the samples."""
-    if len(measured) == 1:
-        return measured[0].metrics
-    names = dict.fromkeys(name for each in measured for name in each.metrics)
-    found = {}
-    for name in names:
-        having = [
-            (part, each.metrics[name])
-            for part, each in zip(parts, measured, strict=True)
-            if name in each.metrics
-        ]
-        found[name] = sum(p * value for p, value in having) / sum(p for p, _ in having)
-    return found
+def together(measured: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """Of every metric the mean over the batches that have it, by their parts of the samples."""
+    sums: dict[str, tuple[float, float]] = {}
+    for part, metrics in measured:
+        for name, value in metrics.items():
+            total, parts = sums.get(name, (0.0, 0.0))
+            sums[name] = total + part * value, parts + part
+    return {name: total / parts for name, (total, parts) in sums.items()}
 
 
 def _parts(gradients: Sequence[Tensor | None]) -> list[Tensor]:
