@@ -244,11 +244,12 @@ class Workers:
 class Replica:
     """How the model of one worker is cut over several processes of its host: in one of three ways,
     with a GPU for each process where there are some. They live and die together. A checkpoint is
-    the same whatever the shape, so a run may go on with another one. The worker itself, the first
-    process, has the parameters on the host, for its method, and evaluates by itself, with the whole
-    model on its device; the others are idle meanwhile. Needs a method with servers; an inner
-    optimiser steps slices, or with stages whole parameters. With fsdp the buffers of the model, as
-    of BatchNorm, are those of the first process."""
+    the same whatever the shape, so a run may go on with another one. What the method keeps lies in
+    the host's memory, and each process has a part of it, and compresses its part of every push. The
+    worker itself, the first process, evaluates alone, with the values of one module after the other
+    or, on a GPU, with the whole model; the others are idle meanwhile. Needs a method with servers;
+    an inner optimiser steps slices, or with stages whole parameters. With fsdp the buffers of the
+    model, as of BatchNorm, are those of the first process."""
 
     __pydantic_config__ = STRICT
 
