@@ -47,14 +47,15 @@ class Wide:
 example.EVALUATED = 2
 task = Wide()
 '''
+DOWNPOUR = """[algorithm]
+name = "downpour"
+fetch_every_steps = 2
+push_every_steps = 2"""
 JOB = """[job]
 name = "bench"
 task = "train.py:task"
 stop = {{ steps = {steps} }}
-[algorithm]
-name = "downpour"
-fetch_every_steps = 2
-push_every_steps = 2
+{method}
 [inner]
 name = "adamw"
 lr = 1e-4
@@ -65,7 +66,7 @@ lr = 1.0
 count = 1
 [workers]
 count = 1
-batch_size = 2
+batch_size = {batch_size}
 threads = 1
 device = "cpu"
 [replica]
@@ -82,7 +83,7 @@ every_steps = 6
 def measure(*, quick: bool) -> list[Figure]:
     """quick: the tiny model in place of the large one."""
     widths = WIDTHS[:1] * 2 if quick else WIDTHS
-    peaks = {name: [_peaks(width, cut) for width in widths] for name, cut in CUTS.items()}
+    peaks = {name: [peaks_of(width, cut) for width in widths] for name, cut in CUTS.items()}
     (whole,) = _grown(peaks.pop("one process"))
     return [
         Figure(
@@ -100,16 +101,17 @@ def _grown(found: list[list[int]]) -> list[int]:
     return [b - a for a, b in zip(small, large, strict=True)]
 
 
-def _peaks(width: int, cut: str) -> list[int]:
-    """Bytes of each rank, of a whole run."""
+def peaks_of(width: int, cut: str, method: str = DOWNPOUR) -> list[int]:
+    """Bytes of each rank, of a whole run. cut: of `[replica]`, "" for one process."""
+    ranks = int(cut.split()[-1]) if cut else 1
     dlctl = Dlctl()
     with sandbox() as directory:
         (directory / "train.py").write_text(TASK.format(width=width))
         file = directory / "job.toml"
-        file.write_text(JOB.format(steps=STEPS, cut=cut))
+        file.write_text(JOB.format(steps=STEPS, cut=cut, method=method, batch_size=max(ranks, 2)))
         dlctl("start", "--fresh", "--no-wait", str(file))
         try:
-            peaks = _watch(list(paths.all_runs())[-1], ranks=2 if cut else 1)
+            peaks = _watch(list(paths.all_runs())[-1], ranks)
         finally:
             dlctl("stop", "--kill", "-q", "-j", str(file))
     print(f"  {cut or 'whole'}, width {width}: {peaks}", file=sys.stderr, flush=True)

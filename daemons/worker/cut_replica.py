@@ -50,7 +50,7 @@ from dlctl.errors import DlctlError
 from dlctl.flat import TRAINED, Layout
 from dlctl.messages import Array, Json
 from dlctl.util import pages
-from dlctl.vector import copy_of, zeros_like
+from dlctl.vector import zeros_like
 
 log = logging.getLogger("dlctl")
 
@@ -313,7 +313,7 @@ class CutStepper:
     ) -> Stepped:
         """samples: nobody asks here, as there are no rows."""
         gradient = zeros_like(self.vectors.parameters) if gather else None
-        toward = None if pull is None else copy_of(pull.toward)
+        toward = None if pull is None else self.vectors.holding(pull.toward)
         told: dict[str, Any] = {
             "own_lr": own_lr, "gather": self._number(gradient), "norm_max": norm_max,
             "epoch": epoch, "fresh": fresh,

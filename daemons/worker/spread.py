@@ -121,6 +121,14 @@ class Vectors:
         weakref.finalize(array, self._is_unused, number, lo, hi).atexit = False
         return self.seen_as(array)
 
+    def holding(self, values: Array) -> SpreadVector:
+        """A whole vector in parts, or a copy that is."""
+        if isinstance(values, SpreadVector) and self.memory.place(values) is not None:
+            return values
+        other = self.new(0, self.memory.size)
+        other[:] = values
+        return other
+
     def _is_unused(self, number: int, lo: int, hi: int) -> None:
         with self._lock:
             self.memory.clear(number, lo, hi)
@@ -215,9 +223,9 @@ class SpreadVector(Spread):
         into = self.empty(0, self.size)
         said = self.of.do("take", into, self, waits=True, shard=shard, settings=settings)
         if said is None:  # It was made by something else that numpy does.
-            whole = self.copy()
-            packed = whole.packed(shard, settings)
-            self[:] = whole
+            other = self.copy()
+            packed = other.packed(shard, settings)
+            self[:] = other
             return packed
         return joined([_part(plain(into), *answer) for answer in said if answer[0]])
 

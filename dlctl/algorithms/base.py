@@ -36,7 +36,7 @@ from dlctl.optim.base import Optimizer
 from dlctl.rows import RowTables
 from dlctl.settings import Setting
 from dlctl.shards.base import Shard
-from dlctl.vector import Vector, copy_into, copy_of, to_host, zeros_like
+from dlctl.vector import Vector, copy_into, copy_of, zeros_like
 
 # ---------------------------------------------------------------- what a method needs of a run
 
@@ -330,8 +330,9 @@ class ReplicaSide(ABC):
     def restore(self, state: Mapping[str, Array]) -> None:
         """Go on from what `state` was before a stop; gradients may have come to it since."""
         if "residual" in state and state["residual"].size == len(self.residual):
-            made_since = to_host(self.residual).copy()
-            copy_into(self.residual, state["residual"] + made_since)
+            made_since = copy_of(self.residual)
+            copy_into(self.residual, state["residual"])
+            self.residual += made_since
 
     @classmethod
     def state_after(cls, steps: int, samples: int) -> dict[str, Array]:

@@ -1,0 +1,37 @@
+"""No process of a cut replica has a whole vector: neither the model nor a gradient, what is left of
+pushes, or a push. The model is of 101 MB; a vector too many in one of four would be 76 MB there.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from benchmarks.cut_memory import DOWNPOUR, WIDTHS, peaks_of
+
+PARAMETERS_BYTES = 101e6
+LIMIT = 2.6
+"""Times these. Of it: the values, their gradient twice, what AdamW keeps, what was accrued, its way
+to the server and from there. One process has 7.5 of them at its peak.
+"""
+METHODS = {
+    "downpour": DOWNPOUR,
+    "topk": f'{DOWNPOUR}\n[compression]\nname = "topk"',
+    "diloco": '[algorithm]\nname = "diloco"\nlocal_steps = 2',
+}
+
+
+@cache
+def without_model() -> list[int]:
+    """What each process has beside."""
+    return peaks_of(WIDTHS[0], "fsdp = 4")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("method", METHODS)
+def test_each_of_four_processes_has_its_part_of_all_memory(method: str) -> None:
+    found = peaks_of(WIDTHS[1], "fsdp = 4", METHODS[method])
+    grown = [(b - a) / PARAMETERS_BYTES for a, b in zip(without_model(), found, strict=True)]
+    assert max(grown) < LIMIT, grown
