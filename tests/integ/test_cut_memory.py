@@ -11,15 +11,15 @@ import pytest
 from benchmarks.cut_memory import DOWNPOUR, WIDTHS, peaks_of
 
 PARAMETERS_BYTES = 101e6
-LIMIT = 2.6
-"""Times these. Of it: the values, their gradient twice, what AdamW keeps, what was accrued, its way
-to the server and from there. One process has 7.5 of them at its peak.
-"""
 METHODS = {
-    "downpour": DOWNPOUR,
-    "topk": f'{DOWNPOUR}\n[compression]\nname = "topk"',
-    "diloco": '[algorithm]\nname = "diloco"\nlocal_steps = 2',
+    "downpour": (DOWNPOUR, 2.6),
+    "topk": (f'{DOWNPOUR}\n[compression]\nname = "topk"', 3.2),
+    "diloco": ('[algorithm]\nname = "diloco"\nlocal_steps = 2', 2.6),
 }
+"""With the limit in such vectors: the values, their gradient twice, what AdamW keeps, what was
+accrued, its way to the server and from there; and what the selection looks through. One process has
+7.5 of them at its peak without that.
+"""
 
 
 @cache
@@ -32,6 +32,7 @@ def without_model() -> list[int]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("method", METHODS)
 def test_each_of_four_processes_has_its_part_of_all_memory(method: str) -> None:
-    found = peaks_of(WIDTHS[1], "fsdp = 4", METHODS[method])
+    text, limit = METHODS[method]
+    found = peaks_of(WIDTHS[1], "fsdp = 4", text)
     grown = [(b - a) / PARAMETERS_BYTES for a, b in zip(without_model(), found, strict=True)]
-    assert max(grown) < LIMIT, grown
+    assert max(grown) < limit, grown
