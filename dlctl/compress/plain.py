@@ -102,28 +102,26 @@ def _parts(packed: Packed, size: int) -> list[Packed]:
     ]
 
 
-def _expand_parts(compressor: type[Compressor], packed: Packed, size: int) -> Delta:
-    """Of parts of which some are dense all are: the others are small, or say so."""
-    parts = _parts(packed, size)
-    found = [expand(compressor, part, part.length) for part in parts]
-    begins = np.cumsum([0, *(part.length for part in parts)])
-    if all(delta.indices is not None for delta in found):
-        places = [
-            d.indices + at for d, at in zip(found, begins, strict=False) if d.indices is not None
-        ]
-        return Delta(np.concatenate([d.values for d in found]), np.concatenate(places))
-    values = np.zeros(size, np.float32)
-    for delta, at, part in zip(found, begins, parts, strict=False):
-        values[at : at + part.length][slice(None) if delta.indices is None else delta.indices] = (
-            delta.values
-        )
-    return Delta(values)
-
-
 def expand(compressor: type[Compressor], packed: Packed, size: int) -> Delta:
-    """What was pushed, with whatever compressor. Raises as `Compressor.expand` does."""
-    if packed.arrays and packed.arrays[0].dtype == np.int64:
-        return _expand_parts(compressor, packed, size)
+    """What was pushed, with whatever compressor. Raises as `Compressor.expand` does. Of parts of
+    which one is dense all become so.
+    """
+    if not packed.arrays or packed.arrays[0].dtype != np.int64:
+        return _expand_one(compressor, packed, size)
+    parts = _parts(packed, size)
+    deltas = [_expand_one(compressor, part, part.length) for part in parts]
+    begins = np.cumsum([0, *(part.length for part in parts[:-1])])
+    if any(delta.indices is None for delta in deltas):
+        values = np.zeros(size, np.float32)
+        for delta, begin, part in zip(deltas, begins, parts, strict=True):
+            here = values[begin : begin + part.length]
+            here[slice(None) if delta.indices is None else delta.indices] = delta.values
+        return Delta(values)
+    places = [d.indices + at for d, at in zip(deltas, begins, strict=True) if d.indices is not None]
+    return Delta(np.concatenate([delta.values for delta in deltas]), np.concatenate(places))
+
+
+def _expand_one(compressor: type[Compressor], packed: Packed, size: int) -> Delta:
     if len(packed.arrays) == 2 and not any(array.size for array in packed.arrays):
         return Delta(np.empty(0, np.float32), np.empty(0, np.int64))
     return compressor.expand(packed, size)

@@ -196,7 +196,7 @@ class World:
                 self.training = None
         for fetched in [e for e in self.evaluations if e.complete]:
             of = fetched.slices[0]
-            seen = self.fetcher.assemble(fetched)
+            seen = self.fetcher.assemble(fetched, None)
             assert np.array_equal(seen, self.states[of.generation, of.version])
             self.evaluations.remove(fetched)
 
