@@ -71,8 +71,6 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     job = context.job
     logs.capture_prints()
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
-    if job.replica.ranks > 1:
-        loop.transport.bulk.spare_memory()
     files = files_of(loop, context.directory, context.birth)
     acks = Acks(context.directory, context.birth.name, context.birth.incarnation, job.servers.count)
     method = registry.load("algorithms", job.algorithm.name)
@@ -128,6 +126,8 @@ def _later_ranks(context: process.DaemonContext, loop: Loop) -> Ranks | None:
     job, birth = context.job, context.birth
     if job.ranks == 1:
         return None
+    if job.replica.ranks > 1:
+        loop.transport.bulk.spare_memory()
     return Ranks(
         job.ranks,
         loop.fail,

@@ -330,7 +330,7 @@ class ComputeThread:
 
         rank, ranks, group = 0, 1, None
         if self._ranks is not None:
-            ranks, group = len(self._ranks), self._ranks.meet()
+            ranks, group = self._ranks.count, self._ranks.meet()
         return make_engine(self._job, self._engine_name, self._replica, rank, ranks, group)
 
     def _run_engine(self, effect: RunEngine) -> EngineRan:

@@ -104,8 +104,9 @@ class WholeReplica(Replica):
 
     def _let_go(self, module: nn.Module, *_: Any) -> None:
         """What a module has computed with need not be resident here."""
-        for parameter in module.parameters(recurse=False):
-            self.memory.let_go_of(parameter)
+        mine = set(module.parameters(recurse=False))
+        places = zip(self._bound, self.layout.slices(TRAINED), strict=True)
+        self.memory.let_go(PARAMETERS, ((lo, hi) for (p, _), (_, lo, hi) in places if p in mine))
 
 
 # ---------------------------------------------------------------- what every rank does
@@ -167,22 +168,22 @@ def digest(layout: Layout) -> str:
     return hashlib.sha256(layout.to_bytes()).hexdigest()
 
 
-def _share(job: JobFile, memory: RankMemory, slot: int, epoch: int, rank: int) -> Share:
+def _share(job: JobFile, memory: RankMemory, order: Mapping[str, Any], rank: int) -> Share:
     """What a rank has of the method's vectors, with a compressor of its own."""
     kind = registry.load("compressors", job.compression.name)
     compressor = kind(kind.Options(**job.compression.options))
-    compressor.reseed(job.job.seed, slot, epoch, rank)
+    compressor.reseed(job.job.seed, order["slot"], order["epoch"], rank)
     return Share(memory, rank, job.replica.ranks, compressor)
 
 
 class PartCalls:
     """What a later rank makes of the calls of rank 0."""
 
-    def __init__(self, job: JobFile, whole: Replica, begin: Mapping[str, Any], rank: int) -> None:
-        """begin: what it was told at first."""
+    def __init__(self, job: JobFile, whole: Replica, order: Mapping[str, Any], rank: int) -> None:
+        """order: what it was told at first."""
         self._job, self._rank = job, rank
         self._whole: Replica | None = whole
-        self._begin = begin
+        self._order = order
         self._stepper: Any = None
         self._share: Any = None
 
@@ -211,9 +212,9 @@ class PartCalls:
                 "the model is not that of rank 0",
                 hint="the task's code has to build the same model in every process",
             )
-        memory, me = RankMemory(self._begin["memory"], whole.layout.size()), self._begin
+        memory = RankMemory(self._order["memory"], whole.layout.size())
         self._stepper = make_stepper(self._job, whole, memory, device, self._rank)
-        self._share = _share(self._job, memory, me["slot"], me["epoch"], self._rank)
+        self._share = _share(self._job, memory, self._order, self._rank)
 
     def _step(self, call: Said) -> dict[str, Any]:
         said = dict(call.header)
@@ -279,7 +280,7 @@ class CutStepper:
         self._job, self._ranks, self._memory = job, ranks, whole.memory
         with ranks.each("cut", [((), told | {"device": str(each)}) for each in devices[1:]]):
             self._mine = make_stepper(job, whole, whole.memory, devices[0], 0)
-        self._share = _share(job, whole.memory, ranks.slot, ranks.epoch, 0)
+        self._share = _share(job, whole.memory, ranks.order, 0)
         self.vectors = Vectors(whole.memory, self._share, self._work, ranks.turn)
         whole.vectors = self.vectors
         self._mine.part.let_go()

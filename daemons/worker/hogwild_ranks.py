@@ -54,9 +54,9 @@ class Ahead:
     def __init__(self, ranks: Ranks, replica: Replica) -> None:
         """Returns when all ranks have the model. Raises RanksEnded, DlctlError."""
         self._ranks = ranks
-        size = 4 * replica.layout.size() * (len(ranks) + 1)
+        size = 4 * replica.layout.size() * (ranks.count + 1)
         reserve(ranks.store, size)
-        memory = map_memory(replica, ranks.store, len(ranks))
+        memory = map_memory(replica, ranks.store, ranks.count)
         memory.parameters.copy_(torch.from_numpy(replica.parameters))
         replica.move_to(memory.parameters, is_shared=True)
         ranks.share()
@@ -76,7 +76,7 @@ class Ahead:
             self._ranks.result_of(rank)  # Nobody has asked for it.
         self._begun, self._portion = {}, portion
         for rank, following in zip(
-            range(1, len(self._ranks)), range(number + 1, batches), strict=False
+            range(1, self._ranks.count), range(number + 1, batches), strict=False
         ):
             self._ranks.ask(
                 rank, "batch", portion=portion, number=following, own_lr=effect.own_lr,

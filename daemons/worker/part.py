@@ -83,12 +83,6 @@ class Part:
         for number in range(PARAMETERS, FREE):
             self.memory.let_go(number, self._not_mine)
 
-    def tell_values(self) -> None:
-        """Put what was stepped into the replica's memory."""
-        for each in self.pieces:
-            if each.is_owned and each.value is not each.master:
-                each.master.copy_(each.value)
-
     def run(
         self, batches: Sequence[Weighted], step: int, epoch: int
     ) -> list[tuple[float, Measured]]:
@@ -248,7 +242,9 @@ class PartStepper:
                     gradient.add_(each.value - aim, alpha=strength)
         if self.part.device.type != "cpu":
             self.inner.step(gradients, lr)
-            self.part.tell_values()
+            for each in self.part.pieces:
+                if each.is_owned:
+                    each.master.copy_(each.value)
             return
         for some in [gradients] if self._is_placed else _a_few_each(gradients):
             self.inner.step(some, lr)

@@ -69,12 +69,6 @@ class RankMemory:
         for at, until in ((begin, min(first, end)), (max(last, begin), end)):
             ctypes.memset(self._begin + at, 0, max(0, until - at))
 
-    def let_go_of(self, tensor: Tensor) -> None:
-        """Do without a tensor here, if it is in this memory; who looks at it has it again."""
-        place = self.place(tensor.detach().view(-1).numpy()) if tensor.is_contiguous() else None
-        if place is not None:
-            self.let_go(place[0], [(place[1], place[1] + tensor.numel())])
-
     def let_go(self, number: int, parts: Iterable[tuple[int, int]]) -> None:
         """Do without these elements [lo, hi) of a vector here; who looks at one has it again."""
         for lo, hi in parts:

@@ -85,28 +85,21 @@ class Ranks:
         """Files without a name that all ranks have inherited; the one for `RankMemory`."""
         self._begun = 0.0
         self._calls = 0
-        self.slot = self.epoch = 0
-        self.turn = threading.RLock()
-        """Of the thread that has them make a call."""
-        self.error = RankLost("a rank has failed")
-        """Why they have ended."""
-
-    def __len__(self) -> int:
-        return self.count
+        self.turn = threading.RLock()  # Of the thread that has them make a call.
+        self.error = RankLost("a rank has failed")  # Why they have ended.
 
     # ------------------------------------------------------------ from the thread that computes
 
     def start(self, slot: int, epoch: int) -> None:
         """Start all processes; they build their models meanwhile. Raises DlctlError."""
-        self.slot, self.epoch = slot, epoch
         self.store, self._begun = os.memfd_create("dlctl-ranks", os.MFD_CLOEXEC), time.monotonic()
         self.memory = os.memfd_create("dlctl-replica", os.MFD_CLOEXEC)
-        order = {"slot": slot, "epoch": epoch, "ranks": self.count, "store": self.store,
-                 "memory": self.memory}  # fmt: skip
+        self.order = {"slot": slot, "epoch": epoch, "ranks": self.count, "store": self.store,
+                      "memory": self.memory}  # fmt: skip
         try:
             for rank in range(1, self.count):
                 argv = [str(self._directory), self._name, str(self._incarnation), str(rank)]
-                self._ranks.append(_Rank(self, rank, argv, order))
+                self._ranks.append(_Rank(self, rank, argv, self.order))
         except OSError as error:
             raise RankLost(f"cannot start rank {rank} of {self.count}: {error}") from error
         for each in self._ranks:

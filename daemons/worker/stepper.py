@@ -133,8 +133,7 @@ class Stepper:
         if not (is_sure or (math.isfinite(loss) and clipped <= norm_max)):
             return Stepped(loss, vector, norm, is_usable=False, is_skipped=is_skipped)
         self.steps += 1
-        told = [(part, each.metrics) for part, each in zip(parts, measured, strict=True)]
-        metrics = together(told)
+        metrics = together([(p, m.metrics) for p, m in zip(parts, measured, strict=True)])
         if self.clip_norm and norm > self.clip_norm * (1 - CLOSE):
             self._clip_what_is_used(vector, gradients, norm, clipped)
         if rows is not None:

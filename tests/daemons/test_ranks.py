@@ -76,7 +76,7 @@ class House:
         assert len(replica.parameters) == 8
         target = "dlctl_toys.curvature:Curvature"
         group = self.ranks.meet()
-        return make_engine(self.job, target, replica, 0, len(self.ranks), group)
+        return make_engine(self.job, target, replica, 0, self.ranks.count, group)
 
     def until_told(self) -> Any:
         assert self._is_told.wait(COMES_S)
