@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from daemons.worker.rank_memory import GRADIENT, PARAMETERS, RankMemory, others
+from daemons.worker.rank_memory import FREE, PARAMETERS, RankMemory, others
 
 SIZE = 1 << 18
 """Elements: 1 MiB a vector."""
@@ -38,14 +38,16 @@ def mapped() -> int:
 def test_a_vector_that_is_cleared_takes_no_memory_and_the_others_stay(file: int) -> None:
     memory = RankMemory(file, SIZE)
     values = torch.arange(SIZE, dtype=torch.float32)
-    for number in (PARAMETERS, GRADIENT):
+    for number in (PARAMETERS, FREE):
         memory.vector(number).copy_(values)
     assert taken(file) == 8 * SIZE
-    memory.clear(GRADIENT)
-    assert taken(file) == 4 * SIZE
+    memory.clear(FREE, 1000, SIZE)
+    assert taken(file) == 4 * SIZE + mmap.PAGESIZE
     assert torch.equal(memory.vector(PARAMETERS), values)
-    memory.vector(GRADIENT).copy_(values)
-    assert torch.equal(memory.vector(GRADIENT), values)
+    values[1000:] = 0
+    assert torch.equal(memory.vector(FREE), values)
+    memory.clear(FREE, 0, SIZE)
+    assert taken(file) == 4 * SIZE
 
 
 def test_who_lets_go_of_a_part_has_it_again_when_it_looks(file: int) -> None:
@@ -53,12 +55,20 @@ def test_who_lets_go_of_a_part_has_it_again_when_it_looks(file: int) -> None:
     values = torch.arange(SIZE, dtype=torch.float32)
     memory.vector(PARAMETERS).copy_(values)
     before = mapped()
-    memory.let_go([(SIZE // 2, SIZE)])
+    memory.let_go(PARAMETERS, [(SIZE // 2, SIZE)])
     assert mapped() == before - 2 * SIZE
     assert taken(file) == 4 * SIZE
     assert torch.equal(memory.vector(PARAMETERS), values)
-    memory.let_go([(1, mmap.PAGESIZE // 4 + 1)])  # No whole page.
+    memory.let_go(PARAMETERS, [(1, mmap.PAGESIZE // 4 + 1)])  # No whole page.
     assert mapped() == before
+
+
+def test_an_array_is_found_where_it_lies(file: int) -> None:
+    memory = RankMemory(file, SIZE)
+    array = memory.array(FREE, 5, 50)
+    assert memory.place(array[3:]) == (FREE, 8)
+    assert memory.place(array[::2]) is None
+    assert memory.place(array.copy()) is None
 
 
 def test_what_no_part_has() -> None:
