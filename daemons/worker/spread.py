@@ -9,6 +9,7 @@ with an array is done in rank 0, and comes to the same.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -101,6 +102,7 @@ class Vectors:
         self._mine, self._all_work, self._turn = mine, all_work, turn
         self._taken: dict[int, list[tuple[int, int]]] = {}
         """Number of a vector -> its elements that are in use."""
+        self._pid = os.getpid()
         self._lock = threading.RLock()  # What is not used any more may go at any time.
         self.parameters = self.seen_as(memory.array(PARAMETERS, 0, memory.size))
 
@@ -130,6 +132,8 @@ class Vectors:
         return other
 
     def _is_unused(self, number: int, lo: int, hi: int) -> None:
+        if os.getpid() != self._pid:
+            return  # A process that was forked off drops it; its parent may have it still.
         with self._lock:
             self.memory.clear(number, lo, hi)
             self._taken[number].remove((lo, hi))

@@ -9,6 +9,7 @@ import os
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
@@ -121,3 +122,15 @@ def test_what_ranks_have_taken_is_applied_once(compressor: str, monkeypatch) -> 
                             compute=ComputeOptions(step_s=0.05), checkers=checkers)  # fmt: skip
     assert simulation.run().state == "finished"
     assert {"copy", "squares"} & replicas.worked
+
+
+def test_a_process_that_is_forked_off_gives_nothing_of_it_back(monkeypatch) -> None:
+    vector = Replicas(monkeypatch, "none", {}).cut(np.zeros(5000, np.float32))
+    other = zeros_like(vector)
+    other[:] = 7.0
+    child = os.fork()
+    if child == 0:
+        del other
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (np.asarray(other) == 7.0).all()
