@@ -90,7 +90,8 @@ def joined(parts: Sequence[Packed]) -> Packed:
 
 def _parts(packed: Packed, size: int) -> list[Packed]:
     """Raises RemoteProtocolError for what `joined` would not have made."""
-    outline, arrays = packed.arrays[0].tolist(), list(packed.arrays[1:])
+    arrays = list(packed.arrays[1:])
+    outline = packed.arrays[0][: 2 * len(arrays) + 1].tolist()  # A part has an array at least.
     lengths, counts = outline[::2], outline[1::2]
     if len(lengths) != len(counts) or min(outline, default=0) < 1 or sum(lengths) != size:
         raise RemoteProtocolError(f"parts that are not {size} elements together")

@@ -36,6 +36,7 @@ def test_sparse_and_dense_parts_come_to_what_they_are_together() -> None:
     ("outline", "message"),
     [
         ([4, 2, 8], "parts that are not 12 elements together"),
+        ([1] * 1000, "parts that are not 12 elements together"),
         ([], "parts that are not 12 elements together"),
         ([4, 2, 9, 2], "parts that are not 12 elements together"),
         ([-4, 2, 16, 2], "parts that are not 12 elements together"),
