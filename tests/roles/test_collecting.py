@@ -136,6 +136,7 @@ class House:
                 term=process.incarnation,
                 alive=process.alive,
                 host=f"host-{slot}",
+                out_of_touch=False,
                 metrics=self.metrics(process),
             )
             for slot, process in sorted(self.processes.items())
