@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
@@ -49,6 +50,30 @@ def ask(
     return result
 
 
+def until(
+    directory: Path,
+    waiting: Callable[[Snapshot], str | None],
+    limit_s: float,
+    late: Callable[[Snapshot, str], TimedOut],
+    progress: notes.Phases,
+    state: str = "",
+) -> Snapshot:
+    """Wait until `waiting` says None, and not whom the run still waits for; returns it as it is
+    then. After `limit_s` raises what `late` makes. `state` is shown in place of the run's.
+    """
+    began = time.monotonic()
+    while True:
+        snapshot = load(directory)
+        whom = waiting(snapshot)
+        if whom is None:
+            return snapshot
+        waited_s = time.monotonic() - began
+        if waited_s > limit_s:
+            raise late(snapshot, whom)
+        progress.phase(state or snapshot.state, whom, waited_s)
+        time.sleep(POLL_S)
+
+
 def wait(
     snapshot: Snapshot,
     goal: Goal,
@@ -63,23 +88,19 @@ def wait(
     `limit_s` (None: the time that a start may take), Partial if one of those it waits for will
     never come, JobFailed or NotRunning if the run ends meanwhile.
     """
-    limit_s = limit_s if limit_s is not None else _limit_s(snapshot)
-    began = time.monotonic()
-    while True:
-        snapshot = load(snapshot.directory)
-        waiting = goal(snapshot)
-        if not waiting:
-            return snapshot
-        _require_hope(snapshot, what, len(waiting), before)
-        waited_s = time.monotonic() - began
-        named = ", ".join(waiting[:NAMED_MAX])
-        if waited_s > limit_s:
-            raise TimedOut(
-                f"not yet after {values.duration(limit_s)}: {what}; it waits for {named}",
-                hint=f"dlctl why -j {snapshot.run_id}",
-            )
-        progress.phase(snapshot.state, named, waited_s)
-        time.sleep(POLL_S)
+    limit_s = limit_s if limit_s is not None else start_limit_s(snapshot.directory)
+
+    def waiting(snapshot: Snapshot) -> str | None:
+        if not (names := goal(snapshot)):
+            return None
+        _require_hope(snapshot, what, len(names), before)
+        return ", ".join(names[:NAMED_MAX])
+
+    def late(snapshot: Snapshot, whom: str) -> TimedOut:
+        text = f"not yet after {values.duration(limit_s)}: {what}; it waits for {whom}"
+        return TimedOut(text, hint=f"dlctl why -j {snapshot.run_id}")
+
+    return until(snapshot.directory, waiting, limit_s, late, progress)
 
 
 def _require_hope(snapshot: Snapshot, what: str, late: int, before: Mapping[str, int]) -> None:
@@ -99,10 +120,15 @@ def _require_hope(snapshot: Snapshot, what: str, late: int, before: Mapping[str,
         )
 
 
-def _limit_s(snapshot: Snapshot) -> float:
-    timeouts = read_job(snapshot.directory).get("timeouts", {})
-    parts = [values.number(timeouts.get(key)) for key in ("ready_s", "grace_s")]
-    return sum(part or default for part, default in zip(parts, (300.0, 30.0), strict=True))
+def start_limit_s(directory: Path) -> float:
+    """How long a start may take before its coordinator gives up: in a queue, then to be ready, with
+    some time to end what is left.
+    """
+    job = read_job(directory)
+    timeouts, slurm = job.get("timeouts", {}), job.get("slurm", {})
+    queue_s = values.number(slurm.get("queue_s")) if slurm.get("nodes") else 0.0
+    ready_s, grace_s = (values.number(timeouts.get(key)) for key in ("ready_s", "grace_s"))
+    return (queue_s or 0.0) + (ready_s or 300.0) + (grace_s or 30.0)
 
 
 def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:

@@ -21,7 +21,7 @@ from dlctl.health import needs, network, resources, software
 from dlctl.health.findings import FAULT, LINKS, Finding
 from dlctl.health.needs import CONTROL, HERE, Link, Need
 from dlctl.launch.session import Session
-from dlctl.ops import decide, plan
+from dlctl.ops import cases, plan
 from dlctl.runs import paths
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import notes
@@ -49,7 +49,7 @@ def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> l
     wanted, run = {HOME_AGENT: needs.NOTHING}, None
     if file is not None and job is not None:
         wanted = _wanted(needs.of(job, plan.known_model(file, job)), only_host)
-        newest = decide.newest(file, job)
+        newest = cases.newest(file, job)
         run = newest if newest is not None and newest.is_live else None
     if others := len(wanted) - 1:
         notes.note(f"logs in to {plural(others, 'host')}, and measures the links between them ...")

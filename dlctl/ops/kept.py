@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dlctl.runs.snapshot import Snapshot, read_job
-from dlctl.util import hints, notes
-from dlctl.util.units import short_size
+from dlctl.errors import DlctlError
+from dlctl.runs.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from dlctl.config import Servers
@@ -37,21 +37,10 @@ def remove(snapshot: Snapshot) -> None:
         kept_shards.remove(snapshot.directory, servers)
 
 
-def name_what_stays(snapshot: Snapshot) -> None:
-    """A run that is left for a new one may still hold memory: only its owner may give it up."""
-    held = bytes_held(snapshot)
-    if held:
-        name = snapshot.run_id
-        notes.note(f"the shards of {name} stay, {short_size(held)}")
-        remove = hints.told(f"dlctl stop --kill -j {name}", "gives them up")
-        notes.next_step(hints.either(f"dlctl recover -j {name}", remove), "  ")
-
-
 def _servers(snapshot: Snapshot) -> Servers | None:
     """None for a job of another version."""
-    from dlctl import config
+    from dlctl.ops import remains
 
-    try:
-        return config.from_dict(config.JobFile, read_job(snapshot.directory)).servers
-    except (KeyError, TypeError):
-        return None
+    with suppress(DlctlError):
+        return remains.read_jobfile(snapshot.directory).servers
+    return None

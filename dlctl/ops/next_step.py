@@ -13,7 +13,7 @@ from dlctl.control import unresponsive
 from dlctl.errors import DlctlError
 from dlctl.ops import other_hosts, unreadable
 from dlctl.problems import of_reason
-from dlctl.runs import facts, lock, select
+from dlctl.runs import facts, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import has_updates, is_doubtful
 from dlctl.runs.snapshot import Snapshot, newest_whole, read_job
@@ -53,8 +53,6 @@ class Step(NamedTuple):
 
 def of(snapshot: Snapshot) -> Step | None:
     """The next step; None if it trains, has finished, or a newer run has taken its place."""
-    if snapshot.original is not None:
-        return Step(lock.where_to_look(snapshot.original), "says how the run is")
     if snapshot.silent_s is not None:
         run = {**snapshot.run, "daemons": snapshot.daemons}
         return Step(*unresponsive.way(snapshot.directory, run))
@@ -183,11 +181,6 @@ def _start(snapshot: Snapshot) -> Step | None:
     return Step(again, _from_checkpoint(snapshot))
 
 
-def when_all_damaged(run_id: str, job_file: str) -> str:
-    """The same commands for everybody who finds that; `job_file` as one types it."""
-    return hints.either(f"dlctl checkpoint verify -j {run_id}", unreadable.anew(job_file))
-
-
 def _from_checkpoint(snapshot: Snapshot) -> str:
     saved = values.count(facts.saved_step(snapshot))
     return f"goes on from the checkpoint at step {saved}{facts.done_again(snapshot)}"
@@ -200,16 +193,6 @@ def _from_checkpoint(snapshot: Snapshot) -> str:
 RUINED = "the model may be ruined where it stopped"
 RATES = {"lr", "inner_lr"}
 """What ruins a model if it is too large."""
-
-
-def is_ruined(snapshot: Snapshot) -> bool:
-    return snapshot.state == "failed" and is_poisoned(snapshot.reason)
-
-
-def has_way_back(snapshot: Snapshot) -> bool:
-    """Whether it failed so, and there is a checkpoint of before that."""
-    found = newest_whole(snapshot.directory) if is_ruined(snapshot) else None
-    return found is not None and has_updates(found[1]) and not is_doubtful(found[1])
 
 
 def step_of_ruined(snapshot: Snapshot) -> Step:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from dlctl.errors import DlctlError
 from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import hints, notes
-from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from dlctl.config import Host
@@ -89,8 +88,3 @@ def _tell(host: str, done: dict[str, Any]) -> None:
         if rows:
             names = ", ".join(str(row["name"]) for row in rows)
             notes.note(f"{what} on {host}: {names}")
-
-
-def left_there(hosts: list[str]) -> str:
-    """What to say of hosts on which something may go on."""
-    return f"something may still run on {plural(len(hosts), 'host')}: {', '.join(hosts)}"

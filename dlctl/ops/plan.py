@@ -15,14 +15,13 @@ from dlctl import batches, placement
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 from dlctl.health.needs import CONTROL, HERE, Model
-from dlctl.ops import decide
+from dlctl.ops.decide import Action
 from dlctl.runs import select
 from dlctl.util import values
-from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from dlctl.config import Host, JobFile
-    from dlctl.ops.decide import Decision
+    from dlctl.ops.cases import Case
 
 UNIX = "unix socket"
 OWN_WAY = "by its way here"
@@ -99,109 +98,65 @@ def _server(job: JobFile, name: str, host: Host, model: Model | None, coordinato
 # ---------------------------------------------------------------- which run
 
 
-def headline(decision: Decision) -> str:
-    """What would happen, in a sentence."""
-    run = decision.previous.run_id if decision.previous is not None else ""
-    state = decision.previous.state if decision.previous is not None else ""
-    if decision.way == decide.RESUME and decision.checkpoint is not None:
-        step = values.count(decision.checkpoint[1]["step"])
-        return f"{run} ({state}) would resume from its checkpoint at step {step}"
-    if decision.way == decide.BEGIN_FROM and decision.checkpoint is not None:
-        step = values.count(decision.checkpoint[1]["step"])
-        return f"a new run would begin with the checkpoint of {run} ({state}) at step {step}"
-    if decision.way == decide.KEPT and decision.findings is not None:
-        return (
-            f"nothing: start refuses, because {run} ({state}) has no checkpoint, and would lose "
-            f"all of its {decision.findings.done} with the changed job file"
-        )
-    if decision.way == decide.GO_ON and decision.findings is not None:
-        step = values.count(decision.findings.step)
-        return f"{run} would go on where it was, at step {step}: nothing is lost"
-    if decision.way == decide.BEGIN and run:
-        return f"a new run would begin; {run} ({state}) stays as it is"
-    texts = {
-        decide.BEGIN: "a new run would begin",
-        decide.ALIVE: f"nothing: {run} is already {state}",
-        decide.FINISHED: f"nothing: {run} has finished; to train on, change stop in [job]",
-        decide.CHANGED: f"nothing: {run} is {state} with another content, so that start refuses",
-        decide.AWAY: f"{run} has failed; how it goes on, only its hosts know: --check asks them",
-    }
-    return texts[decision.way]
+HEADLINES = {
+    Action.BEGIN: "a new run would begin",
+    Action.BEGIN_FROM: "a new run would begin with the checkpoint of {run} at step {step}",
+    Action.RESUME: "{run} would resume from its checkpoint at step {step}",
+    Action.GO_ON: "{run} would go on where it was: nothing is lost",
+    Action.ALREADY_RUNNING: "nothing: {run} is already {state}",
+    Action.OVER: "nothing: {run} has finished; to train on, change stop in [job]",
+    Action.REFUSE_CHANGED: "nothing: start refuses, because {run} is {state} with another content",
+    Action.REFUSE_KEPT: "nothing: start refuses, because {run} has no checkpoint to go back to",
+    Action.WAIT_FOR_HOSTS: "{run} has failed; only its hosts know how it goes on (--check)",
+}
 
 
-def price(decision: Decision, job: JobFile) -> list[str]:
-    """What of a run would be done again, and how nothing would be; what of it would go on with
-    another method or optimiser; a line each.
-    """
-    from dlctl.ops import decide, otherwise
-
-    ways = (decide.RESUME, decide.KEPT, decide.BEGIN_FROM)
-    if decision.previous is None or decision.way not in ways:
-        return []
-    lines = [again] if (again := decide.done_again(decision)) else []
-    if decision.could_go_on and (again or decision.way == decide.KEPT):
-        lines.append(decide.without_loss(decision))
-    good = decision.checkpoint
-    if good is not None and (translation := otherwise.translated(good, job)) is not None:
-        lines.append(otherwise.in_words(good, translation, job))
-    return lines
+def headline(case: Case) -> str:
+    """What would happen, in a line."""
+    run, good = case.run, case.checkpoint
+    step = "" if good is None else values.count(good[1]["step"])
+    names = {} if run is None else {"run": run.run_id, "state": run.state}
+    return HEADLINES[case.action].format(**names, step=step)
 
 
-def is_change(decision: Decision) -> bool:
+def is_change(case: Case) -> bool:
     """Whether the job file says anything that is neither in force nor reached already."""
-    if decision.way == decide.ALIVE:
-        return bool(decision.changes)
-    return decision.way != decide.FINISHED
+    if case.action is Action.ALREADY_RUNNING:
+        return bool(case.changes)
+    return case.action is not Action.OVER
 
 
-def changes(decision: Decision) -> list[tuple[str, str]]:
+def changes(case: Case) -> list[tuple[str, str]]:
     """(what differs, the command that changes it now; "" if none does), of the newest run."""
-    is_live = decision.previous is not None and decision.previous.is_live
-    return [(change.text(), change.how_live() if is_live else "") for change in decision.changes]
+    is_live = case.run is not None and case.run.is_live
+    return [(change.text(), change.how_live() if is_live else "") for change in case.changes]
 
 
 # ---------------------------------------------------------------- files
 
 
-def files(decision: Decision, job: JobFile, file: Path) -> Iterator[tuple[str, str]]:
+def files(case: Case, job: JobFile, file: Path) -> Iterator[tuple[str, str]]:
     """(what, where) of all that a run would write."""
     parent = Path(os.path.abspath(file.parent / job.job.run_dir))
     directory = parent / f"{job.job.name}-XXXX"
-    if decision.previous is not None and decision.way not in (decide.BEGIN, decide.BEGIN_FROM):
-        directory = decision.previous.directory
-    run = directory.name
+    if case.run is not None and case.action not in (Action.BEGIN, Action.BEGIN_FROM):
+        directory = case.run.directory
     yield "run directory", str(directory)
     yield "checkpoints", f"{directory}/ckpt, the newest {job.checkpoints.keep}"
-    yield "shards", _shards(job, run)
-    for agent, host in placement.agents(job.places).items():
-        if host.ssh:
-            folder = host.dir or "~/.local/state/dlctl/hosts"
-            yield f"on {host.ssh}", f"{folder}/{agent}/{run}, until the run has ended"
-        elif host.is_other:
-            folder = job.slurm.scratch or "/tmp/dlctl-slurm-USERID"
-            yield f"on the node of {agent}", f"{folder}/{agent}/{run}, until the run has ended"
-    if job.has_other_hosts:
-        yield "sent there", _sent(job, file)
-
-
-def _shards(job: JobFile, run: str) -> str:
     if job.servers.durability == "none":
-        return "in the memory of the servers"
-    if job.servers.state_dir:
-        return f"{job.servers.state_dir}/{run}"
-    if job.servers.durability == "disk":
-        return "state/ in the run directory of each host, durable"
-    return "/dev/shm, or state/ in the run directory of each host where there is no room"
-
-
-def _sent(job: JobFile, file: Path) -> str:
-    """Raises UsageError if the task's files cannot be sent, as `start` would."""
-    from dlctl.launch import taskfiles
-
-    home = Path(os.path.abspath(file.parent))
-    found = taskfiles.collect(home, job.job.task, home / job.job.run_dir)
-    size = values.size(sum(map(len, found.files.values())))
-    return f"{plural(len(found.files), 'Python file')}, {size}, to each host"
+        yield "shards", "in the memory of the servers"
+    else:
+        is_in_memory = job.servers.durability == "process" and not job.servers.state_dir
+        yield (
+            "shards",
+            "/dev/shm" if is_in_memory else job.servers.state_dir or f"{directory}/state",
+        )
+    for agent, host in placement.agents(job.places).items():
+        if host.is_other:
+            folder = host.dir or "~/.local/state/dlctl/hosts"
+            if not host.ssh:
+                folder = job.slurm.scratch or "/tmp/dlctl-slurm-USERID"
+            yield f"on the host of {agent}", f"{folder}/{agent}/{directory.name}"
 
 
 # ---------------------------------------------------------------- the model

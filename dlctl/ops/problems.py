@@ -42,11 +42,8 @@ LASTING: Mapping[Code, Code] = {
 def found(snapshot: Snapshot) -> list[Problem]:
     """All problems of a run, the coordinator's first.
 
-    While it is silent or cannot write, all that is known of the others is which processes are gone;
-    of a copy, nothing.
+    While it is silent or cannot write, all that is known of the others is which processes are gone.
     """
-    if snapshot.original is not None:
-        return []
     own, gone = [*_of_coordinator(snapshot)], [*_gone(snapshot)]
     if any(problem.code in ("coordinator-silent", "coordinator-unwritable") for problem in own):
         return [*own, *gone]

@@ -14,7 +14,7 @@ from dlctl.ops import kept, other_hosts
 from dlctl.runs import database, paths
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import notes, processes
-from dlctl.util.text import KILLED
+from dlctl.util.text import KILLED, plural
 
 Tell = Callable[[Mapping[str, Any]], None]
 SAVE_S = 600.0
@@ -23,15 +23,9 @@ SAVE_S = 600.0
 
 MUTE_S = 3.0
 """How long --kill asks before it takes the processes by itself."""
-
-
 EXIT_S = 15.0
 """For the coordinator's own end, after it has said that all is done."""
-
-
 POLL_S = 0.05
-
-
 LOST = "the coordinator died while the run was being stopped"
 
 
@@ -80,11 +74,39 @@ def stop(
     return after
 
 
+def end_left(snapshot: Snapshot, grace_s: float, *, kill: bool) -> tuple[list[str], list[str]]:
+    """End what is left of a run that does not live: (names of those here that were ended, hosts on
+    which something may go on). `kill`: at once, and shards on other hosts are not needed any more.
+    """
+    left_s = 0.0 if kill else grace_s
+    ended, away = clean_up(snapshot, left_s), list[str]()
+    if kill or snapshot.state == "failed":  # After an orderly end nothing is left there.
+        away = other_hosts.end(snapshot, left_s, purge=kill)
+    if kill and snapshot.is_gone:
+        record_end(snapshot.directory, "stopped", KILLED)
+    return ended, away
+
+
+def end_unreadable(snapshot: Snapshot) -> list[str]:
+    """End whatever is found of a run whose database cannot be read; returns hosts on which
+    something may go on. An agent that is still there may have started the next coordinator
+    meanwhile: so twice.
+    """
+    from dlctl.launch import local
+
+    for _ in range(2):
+        rows = [found.row() for found in local.living(snapshot.directory)]
+        end_processes(rows, snapshot.run_id, 0.0)
+    paths.remove_sockets(snapshot.run_id)
+    return other_hosts.end(snapshot, 0.0, purge=True)
+
+
 def require_reached(snapshot: Snapshot, away: list[str]) -> None:
     """Raises Partial if there are hosts on which something may go on."""
     if away:
+        hosts = f"{plural(len(away), 'host')}: {', '.join(away)}"
         raise Partial(
-            f"{snapshot.run_id} has {snapshot.state}, but {other_hosts.left_there(away)}",
+            f"{snapshot.run_id} has {snapshot.state}, but something may still run on {hosts}",
             hint=f"when they can be reached again: dlctl stop --kill -j {snapshot.run_id}",
         )
 

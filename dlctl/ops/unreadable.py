@@ -1,6 +1,5 @@
-"""Runs whose database cannot be read: what is still there, and the way on.
-
-Their checkpoints are files of their own. A new run that begins with the newest one is the way on.
+"""Runs whose database cannot be read: their checkpoints are files of their own, and a new run that
+begins with the newest one is the way on.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints, database, lock, select
+from dlctl.runs import database, lock, select
 from dlctl.runs.snapshot import Unreadable, load, newest_whole
 from dlctl.util import hints, values
 
@@ -22,19 +21,16 @@ if TYPE_CHECKING:
 
 
 def explained(error: Unreadable) -> Unreadable:
-    """The same error with what is still there, and the next commands."""
-    directory = error.directory
-    where = error.where or str(directory / database.FILE)
+    """The same error with the next command."""
+    directory, where = error.directory, error.where or str(error.directory / database.FILE)
     if (original := lock.original_of(directory)) is not None:
-        copy = f"{error.message}\n  this directory is a copy, and the run is in {original}"
-        return Unreadable(directory, copy, where, lock.where_to_look(original))
-    saved, ways_on = _saved(directory)
-    told, next_steps = [error.message, saved], [error.hint, *ways_on]
+        text = f"{error.message}\n  this directory is a copy, and the run is in {original}"
+        return Unreadable(directory, text, where, lock.where_to_look(original))
+    text = error.message
     if there := [found.name for found in living(directory)]:
-        told.append(f"daemons of it live: {', '.join(there)}")
-        next_steps.insert(0, _ending(directory))
-    next_steps.append(anew(job_file(directory)))
-    return Unreadable(directory, "\n  ".join(told), where, hints.either(*next_steps))
+        text += f"\n  daemons of it live: {', '.join(there)}"
+        return Unreadable(directory, text, where, _ending(directory))
+    return Unreadable(directory, text, where, way_on(directory, job_file(directory)))
 
 
 def _ending(directory: Path) -> str:
@@ -47,20 +43,15 @@ def _ending(directory: Path) -> str:
     return hints.told(f"dlctl stop --kill -j {typed}", "ends them")
 
 
-def _saved(directory: Path) -> tuple[str, list[str]]:
-    """(what is there of checkpoints, what can be done). Their bytes are not read: `start` does."""
+def way_on(directory: Path, job_file: str) -> str:
+    """How to go on without its database; `job_file` as one types it. The checkpoint's bytes are not
+    read: `start` does that.
+    """
     found = newest_whole(directory)
-    if found is not None:
-        step, path = values.count(found[1]["step"]), shlex.quote(values.path(found[0]))
-        start = f"dlctl start --from {path} {job_file(directory)}"
-        return f"its newest checkpoint is still there: step {step}, {path}", [
-            hints.told(start, f"a new run goes on from step {step}"),
-            hints.told(f"dlctl checkpoint export {path}", f"the model as of step {step}"),
-        ]
-    if count := len(checkpoints.finished(directory)):
-        verify = f"dlctl checkpoint verify -j {shlex.quote(values.path(directory))}"
-        return f"and of its {count} checkpoints none is whole", [verify]
-    return "and it has no checkpoint", []
+    if found is None:
+        return anew(job_file)
+    path, step = shlex.quote(values.path(found[0])), values.count(found[1]["step"])
+    return hints.told(f"dlctl start --from {path} {job_file}", f"goes on from step {step}")
 
 
 def anew(job_file: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlctl.runs import checkpoints
 from dlctl.runs.manifest import has_updates
-from dlctl.runs.snapshot import COPY, ENDED, Snapshot, newest_whole
+from dlctl.runs.snapshot import ENDED, Snapshot, newest_whole
 from dlctl.util import values
 from dlctl.util.text import escape, plural
 
@@ -16,8 +16,6 @@ Row = Mapping[str, Any]
 
 def became(state: str) -> str:
     """A state as a predicate: "is running", "has failed"."""
-    if state == COPY:
-        return "is a copy"
     return f"{'has' if state in ENDED else 'is'} {state}"
 
 
@@ -47,8 +45,7 @@ def unsaved_steps(snapshot: Snapshot) -> int:
     row = snapshot.run.get("checkpoint")
     saved = row.get("step") if isinstance(row, Mapping) else None
     step = snapshot.run.get("step")
-    has_no_end = snapshot.is_live or snapshot.original is not None
-    if has_no_end or type(saved) is not int or type(step) is not int:
+    if snapshot.is_live or type(saved) is not int or type(step) is not int:
         return 0
     return max(0, step - saved)
 

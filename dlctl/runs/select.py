@@ -94,42 +94,34 @@ def of_job(file: str, name: str) -> list[Snapshot]:
     return without_copies(same)
 
 
-# ---------------------------------------------------------------- pick
+# ---------------------------------------------------------------- one of them
 # Which run a command is about.
 
 
 LISTED_MAX = 8
 
 
-def pick(job: str | None) -> Snapshot:
+def look(job: str | None, *, every_page: bool = True) -> Snapshot:
     """The run that `-j/--job` or $DLCTL_JOB names; else the only one that runs, else the newest:
     of those in ./runs, and if there are none, of all.
 
     `job` is a run id, a job's name (its newest run, by the same rule), a run directory, or a job
-    file. Raises NotFound with what there is, and UsageError if several runs could be meant.
+    file. `every_page`: its database has to be whole; who shows files needs hardly anything of it.
+
+    Raises NotFound with what there is, UsageError if several runs could be meant, Unreadable if its
+    database cannot be read, or is damaged (see `load`), and DlctlError for a copy of a run that had
+    not ended.
     """
-    snapshot = read(directory(job))
-    lock.warn_of_copy(lock.seen(snapshot))
+    snapshot = load(directory(job), every_page=every_page)
+    lock.require_current(snapshot)
     return snapshot
 
 
-def look(job: str | None) -> Snapshot:
-    """The same for a command that says how a run is: of a copy it does not know that."""
-    return _seen(read(directory(job)))
-
-
-def skim(job: str | None) -> Snapshot:
-    """The same for a command that shows files: of the database it needs hardly anything, so damage
-    that can be passed over does not keep it from them.
-    """
-    return _seen(read(directory(job), every_page=False))
-
-
 def own(job: str | None) -> Snapshot:
-    """The same for a command that acts on the run. Raises DlctlError for a copy as well, for that
-    would be to act on the original (see `dlctl.runs.lock`).
+    """The same for a command that acts on the run. Raises DlctlError for any copy, for that would
+    be to act on the original (see `dlctl.runs.lock`).
     """
-    snapshot = read(own_directory(job))
+    snapshot = load(own_directory(job), every_page=True)
     lock.require_own(snapshot)
     return snapshot
 
@@ -146,17 +138,6 @@ def own_directory(job: str | None) -> Path:
             if not job or job == run.run.get("name"):
                 lock.require_own(run)
     return found
-
-
-def _seen(snapshot: Snapshot) -> Snapshot:
-    seen = lock.seen(snapshot)
-    lock.warn_of_copy(seen)
-    return seen
-
-
-def read(directory: Path, *, every_page: bool = True) -> Snapshot:
-    """A run. Raises Unreadable if its database cannot be read, or is damaged (see `load`)."""
-    return load(directory, every_page=every_page)
 
 
 def directory(job: str | None) -> Path:
@@ -190,37 +171,31 @@ def _named(job: str) -> Path:
     if _is_run(path):
         return path.resolve()
     found = directories()
-    same = _of_id(job, found) or _of_job_file(path, found) or _of_name(job, found)
-    if not same:
+    if same := [directory for directory in found if directory.name == job]:
+        runs = all_of(same)
+        readable = [run for run in runs if run.state != UNREADABLE]
+        return _the_one(f'several runs are called "{job}"', readable or runs)
+    if path.is_file():
+        return _the_one(f'several runs of "{path}" are at work', _of_job_file(path, found))
+    named = [run for run in all_of(found) if run.run.get("name") == job]
+    if not named:
         raise _unknown(job, found)
-    return same[-1]
+    here = [run for run in without_copies(named) if is_here(run.directory)]
+    return _the_one(f'several jobs are called "{job}"', here or named)
 
 
-def _is_run(path: Path) -> bool:
-    return path.is_dir() and paths.is_run(path)
+def _the_one(what: str, runs: list[Snapshot]) -> Path:
+    """The one that lives, else the newest. Raises UsageError if several live, or if they are of
+    several projects. Copies are among them only if there is nothing else.
+    """
+    own = without_copies(runs) or runs
+    live = [run for run in own if run.is_live]
+    if len(live) > 1 or (not live and len({run.directory.parent for run in own}) > 1):
+        raise _ambiguous(what, live or own)
+    return (live or own)[-1].directory
 
 
-def _is_path(job: str) -> bool:
-    """Whether it is by its place that a run, or its job file, is named."""
-    return Path(job).is_file() or _is_run(Path(job))
-
-
-def _of_id(job: str, found: list[Path]) -> list[Path]:
-    """Raises UsageError if there are several, and not just one of them is a run to work with."""
-    same = [directory for directory in found if directory.name == job]
-    if len(same) < 2:
-        return same
-    there = all_of(same)
-    own = [run for run in without_copies(there) if run.state != UNREADABLE]
-    if len(own) != 1:
-        raise _ambiguous(f'several runs are called "{job}"', there)
-    return [own[0].directory]
-
-
-def _of_job_file(path: Path, found: list[Path]) -> list[Path]:
-    """The one that lives, else all. Raises UsageError if several do."""
-    if not path.is_file():
-        return []
+def _of_job_file(path: Path, found: list[Path]) -> list[Snapshot]:
     wanted = job_file(path)
     same = [
         run
@@ -230,11 +205,7 @@ def _of_job_file(path: Path, found: list[Path]) -> list[Path]:
     ]
     if not same:
         raise NotFound(f'no run was started from "{path}"', hint=f"dlctl start {path}")
-    own = without_copies(same) or same
-    live = [run for run in own if run.is_live]
-    if len(live) > 1:
-        raise _ambiguous(f'several runs of "{path}" are at work', live)
-    return [run.directory for run in live or own]
+    return same
 
 
 def is_started_from(directory: Path, file: Path) -> bool:
@@ -245,26 +216,13 @@ def is_started_from(directory: Path, file: Path) -> bool:
         return False
 
 
-def _of_name(job: str, found: list[Path]) -> list[Path]:
-    """The one that lives, else those of one job file. Raises UsageError if there are several."""
-    named = [run for run in all_of(found) if run.run.get("name") == job]
-    own = without_copies(named) or named
-    same = [run for run in own if is_here(run.directory)] or own
-    newest = {_owner(run, same): run for run in same}
-    live = [run for run in same if run.is_live]
-    if len(live) > 1 or (not live and len(newest) > 1):
-        raise _ambiguous(f'several jobs are called "{job}"', live or [*newest.values()])
-    return [run.directory for run in live or same]
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and paths.is_run(path)
 
 
-def _owner(run: Snapshot, others: Sequence[Snapshot]) -> str:
-    """The job file that a run is of. If that is gone, as after a move, or not known, as with a
-    damaged database: that of the newest run beside it, or the directory that it lies in.
-    """
-    place = run.directory.parent
-    beside = [other for other in others if other.directory.parent == place]
-    files = [str(one.run.get("job_file")) for one in (*beside, run)]
-    return next((file for file in reversed(files) if os.path.exists(file)), str(place))
+def _is_path(job: str) -> bool:
+    """Whether it is by its place that a run, or its job file, is named."""
+    return Path(job).is_file() or _is_run(Path(job))
 
 
 def _unknown(job: str, found: list[Path]) -> NotFound:

@@ -27,8 +27,6 @@ UNKNOWN = "unknown"
 """State of a daemon on another host that nobody has heard of."""
 SILENT = "silent"
 """State of a coordinator whose process is there and stands still."""
-COPY = "copy"
-"""State of a run whose directory is a copy: what has become of it since is known elsewhere."""
 STALE_AFTER_S = 5.0
 PENDING_MAX_S = 10.0
 """How long a run may exist before its coordinator has written its pid."""
@@ -60,8 +58,6 @@ class Snapshot:
     """Of the living coordinator; None if there is none."""
     beat_age_s: float | None = None
     """How long ago the coordinator was seen to work, see `paths.beat_age_s`."""
-    original: Path | None = None
-    """Where the run is, if this is what a copy of its directory says (see `lock.seen`)."""
 
     @property
     def run_id(self) -> str:
@@ -139,8 +135,6 @@ class Snapshot:
             is_heard = writer is None or writer == self.run.get("pid_start")
             is_at_work = self.is_current or self.unwritten_s is not None
             return "running" if is_at_work and is_heard else "starting"
-        if self.original is not None:
-            return UNKNOWN
         if self.run.get("pid") is None:
             return "pending" if self.is_live else "stopped"
         return "stopped" if self.state in ENDED and not self.is_gone else GONE

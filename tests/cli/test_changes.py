@@ -83,6 +83,15 @@ def test_a_change_is_shown_when_the_daemons_have_acknowledged_it(run, dlctl_comm
     )
 
 
+def test_a_change_reads_no_checkpoint(run, dlctl_command, monkeypatch):
+    saved = save(run, step=9, number=1)
+    for name in ("verify", "read_manifest", "finished", "complete"):
+        monkeypatch.setattr(f"dlctl.runs.checkpoints.{name}", None)
+    with coordinator(change) as (address, _):
+        run.run(control=address, checkpoint={"number": 1, "step": 9, "path": str(saved)})
+        assert dlctl_command("set", "push=5MB/s").code == 0
+
+
 def test_all_daemons_and_keys_are_in_one_request_and_the_coordinator_checks_them(
     run, dlctl_command
 ):
@@ -164,7 +173,7 @@ def test_a_key_that_is_not_live_is_answered_with_the_way_to_change_it(
 def test_an_ended_run_cannot_be_changed(run, dlctl_command):
     run.run(state="stopped", job_file="/somewhere/job.toml", name="digits")
     ended = dlctl_command("set", "push=off")
-    assert (ended.code, "digits-7f3a has stopped" in ended.err) == (1, True)
+    assert (ended.code, "digits-7f3a is stopped" in ended.err) == (1, True)
     assert "next: dlctl start /somewhere/job.toml\n" in ended.err
 
 
@@ -305,7 +314,9 @@ def test_shards_that_a_failed_run_has_left_are_told_of_and_removed_with_a_word(r
     keep(run, 0, 3, [])
     run.run(state="failed", reason="server-1 ended")
     ended = dlctl_command("stop")
-    assert "its state (1 shard) is kept; dlctl stop --kill -j digits-7f3a removes it" in ended.err
+    assert (
+        "its kept state (1 shard) stays; dlctl stop --kill -j digits-7f3a removes it" in ended.err
+    )
     assert " kB " in dlctl_command("ps", "-a").out
     assert "its kept state (1 shard) is removed" in dlctl_command("stop", "--kill").err
     assert "shard" not in dlctl_command("stop", "--kill").err

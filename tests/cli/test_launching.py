@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from nextlines import commands_of, flat
 
 from dlctl.errors import TimedOut
 from dlctl.ops import recover
-from dlctl.ops.decide import differences
+from dlctl.ops.changes import differences
 from dlctl.runs import lock, paths
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import load
@@ -99,8 +98,8 @@ def test_a_stopped_job_goes_on_from_its_checkpoint(job, own_place, play, dlctl_c
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 0
     assert f"resumes {first['run_id']} from step 50; --fresh starts a new run" in err
-    assert "still set: lr=0.05 of server-0 (job file: 0.1)" in err
-    assert "still set: push=1 MB/s of worker-0 (job file: off)" in err
+    assert "still set: lr=0.05 of server-0" in err
+    assert "still set: push=1 MB/s of worker-0" in err
     assert "fetch=" not in err
     assert the_run(own_place)["settings"] == {"server-0": {"lr": 0.05}, "worker-0": {"push": 1e6}}
     second = the_run(own_place)
@@ -152,8 +151,7 @@ def test_a_damaged_checkpoint_is_skipped_and_that_is_said_now_and_in_the_events(
     shown = dlctl_command("events", "--kind", "resumed").out.splitlines()
     assert shown[0].endswith("resumed from the checkpoint at step 50")
     assert shown[1].endswith(
-        "resumed from the checkpoint at step 50: 50 steps are done again, because checkpoint 2 is "
-        "damaged"
+        "resumed from the checkpoint at step 50: 50 steps done again (checkpoint 2 is damaged)"
     )
 
 
@@ -167,7 +165,7 @@ def test_no_new_run_begins_in_silence_when_all_checkpoints_are_damaged(
     cut_newest_checkpoint(Path(run["directory"]))
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 1
-    assert f"{run['run_id']} cannot go on: its only checkpoint is damaged" in err
+    assert f"{run['run_id']} cannot go on: all of its checkpoints are damaged" in err
     assert "cut off" in err
     look, anew = f"dlctl checkpoint verify -j {run['run_id']}", "dlctl start --fresh job.toml"
     assert commands_of(err) == [look, anew]
@@ -176,8 +174,7 @@ def test_no_new_run_begins_in_silence_when_all_checkpoints_are_damaged(
     for command in ("why", "stop"):
         out = "".join(dlctl_command(command)[1:])
         assert (commands_of(out), f"next: {step}" in flat(out)) == ([look, anew], True)
-    over = dlctl_command("recover").out
-    assert f"over it has stopped: nothing to recover next {step} {anew} begins" in flat(over)
+    assert look in dlctl_command("recover").out
     assert (len(list((own_place / "runs").iterdir())), the_run(own_place)) == (1, run)
     assert dlctl_command("start", "--fresh", "job.toml").code == 0
 
@@ -202,7 +199,8 @@ def test_a_run_that_went_back_past_a_damaged_checkpoint_shows_the_one_it_goes_on
     assert "saved at step 100" not in dlctl_command("status").out
     flip_newest_checkpoint(Path(the_run(own_place)["directory"]))
     err = dlctl_command("start", "job.toml").err
-    assert "from step 50, 50 steps are done again; --fresh starts a new run" in err
+    assert "from step 50; --fresh starts a new run" in err
+    assert "50 steps done again (checkpoint 2 is damaged)" in err
     assert "  checkpoint  step 50, " in dlctl_command("status").out
     assert the_run(own_place)["checkpoint"]["number"] == 1
     dlctl_command("stop", "--kill")
@@ -239,14 +237,14 @@ def test_with_another_optimizer_a_new_run_begins_with_the_checkpoint(
     dlctl_command("start", "job.toml")
     dlctl_command("stop")
     job.write_text(JOB.replace('"sgd"', '"adam"'))
-    other = 'optimizer "sgd" -> "adam": the model and its progress go on'
-    told = f"{other}; adam in the servers begins afresh"
+    other = 'optimizer "sgd" -> "adam"; goes on: model, progress'
+    told = f"{other}; begins afresh: adam in the servers"
     (old,) = (own_place / "runs").iterdir()
     plan = dlctl_command("plan", "job.toml")
-    begins = f"a new run would begin with the checkpoint of {old.name} (stopped) at step 50"
+    begins = f"a new run would begin with the checkpoint of {old.name} at step 50"
     assert (plan.code, begins in flat(plan.out), told in flat(plan.out)) == (0, True, True)
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, err.count("warning:")) == (0, 1), err
+    assert code == 0, err
     assert told in flat(err)
     assert f"a new run begins with the checkpoint of {old.name} at step 50" in flat(err)
     assert len(list((own_place / "runs").iterdir())) == 2
@@ -511,22 +509,19 @@ def test_a_job_is_started_by_a_lock_that_network_file_systems_grant(
     with job.open("rb") as stream:
         flock(stream, fcntl.LOCK_SH)
         assert dlctl_command("start", "job.toml").code == 0
-    assert list((paths.index_dir().parent / "locks").iterdir()) == []
 
 
 def test_who_waits_for_another_start_of_the_job_says_so_and_not_for_ever(job, capsys):
-    holder = rf"\(pid {os.getpid()} on .*\) has been starting"
     with (
         lock.starting(job),
-        pytest.raises(TimedOut, match=holder),
+        pytest.raises(TimedOut, match="another command has been starting"),
         lock.starting(job.parent / "." / job.name, timeout_s=0.01),
     ):
         raise AssertionError
     told = capsys.readouterr().err
-    assert f"waiting for another command that starts this job (pid {os.getpid()} on" in told
+    assert "waiting for another command that starts this job" in told
     with lock.starting(job, timeout_s=0.0):
         assert lock.lock_path(job).exists()
-    assert not lock.lock_path(job).exists()
 
 
 def test_differences_are_named_as_in_the_job_file():
@@ -537,16 +532,3 @@ def test_differences_are_named_as_in_the_job_file():
         "job.stop.epochs: 1 -> none",
         "job.stop.steps: none -> 5",
     ]
-
-
-def test_a_full_disk_keeps_no_start_from_being_the_only_one(job):
-    """Only the words of who has the lock are missing then."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with lock.starting(job):
-        pass  # Its directory is there.
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-        with lock.starting(job):
-            assert lock.lock_path(job).read_text() == ""
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

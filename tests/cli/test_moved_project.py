@@ -23,10 +23,8 @@ def test_a_moved_project_goes_on_by_the_command_that_its_start_names(
     for command in ("start", "plan"):
         code, _, err = dlctl_command(command, "job.toml")
         assert (code, f"error: {old} was made for {job}, which is not there" in err) == (1, True)
-    on, fresh = commands_of(err)
-    assert (on.split()[:3], fresh) == (
-        ["dlctl", "start", "--from"], "dlctl start --fresh job.toml",
-    )  # fmt: skip
+    (on,) = commands_of(err)
+    assert on.startswith("dlctl start --from ")
     assert dlctl_command(*shlex.split(on)[1:]).code == 0
     assert dlctl_command("stop").code == 0
     assert len(list(Path("runs").iterdir())) == 2

@@ -14,6 +14,7 @@ import pytest
 from identity import ME, OF_ANOTHER_BOOT
 
 from dlctl.cli import daemon_names
+from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import paths, select
 from dlctl.runs.database import RunDb
@@ -40,30 +41,30 @@ def started(run, at: float):
 
 def test_without_runs_the_way_to_the_first_one_is_shown(own_place):
     with pytest.raises(NotFound, match="no runs yet") as caught:
-        select.pick(None)
+        select.look(None)
     assert "dlctl run" in caught.value.hint
 
 
 def test_the_only_run_that_lives_is_meant_although_others_are_newer(run_directory):
     live = started(run_directory("a-0001").run(state="running", **ME), 1000)
     started(run_directory("b-0002").run(state="stopped"), 2000)
-    assert select.pick(None).directory == live.path
+    assert select.look(None).directory == live.path
 
 
 def test_without_a_live_one_the_newest_here_is_meant(run_directory, tmp_path, monkeypatch):
     started(run_directory("a-0001"), 1000)
     newest_here = started(run_directory("a-0002"), 2000)
     (tmp_path / "elsewhere").mkdir()
-    assert select.pick(None).directory == newest_here.path
+    assert select.look(None).directory == newest_here.path
     monkeypatch.chdir(tmp_path / "elsewhere")  # known from the index alone
-    assert select.pick(None).directory == newest_here.path
+    assert select.look(None).directory == newest_here.path
 
 
 def test_several_live_runs_are_ambiguous(run_directory):
     for name in ("a-0001", "b-0002"):
         run_directory(name).run(state="running", **ME)
     with pytest.raises(UsageError, match="several jobs run: a-0001, b-0002") as caught:
-        select.pick(None)
+        select.look(None)
     assert caught.value.hint.startswith("dlctl ps\n")
 
 
@@ -71,19 +72,19 @@ def test_a_job_name_means_its_newest_run(run_directory):
     started(run_directory("digits-0001"), 2000)
     newest = started(run_directory("digits-0002"), 3000)
     started(run_directory("other-0003"), 4000)
-    assert select.pick("digits").directory == newest.path
-    assert select.pick("digits-0001").run_id == "digits-0001"
+    assert select.look("digits").directory == newest.path
+    assert select.look("digits-0001").run_id == "digits-0001"
 
 
 def test_a_directory_or_a_job_file_is_understood(run_directory, own_place):
     file = own_place / "job.toml"
     file.write_text("")
     run = run_directory("digits-0001").run(job_file=str(file))
-    assert select.pick("runs/digits-0001").directory == run.path
-    assert select.pick("job.toml").directory == run.path
+    assert select.look("runs/digits-0001").directory == run.path
+    assert select.look("job.toml").directory == run.path
     (own_place / "other.toml").write_text("")
     with pytest.raises(NotFound, match=r'no run was started from "other\.toml"'):
-        select.pick("other.toml")
+        select.look("other.toml")
 
 
 def test_a_copied_run_directory_makes_its_name_ambiguous(run_directory, tmp_path, monkeypatch):
@@ -91,9 +92,9 @@ def test_a_copied_run_directory_makes_its_name_ambiguous(run_directory, tmp_path
     shutil.copytree(run.path, tmp_path / "there" / "runs" / "digits-0001")
     monkeypatch.chdir(tmp_path / "there")
     with pytest.raises(UsageError, match='several runs are called "digits-0001"') as caught:
-        select.pick("digits-0001")
+        select.look("digits-0001")
     assert str(run.path) in caught.value.message
-    assert select.pick("runs/digits-0001").directory == tmp_path / "there" / "runs" / "digits-0001"
+    assert select.look("runs/digits-0001").directory == tmp_path / "there" / "runs" / "digits-0001"
 
 
 def test_a_mistyped_name_gets_a_suggestion_and_says_where_it_came_from(run_directory, monkeypatch):
@@ -102,7 +103,7 @@ def test_a_mistyped_name_gets_a_suggestion_and_says_where_it_came_from(run_direc
     with pytest.raises(
         NotFound, match='no run or job is called "digist"; did you mean "digits"'
     ) as c:
-        select.pick("digist")
+        select.look("digist")
     assert c.value.where == "DLCTL_JOB"
     assert c.value.exit_code == 4
 
@@ -112,9 +113,9 @@ def test_one_unreadable_database_does_not_hide_the_other_runs(run_directory):
     bad = run_directory("b-0002")
     bad.db.close()
     (bad.path / "run.db").write_bytes(b"this is no database" * 100)
-    assert select.pick(None).directory == good.path
+    assert select.look(None).directory == good.path
     with pytest.raises(DlctlError, match="database"):
-        select.pick("b-0002")
+        select.look("b-0002")
 
 
 def test_a_run_whose_coordinator_is_gone_has_failed_whatever_its_database_says(run_directory):
@@ -200,26 +201,28 @@ def test_who_works_in_a_project_means_its_runs(run_directory, tmp_path, monkeypa
     ours = {"run_id": "digits-0002", "state": "running", "job_file": "/b/job.toml"}
     set_run(other / "runs" / "digits-0002", **ours, **ME)
     for job in (None, "digits"):
-        assert select.pick(job).directory == here.path
+        assert select.look(job).directory == here.path
     monkeypatch.chdir(other)
     for job in (None, "digits"):
-        assert select.pick(job).run_id == "digits-0002"
+        assert select.look(job).run_id == "digits-0002"
 
 
 def test_a_name_that_several_projects_have_is_ambiguous_elsewhere(
     run_directory, own_place, tmp_path, monkeypatch
 ):
     one, two = (run_directory(f"digits-000{n}").run(name="digits") for n in (1, 2))
-    for run, file in ((one, own_place / "a.toml"), (two, own_place / "b.toml")):
-        file.touch()
-        run.run(state="stopped", job_file=str(file))
+    for run in (one, two):
+        run.run(state="stopped")
     (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "other").mkdir()
+    one.path = one.path.rename(tmp_path / "other" / one.path.name)
+    paths.register(one.path)
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match='several jobs are called "digits"') as caught:
-        select.pick("digits")
+        select.look("digits")
     assert "digits-0001, digits-0002" in caught.value.message
     two.run(state="running", **ME)
-    assert select.pick("digits").run_id == "digits-0002"
+    assert select.look("digits").run_id == "digits-0002"
 
 
 def test_a_run_whose_job_file_was_renamed_is_meant_as_long_as_it_lives(run_directory, own_place):
@@ -242,10 +245,11 @@ def test_the_run_of_another_place_is_not_taken_for_one_of_this_project(
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    assert select.pick(None).directory == run.path
+    console.setup()
+    assert select.look(None).directory == run.path
     assert capsys.readouterr().err == ""
     (here / "runs").mkdir()
-    for choose in (select.pick, select.look, select.skim, select.own):
+    for choose in (select.look, select.own):
         assert choose(None).directory == run.path
         said = f"no run of its own is in ./runs: digits-0001 is in {run.path.parent}\n"
         assert capsys.readouterr().err == said
@@ -259,7 +263,7 @@ def test_runs_that_were_left_behind_make_no_name_ambiguous(run_directory, own_pl
     newest.run(job_file=str(own_place / "job.toml"))
     damaged.db.close()
     (damaged.path / "run.db").write_bytes(b"torn" * 4096)
-    assert select.pick("digits").directory == newest.path
+    assert select.look("digits").directory == newest.path
 
 
 def test_a_run_whose_database_was_removed_is_still_known(run_directory):
@@ -269,10 +273,10 @@ def test_a_run_whose_database_was_removed_is_still_known(run_directory):
     (checkpoint / "manifest.json").write_text("{}")
     (run.path / "run.db").unlink()
     with pytest.raises(Unreadable, match=r"the run's database is gone: there is no run\.db"):
-        select.pick(None)
+        select.look(None)
     (checkpoint / "manifest.json").unlink()
     with pytest.raises(NotFound):
-        select.pick(None)
+        select.look(None)
 
 
 def test_a_job_file_whose_name_was_changed_means_the_run_that_lives(run_directory, own_place):
@@ -280,11 +284,11 @@ def test_a_job_file_whose_name_was_changed_means_the_run_that_lives(run_director
     file.touch()
     living = run_directory("a-0001").run(state="running", job_file=str(file), **ME)
     newer = run_directory("b-0002").run(state="stopped", job_file=str(file))
-    assert select.pick("job.toml").directory == living.path
+    assert select.look("job.toml").directory == living.path
     newer.run(state="running", **ME)
     two = r'several runs of "job\.toml" are at work: a-0001, b-0002'
     with pytest.raises(UsageError, match=two):
-        select.pick("job.toml")
+        select.look("job.toml")
 
 
 def test_a_job_file_whose_newest_run_cannot_be_read_does_not_mean_the_one_before(
@@ -298,5 +302,5 @@ def test_a_job_file_whose_newest_run_cannot_be_read_does_not_mean_the_one_before
     (newest.path / "job.toml").write_bytes(file.read_bytes())
     (newest.path / "run.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(DlctlError, match="file is not a database") as raised:
-        select.pick("job.toml")
+        select.look("job.toml")
     assert raised.value.where == str(newest.path / "run.db")

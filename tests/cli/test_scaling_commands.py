@@ -107,12 +107,11 @@ def test_what_is_so_already_is_said(run, dlctl_command):
     ("wanted", "message"),
     [
         ("worker", "is not ROLE=N"),
-        ("worker=0", "1 to 4096 workers, not 0\n  next: dlctl stop\n        ends the run"),
+        ("worker=0", "1 to 4096 workers, not 0"),
         ("worker=-1", "is not a number of workers"),
         ("worker=abc", "is not a number of workers"),
-        ("worker=9999", "not 9999\n  next: dlctl scale worker=4096\n        that is the most\n"),
+        ("worker=9999", "1 to 4096 workers, not 9999"),
         ("server=3", "change count in [servers]"),
-        ("wroker=3", 'did you mean "worker"?'),
         ("gardener=3", "only workers can be scaled\n  next: dlctl scale worker=8\n"),
     ],
 )

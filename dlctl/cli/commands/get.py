@@ -39,7 +39,7 @@ def command(arguments: tuple[str, ...], job: str | None, as_json: bool) -> None:
 
     What is printed can be given to "dlctl set" again.
     """
-    snapshot = select.pick(job)
+    snapshot = select.look(job)
     roles, known = snapshot.roles(), _known(read_job(snapshot.directory))
     names = [text for text in arguments if text in roles or not KEY.fullmatch(text)]
     keys = [text for text in arguments if text not in names]

@@ -75,7 +75,7 @@ def command(
     """
     if follow and (previous or failed):
         raise UsageError("--follow goes on with the present; --previous and --failed are the past")
-    snapshot = select.skim(job)
+    snapshot = select.look(job, every_page=False)
     chosen = _daemons(snapshot, names, roles)
     test = log_lines.wanted(
         level, moment(since, snapshot.now), moment(until, snapshot.now), _search(grep)
@@ -125,8 +125,7 @@ def _previous(snapshot: Snapshot, name: str, files: list[LogFile]) -> list[LogFi
     """The life before this one; of a daemon that is dead now, the one that has just ended."""
     incarnations = sorted({file.incarnation for file in files})
     row = snapshot.daemon(name)
-    may_live = snapshot.is_live or snapshot.original is not None
-    if may_live and row.get("state") not in ENDED_DAEMON:
+    if snapshot.is_live and row.get("state") not in ENDED_DAEMON:
         now = row.get("incarnation", incarnations[-1] if incarnations else 0)
         incarnations = [n for n in incarnations if n < now]
     if not incarnations:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dlctl.config import JobFile
     from dlctl.health.findings import Finding
     from dlctl.health.needs import Model
-    from dlctl.ops.decide import Decision
+    from dlctl.ops.cases import Case
     from dlctl.ops.plan import Placed
 
 CHANGES_EXIT_CODE = 10
@@ -55,94 +55,84 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bo
     """
     from dlctl import config, jobfile
     from dlctl.health.findings import FAULT
-    from dlctl.ops import decide, plan
+    from dlctl.ops import cases, doctor, plan
+    from dlctl.ops.decide import Action
 
     job = jobfile.load(file)
     content = json.loads(json.dumps(config.to_dict(job)))
-    previous = decide.to_go_on_from(file, job, fresh=fresh)
-    decision = decide.at_first(previous, file, content, fresh=fresh)
-    if decision.way == decide.SECOND and (refusal := decide.refusal(decision)):
-        raise refusal
-    decision = decide.examined(decision, ask_hosts=check)
-    decision = decide.with_checkpoint(decision, job, file)
-    if check and decision.way == decide.AWAY and (refusal := decide.refusal(decision)):
+    previous = cases.newest(file, job)
+    cases.check_no_other(file, job, previous, fresh=fresh)
+    case = cases.looked(cases.of_start(previous, job, content, fresh=fresh), ask_hosts=check)
+    refusal = cases.refusal(case)
+    is_shown = case.action in plan.HEADLINES and not (
+        check and case.action is Action.WAIT_FOR_HOSTS
+    )
+    if refusal and not is_shown:
         raise refusal
     model = plan.known_model(file, job)
-    faults = [f for f in _checked(file, job) if f.mark == FAULT] if check else []
+    found = doctor.findings(file, job, None) if check else []
+    faults = [finding for finding in found if finding.mark == FAULT]
     if as_json:
-        _out_json(file, job, decision, model, faults)
+        console.out_json("dlctl.plan/1", _as_data(file, job, case, model, faults))
     else:
-        _show(file, job, decision, model, faults)
+        _show(file, job, case, model, faults)
     if faults:
         raise DlctlError(
             "this will not work on all hosts", hint=f"dlctl doctor {shlex.quote(str(file))}"
         )
-    if is_detailed and plan.is_change(decision):
+    if is_detailed and plan.is_change(case):
         raise click.exceptions.Exit(CHANGES_EXIT_CODE)
 
 
-def _checked(file: Path, job: JobFile) -> list[Finding]:
-    from dlctl.ops import doctor
-
-    return doctor.findings(file, job, None)
-
-
-def _out_json(
-    file: Path, job: JobFile, decision: Decision, model: Model | None, faults: list[Finding]
-) -> None:
-    from dlctl.ops import decide, plan
-
-    previous, good = decision.previous, decision.checkpoint
-    changes = [{"change": text, "live": live} for text, live in plan.changes(decision)]
-    value: dict[str, Any] = {
-        "file": str(file),
-        "way": decision.way,
-        "has_changes": plan.is_change(decision),
-        "run_id": previous.run_id if previous is not None else None,
-        "state": previous.state if previous is not None else None,
-        "checkpoint_step": good[1]["step"] if good is not None else None,
-        "done_again": decide.steps_again(decision),
-        "changes": changes,
-        "model": model._asdict() if model is not None else None,
-        "daemons": [row._asdict() for row in plan.placed(job, model)],
-        "files": dict(plan.files(decision, job, file)),
-        "faults": [finding.to_dict() for finding in faults],
-    }
-    console.out_json("dlctl.plan/1", value)
-
-
-def _show(
-    file: Path, job: JobFile, decision: Decision, model: Model | None, faults: list[Finding]
-) -> None:
-    from dlctl.cli.commands import doctor
-    from dlctl.jobfile import summary
+def _as_data(
+    file: Path, job: JobFile, case: Case, model: Model | None, faults: list[Finding]
+) -> dict[str, Any]:
     from dlctl.ops import plan
 
-    console.out(console.escape(summary.of(job)))
-    console.out(console.escape(plan.headline(decision)))
-    for change, live in plan.changes(decision):
-        console.out(console.escape(f"  {change}" + (f"   live: {live}" if live else "")))
-    for line in plan.price(decision, job):
-        console.out(console.escape(f"  {line}"))
-    for problem in decision.damaged:
+    run, good = case.run, case.checkpoint
+    return {
+        "file": str(file),
+        "way": case.action,
+        "has_changes": plan.is_change(case),
+        "run_id": run.run_id if run is not None else None,
+        "state": run.state if run is not None else None,
+        "checkpoint_step": good[1]["step"] if good is not None else None,
+        "done_again": case.loss.steps,
+        "changes": [{"change": text, "live": live} for text, live in plan.changes(case)],
+        "model": model._asdict() if model is not None else None,
+        "daemons": [row._asdict() for row in plan.placed(job, model)],
+        "files": dict(plan.files(case, job, file)),
+        "faults": [finding.to_dict() for finding in faults],
+    }
+
+
+def _show(file: Path, job: JobFile, case: Case, model: Model | None, faults: list[Finding]) -> None:
+    from dlctl.cli.commands import doctor
+    from dlctl.jobfile import summary
+    from dlctl.ops import graft, plan
+
+    told = [summary.of(job), plan.headline(case)]
+    told += [
+        f"  {text}" + (f"   live: {live}" if live else "") for text, live in plan.changes(case)
+    ]
+    told += [f"  {case.loss.text()}"] if case.loss else []
+    if case.checkpoint is not None and (words := graft.in_words(case.checkpoint, job)):
+        told.append(f"  {words}")
+    console.out("\n".join(map(console.escape, told)))
+    for problem in case.damaged:
         console.warn(problem)
     console.out(f"\n{_table(job, plan.placed(job, model))}")
-    console.out(f"  {_known(decision, model)}\n")
-    rows = list(plan.files(decision, job, file))
+    size = "known after the first checkpoint"
+    if model is not None:
+        size = f"{model.parameters:,} parameters, as saved at step {model.step:,}"
+    console.out(f"  size of the shards: {size}\n")
+    rows = list(plan.files(case, job, file))
     width = max(len(what) for what, _ in rows)
     for what, where in rows:
         console.out(console.escape(f"{what.ljust(width)}  {where}"))
     if faults:
         console.out()
         doctor.show(faults)
-
-
-def _known(decision: Decision, model: Model | None) -> str:
-    if model is not None:
-        return f"{model.parameters:,} parameters, as saved at step {model.step:,}"
-    if decision.previous is not None and decision.previous.is_live:
-        return "how large the shards are is known after the first checkpoint"
-    return "how large the shards are is known after the first worker has built the model"
 
 
 def _table(job: JobFile, rows: list[Placed]) -> str:

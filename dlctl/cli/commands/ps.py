@@ -8,7 +8,7 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console, report
 from dlctl.ops import kept
-from dlctl.runs import lock, select
+from dlctl.runs import select
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
 
@@ -34,12 +34,11 @@ def command(show_all: bool, as_json: bool) -> None:
 
     UP is the time since the start, or how long the run took; EPOCH is how often all of its data was
     seen. A run whose coordinator is gone is "failed"; one whose coordinator sends no heartbeat is
-    "not answering"; one whose database cannot be read is "unreadable"; what is
-    only a copy of a run's directory is a "copy". HELD, with --all, is what its servers keep or have
-    left behind, in memory unless the job says otherwise; "dlctl stop --kill" removes what an ended
-    run holds.
+    "not answering"; one whose database cannot be read is "unreadable". HELD, with --all, is what
+    its servers keep or have left behind, in memory unless the job says otherwise; "dlctl stop
+    --kill" removes what an ended run holds.
     """
-    snapshots = [lock.seen(run) for run in select.all_of(select.directories())]
+    snapshots = select.without_copies(select.all_of(select.directories()))
     shown = [s for s in reversed(snapshots) if show_all or s.is_live or _is_recent(s)]
     if as_json:
         console.out_json("dlctl.ps/1", {"runs": [report.as_data(s) for s in shown]})
@@ -51,8 +50,6 @@ def command(show_all: bool, as_json: bool) -> None:
         console.out(console.table((*HEADERS[:-1], HELD, HEADERS[-1]), rows, RIGHT))
     elif shown:
         console.out(console.table(HEADERS, [_row(s) for s in shown], RIGHT))
-    for snapshot in snapshots:
-        lock.warn_of_copy(snapshot)
     _note_hidden(len(snapshots), len(shown))
 
 
@@ -70,7 +67,7 @@ def _is_recent(snapshot: Snapshot) -> bool:
 
 def _held(snapshot: Snapshot) -> str:
     """What the servers of a run keep, or have left behind."""
-    size_bytes = kept.bytes_held(snapshot) if snapshot.original is None else 0
+    size_bytes = kept.bytes_held(snapshot)
     return values.size(size_bytes) if size_bytes else values.NOTHING
 
 

@@ -103,7 +103,7 @@ def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Sn
         unshown: list[Line] = []
         look_at = 0.0
         while snapshot.is_live:
-            fresh = _grave(follower.poll())
+            fresh = follower.poll()
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + LOOK_S
                 snapshot = load(directory)
@@ -114,21 +114,18 @@ def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Sn
             time.sleep(POLL_S)
         progress.show(snapshot)
         snapshot = stop.settle(snapshot)
-        _show([*unshown, *_grave(follower.rest())], snapshot, printer, progress)
+        _show([*unshown, *follower.rest()], snapshot, printer, progress)
     return snapshot
 
 
-def _grave(lines: Iterable[Line]) -> list[Line]:
-    return [line for line in lines if line.severity >= LEVELS.index(LEVEL)]
-
-
 def _show(lines: Iterable[Line], snapshot: Snapshot, printer: Printer, progress: Progress) -> None:
-    """Show lines, but not what ends the run: the error at the end says that, once and whole.
-
-    They are a moment old, so that the coordinator has heard of it and the run's reason tells it.
+    """Show warnings and errors, but not what ends the run: the error at the end says that, once and
+    whole. They are a moment old, so that the run's reason tells of it.
     """
     for line in lines:
-        if not (line.text and line.text in snapshot.reason):
+        if line.severity >= LEVELS.index(LEVEL) and not (
+            line.text and line.text in snapshot.reason
+        ):
             progress.line(printer.text(line))
 
 
@@ -137,25 +134,17 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
 
     `origin`: what the run is told of why it has to stop.
     """
-
-    for module in (
-        "dlctl.control.client",
-        "zmq",
-    ):  # a signal in the middle of an import leaves half of it
-        import_module(module)
+    for module in ("dlctl.control.client", "zmq"):
+        import_module(module)  # A signal in the middle of an import leaves half of it.
     snapshot = load(directory)
     grace_s = values.number(read_job(directory).get("timeouts", {}).get("grace_s")) or 30.0
     console.note("\nstopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once")
     try:
         interrupts.arm()
         if snapshot.is_live:
+            tell = Countdown(grace_s)
             stop.stop(
-                snapshot,
-                checkpoint=True,
-                grace_s=grace_s,
-                kill=False,
-                origin=origin,
-                tell=Countdown(grace_s),
+                snapshot, checkpoint=True, grace_s=grace_s, kill=False, origin=origin, tell=tell
             )
         interrupts.disarm()
     except Interrupted:
@@ -170,48 +159,33 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
 
 
 def _summary(snapshot: Snapshot, file: Path) -> None:
-    """What came of it (on stdout), and what to type next."""
+    """What came of it (on stdout), what the task's `finish` printed, and what to type next."""
+    found = snapshot.run.get("finish")
+    told = found.get("text") if isinstance(found, Mapping) else None
+    finish = [console.escape_lines(told)] if isinstance(told, str) and told else []
     head = [*report.head(snapshot, brief=True), *attention.of_run(snapshot)]
-    console.out("\n".join([*head, *_finish(snapshot)]), flush=True)
+    console.out("\n".join([*head, *finish]), flush=True)
     _tell_next(snapshot, file)
 
 
-def _finish(snapshot: Snapshot) -> list[str]:
-    """What the task's `finish` has printed and returned."""
-    found = snapshot.run.get("finish")
-    told = found.get("text") if isinstance(found, Mapping) else None
-    return [console.escape_lines(told)] if isinstance(told, str) and told else []
-
-
 def _tell_next(snapshot: Snapshot, file: Path) -> None:
-    job = f"-j {snapshot.run_id}"
+    job, again = f"-j {snapshot.run_id}", f"dlctl run {file}"
     commands = []
-    saved = facts.saved_step(snapshot) is not None
     if snapshot.is_live:
         commands += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
-    elif saved:
+    elif facts.saved_step(snapshot) is not None:
         export = f"dlctl checkpoint export {job} -o model.safetensors"
         commands.append((export, "the model for torch"))
     if snapshot.state == "finished":
         commands.append((f"dlctl run --fresh {file}", "train anew"))
-        commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
-    elif not snapshot.is_live:
-        commands += _again(snapshot, file, saved)
+        commands.append((again, "train on, with a later stop in [job]"))
+    elif not snapshot.is_live and (step := next_step.of(snapshot)) is not None:
+        commands.append((again, step.what + (f" ({step.first} first)" if step.first else "")))
     commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
     commands.append((f"dlctl events {job}", "what happened, in order"))
     width = max(len(command) for command, _ in commands)
     for command, what in commands:
         console.note(console.escape(f"  {command:<{width}}  {what}"))
-
-
-def _again(snapshot: Snapshot, file: Path, saved: bool) -> list[tuple[str, str]]:
-    """(how an ended run goes on, what that does), the ways to choose from."""
-    step, run = next_step.of(snapshot), f"dlctl run {file}"
-    if step is None:
-        return [(run, "goes on from the last checkpoint" if saved else "trains anew")]
-    if facts.all_damaged(snapshot):
-        return [(step.command, step.what), (f"dlctl run --fresh {file}", "train anew")]
-    return [(run, step.what + (f" ({step.first} first)" if step.first else ""))]
 
 
 def _exit_as_the_job(snapshot: Snapshot) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from dlctl.runs import facts, select
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import hints, values
 
-ROLES = ("worker", "server", "agent", "coordinator")
 EXAMPLE = "dlctl scale worker=8"
 
 
@@ -57,35 +55,25 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
 
 def parse(text: str) -> int:
     """The number of workers in "worker=8". Raises UsageError for all that cannot be had."""
-    role, equals, number = text.partition("=")
-    role = role.strip()
+    role, equals, number = (part.strip() for part in text.partition("="))
     if not equals:
         raise UsageError(f'"{text}" is not ROLE=N', hint=EXAMPLE)
-    if role in ("workers", "servers"):
-        role = role.removesuffix("s")
-    if role == "server":
+    if role in ("server", "servers"):
         raise UsageError(
             "servers cannot be scaled while a run lives: each of them owns a part of the model",
             hint=hints.told(
                 "dlctl stop", "then change count in [servers], and dlctl start JOBFILE"
             ),
         )
-    if role != "worker":
-        close = difflib.get_close_matches(role, ROLES[:1], n=1)
-        meant = '; did you mean "worker"?' if close else "; only workers can be scaled"
-        raise UsageError(f'"{role}" is no role that can be scaled{meant}', hint=EXAMPLE)
-    number = number.strip()
+    if role not in ("worker", "workers"):
+        text = f'"{role}" is no role that can be scaled; only workers can be scaled'
+        raise UsageError(text, hint=EXAMPLE)
     if not (number.isascii() and number.isdigit()):
         raise UsageError(f'"{number}" is not a number of workers', hint=EXAMPLE)
     from dlctl.config import COUNT_MAX  # only here: it takes pydantic along
 
     if not 1 <= int(number) <= COUNT_MAX:
-        raise UsageError(
-            f"a run has 1 to {COUNT_MAX} workers, not {number}",
-            hint=hints.told(f"dlctl scale worker={COUNT_MAX}", "that is the most")
-            if int(number)
-            else hints.told("dlctl stop", "ends the run and saves it"),
-        )
+        raise UsageError(f"a run has 1 to {COUNT_MAX} workers, not {number}", hint=EXAMPLE)
     return int(number)
 
 

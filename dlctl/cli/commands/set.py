@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,9 @@ from dlctl import inner, settings
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.ui import console
-from dlctl.errors import DlctlError, Partial, UsageError
-from dlctl.ops import control, decide, next_step
-from dlctl.runs import facts, select
+from dlctl.errors import Partial, UsageError
+from dlctl.ops import changes, control
+from dlctl.runs import select
 from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import values
 
@@ -50,11 +51,7 @@ def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: st
     patterns = [text for text in arguments if "=" not in text]
     wanted = _assignments([text for text in arguments if "=" in text])
     snapshot = select.own(job)
-    if not snapshot.is_live:
-        raise DlctlError(
-            f"{snapshot.run_id} {facts.became(snapshot.state)}: nobody is there to change",
-            hint=next_step.command(snapshot),
-        )
+    control.require_live(snapshot, "changed")
     result = _ask(snapshot, patterns, wanted, values.parse_duration(timeout_s, "--timeout"))
     rows = [_row(change) for change in result.get("changes", [])]
     if rows:
@@ -109,11 +106,11 @@ def _other_way(snapshot: Snapshot, wanted: Mapping[str, str]) -> str | None:
     """How to change what does not change live, if that was asked for."""
     job = read_job(snapshot.directory)
     for key, value in wanted.items():
-        found = decide.not_live(job, key)
-        if decide.WORKERS in found:
+        found = changes.not_live(job, key)
+        if changes.WORKERS in found:
             return f"dlctl scale worker={value}"
         if found:
-            file = next_step.job_file(snapshot)
+            file = shlex.quote(values.path(str(snapshot.run.get("job_file"))))
             stop = f"dlctl stop -j {snapshot.run_id} && "
             return f"write it into {file}, then {stop}dlctl start {file}, which goes on with it"
     return None

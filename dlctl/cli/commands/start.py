@@ -68,7 +68,7 @@ def command(
     damaged: model, optimiser, residuals and the data that is done are those of the checkpoint, of
     which a copy is made. It may be of another method or optimiser, likewise.
     """
-    from dlctl.cli.ui import live
+    from dlctl.cli.ui import live, log_lines
     from dlctl.ops import launch, ready
 
     if no_wait and follow:
@@ -84,8 +84,6 @@ def command(
     progress = live.open_progress()
     try:
         snapshot = ready.wait_ready(launched, limit_s, progress)
-        left_s = None if limit_s is None else limit_s - (time.monotonic() - began)
-        snapshot = ready.wait_for_end(launched, snapshot, left_s, progress)
     except KeyboardInterrupt:
         progress.close()
         job = f"-j {console.escape(launched.directory.name)}"
@@ -98,31 +96,22 @@ def command(
     if snapshot.state == "failed":
         raise ready.failed(launched, "failed soon after its start")
     if launched.process is not None:
-        console.note(ready.ready_line(snapshot, time.monotonic() - began))
+        took, daemons = values.duration(time.monotonic() - began), len(snapshot.daemons)
+        text = f"{snapshot.run_id} is {snapshot.state} after {took}: {daemons} daemons"
+        console.note(console.escape(text))
     _tell(snapshot)
     if follow and snapshot.is_live:
-        _follow(snapshot)
+        names = list(snapshot.roles())
+        log_lines.follow_logs(snapshot, names, 10, None, log_lines.Printer(names))
 
 
 def _tell(snapshot: Snapshot) -> None:
     """What to type next."""
-    job = f"-j {snapshot.run_id}"
-    if snapshot.state == "stopping":
-        why = console.escape(f" ({snapshot.reason})" if snapshot.reason else "")
-        console.note(f"It comes to its end{why}.  status: dlctl status {job}")
-    elif snapshot.is_live:
+    job = f"-j {console.escape(snapshot.run_id)}"
+    if snapshot.is_live:
         commands = (
             f"status: dlctl status {job}   logs: dlctl logs -f {job}   stop: dlctl stop {job}"
         )
         console.note(f"Running in the background.  {commands}")
     else:
         console.note(f"status: dlctl status {job}   model: dlctl checkpoint export {job} -o FILE")
-
-
-def _follow(snapshot: Snapshot) -> None:
-    from dlctl.cli.ui import log_lines
-    from dlctl.cli.ui.log_lines import follow_logs
-
-    names = list(snapshot.roles())
-    printer = log_lines.Printer(names)
-    follow_logs(snapshot, names, 10, None, printer)

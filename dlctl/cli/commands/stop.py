@@ -9,11 +9,11 @@ from dlctl.cli.options import job_option
 from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, Partial
-from dlctl.ops import kept, next_step, other_hosts, stop, unreadable
-from dlctl.runs import database, facts, lock, paths, select
+from dlctl.ops import kept, next_step, other_hosts, stop
+from dlctl.runs import database, facts, lock, select
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
-from dlctl.util.text import KILLED, plural
+from dlctl.util.text import plural
 
 GRACE = "30s"
 
@@ -45,20 +45,15 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
     """
     grace_s = values.parse_duration(grace, "--grace")
     directory = select.own_directory(job)
-    snapshot = select.load_any(directory) if kill else select.read(directory)
+    snapshot = select.load_any(directory) if kill else load(directory, every_page=True)
     lock.require_own(snapshot)
     if snapshot.state == select.UNREADABLE or (kill and database.damage_of_log(directory)):
-        _end_unreadable(snapshot)
-        return
-    if snapshot.is_live:
+        away = stop.end_unreadable(snapshot)
+        console.note(console.escape(f"no process of {snapshot.run_id} is left here"))
+    elif snapshot.is_live:
+        tell = Countdown(None if kill else grace_s)
         save = not (no_checkpoint or kill)
-        after = stop.stop(
-            snapshot,
-            checkpoint=save,
-            grace_s=grace_s,
-            kill=kill,
-            tell=Countdown(None if kill else grace_s),
-        )
+        after = stop.stop(snapshot, checkpoint=save, grace_s=grace_s, kill=kill, tell=tell)
         _tell(after)
         if after.state == "failed" and not kill:
             raise DlctlError(
@@ -68,45 +63,22 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
         if save:
             _require_saved(after)
         return
-    left_s = 0.0 if kill else grace_s
-    ended, away = stop.clean_up(snapshot, left_s), list[str]()
-    if kill or snapshot.state == "failed":  # After an orderly end nothing is left there.
-        away = other_hosts.end(snapshot, left_s, purge=kill)
-    if kill and snapshot.is_gone:
-        stop.record_end(snapshot.directory, "stopped", KILLED)
-    if not ended and not away:
-        text = f"{snapshot.run_id} has already ended ({snapshot.state}); no process of it is left"
-        console.note(console.escape(text))
-    _tell_kept(snapshot, kill)
-    stop.require_reached(load(snapshot.directory), away)
-
-
-def _end_unreadable(snapshot: Snapshot) -> None:
-    """Whatever is found of a run whose database cannot be read. An agent that is still there may
-    have started the next coordinator meanwhile: so twice.
-    """
-    for _ in range(2):
-        rows = [found.row() for found in unreadable.living(snapshot.directory)]
-        stop.end_processes(rows, snapshot.run_id, 0.0)
-    paths.remove_sockets(snapshot.run_id)
-    away = other_hosts.end(snapshot, 0.0, purge=True)
-    _tell_kept(snapshot, kill=True)
-    console.note(console.escape(f"no process of {snapshot.run_id} is left here"))
-    stop.require_reached(snapshot, away)
-
-
-def _tell_kept(snapshot: Snapshot, kill: bool) -> None:
-    """What the servers of an ended run have left: how to go on with it, or that it is removed."""
-    held = kept.shards(snapshot)
-    if held and kill:
+    else:
+        ended, away = stop.end_left(snapshot, grace_s, kill=kill)
+        if not ended and not away:
+            text = f"{snapshot.run_id} has already ended ({snapshot.state})"
+            console.note(console.escape(f"{text}; no process of it is left"))
+    if held := kept.shards(snapshot):
+        what = f"its kept state ({plural(held, 'shard')}) "
+        what += (
+            "is removed" if kill else f"stays; dlctl stop --kill -j {snapshot.run_id} removes it"
+        )
+        console.note(console.escape(what))
+    if kill:
         kept.remove(snapshot)
-        console.note(f"its kept state ({plural(held, 'shard')}) is removed")
-    elif held:
-        remove = f"dlctl stop --kill -j {snapshot.run_id} removes it"
-        console.note(console.escape(f"its state ({plural(held, 'shard')}) is kept; {remove}"))
-    step = None if kill else next_step.of(load(snapshot.directory))
-    if step is not None:
+    elif (step := next_step.of(load(directory))) is not None:
         console.note(console.next_lines(step.text(), ""))
+    stop.require_reached(select.load_any(directory), away)
 
 
 def _tell(snapshot: Snapshot) -> None:
@@ -130,24 +102,17 @@ def _require_saved(snapshot: Snapshot) -> None:
     Raises Partial unless no worker had begun: then there was nothing to save.
     """
     error, row = snapshot.run.get("checkpoint_error"), snapshot.run.get("checkpoint")
-    if error:
-        why = f"the last checkpoint failed: {error}"
-    elif isinstance(row, dict):
+    if isinstance(row, dict) and not error:
         return
-    elif not facts.has_begun(snapshot):
+    if not error and not facts.has_begun(snapshot):
         console.note("no checkpoint was made: the run stopped before training had begun")
         return
-    else:
-        why = "no checkpoint was made"
+    why = f"the last checkpoint failed: {error}" if error else "no checkpoint was made"
+    left = "there is no older checkpoint: the same job file trains anew"
+    if isinstance(row, dict):
+        behind = f"{plural(facts.unsaved_steps(snapshot), 'step')} before the end"
+        left = f"the newest good checkpoint was saved at step {values.count(row['step'])}, {behind}"
     raise Partial(
-        f"{snapshot.run_id} has {snapshot.state}, but {why}\n{_what_is_left(snapshot)}",
+        f"{snapshot.run_id} has {snapshot.state}, but {why}\n{left}",
         hint=f"dlctl events -j {snapshot.run_id}",
     )
-
-
-def _what_is_left(snapshot: Snapshot) -> str:
-    row = snapshot.run.get("checkpoint")
-    if not isinstance(row, dict):
-        return "there is no older checkpoint: the same job file trains anew"
-    behind = f"{plural(facts.unsaved_steps(snapshot), 'step')} before the end"
-    return f"the newest good checkpoint was saved at step {values.count(row.get('step'))}, {behind}"

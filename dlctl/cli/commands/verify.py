@@ -38,7 +38,7 @@ def command(job: str | None, as_json: bool) -> None:
     its events say what that cost. The exit code is 1 if anything was lost, and 8 if nothing was
     found to be lost but some pushes could not be checked.
     """
-    snapshot = select.pick(job)
+    snapshot = select.look(job)
 
     from dlctl.ops import verify
 

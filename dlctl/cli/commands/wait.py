@@ -51,24 +51,29 @@ def command(goal: str, timeout: str | None, job: str | None, as_json: bool) -> N
     while not reached(snapshot):
         if not snapshot.is_live:
             raise _impossible(snapshot, goal)
-        _sleep(deadline, _not_yet(snapshot, goal))
-        snapshot = load(snapshot.directory)
-    _tell(snapshot, goal, as_json)
-
-
-def _not_yet(snapshot: Snapshot, goal: str) -> str:
-    if snapshot.silent_s is not None:
-        is_now = f"has not answered for {values.duration(snapshot.silent_s)}"
-    else:
         is_now = facts.became(snapshot.state)
-    return f"{snapshot.run_id} {is_now}; not yet: {goal}"
+        if snapshot.silent_s is not None:
+            is_now = f"has not answered for {values.duration(snapshot.silent_s)}"
+        _sleep(deadline, f"{snapshot.run_id} {is_now}; not yet: {goal}")
+        snapshot = load(snapshot.directory)
+    step = snapshot.run.get("step")
+    if as_json:
+        shown = {"run_id": snapshot.run_id, "goal": goal, "state": snapshot.state, "step": step}
+        console.out_json("dlctl.wait/1", shown)
+    else:
+        text = f"{snapshot.run_id}: {goal} ({snapshot.state}, step {values.count(step)})"
+        console.note(console.escape(text))
 
 
 def _goal(text: str) -> Callable[[Snapshot], Goal]:
     """The test for a goal, given the run as it was when the waiting began. Raises UsageError."""
     name, equals, number = text.partition("=")
     if equals and name in ("step", "epoch"):
-        key, least = ("step" if name == "step" else "data_epoch"), _number(text, number)
+        key = "step" if name == "step" else "data_epoch"
+        try:
+            least = float(number)
+        except ValueError:
+            raise UsageError(f'"{text}": "{number}" is not a number') from None
         return lambda begin: lambda now: (values.number(now.run.get(key)) or 0.0) >= least
     tests: dict[str, Callable[[Snapshot], Goal]] = {
         "ready": lambda begin: lambda now: now.state in (*READY, "finished"),
@@ -79,13 +84,6 @@ def _goal(text: str) -> Callable[[Snapshot], Goal]:
     if text not in tests:
         raise UsageError(f'"{text}" is no goal to wait for; known: {", ".join(GOALS)}')
     return tests[text]
-
-
-def _number(goal: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f'"{goal}": "{text}" is not a number') from None
 
 
 def _saved(snapshot: Snapshot) -> float:
@@ -100,7 +98,7 @@ def _appear(job: str | None, deadline: float | None) -> Snapshot:
     told = False
     while True:
         try:
-            return select.pick(job)
+            return select.look(job)
         except NotFound as error:
             if job is None:
                 raise
@@ -125,13 +123,3 @@ def _impossible(snapshot: Snapshot, goal: str) -> DlctlError:
             f"dlctl status -j {snapshot.run_id}", f"dlctl logs --failed -j {snapshot.run_id}"
         ),
     )
-
-
-def _tell(snapshot: Snapshot, goal: str, as_json: bool) -> None:
-    step = snapshot.run.get("step")
-    if as_json:
-        shown = {"run_id": snapshot.run_id, "goal": goal, "state": snapshot.state, "step": step}
-        console.out_json("dlctl.wait/1", shown)
-    else:
-        state = console.escape(f"{snapshot.run_id}: {goal} ({snapshot.state}")
-        console.note(f"{state}, step {values.count(step)})")

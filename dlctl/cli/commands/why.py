@@ -83,8 +83,7 @@ def _doing(snapshot: Snapshot, name: str) -> str:
 
 def _ended(snapshot: Snapshot) -> list[str]:
     why = f": {snapshot.reason}" if snapshot.reason else ""
-    who = "nobody waits" if snapshot.original is None else "nobody knows from here who waits"
-    text = f"{who}: {snapshot.run_id} {facts.became(snapshot.state)}{why}"
+    text = f"nobody waits: {snapshot.run_id} {facts.became(snapshot.state)}{why}"
     step = next_step.of(snapshot)
     after = [console.next_lines(step.text(), "   ")] if step is not None else []
     return [console.escape(text), *after]

@@ -146,10 +146,6 @@ def show_failed(
 
     Raises DlctlError behind them if the run's database is damaged: then that is what comes next.
     """
-    if snapshot.original is not None:
-        console.note("nobody knows from a copy who is in trouble")
-        console.note(console.next_lines(lock.where_to_look(snapshot.original), "  "))
-        return
     found = [problem for problem in _found(snapshot) if _daemon(problem) in names]
     damage: DlctlError | None = None
     if not snapshot.is_live:

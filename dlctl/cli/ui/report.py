@@ -167,7 +167,6 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
         "run_id": snapshot.run_id,
         "state": snapshot.state,
         "reason": snapshot.reason,
-        "original": None if snapshot.original is None else str(snapshot.original),
         "is_live": snapshot.is_live,
         "stale_s": snapshot.stale_s,
         "silent_s": snapshot.silent_s,

@@ -1,0 +1,334 @@
+"""What is known of a job or a run that is to be started, planned or brought back, and what is
+decided about it (`decide.py`). Nothing is changed by finding that out.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlctl.control import unresponsive
+from dlctl.errors import DlctlError, Unreachable, UsageError
+from dlctl.ops import changes, checkpoint_choice, decide, next_step, other_hosts, remains
+from dlctl.ops.changes import Change
+from dlctl.ops.decide import Action, Facts, Lead, Run, Saved, Shards
+from dlctl.ops.remains import Findings, Good, Loss
+from dlctl.runs import checkpoints, lineage, lock, manifest, paths, preferred, select
+from dlctl.runs.snapshot import Snapshot, load, read_job, started
+from dlctl.util import hints, values
+from dlctl.util.names import AVERAGE
+from dlctl.util.text import is_poisoned
+
+if TYPE_CHECKING:
+    from dlctl.config import JobFile
+
+RUINED = "the model may be ruined where it stopped"
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    facts: Facts
+    table: Sequence[decide.Row]
+    run: Snapshot | None = None
+    """The newest run of the job, or the one that is named."""
+    job: JobFile | None = None
+    """That is to be started; None: the run's own."""
+    changes: list[Change] = field(default_factory=list)
+    """What the job file says otherwise than that run's; of one that lives, than is in force."""
+    number: int | None = None
+    """Of the checkpoint that is asked for."""
+    findings: Findings | None = None
+    checkpoint: Good | None = None
+    damaged: list[str] = field(default_factory=list)
+    """What is wrong with newer checkpoints than that."""
+
+    @property
+    def action(self) -> Action:
+        return decide.decide(self.table, self.facts)
+
+    @property
+    def loss(self) -> Loss:
+        """What the action costs."""
+        if self.action is Action.REFUSE_NOTHING and self.findings is not None:
+            return self.findings.loss(None)
+        if self.action not in (Action.RESUME, Action.BEGIN_FROM) or self.checkpoint is None:
+            shards = self.findings.shards if self.findings is not None else []
+            return Loss(0, {shard.name: 0 for shard in shards})
+        if self.findings is not None:
+            return self.findings.loss(self.checkpoint)
+        step = values.number(self.run.run.get("step")) if self.run is not None else None
+        return Loss(max(0, int(step or 0) - int(self.checkpoint[1]["step"])))
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why it goes back to that checkpoint, and not to a newer one."""
+        found = list(self.findings.obstacles) if self.findings is not None else []
+        if self.run is not None and self.findings is not None and not found:
+            is_ruined = is_poisoned(self.run.reason) and self.job is not None
+            why = RUINED if is_ruined else "that was asked for"
+            found.append("the job file has changed" if self.changes else why)
+        if self.run is not None and self.checkpoint is not None:
+            found.append(lineage.skipped(self.run.directory, self.checkpoint[0]))
+        return [reason for reason in found if reason]
+
+
+def _state(run: Snapshot) -> Run:
+    if run.is_live:
+        return Run.LIVE
+    return Run(run.state) if run.state in (Run.STOPPED, Run.FINISHED) else Run.FAILED
+
+
+# ---------------------------------------------------------------- start, plan
+
+
+def newest(file: Path, job: JobFile) -> Snapshot | None:
+    """The newest run of this job file under this name."""
+    same = select.of_job(select.job_file(file), job.job.name)
+    return same[-1] if same else None
+
+
+def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh: bool) -> None:
+    """Raises DlctlError if a newer run than `previous` lies in this job's run directory that cannot
+    be read, or was made for a job file that is not there any more: a new run that begins unnoticed
+    costs all that the old one did. `fresh`: a new one is wanted; then only daemons of the old one
+    that live are in the way.
+    """
+    from dlctl.ops import unreadable
+
+    parent = (file.parent / job.job.run_dir).resolve()
+    found = [path.resolve() for path in parent.glob(f"{job.job.name}-????") if paths.is_run(path)]
+    since = 0.0 if previous is None else started(previous.directory)
+    for directory in sorted(found, key=started, reverse=True):
+        is_given_up = fresh and not unreadable.living(directory)
+        if started(directory) <= since or is_given_up or lock.original_of(directory) is not None:
+            continue
+        old = load(directory).run.get("job_file")
+        if previous is None and isinstance(old, str) and not os.path.lexists(old):
+            raise DlctlError(
+                f"{directory.name} was made for {old}, which is not there any more",
+                where=str(directory),
+                hint=unreadable.way_on(directory, shlex.quote(values.path(file))),
+            )
+
+
+def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) -> Case:
+    """What can be said at once; `content` is that of the job file, resolved."""
+    if run is None:
+        return Case(Facts(fresh=fresh), decide.START, job=job)
+    before, state = read_job(run.directory), _state(run)
+    changed = changes.differences(before, content)
+    facts = Facts(
+        run=state,
+        fresh=fresh,
+        goal_reached=before.get("job", {}).get("stop") == content["job"]["stop"],
+        begun=state is Run.FAILED and remains.has_begun(run),
+        back=bool(changed) or is_poisoned(run.reason),
+    )
+    if state is Run.LIVE:
+        live = changes.from_live(run, before, content)
+        # What was changed live may be as the job file says it, or as it was: both are this run.
+        facts = replace(facts, changed=bool(changed and live))
+        changed = live
+    return Case(facts, decide.START, run, job, changed)
+
+
+# ---------------------------------------------------------------- recover
+
+
+def of_recover(run: Snapshot, *, from_checkpoint: bool = False, number: int | None = None) -> Case:
+    """`number`: of the checkpoint that is asked for."""
+    lead = Lead.GONE
+    if run.silent_s is not None:
+        lead = Lead.SILENT
+    elif remains.is_led(run) or (run.is_live and run.run.get("pid") is None):
+        lead = Lead.AT_WORK
+    back = from_checkpoint or number is not None
+    return Case(Facts(run=_state(run), lead=lead, back=back), decide.RECOVER, run, number=number)
+
+
+# ---------------------------------------------------------------- what takes longer
+
+
+def looked(case: Case, *, ask_hosts: bool = True) -> Case:
+    """The same with all that is needed for what is to be done.
+
+    Raises DlctlError for a directory that is not the run's own, for a database of which any page
+    is damaged (whoever goes on with it may give out terms again), and for a checkpoint that was
+    asked for and is not good; UsageError if the newest good one does not fit the job.
+    """
+    while (run := case.run) is not None and case.action.is_look:
+        lock.check(run)
+        lock.check_database(run.directory)
+        if case.action is Action.LOOK_AT_SHARDS:
+            findings = remains.examine(run, ask_hosts=ask_hosts)
+            facts = replace(case.facts, shards=_shards(case, findings))
+            case = replace(case, findings=findings, facts=facts)
+        else:
+            case = _with_checkpoint(case, run)
+    return case
+
+
+def _shards(case: Case, findings: Findings) -> Shards:
+    if findings.away and (findings.obstacles or case.facts.back):
+        return Shards.AWAY
+    if findings.obstacles:
+        return Shards.LOST
+    return Shards.WHOLE if findings.was_at_work and findings.has_updates else Shards.EMPTY
+
+
+def _with_checkpoint(case: Case, run: Snapshot) -> Case:
+    """With the newest good checkpoint, or the one that is asked for; every byte of it is read."""
+    damaged: list[str] = []
+    if case.number is not None:
+        good: Good | None = checkpoint_choice.good(run, case.number)
+    else:
+        ordered = preferred.order(run.directory)
+        good = checkpoints.newest_good(run.directory, damaged.append, ordered)
+    if case.job is not None and good is not None and not manifest.has_updates(good[1]):
+        good = None
+    saved = Saved.DAMAGED if damaged else Saved.NONE
+    if good is not None:
+        saved = Saved.GOOD
+        if case.job is not None:
+            check_fits(run.run_id, good, case.job)
+            saved = Saved.OTHER if manifest.otherwise(good[1], case.job) else Saved.GOOD
+    facts = replace(case.facts, saved=saved)
+    return replace(case, facts=facts, checkpoint=good, damaged=damaged)
+
+
+def check_fits(run_id: str, good: Good, job: JobFile) -> None:
+    """Raises UsageError if a job cannot go on with a checkpoint of this run."""
+    if manifest.otherwise(good[1], job):
+        from dlctl.algorithms import translation
+
+        translation.check(good[1], job)
+    if job.average.ema and AVERAGE not in checkpoints.slots(*good):
+        raise UsageError(
+            f"{run_id} was trained without [average]: its checkpoint has none to go on with",
+            hint="remove [average], or begin a new run with --fresh",
+        )
+
+
+# ---------------------------------------------------------------- told
+
+
+def next_command(case: Case) -> str:
+    """What to type next, see `dlctl.util.hints`."""
+    assert case.run is not None
+    if refused := refusal(case):
+        return refused.hint or ""
+    if case.action is Action.OVER and case.run.state == Run.FINISHED:
+        return f"dlctl start {next_step.job_file(case.run)}"
+    acts = case.action in (Action.GO_ON, Action.RESUME)
+    if not acts or (case.run.run.get("state") == "failed" and not case.facts.back):
+        return next_step.command(case.run)
+    option = " --from-checkpoint" if case.facts.back else ""
+    option = option if case.number is None else f" --checkpoint {case.number}"
+    return f"dlctl recover{option} -j {case.run.run_id}"
+
+
+def as_data(case: Case) -> Json:
+    """A case of `dlctl recover`, for programs."""
+    run, findings, checkpoint, loss = case.run, case.findings, case.checkpoint, case.loss
+    assert run is not None
+    data = {
+        "run_id": run.run_id,
+        "state": run.state,
+        "reason": run.reason,
+        "way": case.action,
+        "checkpoint": None
+        if checkpoint is None
+        else {"directory": str(checkpoint[0]), "step": checkpoint[1]["step"]},
+        "damaged": case.damaged,
+        "lost_steps": loss.steps,
+        "lost_updates": dict(loss.updates),
+        **hints.as_data(next_command(case)),
+    }
+    if findings is not None:
+        data |= {
+            "causes": findings.causes,
+            "alive": findings.living,
+            "obstacles": findings.obstacles,
+            "away": findings.away,
+            "was_at_work": findings.was_at_work,
+            "step": findings.step,
+            "shards": [asdict(shard) for shard in findings.shards],
+        }
+    return data
+
+
+# ---------------------------------------------------------------- refusals
+
+
+REFUSALS: dict[Action, tuple[type[DlctlError], str, str]] = {
+    Action.REFUSE_SECOND: (
+        UsageError,
+        "{run} still runs; this would begin a second run",
+        "dlctl stop -j {run}",
+    ),
+    Action.REFUSE_CHANGED: (
+        UsageError,
+        "{run} runs with another content of this job file{changes}",
+        "dlctl stop -j {run}\nor: dlctl set --list\nsays which keys change live",
+    ),
+    Action.REFUSE_KEPT: (
+        DlctlError,
+        "{run} has no checkpoint to go back to, and its {done} are kept{changes}",
+        "dlctl recover -j {run}\ngoes on with the job file as it was\nor: {anew}\ngives them up",
+    ),
+    Action.REFUSE_DAMAGED: (
+        DlctlError,
+        "{run} cannot go on: all of its checkpoints are damaged{damaged}",
+        "dlctl checkpoint verify -j {run}\nor: {anew}",
+    ),
+    Action.REFUSE_NOTHING: (
+        DlctlError,
+        "nothing of {run} can be recovered: no good checkpoint{obstacles}{damaged}",
+        "{anew}",
+    ),
+    Action.WAIT_FOR_HOSTS: (
+        Unreachable,
+        "{run} cannot go on without {hosts}{away}",
+        "dlctl recover -j {run}\nwhen they can be reached again\n"
+        "or: dlctl doctor {job_file}\nsays what is wrong there\nor: {without}",
+    ),
+}
+"""The class, text and hint of each, see `dlctl.util.hints`."""
+
+
+def refusal(case: Case) -> DlctlError | None:
+    """Why nothing can be done; None if something can be, or has to be looked at first."""
+    run, findings = case.run, case.findings
+    if run is None:
+        return None
+    if case.action is Action.REFUSE_SILENT:
+        row, lasts = {**run.run, "daemons": run.daemons}, values.duration(run.silent_s)
+        return unresponsive.mute(run.directory, row, lasts, str(run.directory))
+    if case.action not in REFUSALS:
+        return None
+    kind, text, hint = REFUSALS[case.action]
+    away = findings.away if findings is not None else {}
+    hosts = [host.ssh for name, host in other_hosts.of(run).items() if name in away]
+    job_file = next_step.job_file(run)
+    words = {
+        "run": run.run_id,
+        "job_file": job_file,
+        "anew": f"dlctl start --fresh {job_file}",
+        "done": findings.done if findings is not None else "",
+        "changes": _indented(change.text() for change in case.changes),
+        "damaged": _indented(case.damaged),
+        "obstacles": _indented(findings.obstacles if findings is not None else ()),
+        "hosts": ", ".join(hosts),
+        "away": _indented(away.values()),
+        "without": next_step.without(run, hosts) if hosts else "",
+    }
+    return kind(text.format(**words), where=str(run.directory), hint=hint.format(**words))
+
+
+def _indented(lines: Iterable[str]) -> str:
+    return "".join(f"\n  {line}" for line in lines)

@@ -1,0 +1,121 @@
+"""What two contents of a job file differ in, and what one differs in from a run that lives."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dlctl.runs.snapshot import Snapshot
+from dlctl.settings import EVERY_RUN, LiveSettings, flat, of_job
+
+Json = dict[str, Any]
+WORKERS = "workers.count"
+
+
+class Change(NamedTuple):
+    key: str
+    before: Any
+    """None: there is none. A list, if daemons of a run differ in it."""
+    after: Any
+    setting: str = ""
+    """The live setting that the key says at first; "" if it is none."""
+
+    def text(self) -> str:
+        """As in "workers.count: 4 -> 8"."""
+        return f"{self.key}: {_shown(self.before)} -> {_shown(self.after)}"
+
+    def how_live(self) -> str:
+        """The command that makes this change in a running job; "" if none does."""
+        if self.after is None:
+            return ""
+        if self.key == WORKERS:
+            return f"dlctl scale worker={self.after}"
+        name = self.setting
+        return f"dlctl set {shlex.quote(f'{name}={self.after}')}" if name else ""
+
+
+def not_live(content: Json, name: str) -> list[str]:
+    """Keys of a job file that are called so, with their sections, and change with a restart only:
+    ["servers.count"] of "servers.count" or "count".
+    """
+    live = of_job(content)
+    keys = [key for key, _ in flat(content) if name in (key, key.partition(".")[2])]
+    return [key for key in keys if not live.called(key)]
+
+
+def differences(before: Json, after: Json) -> list[Change]:
+    """Keys that differ between two contents of a job file."""
+    return _differences(dict(flat(before)), dict(flat(after)), of_job(before))
+
+
+def from_live(snapshot: Snapshot, before: Json, after: Json) -> list[Change]:
+    """Keys in which `after` differs from what is in force in a run that lives. It was started with
+    `before`; since then `set` and `scale` may have changed it.
+    """
+    old, new, live = dict(flat(before)), dict(flat(after)), of_job(before)
+    if snapshot.run.get("ready_at") is not None:  # Before, the rows may be of an earlier execution.
+        old[WORKERS] = sum(row.get("role") == "worker" for row in snapshot.daemons)
+        for key in old:
+            if name := live.called(key):
+                old[key] = _in_force(snapshot, live, name, old[key], new.get(key))
+    return _differences(old, new, live)
+
+
+def still_set(snapshot: Snapshot, before: Json, after: Json) -> Json:
+    """Daemon -> the live settings that an ended run goes on with: what was set, but for keys that
+    the job file says otherwise since: then that counts.
+    """
+    known = snapshot.run.get("settings")
+    overruled = {change.setting for change in differences(before, after)}
+    kept = {
+        name: {key: value for key, value in own.items() if key not in overruled}
+        for name, own in (known.items() if isinstance(known, dict) else ())
+        if isinstance(own, dict)
+    }
+    return {name: own for name, own in kept.items() if own}
+
+
+def settings_in_words(settings: Json) -> list[str]:
+    """Live settings of daemons, as in "lr=0.05 of server-0", those that are alike together."""
+    owners: dict[str, list[str]] = {}
+    for name, own in sorted(settings.items()):
+        for key, value in own.items():
+            owners.setdefault(f"{key}={EVERY_RUN.format(key, value)}", []).append(name)
+    return [f"{text} of {', '.join(names)}" for text, names in owners.items()]
+
+
+def _in_force(snapshot: Snapshot, live: LiveSettings, name: str, before: Any, after: Any) -> Any:
+    """The value of a live setting, as the job file says it; a list if daemons differ in it."""
+    known = snapshot.run.get("settings")
+    found: list[Any] = []
+    for row in snapshot.daemons:
+        if row.get("role") in live.find(name).roles:
+            own = known.get(row["name"]) if isinstance(known, dict) else None
+            value = (
+                own[name] if isinstance(own, dict) and name in own else _plain(live, name, before)
+            )
+            found += [value] if value not in found else []
+    for text in (before, after):
+        if found in ([], [_plain(live, name, text)]):
+            return text
+    shown = [live.format(name, value) if live.has_unit(name) else value for value in found]
+    return shown[0] if len(shown) == 1 else shown
+
+
+def _plain(live: LiveSettings, name: str, value: Any) -> Any:
+    """A value of the job file as daemons have it: "5MB/s" is 5e6, and "off" is None."""
+    return live.parse(name, value) if isinstance(value, str) else value
+
+
+def _differences(old: Json, new: Json, live: LiveSettings) -> list[Change]:
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return [Change(key, old.get(key), new.get(key), live.called(key)) for key in keys]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        # As [[hosts]]: what is not said of one is of no interest.
+        value = [{key: said for key, said in item.items() if said} for item in value]
+    return "none" if value is None else json.dumps(value)

@@ -1,0 +1,167 @@
+"""A checkpoint that a new run begins with: one of another run, or of the last run of its job, which
+the job goes on from with another method or optimiser.
+
+It is copied into the new run. None of the epochs and generations that it knows of is given out
+again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlctl.algorithms import translation
+from dlctl.algorithms.translation import Translation
+from dlctl.errors import DlctlError, UsageError
+from dlctl.flat import AVERAGED
+from dlctl.messages import Array
+from dlctl.ops import cases
+from dlctl.runs import checkpoints, lineage, manifest, tensorfile
+from dlctl.runs.database import RunDb
+from dlctl.runs.manifest import MANIFEST, Manifest
+from dlctl.util import notes, values
+
+if TYPE_CHECKING:
+    from dlctl.config import JobFile
+    from dlctl.ops.remains import Good
+
+
+def check(source: Path, job: JobFile) -> Good:
+    """A checkpoint that a new run of this job can begin with, every byte of which is read.
+
+    Raises UsageError if it is none, or does not fit the job; DlctlError if it is damaged.
+    """
+    if not (source / MANIFEST).is_file():
+        raise UsageError(
+            f'"{source}" is no checkpoint directory: it has no {MANIFEST}',
+            hint="dlctl checkpoint ls -q",
+        )
+    if problems := checkpoints.verify(source):
+        told = "".join(f"\n  {problem}" for problem in problems)
+        raise DlctlError(f"this checkpoint is damaged{told}", where=str(source))
+    good = source.absolute(), checkpoints.read_manifest(source)
+    cases.check_fits(str(good[1]["run_id"]), good, job)
+    return good
+
+
+def copy(directory: Path, good: Good, job: JobFile) -> Path:
+    """A complete copy of it in the directory of a run that is being made; as its job goes on from
+    it, if that has another method or optimiser. Raises DlctlError or OSError.
+    """
+    source, told = good
+    made = checkpoints.create(directory, told["step"], told["number"])
+    if (translated := _translated(good, job)) is not None:
+        _write(translated, source, made)
+        return made
+    for part in filter(itemgetter("file"), manifest.parts(told)):
+        try:
+            old = (source / part["file"]).open("rb")
+        except OSError as error:
+            raise DlctlError(
+                f"cannot read the checkpoint: {error.strerror}",
+                where=str(source / part["file"]),
+                hint="dlctl checkpoint ls -q",
+            ) from error
+        with old, (made / part["file"]).open("xb") as new:
+            shutil.copyfileobj(old, new)
+            new.flush()
+            os.fsync(new.fileno())
+    checkpoints.write_manifest(made, told)
+    return made
+
+
+def _write(told: Translation, source: Path, directory: Path) -> None:
+    """All of its files into an empty directory. Raises DlctlError."""
+    written = {}
+    for part in told.parts:
+        sha256, nbytes = checkpoints.write_arrays(directory / part.file, part.arrays())
+        written[part.file] = {"sha256": sha256, "nbytes": nbytes}
+    checkpoints.share_frozen(source, directory, told.manifest)
+    checkpoints.write_manifest(directory, told.completed(written))
+
+
+def record(db: RunDb, directory: Path, made: Path) -> None:
+    """Have a run that is being made begin with it. No commit. Raises DlctlError, sqlite3.Error."""
+    db.put_terms(_terms(checkpoints.read_manifest(made)))
+    lineage.record(db, directory, made, "")
+
+
+def _terms(manifest: Manifest) -> dict[str, int]:
+    """The newest epochs and generations that the checkpoint knows of."""
+    from dlctl.ops import verify  # only here: it takes numpy along
+
+    terms: dict[str, int] = {}
+    for shard in manifest["shards"]:
+        state = shard["state"]
+        generation = state.get("generation")
+        terms[shard["name"]] = generation if type(generation) is int else 0
+        for slot, epoch in verify.table_of(state.get("deliveries")):
+            terms[f"worker-{slot}"] = max(epoch, terms.get(f"worker-{slot}", 0))
+    return terms
+
+
+def tell(good: Good, job: JobFile) -> None:
+    step, run_id = values.count(good[1]["step"]), str(good[1]["run_id"])
+    notes.note(f"a new run begins with the checkpoint of {run_id} at step {step}")
+    if manifest.is_doubtful(good[1]):
+        notes.warn(f"checkpoint {good[1]['number']} was saved when the run failed: {cases.RUINED}")
+    if told := in_words(good, job):
+        notes.note(told)
+
+
+def in_words(good: Good, job: JobFile) -> str:
+    """What goes on with another method or optimiser, and what does not; "" if it is the same."""
+    translated = _translated(good, job)
+    if translated is None:
+        return ""
+    kept = ["model", "progress", *([translated.keeps] if translated.keeps else [])]
+    afresh = f"; begins afresh: {', '.join(translated.afresh)}" if translated.afresh else ""
+    return f"{manifest.otherwise(good[1], job)}; goes on: {', '.join(kept)}{afresh}"
+
+
+def _translated(good: Good, job: JobFile) -> Translation | None:
+    """None: the job goes on with it as it is. Raises UsageError or DlctlError."""
+    if not manifest.otherwise(good[1], job):
+        return None
+    return translation.translated(_Source(*good), job)
+
+
+class _Source:
+    def __init__(self, directory: Path, told: Manifest) -> None:
+        self.manifest = told
+        self._directory = directory
+
+    def read(self, tensor: str, lo: int, hi: int) -> Array:
+        return checkpoints.read_slice(self._directory, self.manifest, tensor, lo, hi)
+
+    def averaged(self) -> Array:
+        return checkpoints.read_extra(self._directory, self.manifest, AVERAGED)
+
+    def worker(self, name: str) -> Mapping[str, Array]:
+        files = [p["file"] for p in self.manifest["workers"] if p["name"] == name and p["file"]]
+        return _Tensors(self._directory / files[0]) if files else {}
+
+
+class _Tensors(Mapping[str, Any]):
+    """Those of a file, which are read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with tensorfile.opened(path) as file:
+            self._names = frozenset(file.keys())
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names:
+            raise KeyError(name)
+        with tensorfile.opened(self._path) as file:
+            return tensorfile.read(self._path, file, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -1,0 +1,92 @@
+"""The tables of `start` and `recover`, row by row."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from dlctl.ops.decide import RECOVER, START, Action, Facts, Lead, Run, Saved, Shards, decide
+
+FAILED, STOPPED, LIVE, FINISHED = Run.FAILED, Run.STOPPED, Run.LIVE, Run.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("facts", "action"),
+    [
+        (Facts(), Action.BEGIN),
+        (Facts(fresh=True), Action.BEGIN),
+        (Facts(LIVE), Action.ALREADY_RUNNING),
+        (Facts(LIVE, back=True), Action.ALREADY_RUNNING),
+        (Facts(LIVE, changed=True, back=True), Action.REFUSE_CHANGED),
+        (Facts(LIVE, fresh=True, changed=True), Action.REFUSE_SECOND),
+        (Facts(FINISHED, goal_reached=True), Action.OVER),
+        (Facts(FINISHED, goal_reached=True, fresh=True), Action.BEGIN),
+        (Facts(FINISHED), Action.READ_CHECKPOINTS),
+        (Facts(FINISHED, saved=Saved.GOOD), Action.RESUME),
+        (Facts(STOPPED, goal_reached=True), Action.READ_CHECKPOINTS),
+        (Facts(STOPPED, saved=Saved.GOOD), Action.RESUME),
+        (Facts(STOPPED, saved=Saved.OTHER), Action.BEGIN_FROM),
+        (Facts(STOPPED, saved=Saved.DAMAGED), Action.REFUSE_DAMAGED),
+        (Facts(STOPPED, saved=Saved.NONE), Action.BEGIN),
+        (Facts(FAILED, fresh=True), Action.BEGIN),
+        (Facts(FAILED), Action.LOOK_AT_SHARDS),
+        (Facts(FAILED, begun=False), Action.READ_CHECKPOINTS),
+        (Facts(FAILED, begun=False, saved=Saved.NONE), Action.BEGIN),
+        (Facts(FAILED, shards=Shards.WHOLE), Action.GO_ON),
+        (Facts(FAILED, shards=Shards.AWAY), Action.WAIT_FOR_HOSTS),
+        (Facts(FAILED, shards=Shards.LOST), Action.READ_CHECKPOINTS),
+        (Facts(FAILED, shards=Shards.EMPTY), Action.READ_CHECKPOINTS),
+        (Facts(FAILED, shards=Shards.WHOLE, back=True), Action.READ_CHECKPOINTS),
+        (Facts(FAILED, shards=Shards.WHOLE, back=True, saved=Saved.GOOD), Action.RESUME),
+        (Facts(FAILED, shards=Shards.WHOLE, back=True, saved=Saved.NONE), Action.REFUSE_KEPT),
+        (Facts(FAILED, shards=Shards.AWAY, back=True, saved=Saved.NONE), Action.WAIT_FOR_HOSTS),
+        (Facts(FAILED, shards=Shards.LOST, saved=Saved.DAMAGED), Action.REFUSE_DAMAGED),
+        (Facts(FAILED, shards=Shards.LOST, saved=Saved.NONE), Action.BEGIN),
+    ],
+)
+def test_start(facts: Facts, action: Action) -> None:
+    assert decide(START, facts) is action
+
+
+@pytest.mark.parametrize(
+    ("facts", "action"),
+    [
+        (Facts(STOPPED), Action.OVER),
+        (Facts(FINISHED, back=True), Action.OVER),
+        (Facts(LIVE, Lead.AT_WORK, back=True), Action.ALREADY_RUNNING),
+        (Facts(LIVE, Lead.SILENT), Action.REFUSE_SILENT),
+        (Facts(LIVE), Action.LOOK_AT_SHARDS),
+        (Facts(LIVE, shards=Shards.WHOLE), Action.GO_ON),
+        (Facts(FAILED), Action.LOOK_AT_SHARDS),
+        (Facts(FAILED, shards=Shards.WHOLE), Action.GO_ON),
+        (Facts(FAILED, shards=Shards.EMPTY), Action.GO_ON),
+        (Facts(FAILED, shards=Shards.LOST), Action.READ_CHECKPOINTS),
+        (Facts(FAILED, shards=Shards.AWAY), Action.WAIT_FOR_HOSTS),
+        (Facts(FAILED, shards=Shards.WHOLE, back=True), Action.READ_CHECKPOINTS),
+        (Facts(FAILED, shards=Shards.WHOLE, back=True, saved=Saved.GOOD), Action.RESUME),
+        (Facts(FAILED, shards=Shards.AWAY, back=True, saved=Saved.GOOD), Action.WAIT_FOR_HOSTS),
+        (Facts(FAILED, shards=Shards.LOST, saved=Saved.GOOD), Action.RESUME),
+        (Facts(FAILED, shards=Shards.LOST, saved=Saved.DAMAGED), Action.REFUSE_NOTHING),
+        (Facts(FAILED, shards=Shards.LOST, saved=Saved.NONE), Action.REFUSE_NOTHING),
+    ],
+)
+def test_recover(facts: Facts, action: Action) -> None:
+    assert decide(RECOVER, facts) is action
+
+
+@pytest.mark.parametrize("table", [START, RECOVER], ids=["start", "recover"])
+def test_whatever_the_facts_are_something_is_decided_and_looks_come_to_an_end(table) -> None:
+    flags = (False, True)
+    looks = {Action.LOOK_AT_SHARDS: "shards", Action.READ_CHECKPOINTS: "saved"}
+    for words in product(
+        Run, Lead, flags, flags, flags, flags, flags, [None, *Shards], [None, *Saved]
+    ):
+        facts = Facts(*words)
+        action = decide(table, facts)
+        if (asked := looks.get(action)) is not None:
+            assert getattr(facts, asked) is None, facts
+        if action is Action.GO_ON:
+            assert facts.shards in (Shards.WHOLE, Shards.EMPTY), facts
+        if action in (Action.RESUME, Action.BEGIN_FROM):
+            assert facts.saved in (Saved.GOOD, Saved.OTHER), facts

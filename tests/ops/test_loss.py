@@ -1,0 +1,57 @@
+"""What it costs to go back to a checkpoint, in values and in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlctl.ops.remains import Findings, Loss, Shard, because
+from dlctl.runs.snapshot import Snapshot
+
+RUN = Snapshot(Path("x-0001"), {}, [], "failed", "", False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (Loss(0), "nothing is lost"),
+        (Loss(0, {"server-0": 0}), "nothing is lost"),
+        (Loss(1), "1 step done again"),
+        (Loss(60, {"server-0": 21, "server-1": 0}), "60 steps done again, 21 updates lost"),
+        (Loss(60, {"server-0": 1}, False), "60 steps done again, at least 1 update lost"),
+        (Loss(0, {"server-0": 1, "server-1": None}), "an unknown number of updates lost"),
+    ],
+)
+def test_a_loss_in_a_line(loss: Loss, text: str) -> None:
+    assert loss.text() == text
+    assert because(loss, ["a", "b"]) == (f"{text} (a; b)" if loss else "")
+
+
+def findings(*versions: int | None, step: int = 90) -> Findings:
+    shards = [
+        Shard(f"server-{index}", False, "", version, True, "")
+        for index, version in enumerate(versions)
+    ]
+    return Findings(RUN, [], [], shards, [], True, step, {})
+
+
+@pytest.mark.parametrize(
+    ("found", "saved", "loss"),
+    [
+        (findings(41), (30, 20), Loss(60, {"server-0": 21})),
+        (findings(41, step=20), (30, 50), Loss(0, {"server-0": 0})),
+        (findings(41, None), (30, 20, 20), Loss(60, {"server-0": 21, "server-1": None})),
+        (findings(41, 7), (30, 20), Loss(60, {"server-0": 21, "server-1": None})),
+    ],
+)
+def test_a_loss_is_what_came_after_the_checkpoint(
+    found: Findings, saved: tuple[int, ...], loss: Loss
+) -> None:
+    step, *versions = saved
+    shards = [{"name": f"server-{i}", "state": {"version": v}} for i, v in enumerate(versions)]
+    assert found.loss((Path("ckpt"), {"step": step, "shards": shards})) == loss
+
+
+def test_without_a_checkpoint_all_of_it_is_lost() -> None:
+    assert findings(41).loss(None) == Loss(90, {"server-0": 41})
