@@ -166,7 +166,7 @@ class Shards:
             TableShard(
                 context=Context(resend_s=1e6), table=number, name=name, index=index,
                 generation=GENERATION, shard=self.tables[number].shards[index],
-                side=self.tables[number].sides[index], compressor=("none", Dense),
+                side=self.tables[number].sides[index], compressor_name="none", compressor=Dense,
                 push_norm_max=1e9, fetch_values="float32", peers={}, rates=Rates(),
                 staleness=Staleness(), more_state=dict,
             )

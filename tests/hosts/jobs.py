@@ -16,8 +16,9 @@ ENDLESS = "{ steps = 100000000 }"
 SLOW_S = 0.05
 LONG_S = 60.0
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
-PAUSE = """        import os, time
-        time.sleep(0.0 if os.path.exists("/tmp/hurry") else 0.5)
+PAUSE = """        import os
+        from time import sleep
+        sleep(0.0 if os.path.exists("/tmp/hurry") else 0.5)
 """
 DIGITS_JOB = """[job]
 name = "digits"
