@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
-import threading
 
 import pytest
 
-from dlctl.cli.ui.interrupts import Interrupted, Interrupts
-
-APART_S = 0.02
-ROUNDS = 600_000
-"""Of a hash: about a third of a second in one call into C, in which no handler can run."""
+from dlctl.cli.ui.interrupts import Interrupted, caught
 
 
 def _press(*numbers: int) -> None:
@@ -22,15 +16,15 @@ def _press(*numbers: int) -> None:
 
 
 def test_a_signal_waits_until_it_does_no_harm() -> None:
-    with Interrupts() as interrupts:
+    with caught() as interrupts:
         _press(signal.SIGINT)
-        with pytest.raises(Interrupted) as caught:
+        with pytest.raises(Interrupted) as first:
             interrupts.arm()
-    assert caught.value.signal == signal.SIGINT
+    assert first.value.signal == signal.SIGINT
 
 
 def test_the_second_signal_does_not_break_off_what_handles_the_first() -> None:
-    with Interrupts() as interrupts:
+    with caught() as interrupts:
         interrupts.arm()
         with pytest.raises(Interrupted) as first:
             _press(signal.SIGINT)
@@ -40,28 +34,8 @@ def test_the_second_signal_does_not_break_off_what_handles_the_first() -> None:
     assert [first.value.signal, second.value.signal] == [signal.SIGINT, signal.SIGTERM]
 
 
-def test_two_signals_during_one_call_into_c_are_two() -> None:
-    """The interpreter runs the handler once for both."""
-    apart = threading.Event()
-
-    def press() -> None:
-        _press(signal.SIGINT)
-        apart.wait(APART_S)
-        _press(signal.SIGINT)
-
-    with Interrupts() as interrupts:
-        thread = threading.Timer(APART_S, press)
-        thread.start()
-        hashlib.pbkdf2_hmac("sha256", b"long", b"call", ROUNDS)
-        thread.join()
-        for _ in range(2):
-            with pytest.raises(Interrupted):
-                interrupts.arm()
-        interrupts.arm()
-
-
 def test_a_disarmed_signal_is_not_heard() -> None:
-    with Interrupts() as interrupts:
+    with caught() as interrupts:
         interrupts.arm()
         interrupts.disarm()
         _press(signal.SIGINT, signal.SIGHUP)
@@ -69,16 +43,15 @@ def test_a_disarmed_signal_is_not_heard() -> None:
 
 def test_afterwards_everything_is_as_before() -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with Interrupts():
+    with caught():
         assert signal.getsignal(signal.SIGINT) not in handlers
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_under_nohup_the_terminal_may_close() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Interrupts() as interrupts:
+        with caught() as interrupts:
             interrupts.arm()
             _press(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

@@ -14,7 +14,7 @@ import click
 
 from dlctl.cli.group import command as make_command
 from dlctl.cli.ui import attention, console, report
-from dlctl.cli.ui.interrupts import Interrupted, Interrupts
+from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import JobFailed, NotRunning, TimedOut
 from dlctl.ops import next_step, stop
@@ -59,7 +59,7 @@ def command(ctx: click.Context, file: Path, fresh: bool, timeout: str | None) ->
     from dlctl.ops import launch, ready
 
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
-    with Interrupts() as interrupts:
+    with caught() as interrupts:
         launched = launch.launch(file, fresh=fresh)
         if launched.process is None:
             _tell_next(load(launched.directory), file)
