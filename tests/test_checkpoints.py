@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
-from dlctl.runs import checkpoint_damage, checkpoints, manifest
+from dlctl.runs import checkpoints, manifest
 from dlctl.runs.best import Best
 
 SIZE = 103
@@ -481,51 +481,6 @@ def test_what_failed_attempts_left_goes_and_newer_or_complete_ones_stay(tmp_path
     assert checkpoints.remove_incomplete(tmp_path, before=3) == [failed]
     assert sorted((tmp_path / "ckpt").iterdir()) == [good, being_written]
     assert checkpoints.highest_number(tmp_path) == 3
-
-
-# ---------------------------------------------------------------- what is known to be damaged
-
-
-def test_what_was_found_by_reading_all_of_it_is_known_to_a_quick_look(tmp_path):
-    directory = save(tmp_path)
-    shard = directory / "shard-0.safetensors"
-    flip(shard, -1)
-    assert checkpoints.verify(directory, hashes=False) == []
-    found = checkpoints.verify(directory)
-    assert checkpoints.verify(directory, hashes=False) == found
-    assert found == [f"{shard}: its SHA-256 is not the one that it should have"]
-    moved = directory.rename(directory.with_name("000000000099-9"))
-    assert checkpoints.verify(moved, hashes=False) == [
-        found[0].replace(*map(str, (directory, moved)))
-    ]
-
-
-def test_a_note_counts_for_the_files_that_were_read_and_goes_when_they_are_good(tmp_path):
-    directory = save(tmp_path)
-    flip(directory / "shard-0.safetensors", -1)
-    checkpoints.verify(directory)
-    flip(directory / "shard-0.safetensors", -1)
-    assert checkpoints.verify(directory, hashes=False) == [], "it may have been brought back"
-    assert (directory / checkpoint_damage.NOTE).exists()
-    assert checkpoints.verify(directory) == []
-    assert not (directory / checkpoint_damage.NOTE).exists()
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": 1, "problems": 2}', "\udcff"])
-def test_a_note_that_says_nothing_is_none(tmp_path, text):
-    directory = save(tmp_path)
-    (directory / checkpoint_damage.NOTE).write_bytes(text.encode(errors="surrogateescape"))
-    assert checkpoints.verify(directory, hashes=False) == []
-
-
-def test_where_nothing_can_be_noted_what_is_found_is_told_all_the_same(tmp_path, monkeypatch):
-    def refuse(*arguments):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(checkpoint_damage.paths, "write", refuse)
-    directory = save(tmp_path)
-    flip(directory / "shard-0.safetensors", -1)
-    assert len(checkpoints.verify(directory)) == 1
 
 
 # ---------------------------------------------------------------- tables beside the parameters

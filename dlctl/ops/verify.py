@@ -13,7 +13,7 @@ the run's events. A shard that has forgotten an old epoch cannot be asked about 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from dlctl import placement
 from dlctl.config import JobFile
 from dlctl.ops import remains
 from dlctl.roles.server.dedup import PAST_KEPT
-from dlctl.runs import acks, branches, checkpoints, facts, lineage
+from dlctl.runs import acks, branches, checkpoints, lineage
 from dlctl.runs.acks import AckRecord
 from dlctl.runs.kept_shards import Kept
 from dlctl.runs.snapshot import Snapshot
@@ -78,8 +78,6 @@ class Judgement(NamedTuple):
     """Acknowledged pushes of before the run went back to a checkpoint: they are not judged."""
     went_back: str
     """To which checkpoint it went back last, and what that cost; "" if it never did."""
-    damage: str
-    """Servers and their states are gone, and this is wrong with all checkpoints; "" if not."""
 
     @property
     def acknowledged(self) -> int:
@@ -109,8 +107,8 @@ def judge(snapshot: Snapshot) -> Judgement:
     resumes = lineage.resumes(snapshot)
     last = resumes[-1] if resumes else None
     own = lineage.of_branch(snapshot, branches.chain(resumes))
-    witnesses, damage = _witnesses(snapshot, own)
-    proofs = _proofs(own, len(witnesses))
+    witnesses, damaged = _witnesses(snapshot, own)
+    proofs = _proofs([path for path in own if path not in damaged], len(witnesses))
     verdicts, before = list[Verdict](), 0
     for record in records:
         name = f"worker-{record.slot}"
@@ -122,7 +120,7 @@ def judge(snapshot: Snapshot) -> Judgement:
             verdicts.append(
                 Verdict(name, record.incarnation, record.epoch, shard, count, recorded, why)
             )
-    return Judgement(verdicts, witnesses, before, last.told if last is not None else "", damage)
+    return Judgement(verdicts, witnesses, before, last.told if last is not None else "")
 
 
 def _recorded(
@@ -171,28 +169,29 @@ def table_of(rows: Any) -> Table:
     return table
 
 
-def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], str]:
-    """One per shard, and what is wrong with all checkpoints, if one of these was needed."""
+def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], Collection[Path]]:
+    """One per shard, and the checkpoints that were read for that, and are damaged."""
     job = remains.read_jobfile(snapshot.directory)
     is_over = snapshot.state in ("stopped", "finished")
     kept, away = ({}, {}) if is_over else _kept(snapshot, job)
-    saved, damage, tables = None, "", list[Table]()
+    saved, damaged, tables = None, dict[Path, str](), list[Table]()
     if not snapshot.is_live and len(kept) + len(away) < job.servers.count:
-        saved, damage = _newest_good(own)
+        saved, damaged = _newest_good(own)
         tables = _tables(saved) if saved is not None else []
+    mute = "" if saved else next(iter(damaged.values()), "")
     found = []
     for index in range(max(job.servers.count, len(tables))):
         if index in kept:
             table = table_of(kept[index].deliveries)
             found.append(Witness(index, str(kept[index].path), table))
-        elif why := away.get(index, MUTE if snapshot.is_live else damage):
+        elif why := away.get(index, MUTE if snapshot.is_live else mute):
             found.append(Witness(index, "", None, why))
         else:
             has_one = index < len(tables)
             found.append(
                 Witness(index, str(saved) if has_one else "", tables[index] if has_one else {})
             )
-    return found, damage
+    return found, damaged
 
 
 def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, str]]:
@@ -213,16 +212,16 @@ def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, 
     return {shard: kept for shard, kept in found.items() if not kept.problem}, away
 
 
-def _newest_good(own: Sequence[Path]) -> tuple[Path | None, str]:
-    """(the newest of these checkpoints in which every byte is right, why nobody knows what is left
-    if there is none). What a damaged one had cannot be known: that is no proof of a loss.
+def _newest_good(own: Sequence[Path]) -> tuple[Path | None, dict[Path, str]]:
+    """(the newest of these checkpoints in which every byte is right, what is wrong with those that
+    are newer). What a damaged one had cannot be known: that is no proof of a loss.
     """
-    damaged = []
+    damaged = dict[Path, str]()
     for path in reversed(own):
         if not (problems := checkpoints.verify(path)):
-            return path, ""
-        damaged.append(problems[0])
-    return None, f"{facts.damaged_in_words(len(damaged))}: {damaged[0]}" if damaged else ""
+            return path, damaged
+        damaged[path] = f"no checkpoint is good: {problems[0]}"
+    return None, damaged
 
 
 def _tables(directory: Path) -> list[Table]:

@@ -30,7 +30,7 @@ from typing import IO, TYPE_CHECKING, Any
 from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED
-from dlctl.runs import checkpoint_damage, tensorfile
+from dlctl.runs import tensorfile
 from dlctl.runs.best import Best
 from dlctl.runs.manifest import (
     FROZEN,
@@ -277,20 +277,9 @@ def read_worker(directory: Path, manifest: Manifest, name: str) -> dict[str, Arr
 
 
 def verify(directory: Path, *, hashes: bool = True) -> list[str]:
-    """What is wrong with a checkpoint, a sentence each; [] if nothing. Hashes every file, and notes
-    what that finds (see `dlctl/runs/checkpoint_damage.py`).
-
-    Without `hashes` it is quick, and finds only what is missing, has another size, or is noted.
+    """What is wrong with a checkpoint, a sentence each; [] if nothing. Hashes every file. Without
+    `hashes` it is quick, and finds only what is missing or has another size.
     """
-    if not hashes:
-        return _problems(directory, hashes) or checkpoint_damage.noted(directory)
-    before = checkpoint_damage.stamp(directory)
-    problems = _problems(directory, hashes)
-    checkpoint_damage.note(directory, before, problems)
-    return problems
-
-
-def _problems(directory: Path, hashes: bool) -> list[str]:
     try:
         manifest = read_manifest(directory)
     except DlctlError as error:

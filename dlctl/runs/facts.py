@@ -59,9 +59,8 @@ def done_again(snapshot: Snapshot) -> str:
 
 
 def saved_step(snapshot: Snapshot) -> int | None:
-    """The step that a run goes on from: that of its newest checkpoint that is not known to be
-    damaged; None without one that has more than initial values. Their bytes are not read: that
-    takes long.
+    """The step that a run goes on from: that of its newest checkpoint with nothing missing; None
+    without one that has more than initial values. Their bytes are not read: that takes long.
     """
     found = newest_whole(snapshot.directory)
     return int(found[1]["step"]) if found is not None and has_updates(found[1]) else None

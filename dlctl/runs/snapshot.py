@@ -194,29 +194,24 @@ def _newest_there(
 ) -> Mapping[str, Any] | None:
     """What is on record of the newest checkpoint; that of an older one if it has been removed since
     (`checkpoint prune --damaged`), or is damaged: the run does not go back to that. None if none is
-    left. While a run lives it is enough to ask whether somebody knows of any damage.
+    left.
     """
-    from dlctl.runs import (  # only here: most commands have no other use for it
-        checkpoint_damage,
-        checkpoints,
-    )
+    from dlctl.runs import checkpoints  # only here: most commands have no other use for it
 
     path = newest.get("path")
     if not isinstance(path, str):
         return newest
     # The run may have been moved.
     here = Path(path) if Path(path).is_dir() else checkpoints.of_run(directory, path)
-    if here.is_dir():
-        known = checkpoint_damage.noted(here) if is_live else checkpoints.verify(here, hashes=False)
-        if not known:
-            return {**newest, "path": str(here)}
+    if here.is_dir() and (is_live or not checkpoints.verify(here, hashes=False)):
+        return {**newest, "path": str(here)}
     found = newest_whole(directory)
     return None if found is None else checkpoint_row(*found)
 
 
 def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint that a run goes on from first, with nothing missing and no damage that anybody
-    knows of, and its manifest; None if there is none. Its bytes are not read: that takes long.
+    """The checkpoint that a run goes on from first, with nothing missing, and its manifest; None if
+    there is none. Its bytes are not read: that takes long.
     """
     from dlctl.runs import checkpoints, preferred
 

@@ -196,11 +196,8 @@ def test_what_damaged_checkpoints_had_cannot_be_known_if_there_is_no_good_one(
     code, data = verdict(dlctl_command)
     assert (code, data["lost"], data["unchecked"]) == (8, 0, 50)
     code, _, err = dlctl_command("verify")
-    which = "its only checkpoint is" if count == 1 else "all of its 2 checkpoints are"
     file = made[-1] / "shard-0.safetensors"
-    assert (code, f"cannot be checked: {which} damaged: {file}: " in err) == (8, True), err
-    assert "lost" not in err.replace("no loss found", "")
-    assert err.endswith("\n  next: dlctl checkpoint verify -j verify-7f3a\n")
+    assert (code, f"cannot be checked: no checkpoint is good: {file}: " in err) == (8, True), err
 
 
 def test_a_branch_that_the_run_came_back_to_counts_again():

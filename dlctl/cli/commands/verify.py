@@ -71,7 +71,7 @@ def _conclude(run_id: str, judged: Judgement) -> None:
     if unchecked:
         raise Partial(
             f"{run_id}: no loss found, but {unchecked:,} of {pushes} could not be checked",
-            hint=f"dlctl checkpoint verify -j {run_id}" if judged.damage else events,
+            hint=events,
         )
     told = f"{pushes}, none lost" if judged.acknowledged else "no push was acknowledged so far"
     console.note(f"{console.escape(run_id)}: {told}")
