@@ -10,7 +10,7 @@ import pytest
 from manifests import whole
 
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints, lineage, manifest, preferred
+from dlctl.runs import checkpoints, lineage, manifest
 from dlctl.runs.database import RunDb
 from dlctl.util.text import NO_USE, NO_WORKER, REFUSED
 
@@ -29,7 +29,7 @@ def save(run: Path, number: int, **changes: str) -> Path:
 
 
 def order(run: Path) -> list[int]:
-    return [checkpoints.number(path)[0] for path in preferred.order(run)]
+    return [checkpoints.number(path)[0] for path in lineage.order(run)]
 
 
 @pytest.mark.parametrize(

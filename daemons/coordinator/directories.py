@@ -16,10 +16,10 @@ from daemons.process import reason_of
 from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.roles.coordinator import records as j
-from dlctl.runs import branches, checkpoints, preferred
+from dlctl.runs import checkpoints, lineage
 from dlctl.runs.best import Best
-from dlctl.runs.branches import Resume
 from dlctl.runs.database import RunDb
+from dlctl.runs.lineage import Resume
 from dlctl.runs.manifest import SCHEMA
 
 log = logging.getLogger("dlctl")
@@ -40,7 +40,7 @@ class Directories:
     def _on_complete(self, effect: j.CompleteCheckpoint) -> None:
         """The database is this thread's."""
         try:
-            branch = branches.chain(branches.resumes(self._db))
+            branch = lineage.chain(lineage.resumes(self._db))
         except (DlctlError, sqlite3.Error) as error:
             log.warning("cannot remove old checkpoints: %s", error)
             branch = None
@@ -75,7 +75,7 @@ class Directories:
         what it has saved because it had failed.
         """
         try:
-            counts = preferred.counting(self.directory, branch)
+            counts = lineage.counting(self.directory, branch)
             checkpoints.prune(
                 self.directory, log.warning,
                 keep=keep, good=newest, counts=counts, best=Best.parse(best),

@@ -17,7 +17,7 @@ from dlctl.ops import changes, checkpoint_choice, decide, next_step, other_hosts
 from dlctl.ops.changes import Change
 from dlctl.ops.decide import Action, Facts, Lead, Run, Saved, Shards
 from dlctl.ops.remains import Findings, Good, Loss
-from dlctl.runs import checkpoints, lineage, lock, manifest, paths, preferred, select
+from dlctl.runs import checkpoints, lineage, lock, manifest, paths, select
 from dlctl.runs.snapshot import Snapshot, load, read_job, started
 from dlctl.util import hints, values
 from dlctl.util.names import AVERAGE
@@ -187,7 +187,7 @@ def _with_checkpoint(case: Case, run: Snapshot) -> Case:
     if case.number is not None:
         good: Good | None = checkpoint_choice.good(run, case.number)
     else:
-        ordered = preferred.order(run.directory)
+        ordered = lineage.order(run.directory)
         good = checkpoints.newest_good(run.directory, damaged.append, ordered)
     if case.job is not None and good is not None and not manifest.has_updates(good[1]):
         good = None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError, NotFound, UsageError
-from dlctl.runs import checkpoints, lineage, manifest, preferred, select
+from dlctl.runs import checkpoints, lineage, manifest, select
 from dlctl.runs.best import Best
 from dlctl.runs.manifest import Manifest
 from dlctl.runs.snapshot import Snapshot, read_job
@@ -71,7 +71,7 @@ def _one(path: Path, is_damaged: bool) -> str:
 def _newest_good(snapshot: Snapshot) -> Path:
     """With a warning if newer ones had to be passed over."""
     problems: list[str] = []
-    ordered = preferred.order(snapshot.directory)
+    ordered = lineage.order(snapshot.directory)
     good = checkpoints.newest_good(snapshot.directory, problems.append, ordered)
     if good is None:
         what = f"{snapshot.run_id} has no good checkpoint"
@@ -134,7 +134,7 @@ def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> Unwanted:
     if keep is not None and good:
         oldest = checkpoints.number(good[:keep][-1])
         window = sum(checkpoints.number(d) >= oldest for d in checkpoints.complete(directory))
-        counts = preferred.counting(directory, [])
+        counts = lineage.counting(directory, [])
         found.update(
             checkpoints.superfluous(
                 directory, keep=window, good=good[0], counts=counts, best=_wanted(snapshot)

@@ -11,8 +11,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,7 @@ from dlctl.ops import (
 from dlctl.ops.cases import Case
 from dlctl.ops.decide import Action
 from dlctl.ops.run_directory import Launched, explained
-from dlctl.runs import lock, manifest, paths, select, unfinished
+from dlctl.runs import lock, manifest, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import hints, notes, values
@@ -150,15 +149,14 @@ def _begin(file: Path, job: JobFile, content: Json, good: Good | None) -> Launch
     """A new run in a new directory; `good`: the checkpoint that it begins with."""
     parent = _run_dir(file, job)
     made_parent = not parent.exists()
-    unfinished.sweep(parent, job.job.name)
-    with _new_directory(parent, job.job.name) as directory:
-        try:
-            with explained(directory):
-                _write_new(directory, file, job, content, good)
-                return run_directory.start_coordinator(directory)
-        except BaseException:
-            _remove(directory, made_parent)
-            raise
+    directory = _new_directory(parent, job.job.name)
+    try:
+        with explained(directory), paths.held(directory):
+            _write_new(directory, file, job, content, good)
+            return run_directory.start_coordinator(directory)
+    except BaseException:
+        _remove(directory, made_parent)
+        raise
 
 
 def _write_new(directory: Path, file: Path, job: JobFile, content: Json, good: Good | None) -> None:
@@ -171,7 +169,7 @@ def _write_new(directory: Path, file: Path, job: JobFile, content: Json, good: G
         if copy is not None:
             graft.record(db, directory, copy)
         db.commit()
-    unfinished.unmark(directory)
+    (directory / paths.UNFINISHED).unlink()
     if good is not None:
         graft.tell(good, job)
 
@@ -213,29 +211,27 @@ def _check_owned(directory: Path, owners: tuple[int, ...] | None = None) -> None
         )
 
 
-@contextmanager
-def _new_directory(parent: Path, name: str) -> Iterator[Path]:
-    """<name>-<4 hexadecimal digits>, unknown so far to this user; while we are here, it is ours."""
-    index = paths.index_dir()
-    with ExitStack() as ours:
-        for _ in range(1000):
-            directory = parent / f"{name}-{secrets.token_hex(2)}"
-            if (index / directory.name).is_symlink():
-                continue
-            try:
-                ours.enter_context(unfinished.made(directory))
-                break
-            except (FileExistsError, BlockingIOError):
-                continue
-            except OSError as error:
-                raise DlctlError(
-                    f"cannot make a run directory: {error.strerror}",
-                    where=str(directory),
-                    hint="set run_dir in [job] to a directory that you can write to",
-                ) from error
-        else:
-            raise DlctlError("there are too many runs of this name", where=str(parent))
-        yield directory
+def _new_directory(parent: Path, name: str) -> Path:
+    """<name>-<4 hexadecimal digits>, unknown so far to this user. Until all of it is written it is
+    marked, and no run.
+    """
+    for _ in range(1000):
+        directory = parent / f"{name}-{secrets.token_hex(2)}"
+        if (paths.index_dir() / directory.name).is_symlink():
+            continue
+        try:
+            directory.mkdir(parents=True)
+            (directory / paths.UNFINISHED).touch()
+            return directory
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise DlctlError(
+                f"cannot make a run directory: {error.strerror}",
+                where=str(directory),
+                hint="set run_dir in [job] to a directory that you can write to",
+            ) from error
+    raise DlctlError("there are too many runs of this name", where=str(parent))
 
 
 def _remove(directory: Path, made_parent: bool) -> None:

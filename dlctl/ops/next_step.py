@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import shlex
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.control import unresponsive
-from dlctl.errors import DlctlError
 from dlctl.ops import other_hosts, unreadable
 from dlctl.problems import of_reason
 from dlctl.runs import facts, select
-from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import has_updates, is_doubtful
 from dlctl.runs.snapshot import Snapshot, newest_whole, read_job
-from dlctl.settings import EVERY_RUN
 from dlctl.util import hints, values
 from dlctl.util.text import is_poisoned
 
@@ -191,30 +187,23 @@ def _from_checkpoint(snapshot: Snapshot) -> str:
 
 
 RUINED = "the model may be ruined where it stopped"
-RATES = {"lr", "inner_lr"}
-"""What ruins a model if it is too large."""
 
 
 def step_of_ruined(snapshot: Snapshot) -> Step:
-    """The next one, of a run that has failed so: a way that works. A rate that was set live is
-    forgotten by going back; anything else has to be corrected before.
+    """The next one, of a run that has failed so: what ruins it has to be corrected before. A rate
+    that was set live is forgotten by `recover --from-checkpoint`.
     """
-    found, live, file = newest_whole(snapshot.directory), _live(snapshot), job_file(snapshot)
-    by_rate = bool(live.keys() & RATES)
-    first = "" if by_rate else f"correct the data or the task, or lower lr in {file},"
+    found, file = newest_whole(snapshot.directory), job_file(snapshot)
+    first = f"correct the data or the task, or lower lr in {file},"
     anew = f"dlctl start --fresh {file}"
     if found is None or not has_updates(found[1]):
         return Step(anew, f"begins anew: {RUINED}, and there is no checkpoint", first)
-    # `start` takes a job file that has been changed; without any need for that, `recover` does.
-    back = f"dlctl start {file}"
-    if by_rate or not isinstance(snapshot.run.get("job_file"), str):
-        back = f"dlctl recover -j {snapshot.run_id} --from-checkpoint"
-    forgets = f"; {set_live(snapshot)}: that is forgotten" if live else ""
-    price = f"checkpoint {_named(found[1])}{facts.done_again(snapshot)}{forgets}"
+    back, price = f"dlctl start {file}", f"{_named(found[1])}{facts.done_again(snapshot)}"
     if is_doubtful(found[1]):
-        what = f"goes on from {price}; the model may be ruined there: if it fails again, begin anew"
-        return Step(back, what, first, anew)
-    return Step(back, f"goes back to {price}; {RUINED}", first)
+        what = "the model may be ruined there: if it fails again, begin anew"
+        return Step(back, f"goes on from checkpoint {price}; {what}", first, anew)
+    forgets = f"dlctl recover -j {snapshot.run_id} --from-checkpoint\nforgets what was set live"
+    return Step(back, f"goes back to checkpoint {price}; {RUINED}", first, forgets)
 
 
 def _named(manifest: Mapping[str, Any]) -> str:
@@ -223,27 +212,3 @@ def _named(manifest: Mapping[str, Any]) -> str:
     parts = [f"step {values.count(step)}"]
     parts += [values.evaluation_at(metrics, step)] if metrics else []
     return f"{manifest['number']} ({', '.join(parts)})"
-
-
-# ---------------------------------------------------------------- what was set live
-
-
-def set_live(snapshot: Snapshot) -> str:
-    """What was set live and is still remembered, as in "lr=100000.0 was set live"; "" if nothing
-    is.
-    """
-    shown = " ".join(f"{key}={EVERY_RUN.format(key, v)}" for key, v in _live(snapshot).items())
-    return f"{shown} was set live" if shown else ""
-
-
-def _live(snapshot: Snapshot) -> dict[str, Any]:
-    """What the next coordinator puts in force again, unless it begins from a checkpoint."""
-    found: dict[str, Any] = {}
-    try:
-        with closing(RunDb(snapshot.directory, readonly=True)) as db:
-            memory = db.memory()
-    except (DlctlError, sqlite3.Error, ValueError):
-        return found
-    for key, row in memory.items():
-        found |= (row.get("settings") or {}) if key.startswith("daemon/") else {}
-    return found

@@ -12,7 +12,7 @@ from dlctl import problems as values_of
 from dlctl.control import unresponsive
 from dlctl.ops import codes, disk, next_step, other_hosts
 from dlctl.problems import Code, Problem, known, names_in
-from dlctl.runs import facts, lock, logs, paths, takeovers
+from dlctl.runs import facts, lock, logs, paths
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import (
     GONE,
@@ -118,11 +118,10 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
         said["incarnation"] = number - 1
         yield Problem("coordinator-restarting", COORDINATOR, heard_at, said)
     elif snapshot.is_live and number > 1:
-        last = takeovers.load(snapshot.directory)
-        at = last.taken_over_at
-        if at is not None and snapshot.now - at < RECENT_S:
-            said = known(incarnation=number - 1, how=last.takeover, forgotten=last.forgotten)
-            yield Problem("coordinator-restarted", COORDINATOR, at, said)
+        for last in facts.takeovers(snapshot.directory)[-1:]:
+            if snapshot.now - last.at < RECENT_S:
+                said = known(incarnation=number - 1, how=last.how, forgotten=last.forgotten)
+                yield Problem("coordinator-restarted", COORDINATOR, last.at, said)
 
 
 def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Problem:

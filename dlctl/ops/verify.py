@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +23,9 @@ from dlctl import placement
 from dlctl.config import JobFile
 from dlctl.ops import remains
 from dlctl.roles.server.dedup import PAST_KEPT
-from dlctl.runs import acks, branches, checkpoints, lineage
+from dlctl.runs import acks, checkpoints, lineage
 from dlctl.runs.acks import AckRecord
+from dlctl.runs.database import RunDb
 from dlctl.runs.kept_shards import Kept
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util.names import HOME_AGENT
@@ -104,9 +106,12 @@ def judge(snapshot: Snapshot) -> Judgement:
     a witness is needed and no server has left one.
     """
     records = acks.read_all(snapshot.directory)
-    resumes = lineage.resumes(snapshot)
+    with closing(RunDb(snapshot.directory, readonly=True)) as db:
+        resumes = lineage.resumes(db)
     last = resumes[-1] if resumes else None
-    own = lineage.of_branch(snapshot, branches.chain(resumes))
+    branch = lineage.chain(resumes)
+    found = checkpoints.finished(snapshot.directory)
+    own = [path for path in found if lineage.is_of_branch(checkpoints.number(path)[0], branch)]
     witnesses, damaged = _witnesses(snapshot, own)
     proofs = _proofs([path for path in own if path not in damaged], len(witnesses))
     verdicts, before = list[Verdict](), 0

@@ -394,7 +394,7 @@ def newest_good(
     """The newest checkpoint in which every byte is right; None if there is none.
 
     A checkpoint that was meant to be complete and is not good is skipped; `on_problem` hears why.
-    `ordered`: as they are to be tried, see `dlctl/runs/preferred.py`.
+    `ordered`: as they are to be tried, see `dlctl/runs/lineage.py`.
     """
     for directory in ordered or reversed(finished(run_directory)):
         problems = verify(directory)

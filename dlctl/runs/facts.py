@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from dlctl.errors import DlctlError
 from dlctl.runs import checkpoints
+from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import has_updates
 from dlctl.runs.snapshot import ENDED, Snapshot, newest_whole
 from dlctl.util import values
+from dlctl.util.names import COORDINATOR
 from dlctl.util.text import escape, plural
 
 Row = Mapping[str, Any]
+TAKEOVER = "recover"
+"""The kind of event that tells of a coordinator which has taken the place of another one."""
 
 
 def became(state: str) -> str:
@@ -99,3 +107,40 @@ def incarnation(row: Row | None) -> int:
     """The number of a daemon's process; 0 if it has had none."""
     found = row.get("incarnation") if row is not None else None
     return found if type(found) is int else 0
+
+
+class Takeover(NamedTuple):
+    at: float
+    how: str
+    """It came to that, as the rest of a sentence about the coordinator."""
+    forgotten: str
+    """What was not on record then, as a sentence; "" if nothing."""
+
+
+def takeovers(directory: Path) -> list[Takeover]:
+    """Those since the run was started last, from its events; as far as they can be read."""
+    found, before, how = list[Takeover](), "", ""
+    with (
+        suppress(sqlite3.Error, DlctlError, ValueError),
+        closing(RunDb(directory, readonly=True)) as db,
+    ):
+        for event in db.events():
+            kind, said = event["kind"], str(event["text"])
+            if kind == TAKEOVER:
+                forgotten = str(event["data"].get("forgotten") or "")
+                found.append(Takeover(event["at"], how or "died", forgotten))
+                how = ""
+            elif kind == "restart" and event["daemon"] == COORDINATOR:
+                how = "was restarted on request"
+            elif kind == "state" and said.startswith(("failed", "stopped")):
+                how = "was brought back"
+            elif kind == "state" and said == "starting" and before != TAKEOVER:
+                found, how = [], ""
+            before = kind
+    return found
+
+
+def is_about(event: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Whether an event tells of one of these daemons; one may tell of several."""
+    whom = COORDINATOR if event["kind"] == TAKEOVER else str(event["daemon"])
+    return not set(whom.split(", ")).isdisjoint(names)

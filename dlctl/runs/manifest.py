@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -298,3 +299,10 @@ def _misfit(value: Any, kind: Any) -> str:
             if not isinstance(value, float | int) or abs(value) <= NUMBER_MAX:
                 return ""
     return f" is {value!r:.60}"
+
+
+def checkpoint_row(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """A checkpoint as it stands among the run's keys."""
+    nbytes = sum(part["nbytes"] for part in parts(manifest))
+    kept = {key: manifest[key] for key in ("number", "step", "at")}
+    return {**kept, "path": str(path), "nbytes": nbytes, "error": ""}

@@ -197,6 +197,7 @@ def _newest_there(
     left.
     """
     from dlctl.runs import checkpoints  # only here: most commands have no other use for it
+    from dlctl.runs.manifest import checkpoint_row
 
     path = newest.get("path")
     if not isinstance(path, str):
@@ -213,21 +214,12 @@ def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint that a run goes on from first, with nothing missing, and its manifest; None if
     there is none. Its bytes are not read: that takes long.
     """
-    from dlctl.runs import checkpoints, preferred
+    from dlctl.runs import checkpoints, lineage
 
-    for path in preferred.order(directory):
+    for path in lineage.order(directory):
         if not checkpoints.verify(path, hashes=False):
             return path, checkpoints.read_manifest(path)
     return None
-
-
-def checkpoint_row(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint as it stands among the run's keys."""
-    from dlctl.runs.manifest import parts
-
-    nbytes = sum(part["nbytes"] for part in parts(dict(manifest)))
-    kept = {key: manifest[key] for key in ("number", "step", "at")}
-    return {**kept, "path": str(path), "nbytes": nbytes, "error": ""}
 
 
 def _truth(

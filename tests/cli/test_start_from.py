@@ -15,7 +15,7 @@ from remains import save
 from dlctl import jobfile
 from dlctl.errors import DlctlError
 from dlctl.ops import graft
-from dlctl.runs import checkpoints, database, unfinished
+from dlctl.runs import checkpoints, database, paths
 from dlctl.util.text import NO_USE, NO_WORKER
 
 KILLED_AFTER = """
@@ -57,10 +57,8 @@ def test_a_start_that_is_killed_leaves_nothing_that_passes_for_a_run(
     command = [sys.executable, "-c", KILLED_AFTER.format(doom=doom), saved]
     killed = subprocess.run(command, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert (new_run(own_place, stopped) / unfinished.MARK).exists()
+    assert not paths.is_run(new_run(own_place, stopped))
     assert dlctl_command("ps", "-a", "-q").out == f"{stopped.name}\n"
-    unfinished.sweep(own_place / "runs", "quick")
-    assert [path.name for path in (own_place / "runs").iterdir()] == [stopped.name]
 
 
 def test_a_checkpoint_of_a_model_that_may_be_ruined_is_said_to_be_one(

@@ -14,8 +14,8 @@ from remains import acknowledge, keep, save
 from dlctl import config
 from dlctl.launch import ssh
 from dlctl.ops.verify import recorded_pushes, table_of
-from dlctl.runs import branches, kept_shards, lineage
-from dlctl.runs.branches import Resume
+from dlctl.runs import kept_shards, lineage
+from dlctl.runs.lineage import Resume
 
 
 @pytest.fixture
@@ -204,11 +204,11 @@ def test_a_branch_that_the_run_came_back_to_counts_again():
     """From 2 back to 1, which led to 3; then on from 2, because 3 was damaged, and 2 mended."""
     back_to_1 = Resume(1, 2, {})
     back_to_2 = Resume(2, 3, {})
-    branch = branches.chain([back_to_1, back_to_2])
+    branch = lineage.chain([back_to_1, back_to_2])
     assert branch == [back_to_2]
-    assert [branches.is_of_branch(number, branch) for number in (1, 2, 3, 4)] == [1, 1, 0, 1]
-    branch = branches.chain([back_to_1])
-    assert [branches.is_of_branch(number, branch) for number in (1, 2, 3, 4)] == [1, 0, 1, 1]
+    assert [lineage.is_of_branch(number, branch) for number in (1, 2, 3, 4)] == [1, 1, 0, 1]
+    branch = lineage.chain([back_to_1])
+    assert [lineage.is_of_branch(number, branch) for number in (1, 2, 3, 4)] == [1, 0, 1, 1]
 
 
 def test_a_record_that_cannot_be_read_is_no_proof(run, dlctl_command):

@@ -115,9 +115,10 @@ def ls(job: str | None, as_json: bool) -> None:
         if problems:
             number = checkpoints.number(path)[0]
             console.warn("\n  ".join([f"checkpoint {number} is damaged", *problems]))
-    if failed := [made["number"] for made in found.values() if FAILURE in made]:
-        why = "the model may be ruined there; what was saved before is kept as if they were not"
-        console.note(f"{lineage.saved_at_failure(failed)}: {why}")
+    for made in found.values():
+        if FAILURE in made:
+            at = f"checkpoint {made['number']} was saved when the run failed"
+            console.note(f"{at}: the model may be ruined there")
     if error := facts.text(snapshot.run.get("checkpoint_error")):
         console.warn(f"the last attempt failed: {error}")
 

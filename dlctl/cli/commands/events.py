@@ -14,7 +14,7 @@ from dlctl.cli import daemon_names
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import Tail, job_option, json_option, moment
 from dlctl.cli.ui import console, live, report
-from dlctl.runs import select, takeovers
+from dlctl.runs import facts, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
@@ -91,7 +91,7 @@ def command(
 
     def wanted(event: Event) -> bool:
         return (
-            (not chosen or takeovers.about(event, chosen))
+            (not chosen or facts.is_about(event, chosen))
             and (event["kind"] in kinds if kinds else _is_news(event, evaluations))
             and (since_at is None or event["at"] >= since_at)
         )

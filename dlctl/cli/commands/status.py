@@ -15,7 +15,7 @@ from dlctl.cli.options import job_option, json_option
 from dlctl.cli.ui import attention, console, report, tables
 from dlctl.errors import NotRunning, UsageError
 from dlctl.ops import problems
-from dlctl.runs import database, facts, select, takeovers
+from dlctl.runs import database, facts, select
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
 
@@ -133,6 +133,6 @@ def _lines(snapshot: Snapshot, rows: Sequence[facts.Row], wide: bool, *, events:
 
 def _recent_events(snapshot: Snapshot, names: Sequence[str]) -> list[str]:
     with closing(database.RunDb(snapshot.directory, readonly=True)) as db:
-        found = [event for event in db.events() if takeovers.about(event, names)][-RECENT_EVENTS:]
+        found = [event for event in db.events() if facts.is_about(event, names)][-RECENT_EVENTS:]
     shown = [report.event(event, snapshot.now) for event in found]
     return ["recent events", *(f"  {line}" for line in shown)] if shown else []

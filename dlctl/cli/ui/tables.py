@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dlctl.cli.ui import console, report
-from dlctl.runs import facts, takeovers
+from dlctl.runs import facts
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import ENDED, GONE, Snapshot, is_here
 from dlctl.settings import AUTO
@@ -97,7 +97,7 @@ def _samples(snapshot: Snapshot, row: Row) -> str:
 def _restarts(snapshot: Snapshot, row: Row) -> str:
     if row.get("role") != COORDINATOR:
         return values.count(row.get("restarts"))
-    return values.count(takeovers.load(snapshot.directory).takeovers)
+    return values.count(len(facts.takeovers(snapshot.directory)))
 
 
 def _word(value: Any) -> str:
