@@ -53,9 +53,7 @@ CODES: Mapping[Code, Entry] = {
     ),
     "coordinator-gone": Entry(
         "error",
-        "process gone[ for {age}][ (pid {pid})][; {agent} starts the next one]"
-        "[, which ends at once, again and again: {error}]"
-        "[; nobody starts the next one: {stopped}][; {why}]",
+        "process gone[ for {age}][ (pid {pid})][; {agent} starts the next one][; {why}]",
         "The coordinator's process is gone.",
         "It was killed (SIGKILL, out of memory, a reboot), or it ends as soon as it starts.",
         "A living agent starts the next one, which goes on where it was. If there is none: "
@@ -63,8 +61,6 @@ CODES: Mapping[Code, Entry] = {
         {
             "": "{next}",
             "restarts": "dlctl recover -j {run}\nif that does not end",
-            "ends at once": "dlctl logs coordinator -l error -j {run}\n"
-            "says more; as soon as that is mended the next one goes on",
             "full": "df -h {folder}\nmake room there, then\ndlctl recover -j {run}",
             "read-only": "findmnt -T {folder}\n"
             "see why with dmesg, then check and mount it again, then\ndlctl recover -j {run}",

@@ -12,17 +12,9 @@ if TYPE_CHECKING:
     from dlctl.config import Servers
 
 
-def bytes_held(snapshot: Snapshot) -> int:
-    """What the states of this run take; 0 if its job cannot be read."""
-    from dlctl.runs import kept_shards  # here and below, because it takes numpy along
-
-    servers = _servers(snapshot)
-    return 0 if servers is None else kept_shards.bytes_held(snapshot.directory, servers)
-
-
 def shards(snapshot: Snapshot) -> int:
     """How many shards there are states of."""
-    from dlctl.runs import kept_shards
+    from dlctl.runs import kept_shards  # here and below, because it takes numpy along
 
     servers = _servers(snapshot)
     return 0 if servers is None else len(kept_shards.kept(snapshot.directory, servers))

@@ -35,7 +35,7 @@ from dlctl.runs import lock, manifest, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import hints, notes, values
-from dlctl.util.units import short_size
+from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
@@ -120,9 +120,9 @@ def _act(
 def _leave(case: Case, previous: Snapshot) -> None:
     """A run that is left for a new one. Only its owner may give up what its servers have kept."""
     if case.facts.fresh or case.action is Action.BEGIN_FROM:
-        if held := kept.bytes_held(previous):
+        if held := kept.shards(previous):
             name = previous.run_id
-            notes.note(f"the shards of {name} stay, {short_size(held)}")
+            notes.note(f"the kept state of {name} stays ({plural(held, 'shard')})")
             remove = hints.told(f"dlctl stop --kill -j {name}", "gives them up")
             notes.next_step(hints.either(f"dlctl recover -j {name}", remove), "  ")
         return

@@ -20,9 +20,6 @@ from dlctl.util.text import is_poisoned
 if TYPE_CHECKING:
     from dlctl.ops.remains import Findings
 
-KILLED_FROM_OUTSIDE = ("killed by SIGKILL", "killed by SIGTERM")
-"""How the reason ends of a run that somebody has ended: there is nothing to mend."""
-
 
 class Step(NamedTuple):
     command: str
@@ -59,7 +56,7 @@ def of(snapshot: Snapshot) -> Step | None:
     if is_poisoned(snapshot.reason):
         return step_of_ruined(snapshot)
     step = _after_failure(snapshot)
-    return step._replace(first=_mend(snapshot, begins=step.command.startswith("dlctl start")))
+    return step._replace(first=_mend(snapshot))
 
 
 def command(snapshot: Snapshot) -> str:
@@ -96,17 +93,12 @@ def without(snapshot: Snapshot, hosts: list[str]) -> str:
     return f"without: take {' and '.join(hosts)} out of {job_file(snapshot)}, then\n{then}"
 
 
-def _mend(snapshot: Snapshot, *, begins: bool) -> str:
-    """`begins`: the next step begins anew, and what kept it from beginning is still there."""
+def _mend(snapshot: Snapshot) -> str:
     if place := place_of_error(snapshot):
         return f"correct {place}"
-    said = of_reason(snapshot.reason)
-    if said.get("cause") == "task":
+    if of_reason(snapshot.reason).get("cause") == "task":
         return f"find what ends the process in {task_file(snapshot)}, and correct it"
-    was_killed = snapshot.reason.endswith(KILLED_FROM_OUTSIDE)
-    has_said_why = bool(snapshot.reason) and "place" not in said and not was_killed
-    is_to_mend = begins and has_said_why and not facts.has_begun(snapshot) and not snapshot.is_gone
-    return "mend that" if is_to_mend else ""
+    return ""
 
 
 def task_file(snapshot: Snapshot) -> str:
@@ -140,7 +132,7 @@ def _after_failure(snapshot: Snapshot) -> Step:
         return _start(snapshot) or Step(
             f"dlctl recover --dry-run -j {snapshot.run_id}", "says what is left of it"
         )
-    return Step(recover, _goes_back(snapshot, left))
+    return Step(recover, _from_checkpoint(snapshot))
 
 
 def _left(snapshot: Snapshot) -> Findings | None:
@@ -150,16 +142,6 @@ def _left(snapshot: Snapshot) -> Findings | None:
     from dlctl.ops import remains  # only here and below: it takes numpy along
 
     return remains.at_a_glance(snapshot)
-
-
-def _goes_back(snapshot: Snapshot, left: Findings | None) -> str:
-    """To its checkpoint, and what that costs, as `dlctl recover` will say."""
-    from dlctl.ops import remains
-
-    if left is None or not (cost := remains.cost_of_going_back(left)):
-        return _from_checkpoint(snapshot)
-    saved = values.count(facts.saved_step(snapshot))
-    return f"goes on from the checkpoint at step {saved}; {cost}"
 
 
 def _start(snapshot: Snapshot) -> Step | None:

@@ -12,7 +12,7 @@ from dlctl import problems as values_of
 from dlctl.control import unresponsive
 from dlctl.ops import codes, disk, next_step, other_hosts
 from dlctl.problems import Code, Problem, known, names_in
-from dlctl.runs import facts, lock, logs, paths
+from dlctl.runs import facts, lock, paths
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import (
     GONE,
@@ -23,7 +23,7 @@ from dlctl.runs.snapshot import (
     natural,
 )
 from dlctl.settings import EVERY_RUN
-from dlctl.util import hints, processes, values
+from dlctl.util import hints, values
 from dlctl.util.names import COORDINATOR
 from dlctl.util.text import KILLED
 
@@ -112,7 +112,7 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
             yield Problem("coordinator-unwritable", COORDINATOR, heard_at, said)
         else:
             yield Problem("coordinator-restarting", COORDINATOR, heard_at, said)
-    elif row["state"] == GONE or (row["state"] == "starting" and _ends_at_once(snapshot, heard_at)):
+    elif row["state"] == GONE:
         yield _absent(snapshot, heard_at, number)
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
         said["incarnation"] = number - 1
@@ -128,25 +128,11 @@ def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Problem:
     """Of a coordinator that is gone, and whether there will be another one."""
     said: dict[str, Any] = {"incarnation": number}
     if not snapshot.is_live:
-        said |= known(pid=snapshot.run.get("pid"), stopped=_stopped_agents(snapshot))
-    elif error := _ends_at_once(snapshot, heard_at):
-        said |= {"agent": "its agent", "cause": "ends at once", "error": error}
+        said |= known(pid=snapshot.run.get("pid"))
     else:
         said |= {"pid": snapshot.run.get("pid"), "cause": "restarts", "agent": "its agent"}
         said |= disk.facts(snapshot)
     return Problem("coordinator-gone", COORDINATOR, _seen_at(snapshot, heard_at), said)
-
-
-def _ends_at_once(snapshot: Snapshot, heard_at: float | None) -> str:
-    """What the coordinators have ended with that were started since one was heard last."""
-    return logs.ends_at_once(snapshot.directory, COORDINATOR, heard_at)
-
-
-def _stopped_agents(snapshot: Snapshot) -> str:
-    """Who could start the next one, and is stopped himself, as by SIGSTOP."""
-    agents = [row for row in snapshot.daemons if row.get("role") == "agent" and is_here(row)]
-    rows = processes.stopped(agents)
-    return ", ".join(f"{row['name']} is stopped (pid {row['pid']})" for row in rows)
 
 
 def _seen_at(snapshot: Snapshot, heard_at: float | None) -> float | None:

@@ -69,9 +69,7 @@ def is_back(snapshot: Snapshot) -> bool:
 def waiting_for(snapshot: Snapshot) -> str:
     """Whom the run waits for, and what they are doing: those who wait for no other one."""
     if not remains.has_spoken(snapshot):
-        since = values.number(snapshot.run.get("updated_at"))
-        failed = logs.ends_at_once(snapshot.directory, COORDINATOR, since)
-        return f"coordinator (starting{f'; the one before: {failed}' if failed else ''})"
+        return "coordinator (starting)"
     if said := facts.text(snapshot.run.get("waiting")):
         return said
     late = _late(snapshot)

@@ -19,7 +19,7 @@ from dlctl.errors import DlctlError
 from dlctl.ops import other_hosts
 from dlctl.runs import facts, lock
 from dlctl.runs.database import RunDb
-from dlctl.runs.snapshot import ENDED, Snapshot, is_here, newest_whole, read_job
+from dlctl.runs.snapshot import ENDED, Snapshot, is_here, read_job
 from dlctl.util import processes, values
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import plural
@@ -257,14 +257,6 @@ def at_a_glance(snapshot: Snapshot) -> Findings | None:
         return examine(snapshot, ask_hosts=False)
     except DlctlError:
         return None
-
-
-def cost_of_going_back(findings: Findings) -> str:
-    """What it costs if shards are lost: to the newest checkpoint, whose bytes are not read. "" if
-    none are, or there is no checkpoint.
-    """
-    newest = newest_whole(findings.snapshot.directory) if findings.obstacles else None
-    return "" if newest is None else because(findings.loss(newest), findings.obstacles)
 
 
 def because(loss: Loss, reasons: list[str]) -> str:

@@ -59,10 +59,6 @@ class Line:
         return LEVELS.index(self.level) if self.level in LEVELS else LEVELS.index("warning")
 
 
-SHORT_LIVES, SHORT_LINES = 3, 20
-"""Processes that are looked at, and fewer lines than what one has logged that ended at once."""
-
-
 def list_files(run_directory: Path) -> dict[str, list[LogFile]]:
     """Daemon -> its log files, oldest first."""
     found: dict[str, list[LogFile]] = {}
@@ -171,22 +167,6 @@ def last_words(run_directory: Path, name: str, limit: int = 10) -> list[str]:
     files = list_files(run_directory).get(name, [])
     newest = [file for file in files if file.incarnation == files[-1].incarnation]
     return [line.text for line in tail(newest, limit)]
-
-
-def ends_at_once(run_directory: Path, name: str, since: float | None) -> str:
-    """What the last of several processes of a daemon has met with, all of which began after `since`
-    and ended with an error at once; "" if there are no two such.
-    """
-    if since is None:
-        return ""
-    files = list_files(run_directory).get(name, [])
-    errors = []
-    for number in sorted({file.incarnation for file in files})[-SHORT_LIVES:]:
-        lines = tail([file for file in files if file.incarnation == number], SHORT_LINES)
-        is_short = 0 < len(lines) < SHORT_LINES and lines[0].at > since
-        grave = [line.text for line in lines if line.severity >= LEVELS.index("error")]
-        errors += grave[-1:] if is_short else []
-    return errors[-1] if len(errors) > 1 else ""
 
 
 # ---------------------------------------------------------------- following

@@ -134,11 +134,6 @@ def living(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [row for row in rows if is_alive(row.get("pid"), row.get("pid_start"))]
 
 
-def stopped(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those of them whose process is there and does nothing until somebody sends it SIGCONT."""
-    return [row for row in living(rows) if _is_stopped(row["pid"])]
-
-
 def _is_stopped(pid: int) -> bool:
     fields = _stat(pid)
     return bool(fields) and fields[_STATE] in _STOPPED

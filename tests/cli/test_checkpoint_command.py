@@ -278,12 +278,6 @@ def test_an_export_is_called_after_the_job_and_the_step_and_never_overwrites(
 
 
 @pytest.mark.long
-def test_the_ending_follows_the_format(saved, own_place, dlctl_command):
-    assert dlctl_command("checkpoint", "export", "1", "--to", "torch").code == 0
-    assert (own_place / "digits-1000.pt").is_file()
-
-
-@pytest.mark.long
 def test_the_name_in_a_stranger_s_manifest_leads_nowhere_else(saved, own_place, dlctl_command):
     path = saved[0] / "manifest.json"
     known = manifest.parse(path.read_bytes(), str(path))

@@ -128,7 +128,7 @@ def test_fresh_names_the_shards_that_a_failed_run_still_holds(job, own_place, pl
     (directory / "state" / "shard-0.state").write_bytes(bytes(1_040_000))
     code, _, err = dlctl_command("start", "--fresh", "job.toml")
     assert code == 0
-    assert f"the shards of {directory.name} stay, 1.04 MB" in err
+    assert f"the kept state of {directory.name} stays (1 shard)" in err
     assert f"dlctl stop --kill -j {directory.name}" in err
 
 

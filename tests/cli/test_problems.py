@@ -23,8 +23,6 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("coordinator-gone", {"pid": 7, "agent": "its agent", "cause": "restarts"},
      "process gone for 8.0s (pid 7); its agent starts the next one",
      "dlctl recover -j digits-7f3a\nif that does not end"),
-    ("coordinator-gone", {"pid": 7, "stopped": "agent-0 is stopped (pid 8)"},
-     "process gone for 8.0s (pid 7); nobody starts the next one: agent-0 is stopped (pid 8)", ""),
     ("coordinator-restarting", {}, "the next one is starting; last status 8.0s ago",
      "dlctl logs worker-1 --previous -j digits-7f3a"),
     ("coordinator-restarted", {"how": "died"}, "restarted 8.0s ago (died)",

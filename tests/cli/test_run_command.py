@@ -152,13 +152,6 @@ def test_a_run_that_somebody_else_stops_ends_with_3(job, own_place, play, dlctl_
     assert "was stopped before it had finished" in err
 
 
-def test_a_run_that_is_not_ready_in_time_is_stopped(job, own_place, play, dlctl_command):
-    play("start", "stick")
-    code, _, err = dlctl_command("run", "--timeout", "600ms", "job.toml")
-    assert (code, "was not ready in time and was stopped" in err) == (6, True)
-    assert the_run(own_place)["state"] == "stopped"
-
-
 def test_the_bar_on_a_terminal_shows_the_fields_and_goes_away(job, play, monkeypatch, capfd):
     from dlctl.cli.ui import live
 

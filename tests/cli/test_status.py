@@ -16,7 +16,7 @@ from nextlines import flat
 from remains import save
 
 from dlctl.cli.commands import status
-from dlctl.util.text import COORDINATOR_GONE, KILLED
+from dlctl.util.text import KILLED
 
 
 def training(run):
@@ -199,21 +199,6 @@ def test_what_a_process_said_while_all_was_well_is_not_why_it_was_killed(
     assert "goes on" not in out
 
 
-def test_that_the_coordinator_was_gone_once_is_no_cause_of_its_agents_end(
-    run_directory, dlctl_command
-):
-    run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
-    words = [f"WARNING {COORDINATOR_GONE}", "WARNING worker-0 is not there"]
-    last = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 3, "last_lines": words}
-    run.daemon("agent-0", incarnation=2, last_exit=last, **ME)
-    run.problem("daemon-restarting", "agent-0", time.time() - 3, exit="killed by SIGKILL")
-    out = dlctl_command("status").out
-    assert "       | WARNING worker-0 is not there\n" in out
-    assert COORDINATOR_GONE not in out
-    run.daemon("agent-0", state="failed", last_exit=last).run(state="failed", **gone())
-    assert COORDINATOR_GONE in dlctl_command("status").out, "it may have to do with it now"
-
-
 def test_a_finish_of_the_task_that_has_failed_is_told(run_directory, dlctl_command):
     finish = {"worker": "worker-0", "text": "", "error": "who ran it has died"}
     run_directory().run(state="finished", finish=finish)
@@ -380,7 +365,7 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
 
     save(run, step=90, number=1)
     goes_on = "dlctl recover -j digits-7f3a\n              goes on from the checkpoint at step 90"
-    lost = "80 steps done again, an unknown number of updates lost"
+    lost = "80 steps are done again"
     assert f"  next        {goes_on}; {lost}" in dlctl_command("status").out
     run.run(reason=f"worker-0: task.loss raised KeyError: 7 ({run.path.parents[1]}/train.py:45)")
     first = "next        correct train.py:45 first, then\n              "
@@ -389,14 +374,6 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
     assert " next dlctl start 'my job.toml' goes on from" in flat(dlctl_command("status").out)
     run.run(state="finished")
     assert "next" not in dlctl_command("status").out
-
-
-def test_what_kept_a_run_from_beginning_is_to_be_mended_first(run_directory, dlctl_command):
-    run = run_directory()
-    file = run.path.parents[1] / "job.toml"
-    run.run(state="failed", reason='worker-0: train.py has no "tsk"', job_file=str(file))
-    step = "mend that first, then dlctl start job.toml begins anew: there is no checkpoint"
-    assert f" next {step}" in flat(dlctl_command("status").out)
 
 
 def test_a_line_that_a_run_failed_in_is_not_called_wrong_any_more_when_the_file_has_changed(
@@ -419,14 +396,6 @@ def test_who_was_killed_on_request_is_in_no_trouble(run_directory, dlctl_command
     assert "! worker-0: failed " in dlctl_command("status").out
     run.run(state="stopped", reason=KILLED)
     assert "worker-0: failed" not in dlctl_command("status").out
-
-
-def test_what_somebody_has_killed_while_it_started_need_not_be_mended(run_directory, dlctl_command):
-    how = "the coordinator died while it started: "
-    run = run_directory().run(state="failed", reason=f"{how}exit 1", job_file="/x/job.toml")
-    assert "mend that first, then" in dlctl_command("status").out
-    run.run(reason=f"{how}killed by SIGKILL")
-    assert "mend" not in dlctl_command("status").out
 
 
 def test_every_command_names_the_same_next_step_of_a_failed_run(run_directory, dlctl_command):

@@ -8,17 +8,14 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 
 import pytest
 from identity import ME, OF_ANOTHER_BOOT, identity
 from nextlines import flat
 
-from dlctl.ops import recover
 from dlctl.runs import paths
 
 pytestmark = pytest.mark.usefixtures("clock_stands")
@@ -209,51 +206,6 @@ def test_a_dead_coordinator_is_the_root(run, dlctl_command):
     assert f"\nworker-0: process gone (pid {dead.pid})\n" in out
 
 
-def test_what_every_next_coordinator_ends_with_is_told_and_recover_does_not_call_it_well(
-    run, dlctl_command, monkeypatch
-):
-    """The process of each is there for a moment, and says nothing but that to its log."""
-    monkeypatch.setattr(recover, "LED_S", 0.0)
-    monkeypatch.setattr("dlctl.util.processes.age_s", lambda start: 0.5)
-    heard_at = time.time() - 12.3
-    run.run(updated_at=heard_at, updated_by=OF_ANOTHER_BOOT, state="running", incarnation=3)
-    run.daemon("agent-0", **ME)
-    taken = "cannot listen on tcp://127.0.0.1:17501: Address already in use (held by pid 9, nc)"
-    for number, age_s in ((2, 9.0), (3, 4.0)):
-        run.log("coordinator", number, {"ts": at(age_s), "level": "error", "msg": taken})
-    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        gone = identity(dead.pid)
-    for process in (ME, gone):
-        run.run(**process)
-        found = first(dlctl_command)
-        assert (found["code"], found["facts"]["error"]) == ("coordinator-gone", taken)
-        looked = dlctl_command("recover", "--dry-run").out
-        assert "nothing to recover" not in looked
-    run.log("coordinator", 4, {"ts": at(0.0), "level": "info", "msg": "coordinator starts"})
-    run.run(updated_by=ME["pid_start"], updated_at=time.time(), **ME)
-    assert dlctl_command("why").out.startswith("nobody waits")
-    assert "nothing to recover" in dlctl_command("recover", "--dry-run").out
-
-
-def test_one_end_with_an_error_is_no_row_of_them(run, dlctl_command, monkeypatch):
-    """Nor is what was logged before the run was started again, or by one that had worked."""
-    monkeypatch.setattr("dlctl.util.processes.age_s", lambda start: 0.5)
-    row = [{"ts": at(8.0 - n), "level": "info", "msg": f"step {n}"} for n in range(30)]
-    full = {"ts": at(1.0), "level": "error", "msg": "cannot write the run's database"}
-    run.log("coordinator", 1, {"ts": at(90_000.0), "level": "error", "msg": "Address in use"})
-    run.log("coordinator", 2, *row, full)
-    run.log("coordinator", 3, {"ts": at(0.9), "level": "error", "msg": "Address in use"})
-    run.daemon("agent-0", **ME)
-    for heard_at in (time.time() - 12.0, None):
-        run.run(updated_at=heard_at, updated_by=OF_ANOTHER_BOOT, incarnation=4)
-        for command in ("why", "status"):
-            assert "ends at once" not in dlctl_command(command).out
-
-
-def at(age_s: float) -> str:
-    return datetime.fromtimestamp(time.time() - age_s, UTC).isoformat()
-
-
 def test_recover_leaves_a_coordinator_alone_that_works_and_cannot_write(
     run, dlctl_command, monkeypatch
 ):
@@ -265,30 +217,6 @@ def test_recover_leaves_a_coordinator_alone_that_works_and_cannot_write(
     for command in (("recover", "--dry-run"), ("recover",), ("recover", "--from-checkpoint")):
         code, out, err = dlctl_command(*command)
         assert (code, "nothing to recover" in out) == (0, True), err
-
-
-def test_an_agent_that_is_stopped_is_not_said_to_start_anybody(run, dlctl_command):
-    with (
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as coordinator,
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as agent,
-    ):
-        run.run(updated_at=time.time() - 44.4, **identity(coordinator.pid))
-        run.daemon("agent-0", **identity(agent.pid))
-        agent.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, agent.pid, os.WSTOPPED)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dlctl.util.processes.age_s", lambda start: 100.0 if start else None)
-            silent = dlctl_command("why").out
-        coordinator.kill()
-        coordinator.wait()
-        out = dlctl_command("why").out
-        agent.kill()
-    recover = "dlctl recover -j digits-7f3a"
-    assert f"next: kill -9 {coordinator.pid}; {recover}\n" in silent
-    assert "replaced" not in silent
-    alone = f"; nobody starts the next one: agent-0 is stopped (pid {agent.pid})\n"
-    assert alone in out
-    assert "next: dlctl recover --dry-run -j digits-7f3a\n" in out
 
 
 def test_a_full_disk_is_told_of_before_anybody_waits_for_it(run, dlctl_command, monkeypatch):

@@ -95,7 +95,7 @@ def test_the_exported_model_is_as_good_as_the_run_said(
     finished: Finished, kind: str, name: str
 ) -> None:
     place = finished.place
-    ended = place.dlctl("checkpoint", "export", "--to", kind, "-o", name)
+    ended = place.dlctl("checkpoint", "export", "-o", name)
     assert ended.code == 0, ended.err
     path = place.path / name
     state = torch.load(path) if kind == "torch" else load_file(path)

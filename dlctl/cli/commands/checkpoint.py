@@ -19,7 +19,6 @@ from dlctl.util import values
 from dlctl.util.text import plural
 
 HEADERS = ("NUMBER", "STEP", "SAVED", "SIZE", "SERVERS", "FILES", "EVALUATION", "DIRECTORY")
-ENDINGS = {"safetensors": ".safetensors", "torch": ".pt"}
 TORCH_ENDINGS = (".pt", ".pth", ".bin")
 
 
@@ -252,7 +251,7 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None, as_js
     examples=[
         ("dlctl checkpoint export", "the newest good one, as NAME-STEP.safetensors here"),
         ("dlctl checkpoint export -o model.pt", "for torch.load(weights_only=True)"),
-        ("dlctl checkpoint export 3 --to torch", "number 3, as NAME-STEP.pt"),
+        ("dlctl checkpoint export 3", "number 3"),
         ("dlctl checkpoint export best", "the best by what checkpoints.best names"),
         ("dlctl checkpoint export --average", "the moving average that [average] keeps"),
     ],
@@ -260,23 +259,16 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None, as_js
 )
 @click.argument("directory", default="latest", metavar="[DIR|NUMBER|STEP|latest|best]")
 @click.option(
-    "--to",
-    "kind",
-    type=click.Choice(sorted(ENDINGS)),
-    help="Format.  [default: by the ending of -o, else safetensors]",
-)
-@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="File to write.  [default: NAME-STEP.safetensors or .pt, in this directory]",
+    help="File to write; .pt, .pth or .bin is for torch.load.  [default: NAME-STEP.safetensors]",
 )
 @click.option("--average", is_flag=True, help="The moving average of the parameters: [average].")
 @force_option
 @job_option
 def export(
     directory: str,
-    kind: str | None,
     output: Path | None,
     average: bool,
     force: bool,
@@ -289,8 +281,8 @@ def export(
     newest good checkpoint of the job.
     """
     path = checkpoint_choice.chosen(directory, job)
-    kind = kind or ("torch" if output and output.suffix in TORCH_ENDINGS else "safetensors")
-    file = output or Path(_file_stem(path) + ENDINGS[kind])
+    file = output or Path(f"{_file_stem(path)}.safetensors")
+    kind = "torch" if file.suffix in TORCH_ENDINGS else "safetensors"
     require_free(force, file)
     arguments = [str(path), "--to", kind, "--output", str(file)]
     arguments += ["--average"] if average else []

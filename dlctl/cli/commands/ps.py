@@ -7,22 +7,20 @@ import click
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console, report
-from dlctl.ops import kept
 from dlctl.runs import select
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
 
 RECENT_S = 86400.0
 HEADERS = ("RUN", "STATE", "ALGORITHM", "DAEMONS", "STEP", "EPOCH", "LOSS", "UP", "DIRECTORY")
-HELD = "HELD"
-RIGHT = ("DAEMONS", "STEP", "EPOCH", "LOSS", "UP", HELD)
+RIGHT = ("DAEMONS", "STEP", "EPOCH", "LOSS", "UP")
 
 
 @make_command(
     "ps",
     examples=[
         ("dlctl ps", "jobs that run, and those of the last day"),
-        ("dlctl ps -a", "all jobs whose run directory still exists, and what they hold"),
+        ("dlctl ps -a", "all jobs whose run directory still exists"),
         ("dlctl ps -q", "only their ids, for scripts"),
     ],
     see_also=["status", "logs"],
@@ -34,9 +32,7 @@ def command(show_all: bool, as_json: bool) -> None:
 
     UP is the time since the start, or how long the run took; EPOCH is how often all of its data was
     seen. A run whose coordinator is gone is "failed"; one whose coordinator sends no heartbeat is
-    "not answering"; one whose database cannot be read is "unreadable". HELD, with --all, is what
-    its servers keep or have left behind, in memory unless the job says otherwise; "dlctl stop
-    --kill" removes what an ended run holds.
+    "not answering"; one whose database cannot be read is "unreadable".
     """
     snapshots = select.without_copies(select.all_of(select.directories()))
     shown = [s for s in reversed(snapshots) if show_all or s.is_live or _is_recent(s)]
@@ -45,9 +41,6 @@ def command(show_all: bool, as_json: bool) -> None:
     elif console.is_quiet():
         for snapshot in shown:
             console.out(snapshot.run_id)
-    elif shown and show_all:
-        rows = [[*_row(s)[:-1], _held(s), _row(s)[-1]] for s in shown]
-        console.out(console.table((*HEADERS[:-1], HELD, HEADERS[-1]), rows, RIGHT))
     elif shown:
         console.out(console.table(HEADERS, [_row(s) for s in shown], RIGHT))
     _note_hidden(len(snapshots), len(shown))
@@ -63,12 +56,6 @@ def _note_hidden(known: int, shown: int) -> None:
 def _is_recent(snapshot: Snapshot) -> bool:
     ended_at = values.number(snapshot.run.get("ended_at"))
     return ended_at is None or snapshot.now - ended_at < RECENT_S
-
-
-def _held(snapshot: Snapshot) -> str:
-    """What the servers of a run keep, or have left behind."""
-    size_bytes = kept.bytes_held(snapshot)
-    return values.size(size_bytes) if size_bytes else values.NOTHING
 
 
 def _row(snapshot: Snapshot) -> list[str]:

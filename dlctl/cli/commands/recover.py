@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import click
 
 from dlctl.cli.group import command as make_command
-from dlctl.cli.options import json_option, run_argument
+from dlctl.cli.options import Duration, json_option, run_argument
 from dlctl.cli.ui import console, live, recovery
 from dlctl.ops import cases, ready, recover
 from dlctl.ops.cases import Case
@@ -34,14 +34,16 @@ SCHEMA = "dlctl.recover/1"
 @click.option(
     "--checkpoint", "number", type=click.IntRange(1), metavar="N", help="Resume from this one."
 )
-@click.option("--timeout", metavar="TIME", help='Give up waiting after "90s", "5m" (exit code 6).')
+@click.option(
+    "--timeout", "limit_s", type=Duration(), help='Give up waiting after "90s", "5m" (exit code 6).'
+)
 @run_argument
 @json_option
 def command(
     dry_run: bool,
     from_checkpoint: bool,
     number: int | None,
-    timeout: str | None,
+    limit_s: float | None,
     job: str | None,
     as_json: bool,
 ) -> None:
@@ -59,7 +61,6 @@ def command(
     cannot be reached, or a coordinator that is there does not answer (it is replaced by itself),
     and 1 if nothing is left to go on from.
     """
-    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     directory = select.own_directory(job)
     with nullcontext() if dry_run else lock.claimed(directory):
         snapshot = load(directory, every_page=True)

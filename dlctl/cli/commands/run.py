@@ -46,9 +46,8 @@ SIGNALLED = 128
 )
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--fresh", is_flag=True, help="Begin a new run even if one could be resumed.")
-@click.option("--timeout", metavar="TIME", help="Stop if it is not ready by then (exit code 6).")
 @click.pass_context
-def command(ctx: click.Context, file: Path, fresh: bool, timeout: str | None) -> None:
+def command(ctx: click.Context, file: Path, fresh: bool) -> None:
     """Start a job, stream its logs, stop it on Ctrl-C.
 
     Shows warnings and errors of all daemons, and how far the training is. The exit code is that of
@@ -58,7 +57,6 @@ def command(ctx: click.Context, file: Path, fresh: bool, timeout: str | None) ->
     from dlctl.cli.ui import live
     from dlctl.ops import launch, ready
 
-    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     with caught() as interrupts:
         launched = launch.launch(file, fresh=fresh)
         if launched.process is None:
@@ -67,7 +65,7 @@ def command(ctx: click.Context, file: Path, fresh: bool, timeout: str | None) ->
         progress = live.open_progress()
         try:
             interrupts.arm()
-            snapshot = _attend(launched, limit_s, progress)
+            snapshot = _attend(launched, progress)
             interrupts.disarm()
         except (Interrupted, TimedOut) as end:
             interrupts.disarm()
@@ -89,7 +87,7 @@ def command(ctx: click.Context, file: Path, fresh: bool, timeout: str | None) ->
 # ---------------------------------------------------------------- while it runs
 
 
-def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Snapshot:
+def _attend(launched: Launched, progress: Progress) -> Snapshot:
     """From the start to the end: warnings as they come, and how far it is."""
     from dlctl.cli.ui import log_lines
     from dlctl.ops import ready
@@ -99,7 +97,7 @@ def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Sn
     names = list(load(directory).roles())
     printer = log_lines.Printer(names)
     with closing(logs.Follower(directory, names)) as follower:
-        snapshot = ready.wait_ready(launched, limit_s, progress)
+        snapshot = ready.wait_ready(launched, None, progress)
         unshown: list[Line] = []
         look_at = 0.0
         while snapshot.is_live:

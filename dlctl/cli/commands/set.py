@@ -10,7 +10,7 @@ import click
 
 from dlctl import inner, settings
 from dlctl.cli.group import command as make_command
-from dlctl.cli.options import job_option
+from dlctl.cli.options import Duration, job_option
 from dlctl.cli.ui import console
 from dlctl.errors import Partial, UsageError
 from dlctl.ops import changes, control
@@ -33,10 +33,10 @@ from dlctl.util import values
 @click.argument("arguments", nargs=-1, metavar="[NAME]... KEY=VALUE...")
 @click.option("--list", "show_list", is_flag=True, help="List the live settings.")
 @click.option(
-    "--timeout", "timeout_s", default="15s", metavar="TIME", help="How long to wait for them (15s)."
+    "--timeout", "limit_s", type=Duration(), default="15s", help="How long to wait for them (15s)."
 )
 @job_option
-def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: str | None) -> None:
+def command(arguments: tuple[str, ...], show_list: bool, limit_s: float, job: str | None) -> None:
     """Change fetch/push limits and other live settings.
 
     NAME is a daemon or a glob; without one, every daemon that has the setting. The command returns
@@ -52,7 +52,7 @@ def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: st
     wanted = _assignments([text for text in arguments if "=" in text])
     snapshot = select.own(job)
     control.require_live(snapshot, "changed")
-    result = _ask(snapshot, patterns, wanted, values.parse_duration(timeout_s, "--timeout"))
+    result = _ask(snapshot, patterns, wanted, limit_s)
     rows = [_row(change) for change in result.get("changes", [])]
     if rows:
         console.out("\n".join(_aligned(rows)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import command as make_command
+from dlctl.cli.options import Duration
 from dlctl.cli.ui import console
 from dlctl.errors import UsageError
 from dlctl.runs.snapshot import Snapshot
@@ -36,14 +37,16 @@ from dlctl.util import values
     type=click.Path(path_type=Path),
     help="Begin a new run with this checkpoint, of whatever run.",
 )
-@click.option("--timeout", metavar="TIME", help='Give up waiting after "90s", "5m" (exit code 6).')
+@click.option(
+    "--timeout", "limit_s", type=Duration(), help='Give up waiting after "90s", "5m" (exit code 6).'
+)
 @click.option("-d", "--no-wait", is_flag=True, help="Return at once, before it is ready.")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs when it is ready.")
 def command(
     file: Path,
     fresh: bool,
     source: Path | None,
-    timeout: str | None,
+    limit_s: float | None,
     no_wait: bool,
     follow: bool,
 ) -> None:
@@ -73,7 +76,6 @@ def command(
 
     if no_wait and follow:
         raise UsageError("--no-wait and --follow exclude each other")
-    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     began = time.monotonic()
     launched = launch.launch(file, fresh=fresh, source=source)
     if console.is_quiet():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dlctl.cli.group import command as make_command
-from dlctl.cli.options import job_option
+from dlctl.cli.options import Duration, job_option
 from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, Partial
@@ -29,12 +29,16 @@ GRACE = "30s"
     see_also=["start", "status"],
 )
 @click.option(
-    "--grace", default=GRACE, metavar="TIME", help=f"For the workers' last steps ({GRACE})."
+    "--grace",
+    "grace_s",
+    type=Duration(),
+    default=GRACE,
+    help=f"For the workers' last steps ({GRACE}).",
 )
 @click.option("--no-checkpoint", is_flag=True, help="Do not save before the end.")
 @click.option("--kill", is_flag=True, help="End everything at once.")
 @job_option
-def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> None:
+def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) -> None:
     """Stop a job, saving first.
 
     The workers finish their steps and last pushes, the servers save, then all daemons end. A
@@ -43,7 +47,6 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
     servers have kept stays, and "dlctl recover" goes on with it. --kill removes it, too. The
     exit code is 8 if the job has stopped, but steps are lost because its last checkpoint failed.
     """
-    grace_s = values.parse_duration(grace, "--grace")
     directory = select.own_directory(job)
     snapshot = select.load_any(directory) if kill else load(directory, every_page=True)
     lock.require_own(snapshot)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 
 from dlctl.cli.group import command as make_command
-from dlctl.cli.options import job_option, json_option
+from dlctl.cli.options import Duration, job_option, json_option
 from dlctl.cli.ui import console
 from dlctl.cli.ui.live import POLL_S
 from dlctl.errors import DlctlError, JobFailed, NotFound, NotRunning, TimedOut, UsageError
@@ -33,17 +33,18 @@ Goal = Callable[[Snapshot], bool]
 @click.option(
     "--for", "goal", default="finished", metavar="GOAL", help=f"One of {', '.join(GOALS)}."
 )
-@click.option("--timeout", metavar="TIME", help='Give up after "90s", "5m" ... with exit code 6.')
+@click.option(
+    "--timeout", "limit_s", type=Duration(), help='Give up after "90s", "5m" ... with exit code 6.'
+)
 @job_option
 @json_option
-def command(goal: str, timeout: str | None, job: str | None, as_json: bool) -> None:
+def command(goal: str, limit_s: float | None, job: str | None, as_json: bool) -> None:
     """Block until a job is ready, finished or at a step.
 
     "stopped" is any end. A job named with -j is waited for even if it was never started yet. If the
     goal can no longer be reached, the exit code is 7 when the job failed and 3 when it has ended
     otherwise.
     """
-    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     deadline = None if limit_s is None else time.monotonic() + limit_s
     make_goal = _goal(goal)
     snapshot = _appear(job, deadline)

@@ -11,7 +11,7 @@ from dlctl.runs import facts
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
-from dlctl.util.text import COORDINATOR_GONE, grave, is_birth
+from dlctl.util.text import grave, is_birth
 
 LAST_LINES = 3
 
@@ -26,7 +26,7 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
         shown.append(_marked(problem, snapshot.now))
         shown += [
             f"       | {console.escape(word)}"
-            for word in _last_words(snapshot, problem, chosen[problem.daemon])
+            for word in _last_words(problem, chosen[problem.daemon])
         ]
         is_told_below = step is not None and step.command in fix
         if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_told_below:
@@ -63,16 +63,13 @@ def with_fixes(snapshot: Snapshot, found: Sequence[Problem]) -> Iterator[tuple[P
         yield problem, "" if fix == after else fix
 
 
-def _last_words(snapshot: Snapshot, problem: Problem, row: Row) -> list[str]:
+def _last_words(problem: Problem, row: Row) -> list[str]:
     """What the process that the problem is about has said last, if it has ended."""
     last = row.get("last_exit")
     words = last.get("last_lines") if isinstance(last, Mapping) else None
     if not isinstance(last, Mapping) or not isinstance(words, list) or "exit" not in problem.facts:
         return []
     said = [str(word) for word in words if not is_birth(str(word))]
-    if snapshot.coordinator["state"] == "running":
-        # It is there: that it was gone was long ago, and is nobody's cause.
-        said = [word for word in said if not word.endswith(COORDINATOR_GONE)]
     was_killed = (values.number(last.get("code")) or 0) < 0
     # What it said before that, while all was well, is no cause.
     return (grave(said) if was_killed else said)[-LAST_LINES:]
