@@ -53,7 +53,7 @@ _HELP = {
     },
     "Setup": {
         "algorithms": "List the names that a job file can use, and their keys.",
-        "compressors": "List the compressors of pushes, and their keys.",
+        "compressors": "List the compressors of pushes; measure them on a job.",
         "completion": "Print the shell completion script.",
         "man": "Open a manual page.",
     },
