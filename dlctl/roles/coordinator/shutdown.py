@@ -33,8 +33,6 @@ DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, L
     "draining", "evaluating", "saving", "finishing", "recording", "shutting down", "collecting",
     "leaving", "over",
 )  # fmt: skip
-SAVE_AGAIN_S, SAVE_PAUSE_S = 20.0, 2.0
-"""A last checkpoint that fails is tried again for so long, with pauses: disks are emptied."""
 SAVE_MORE_S = 5.0
 """For the manifest, when all files are there or were given up."""
 EVALUATIONS_MAX = 2
@@ -83,9 +81,6 @@ class RunShutdown:
     _saved: bool = field(default=False, init=False)
     """The last checkpoint has been begun, or there is nothing to save."""
     _evaluations_left: int = field(default=0, init=False)
-    _save_until: float | None = field(default=None, init=False)
-    """No further attempt is made after that; None if none has failed: one may take its time."""
-    _save_again_at: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.steps += [RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
@@ -110,7 +105,7 @@ class RunShutdown:
         elif self.step == EVALUATING:
             self._evaluations_left = EVALUATIONS_MAX
         elif self.step == SAVING:
-            self._saved, self._save_until = False, None
+            self._saved = False
         elif self.step == RECORDING:
             self.context.do(PutOnRecord())
         elif self.step == COLLECTING:
@@ -173,23 +168,8 @@ class RunShutdown:
 
     def _save(self, now: float) -> None:
         """One that was under way before has not what was pushed since: wait for it to end."""
-        if self.step != SAVING or self.checkpointing.active:
-            return
-        if not self._saved:
+        if self.step == SAVING and not self._saved and not self.checkpointing.active:
             self._saved = True
-            self.save(now)
-            return
-        if not self.checkpointing.last_error:
-            return
-        if self._save_until is None:
-            self._save_until = now + SAVE_AGAIN_S
-        if self._save_again_at is None:
-            if now < self._save_until:
-                self._save_again_at = now + SAVE_PAUSE_S
-        elif now >= self._save_again_at:
-            # It comes late if we stood still, which was no time to try in.
-            self._save_until += now - self._save_again_at
-            self._save_again_at = None
             self.save(now)
 
     def hurry(self, now: float) -> None:
@@ -211,8 +191,6 @@ class RunShutdown:
         if self.step in (EVALUATING, FINISHING):
             return [self.evaluations.worker] if self.evaluations.worker else []
         if self.step == SAVING:
-            if self._save_again_at is not None:
-                return [f"another attempt: {self.checkpointing.last_error}"]
             if self._saved and not self.checkpointing.active:
                 return []
             return self._saving()
@@ -292,8 +270,6 @@ class RunShutdown:
             return True
         late = self.pending()
         self.context.event("late", "", f"{self.step}: gave up waiting for {', '.join(late)}")
-        if self.step == DRAINING:
-            self.checkpointing.give_up(late)
         self._keeps_state |= self.step == RECORDING
         return True
 
