@@ -14,9 +14,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-from daemons.logs import FILES_KEPT
 from daemons.loop import Loop
 from dlctl.errors import DlctlError
 from dlctl.messages import FileData, ReadFile
@@ -44,15 +42,6 @@ AT_HOME = (CHECKPOINTS, FROZEN)
 """What the coordinator shows to the daemons of other hosts."""
 
 
-class _Part(NamedTuple):
-    """A file, or a part of a log, that is open."""
-
-    number: int
-    """Of its inode: a log that is renamed keeps it."""
-    descriptor: int
-    size_bytes: int
-
-
 class FileSender:
     def __init__(self, loop: Loop, root: Path, name: str, folders: tuple[str, ...]) -> None:
         """`root`: the run directory, or what stands for it here. `name`: of this daemon."""
@@ -66,9 +55,9 @@ class FileSender:
     def answer(self, question: ReadFile) -> FileData:
         """What is asked for, or why it is not to be had. Never raises."""
         try:
-            folder = self._folder(question.file)
-            with self._opened(question.file, is_log=folder == LOGS) as parts:
-                return self._read(question, parts)
+            self._require_shown(question.file)
+            with self._opened(question.file) as descriptor:
+                return self._read(question, descriptor)
         except DlctlError as error:
             return self._refusal(question, error.message)
         except FileNotFoundError:
@@ -91,56 +80,41 @@ class FileSender:
             except OSError:
                 return
 
-    def _folder(self, file: str) -> str:
+    def _require_shown(self, file: str) -> None:
         """Raises DlctlError for a name that nobody has any business with."""
         folder = file.partition("/")[0]
         if folder not in self.folders or not _FORMS[folder].fullmatch(file):
             raise DlctlError("this file is not for others")
-        return folder
 
     # ------------------------------------------------------------ reading
 
-    def _read(self, question: ReadFile, parts: list[_Part]) -> FileData:
-        numbers = [part.number for part in parts]
-        is_known = question.part in numbers
-        at = numbers.index(question.part) if is_known else 0
-        # A part that is gone was followed by the oldest that is there now.
-        offset = question.offset if is_known or question.part == 0 else 0
-        part, data = parts[at], b""
-        if offset < part.size_bytes:
-            data = os.pread(part.descriptor, min(question.nbytes, BYTES_MAX), offset)
-        following = numbers[at + 1] if at + 1 < len(numbers) else 0
+    def _read(self, question: ReadFile, descriptor: int) -> FileData:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise DlctlError("it is no regular file")
+        part, data = info.st_ino, b""  # A log that is rotated is another file.
+        offset = question.offset if question.part in (0, part) else 0
+        if offset < info.st_size:
+            data = os.pread(descriptor, min(question.nbytes, BYTES_MAX), offset)
         return FileData(
-            self.name, question.request, question.file, part.number, offset, part.size_bytes,
-            following, data, "",
-        )  # fmt: skip
+            self.name, question.request, question.file, part, offset, info.st_size, data, ""
+        )
 
     def _refusal(self, question: ReadFile, error: str) -> FileData:
         return FileData(
-            self.name, question.request, question.file, question.part, question.offset, 0, 0, b"",
+            self.name, question.request, question.file, question.part, question.offset, 0, b"",
             error,
         )  # fmt: skip
 
     @contextmanager
-    def _opened(self, file: str, is_log: bool) -> Iterator[list[_Part]]:
-        """The file, or all parts of a log, the oldest first. Raises OSError or DlctlError."""
-        with self._directory(file) as (parent, name), ExitStack() as stack:
-            # Newest first: one that is renamed meanwhile is found twice, and not missed.
-            names = [name, *(f"{name}.{age}" for age in range(1, FILES_KEPT))] if is_log else [name]
-            found: dict[int, _Part] = {}
-            for each in names:
-                try:
-                    descriptor = _open(each, os.O_NONBLOCK, parent)
-                except FileNotFoundError:
-                    continue
-                stack.callback(os.close, descriptor)
-                info = os.fstat(descriptor)
-                if not stat.S_ISREG(info.st_mode):
-                    raise DlctlError("it is no regular file")
-                found.setdefault(info.st_ino, _Part(info.st_ino, descriptor, info.st_size))
-            if not found:
-                raise FileNotFoundError
-            yield list(reversed(found.values()))
+    def _opened(self, file: str) -> Iterator[int]:
+        """Its descriptor. Raises OSError."""
+        with self._directory(file) as (parent, name):
+            descriptor = _open(name, os.O_NONBLOCK, parent)
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
 
     @contextmanager
     def _directory(self, file: str) -> Iterator[tuple[int, str]]:

@@ -16,7 +16,7 @@ class ReadFile(Message):
     file: str
     """Relative to the directory of whoever is asked: "ckpt/000000000120-3/shard-0.safetensors"."""
     part: int
-    """Of a log, which is rotated now and then: the part of it; 0: the oldest that there is."""
+    """Of a log, which is rotated now and then: the part that `offset` is in; 0: none yet."""
     offset: int
     nbytes: int
 
@@ -30,12 +30,10 @@ class FileData(Message):
     request: int
     file: str
     part: int
-    """The one that these bytes are of: the oldest, if there is none as it was asked for."""
+    """The newest one, which these bytes are of: from its beginning, if another was asked for."""
     offset: int
     size: int
     """Of the file, or of this part of it, as it is now."""
-    following: int
-    """The part that was begun after this one; 0: none."""
     data: bytes
     error: str
 

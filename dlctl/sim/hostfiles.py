@@ -54,7 +54,7 @@ class OutgoingDriver:
             content, error = b"", t.NOT_THERE
         data = content[offset : offset + min(question.nbytes, t.BYTES_MAX)]
         answer = FileData(
-            self.process.name, question.request, question.file, LOG_PART, offset, len(content), 0,
+            self.process.name, question.request, question.file, LOG_PART, offset, len(content),
             data, error,
         )  # fmt: skip
         self.process.post(t.BytesRead(effect.peer, answer))

@@ -22,7 +22,7 @@ from dlctl.sim.keys import SimulatedKeys
 KEYS = SimulatedKeys(b"token key")
 NAMES = ("agent-0", "server-0", "worker-0", "worker-1", CLIENT, READER)
 READ = m.ReadFile(1, "ckpt/000000000001-1/manifest.json", 0, 0, 1)
-DATA = m.FileData("agent-0", 1, "logs/worker-0.1.jsonl", 1, 0, 1, 0, b"x", "")
+DATA = m.FileData("agent-0", 1, "logs/worker-0.1.jsonl", 1, 0, 1, b"x", "")
 REGISTER = m.Register("run", "worker", "worker-0", 1, 1, "host", "0")
 STOP = m.Request(1, "stop", {})
 STATUS = m.Request(2, "status", {})

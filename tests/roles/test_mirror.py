@@ -41,9 +41,7 @@ class Host:
         self.asked[asked.file] += 1
         data = b"x" * (8 if self.grows else 0)
         size = asked.offset + len(data)
-        answer = m.FileData(
-            "agent-1", asked.request, asked.file, 1, asked.offset, size, 0, data, ""
-        )
+        answer = m.FileData("agent-1", asked.request, asked.file, 1, asked.offset, size, data, "")
         self.mirror.on_data(answer, now)
 
 

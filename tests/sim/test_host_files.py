@@ -375,7 +375,7 @@ def test_an_agent_answers_for_the_files_of_its_own_host_only():
         coordinator = simulation.world.process(COORDINATOR)
         own = message.file
         for name, file in (("agent-2", own), ("agent-1", "logs/server-1.1.jsonl")):
-            piece = m.FileData(name, message.request, file, 1, 0, 5, 0, b"false", "")
+            piece = m.FileData(name, message.request, file, 1, 0, 5, b"false", "")
             refused.append(len(simulation.world.trace))
             process.network.send(process, COORDINATOR, piece)
         assert coordinator.alive

@@ -2,7 +2,8 @@
 
 The coordinator asks the agents, again and again, for what comes behind the bytes that it has. It
 asks only for files of processes that it had started by just this agent, so that no host can put
-anything into another one's files. Where a log was rotated, the copy is rotated, too. A process that
+anything into another one's files. Where a log was rotated, the copy is rotated, too, and goes on
+with the newest part: last lines of the one before may be on their host only. A process that
 has ended is asked about once more; then its files are complete.
 """
 
@@ -204,22 +205,15 @@ class LogMirror:
     def _take(self, log: _File, message: m.FileData) -> bool:
         """Whether all of the log is here now."""
         if message.part != log.part or message.size < log.offset:
-            self._go_on_in(log, message.part)
+            if log.offset:
+                self.context.do(RotateLog(log.name))
+            log.part, log.offset = message.part, 0
         if message.offset != log.offset:
             return False
         if message.data:
             self.context.do(TakeLog(log.name, log.offset, message.data))
             log.offset += len(message.data)
-        if log.offset >= message.size and message.following:
-            self._go_on_in(log, message.following)
-            return False
         return log.offset >= message.size
-
-    def _go_on_in(self, log: _File, part: int) -> None:
-        """The next part of a log begins; where it stood the one before may have been dropped."""
-        if log.offset:
-            self.context.do(RotateLog(log.name))
-        log.part, log.offset = part, 0
 
     def on_failed(self, event: MirrorFailed) -> None:
         """A full disk, say: it is tried again with every look."""
