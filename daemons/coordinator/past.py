@@ -10,8 +10,7 @@ from daemons.files.log_mirror import sizes
 from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
-from dlctl.roles.coordinator.persistence import has_released, newest_checkpoint
-from dlctl.roles.coordinator.recovered import corrected
+from dlctl.roles.coordinator.persistence import corrected, has_released, newest_checkpoint
 from dlctl.roles.coordinator.registration import Past
 from dlctl.runs import checkpoints, paths
 from dlctl.runs.database import RunDb

@@ -49,7 +49,7 @@ point too far, unless a worker meets `workers.nonfinite_steps_max` such batches 
 where a shard refuses a push, since g lacks that portion there, unless `workers.refused_pushes_max`
 of a worker's are refused in a row. Every push holds one portion; the paper sends after "every few",
 but a shard could not take one out of several again, and larger portions come to the same. Of the
-last portions of slow replicas idle ones get backup copies (`roles/coordinator/lateness.py`). Who
+last portions of slow replicas idle ones get backup copies (`roles/coordinator/portions.py`). Who
 wins each shard decides for itself: it takes the copy that comes first; both are of the same data.
 
 The loss must be a function of the parameters alone: no dropout, no batch normalisation in training.

@@ -7,7 +7,7 @@ Table `metric` of run.db has one series for each daemon, and these two of the ru
                  loss, task: {name: mean}, rates: {lr, inner_lr}, noise_scale}
     evaluation   the metrics of each evaluation, at the step that it was made of
 
-Costs are totals over all executions of the run (`roles/coordinator/totals.py`), so a rate is the
+Costs are totals over all executions of the run (`roles/coordinator/status.py`), so a rate is the
 difference of two rows, however many there were in between. A series that has `ROWS_MAX` rows is
 thinned: every second one is removed, and from then on one is taken half as often. What is newest,
 and may be in no row, stands among the run's keys.

@@ -12,7 +12,7 @@ from recorded import START, row
 
 from dlctl.errors import DlctlError, NotFound
 from dlctl.observe import history
-from dlctl.roles.coordinator.totals import Totals
+from dlctl.roles.coordinator.status import Totals
 from dlctl.runs.database import RunDb
 from dlctl.runs.series import ROWS_MAX, RUN, Series
 

@@ -21,7 +21,7 @@ from dlctl.roles.protocol.effects import (
     ModelBuilt,
     RunEvaluation,
 )
-from dlctl.roles.server.buffers import FORGET_AFTER, AveragedBuffers
+from dlctl.roles.server.shard_protocol import FORGET_AFTER, AveragedBuffers
 from dlctl.roles.worker.worker import Worker
 
 LAYOUT = Layout(

@@ -13,9 +13,8 @@ from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import AddEvent, History
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.status import Reports
+from dlctl.roles.coordinator.status import Reports, Totals
 from dlctl.roles.coordinator.target import Target
-from dlctl.roles.coordinator.totals import Totals
 from dlctl.roles.protocol.keyring import NoKeys
 from dlctl.util.names import HOME_AGENT
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from dlctl.flat import slice_bounds
 from dlctl.messages import Lease
-from dlctl.roles.coordinator.lateness import Lateness
-from dlctl.roles.coordinator.portions import PortionPool
+from dlctl.roles.coordinator.portions import Lateness, PortionPool
 from dlctl.roles.coordinator.target import Target
 from dlctl.roles.worker.leases import Portions
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlctl.roles.coordinator.recovered import corrected
+from dlctl.roles.coordinator.persistence import corrected
 
 MEMORY = {
     "run": ["running", "", 3.0],

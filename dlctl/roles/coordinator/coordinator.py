@@ -37,14 +37,13 @@ from dlctl.machine import (
 )
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
-from dlctl.roles.coordinator.bad_samples import BadSamples
 from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals, manifest_of
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.leases import Dataset, LeaseScheduler
+from dlctl.roles.coordinator.leases import BadSamples, Dataset, LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
@@ -65,9 +64,8 @@ from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
-from dlctl.roles.coordinator.status import Reports, StatusReport
+from dlctl.roles.coordinator.status import Reports, StatusReport, Totals
 from dlctl.roles.coordinator.target import Target
-from dlctl.roles.coordinator.totals import Totals
 from dlctl.roles.protocol.authz import CLIENT, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
 from dlctl.roles.protocol.files import (

@@ -18,9 +18,9 @@ from dlctl.errors import DlctlError
 from dlctl.flat import Layout
 from dlctl.machine import Peer
 from dlctl.messages import Json
-from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.run_state import Control
 from dlctl.roles.protocol.files import Transfers, Wanted
 from dlctl.util.names import HOME_AGENT
 

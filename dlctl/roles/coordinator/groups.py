@@ -14,8 +14,7 @@ from typing import Any
 from dlctl import messages as m
 from dlctl.machine import Peer
 from dlctl.messages import Json
-from dlctl.roles.coordinator.control import Control
-from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.run_state import Control, RunState
 
 Member = tuple[int, int]
 """Slot and epoch."""

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 from dlctl import batches, registry, schedule
 from dlctl import messages as m
 from dlctl.algorithms.base import Lead, Table
+from dlctl.clients import epoch_samples
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
-from dlctl.roles.coordinator.client_pool import ClientPool, client_pool
 from dlctl.roles.coordinator.driven import DrivenMethod
-from dlctl.roles.coordinator.lateness import Lateness
-from dlctl.roles.coordinator.portions import PortionPool, Range
+from dlctl.roles.coordinator.portions import ClientPool, Lateness, PortionPool, Range
+from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
@@ -288,7 +288,10 @@ class LeaseScheduler:
         if clients:
             drawn = self.side.cohort(len(clients))
             owners = self.run.job.workers.count if self.run.job.data.partition == "workers" else 0
-            pool = client_pool(clients, drawn, self.run.job.job.seed, owners)
+            pool = ClientPool(
+                epoch_samples(clients, drawn), drawn.clients, sizes=clients, passes=drawn.passes,
+                seed=self.run.job.job.seed, owners=owners,
+            )  # fmt: skip
             self._counts_steps = True
         pool.limit = _portions(self.run.job, pool)
         if self._restore.get("portion_samples") == pool.portion_samples:
@@ -645,3 +648,38 @@ def _until(wanted: int | None, per_epoch: int, before: Callable[[int], int]) -> 
         return math.inf
     epochs, rest = divmod(wanted, before(per_epoch))
     return epochs * per_epoch + bisect_left(range(per_epoch), rest, hi=per_epoch, key=before)
+
+
+EPOCHS_KEPT = 2
+"""Around the end of a data epoch portions of two epochs are in work."""
+
+
+class BadSamples:
+    """Samples that no worker could load: how many of an epoch a run goes on without.
+
+    A portion that is leased again has the same ones, so each counts once in an epoch.
+    """
+
+    def __init__(self, context: History, limit: int) -> None:
+        """limit: samples of one data epoch."""
+        self.context = context
+        self.limit = limit
+        self._found: dict[int, set[int]] = {}
+        """Data epoch -> samples."""
+
+    def failed(self, worker: str, message: m.SampleFailed) -> str:
+        """A worker has gone on without a sample. Returns why the run cannot; "" if it can."""
+        data_epoch = message.data_epoch
+        found = self._found.setdefault(data_epoch, set())
+        for epoch in sorted(self._found)[:-EPOCHS_KEPT]:
+            del self._found[epoch]
+        if message.sample in found:
+            return ""
+        found.add(message.sample)
+        count = f"{len(found)} of at most {self.limit} in epoch {data_epoch}"
+        text = f"sample {message.sample} could not be loaded ({count}): {message.error}"
+        self.context.event("sample", worker, text, detail=message.detail)
+        if len(found) != self.limit + 1:
+            return ""
+        which = f"{len(found)} samples of epoch {data_epoch} could not be loaded"
+        return f"{message.error}; {which}, and data.bad_samples_max is {self.limit}"

@@ -1,5 +1,5 @@
 """The data of a run, cut into portions and leased to workers; `streams.py` does it for a dataset
-of unknown length, `client_pool.py` for one that is cut into clients.
+of unknown length, `ClientPool` for one that is cut into clients.
 
 Every epoch of the dataset has the same portions, ranges of its shuffled order. A portion is leased,
 then done; when its worker is gone before that, it goes back and is leased first of all. So every
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dlctl.algorithms.base import DataEpoch
+from dlctl.clients import cohort
 from dlctl.flat import slice_bounds
 
 Key = tuple[int, int]
@@ -305,3 +307,109 @@ class PortionPool(Leases):
             del self._done[key[0]]
             self._complete.add(key[0])
             self._changed |= dict.fromkeys((key[0], p) for p in range(-1, self.per_epoch))
+
+
+WEIGHT = 0.1
+"""Of the newest portion in the usual time."""
+
+
+class Lateness:
+    """Which portions of a batch are late: whoever has nothing to do gets a backup copy of them
+    (Dean et al. 2012, section 4.2). The first to bring a portion wins, on every shard by itself.
+
+    Late is what has been under way for longer than portions usually are, from their lease to the
+    word that they are done. Before that a copy would come too late, and keep its worker from the
+    next batch.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[Key, float] = {}
+        """Portion under way -> when it was leased, or first looked for."""
+        self._usual_s: float | None = None
+        """From the lease of a portion to its end; None: none has come to it."""
+
+    def leased(self, key: Key, now: float) -> None:
+        self._since[key] = now
+
+    def done(self, key: Key, now: float, *, copied: bool) -> None:
+        """copied: it says nothing of what is usual."""
+        since = self._since.pop(key, None)
+        if since is None or copied:
+            return
+        before = now - since if self._usual_s is None else self._usual_s
+        self._usual_s = before + WEIGHT * (now - since - before)
+
+    def first(self, keys: Iterable[Key], now: float) -> Key | None:
+        """Of these, under way, the one that is late for longest; None: none is."""
+        oldest = min(keys, key=lambda key: self._since.setdefault(key, now), default=None)
+        return oldest if oldest is not None and now >= self._due(oldest) else None
+
+    def deadline(self, keys: Iterable[Key]) -> float | None:
+        """When the next of these is late."""
+        return min((self._due(key) for key in keys if key in self._since), default=None)
+
+    def _due(self, key: Key) -> float:
+        return math.inf if self._usual_s is None else self._since[key] + self._usual_s
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientPool(PortionPool):
+    """The data of a run with clients: a data epoch has some of them, and a portion is one client.
+
+    Where each worker has clients of its own, nobody else trains them: what others come to first
+    waits as if it had come back.
+
+    samples: of a data epoch, on average. portion_samples: its clients. sizes: samples of each
+    client. owners: workers that have them; 0: everybody has them all.
+    """
+
+    sizes: tuple[int, ...]
+    passes: int
+    seed: int
+    owners: int
+
+    @property
+    def per_epoch(self) -> int:
+        return self.portion_samples
+
+    def client(self, data_epoch: int, portion: int) -> int:
+        drawn = cohort(self.seed, data_epoch, len(self.sizes), self.per_epoch)
+        return int(drawn[portion])
+
+    def bounds(self, portion: int) -> tuple[int, int]:
+        """What a portion of any epoch may have at most."""
+        return 0, max(self.sizes) * self.passes
+
+    def samples_before(self, portion: int) -> int:
+        """On average."""
+        return portion * self.samples // self.per_epoch
+
+    def may_hoard(self, slot: int, slots: int) -> bool:
+        """Of the newest data epoch: what it has of it, done or not, is no more than its part."""
+        if self.owners:
+            return True
+        newest = self.standing(self.next[0])
+        return newest.under_way.get(slot, 0) * slots <= newest.left
+
+    def _pick(self, slot: int) -> tuple[int, int] | None:
+        """The first one that `slot` has the data of; of the next data epoch only if nobody has to
+        begin one of this.
+        """
+        if not self.owners:
+            return self._returned.pop(0) if self._returned else self._advance()
+        while True:
+            for key in self._returned:
+                if self.client(*key) % self.owners == slot:
+                    self._returned.remove(key)
+                    return key
+            if self._returned and self.next[0] > self._returned[0][0]:
+                return None
+            following = self._advance()
+            if following is None:
+                return None
+            self._returned.append(following)
+            self._changed[following] = None
+
+    def _range(self, epoch: int, index: int) -> Range:
+        client = self.client(epoch, index)
+        return Range(epoch, index, 0, self.sizes[client] * self.passes, client)

@@ -49,8 +49,7 @@ from dlctl.roles.protocol.effects import (
     SavedTable,
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
-from dlctl.roles.protocol.restore import Restoring
-from dlctl.roles.protocol.saving import Saving
+from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
 from dlctl.roles.server.shard_protocol import ShardProtocol

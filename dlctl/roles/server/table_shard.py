@@ -24,22 +24,76 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.algorithms.base import Decision, Outcome, ShardSide
 from dlctl.compress.base import Compressor, Delta
-from dlctl.compress.plain import expand
+from dlctl.compress.plain import expand, whole_values
 from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
-from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED, Ack, Json
+from dlctl.messages import (
+    APPLIED,
+    BUFFERED,
+    DUPLICATE,
+    FENCED,
+    GAP,
+    HELD,
+    LATE,
+    REFUSED,
+    Ack,
+    Json,
+    Push,
+)
 from dlctl.optim.plain import Accrue, Set
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.server.dedup import NEW, Dedup
-from dlctl.roles.server.early_apply import EarlyApply
 from dlctl.rows import KIND as ROWS_KIND
 from dlctl.rows import RowSlice
 from dlctl.shards.base import Shard, W
 from dlctl.shards.summary import Summary
 from dlctl.util.names import AVERAGE
 from dlctl.vector import euclidean_norm
+
+
+class EarlyApply:
+    """Which push a shard works on while it comes: one at a time, and none twice."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self._begun: dict[int, tuple[int, int]] = {}
+        """Slot -> epoch and number of its newest push that was begun. What was given up, because
+        another one was applied first, is not begun again: on a slow link that might happen any
+        number of times."""
+        self._holder = -1
+        """The slot whose push was begun last."""
+        self._waiting = -1
+        """The slot that has found it at work since the last time that more of it came."""
+
+    def comes(self, push: Push, come: Sequence[int]) -> None:
+        """So many bytes of each array of a push are there that may be the next one."""
+        values = whole_values(push.delta)
+        if values is None or values.size != self.shard.size:
+            return
+        slot, which = push.slot, (push.epoch, push.seq)
+        count = min(come[0] // values.itemsize, values.size)
+        is_new = self._begun.get(slot) != which
+        if is_new and self._waiting == slot:
+            self.shard.forget_prepared()  # It has not come any further, or not as fast.
+        if self.shard.prepare(values, count, is_new=is_new):
+            self._begun[slot] = which
+            self._holder, self._waiting = slot, -1
+        elif is_new:
+            self._waiting = slot
+
+    def ends(self, slot: int) -> None:
+        """What this worker has pushed so far, and is not in the shard, will not be."""
+        if self._holder == slot:
+            self.shard.forget_prepared()
+            self._holder = -1
+
+    def keep(self, slots: frozenset[int]) -> None:
+        """Nothing comes of the others."""
+        if self._holder not in slots:
+            self.ends(self._holder)
+
 
 COUNTED = {
     DUPLICATE: "duplicates", GAP: "gaps", FENCED: "fenced", LATE: "late", REFUSED: "refused",

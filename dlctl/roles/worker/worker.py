@@ -67,8 +67,7 @@ from dlctl.roles.protocol.effects import (
     TaskLocated,
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
-from dlctl.roles.protocol.restore import Restoring
-from dlctl.roles.protocol.saving import Saving
+from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.worker.evaluation import Evaluation
 from dlctl.roles.worker.joining import Joining
