@@ -60,7 +60,7 @@ def go_on(findings: Findings) -> Launched:
 
 
 def _seen(findings: Findings) -> dict[str, list[str]]:
-    """What the next coordinator is to know: see `dlctl.roles.coordinator.persistence`."""
+    """What the next coordinator is to know: see `persistence.corrected`."""
     hosts = other_hosts.of(findings.snapshot)
     return {
         "served": [shard.name for shard in findings.shards if shard.path and shard.version],

@@ -335,7 +335,9 @@ class Lasting:
 
 
 def corrected(memory: Mapping[str, Json], recovery: Mapping[str, list[str]]) -> dict[str, Json]:
-    """The rows of daemons that change.
+    """The rows of daemons that a coordinator of `dlctl recover` changes in what was left. recovery:
+    what the command has seen: `served`, servers that have left a shard, and `gone`, agents of hosts
+    that were asked and are not there any more.
 
     - A power loss may have taken the note that a shard has had a server, and left its journal.
     - Nobody has to wait for a word of an agent that is not there.

@@ -33,6 +33,8 @@ DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, L
     "draining", "evaluating", "saving", "finishing", "recording", "shutting down", "collecting",
     "leaving", "over",
 )  # fmt: skip
+SAVES_MAX = 2
+"""Attempts at the last checkpoint: a server may have died in the midst of one."""
 SAVE_MORE_S = 5.0
 """For the manifest, when all files are there or were given up."""
 EVALUATIONS_MAX = 2
@@ -78,8 +80,8 @@ class RunShutdown:
     _keeps_state: bool = field(default=False, init=False)
     """It could not be put on record: what the servers have may be needed."""
     _killed: bool = field(default=False, init=False)
-    _saved: bool = field(default=False, init=False)
-    """The last checkpoint has been begun, or there is nothing to save."""
+    _saves: int = field(default=0, init=False)
+    """Attempts at the last checkpoint."""
     _evaluations_left: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class RunShutdown:
         elif self.step == EVALUATING:
             self._evaluations_left = EVALUATIONS_MAX
         elif self.step == SAVING:
-            self._saved = False
+            self._saves = 0
         elif self.step == RECORDING:
             self.context.do(PutOnRecord())
         elif self.step == COLLECTING:
@@ -168,8 +170,10 @@ class RunShutdown:
 
     def _save(self, now: float) -> None:
         """One that was under way before has not what was pushed since: wait for it to end."""
-        if self.step == SAVING and not self._saved and not self.checkpointing.active:
-            self._saved = True
+        if self.step != SAVING or self.checkpointing.active:
+            return
+        if not self._saves or (self._saves < SAVES_MAX and self.checkpointing.last_error):
+            self._saves += 1
             self.save(now)
 
     def hurry(self, now: float) -> None:
@@ -191,7 +195,7 @@ class RunShutdown:
         if self.step in (EVALUATING, FINISHING):
             return [self.evaluations.worker] if self.evaluations.worker else []
         if self.step == SAVING:
-            if self._saved and not self.checkpointing.active:
+            if self._saves and not self.checkpointing.active:
                 return []
             return self._saving()
         if self.step == RECORDING:
@@ -289,8 +293,8 @@ class RunShutdown:
 
     def _look_at_the_last_checkpoint(self, is_killed: bool) -> None:
         """Without it the shards are all there is: they stay, and the run can go on with them."""
-        error = self.checkpointing.last_error if self._saved else ""
-        if not is_killed and (not self._saved or self.checkpointing.active):
+        error = self.checkpointing.last_error if self._saves else ""
+        if not is_killed and (not self._saves or self.checkpointing.active):
             error = f"gave up waiting for {', '.join(self._saving())}"
         if error and self.keeps_shards and self.state != "failed":
             self.reason = f"{self.reason}, but its last checkpoint failed: {error}"
