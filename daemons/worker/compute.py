@@ -12,22 +12,27 @@ to it then.
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import queue
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from daemons.loop import Loop
 from daemons.worker.failures import ProcessLost, failure_of
 from daemons.worker.ranks import Ranks, RanksEnded
+from daemons.worker.replica import Replica
+from daemons.worker.task import TaskError, plain
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
@@ -261,7 +266,7 @@ class ComputeThread:
 
     def _compute(self, effect: Compute) -> Computed:
         """The batches of an effect; the first one that is of no use ends it."""
-        from daemons.worker.out_of_memory import explained
+        from daemons.worker.failures import explained
 
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
@@ -295,7 +300,7 @@ class ComputeThread:
 
     def _name_rows(self, effect: NameRows) -> RowsNamed:
         """Their batches are loaded, and kept for `Compute`."""
-        from daemons.worker.out_of_memory import explained
+        from daemons.worker.failures import explained
 
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
@@ -422,7 +427,7 @@ class ComputeThread:
     def _evaluate(self, effect: RunEvaluation) -> EvaluationRun:
         averaged = np.array(effect.averaged, np.float64)
         if effect.finish_with is not None:
-            from daemons.worker.finish import run_finish
+            from daemons.worker.compute import run_finish
 
             text, failed = run_finish(
                 self._replica, effect.parameters, averaged, effect.finish_with
@@ -430,3 +435,47 @@ class ComputeThread:
             return EvaluationRun(effect.evaluation, {}, text, failed)
         metrics = self._replica.evaluate(effect.parameters, averaged)
         return EvaluationRun(effect.evaluation, metrics)
+
+
+log = logging.getLogger("dlctl")
+TEXT_CHARS_MAX = 8_000
+"""At most 4 bytes each: they fit into a message's header."""
+
+
+class _Copied(io.TextIOBase):
+    """Passes on what is printed, and keeps its beginning."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.kept = ""
+
+    def write(self, text: str) -> int:
+        if len(self.kept) <= TEXT_CHARS_MAX:
+            self.kept += text[:TEXT_CHARS_MAX]
+        self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def run_finish(
+    replica: Replica,
+    parameters: npt.NDArray[np.float32],
+    averaged: npt.NDArray[np.float64],
+    metrics: dict[str, Any],
+) -> tuple[str, str]:
+    """(what it has printed, which is in the log, too, and returned; what it has raised, or "").
+
+    What it raises is a warning in the log: nobody's training depends on it.
+    """
+    printed, returned, failed = _Copied(sys.stdout), "", ""
+    try:
+        with redirect_stdout(printed):
+            returned = replica.finish(parameters, averaged, metrics)
+    except TaskError as error:
+        failed = failure_of(error).error
+        log.warning("%s", failed, extra={"detail": error.detail})
+    printed.flush()
+    parts = (printed.kept.rstrip("\n"), returned)
+    return plain("\n".join(filter(None, parts)), TEXT_CHARS_MAX), failed

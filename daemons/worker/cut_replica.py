@@ -31,12 +31,11 @@ from daemons.worker.cutting import (
     pieces,
     without_values,
 )
-from daemons.worker.out_of_memory import explained
+from daemons.worker.failures import explained
 from daemons.worker.part import Kept, Part, PartStepper, Weighted
 from daemons.worker.pipeline import StagePart, shown, stage_pieces
-from daemons.worker.rank_group import on_loopback
+from daemons.worker.rank_group import Said, on_loopback
 from daemons.worker.rank_memory import PARAMETERS, STATES, RankMemory
-from daemons.worker.rank_messages import Said
 from daemons.worker.ranks import Ranks, RanksEnded
 from daemons.worker.replica import Measured, Replica
 from daemons.worker.sequences import cut

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from daemons.worker.data import PortionLoader
-from daemons.worker.out_of_memory import explained, is_for_want_of_memory
+from daemons.worker.failures import explained, is_for_want_of_memory
 from daemons.worker.replica import Replica
 from dlctl import placement
 from dlctl.config import JobFile

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from daemons.process import read_job
-from daemons.worker.rank_messages import ALIVE_S, BUILT, MET, Said, receive, send
+from daemons.worker.rank_group import ALIVE_S, BUILT, MET, Said, receive, send
 from dlctl import registry
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile

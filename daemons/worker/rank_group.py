@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch.distributed as dist
+
+from dlctl.messages import Array
 
 OPERATION_S = 1800.0
 """For a collective. A rank that dies ends it at once, one that is silent after `silent_s`."""
@@ -57,3 +62,40 @@ def on_loopback() -> Iterator[None]:
 def _loopback() -> str:
     names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     return names[0] if names else "lo"
+
+
+BUILT, MET = 1, 2
+"""The steps of a rank: its model is built; it is in the group and has its engine. Every call is one
+more.
+"""
+ALIVE_S = 1.0
+
+
+class Said(NamedTuple):
+    kind: str
+    header: dict[str, Any]
+    arrays: tuple[Array, ...]
+
+
+def send(link: Connection, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
+    """Raises OSError if nobody is there any more."""
+    forms = [(array.dtype.str, array.shape) for array in arrays]
+    link.send_bytes(json.dumps([kind, header, forms]).encode())
+    for array in arrays:
+        link.send_bytes(_bytes_of(np.ascontiguousarray(array)))
+
+
+def receive(link: Connection) -> Said:
+    """Raises EOFError or OSError if nobody is there any more."""
+    kind, header, forms = json.loads(link.recv_bytes())
+    arrays = []
+    for dtype, shape in forms:
+        array = np.empty(shape, dtype)
+        link.recv_bytes_into(_bytes_of(array))
+        arrays.append(array)
+    return Said(kind, header, tuple(arrays))
+
+
+def _bytes_of(array: Array) -> Any:
+    """The memory of an array that is in one piece."""
+    return array.reshape(-1).view(np.uint8)

@@ -27,7 +27,7 @@ from typing import Any
 
 from daemons.log_tail import LINE_CHARS_MAX, LINES
 from daemons.worker.failures import KILLED, ProcessLost, how_it_ended
-from daemons.worker.rank_messages import BUILT, MET, Said, receive, send
+from daemons.worker.rank_group import BUILT, MET, Said, receive, send
 from dlctl.machine import Event
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import TaskFailed

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from daemons.worker.out_of_memory import explained
+from daemons.worker.failures import explained
 from daemons.worker.task import TaskError, calling
 from dlctl.config import Gradients, Job, JobFile, Workers
 

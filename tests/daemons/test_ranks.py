@@ -19,7 +19,7 @@ import torch.distributed as dist
 from dlctl_toys.engine import Twin
 
 from daemons.worker.building import build_replica, make_engine
-from daemons.worker.rank_messages import BUILT
+from daemons.worker.rank_group import BUILT
 from daemons.worker.ranks import RankLost, Ranks, RanksEnded
 from dlctl import config
 from dlctl.algorithms.engines import Operations
