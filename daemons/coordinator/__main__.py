@@ -15,9 +15,8 @@ from daemons.coordinator.agents import Agents
 from daemons.coordinator.directories import Directories
 from daemons.coordinator.past import apply_recovery, read_past
 from daemons.coordinator.records import Records
-from daemons.files.file_receiver import FileReceiver
+from daemons.files.file_receiver import FileReceiver, Mirrored
 from daemons.files.file_sender import AT_HOME, FileSender
-from daemons.files.log_mirror import Mirrored
 from daemons.loop import Loop
 from dlctl import registry
 from dlctl.control import keys

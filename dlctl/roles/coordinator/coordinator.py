@@ -45,10 +45,9 @@ from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.leases import BadSamples, Dataset, LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
 from dlctl.roles.coordinator.persistence import Persistence
-from dlctl.roles.coordinator.quorum import Quorums
+from dlctl.roles.coordinator.quorum import Norms, Quorums
 from dlctl.roles.coordinator.records import (
     CheckpointBegun,
     CheckpointEnded,
@@ -59,9 +58,8 @@ from dlctl.roles.coordinator.records import (
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.requests import Clients, Requests
-from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scaling import Scaling
+from dlctl.roles.coordinator.scaling import Rotation, Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport, Totals
