@@ -7,7 +7,7 @@ This file is how its parts meet: a daemon's way from registering to work, and th
 
 All parts read the `RunState`; what they want of the run as a whole they ask of `Control`, which is
 this class. The parts: who is there (`membership`), how they get to know of each other
-(`registration`), what follows when they die (`failure_detector`, `host_failures`), who gets which
+(`registration`), what follows when they die (`failure_detector`), who gets which
 data (`scheduler`, `leases`), live `settings`, who comes and goes (`scaling`), `checkpointing`,
 `evaluations`, the `requests` of the command line, what the next coordinator has to know
 (`persistence`), and how a run comes to its end (`shutdown`).
@@ -39,10 +39,9 @@ from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals, manifest_of
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.failure_detector import FailureDetector
+from dlctl.roles.coordinator.failure_detector import FailureDetector, HostFailures
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
-from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.leases import BadSamples, Dataset, LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.peers import Peers
