@@ -106,6 +106,20 @@ def test_who_comes_to_work_while_the_run_drains_is_told_to_drain() -> None:
     assert len(drained.messages("worker-1")) == 1
 
 
+def test_a_last_checkpoint_that_took_long_to_fail_is_tried_again() -> None:
+    job = job_file(workers=2, epochs=1000.0)
+    simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=0.05))
+    disk = simulation.world.disk
+    disk.save_s = 30.0
+    simulation.request(2.0, "stop", STOP)
+    simulation.at(disk.save_s + 1.0, lambda: setattr(disk, "full", 1))
+    simulation.at(disk.save_s + 4.0, lambda: setattr(disk, "full", 0))
+    outcome = simulation.run()
+    assert outcome.state == "stopped"
+    assert [bool(row["error"]) for row in outcome.store.checkpoints.values()] == [True, False]
+    assert np.array_equal(saved_weights(outcome), outcome.weights)
+
+
 @pytest.mark.long
 def test_coordinators_that_die_sooner_than_a_checkpoint_is_due_do_not_put_it_off_for_ever() -> None:
     job = job_file(workers=2, epochs=1000.0, checkpoint_s=20.0)

@@ -33,8 +33,9 @@ DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, L
     "draining", "evaluating", "saving", "finishing", "recording", "shutting down", "collecting",
     "leaving", "over",
 )  # fmt: skip
-SAVES_MAX = 2
-"""Attempts at the last checkpoint: a server may have died in the midst of one."""
+SAVES_MAX, SAVE_PAUSE_S = 10, 2.0
+"""Attempts at the last checkpoint, and the pause between them: disks are emptied, and a server may
+have died in the midst of one."""
 SAVE_MORE_S = 5.0
 """For the manifest, when all files are there or were given up."""
 EVALUATIONS_MAX = 2
@@ -172,9 +173,13 @@ class RunShutdown:
         """One that was under way before has not what was pushed since: wait for it to end."""
         if self.step != SAVING or self.checkpointing.active:
             return
-        if not self._saves or (self._saves < SAVES_MAX and self.checkpointing.last_error):
+        is_due = self.checkpointing.since_s(now) >= SAVE_PAUSE_S
+        if not self._saves or (self._may_save_again() and is_due):
             self._saves += 1
             self.save(now)
+
+    def _may_save_again(self) -> bool:
+        return self._saves < SAVES_MAX and bool(self.checkpointing.last_error)
 
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""
@@ -196,7 +201,8 @@ class RunShutdown:
             return [self.evaluations.worker] if self.evaluations.worker else []
         if self.step == SAVING:
             if self._saves and not self.checkpointing.active:
-                return []
+                again = f"another attempt: {self.checkpointing.last_error}"
+                return [again] if self._may_save_again() else []
             return self._saving()
         if self.step == RECORDING:
             return self._unrecorded()
