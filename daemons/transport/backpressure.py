@@ -13,7 +13,6 @@ counts for all that went before it.
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
 from daemons.transport import connections
@@ -29,11 +28,6 @@ STRETCH_BYTES = 32 << 10
 """So much goes over a connection before the next message is followed."""
 FRAME_BYTES = 128
 """What ZeroMQ keeps of a frame besides its content."""
-PATIENCE_S, PAUSE_S = 0.25, 0.001
-"""Before something is dropped: ZeroMQ tells of what has left in another thread, which on a busy
-machine was seen to get its turn 60 ms late, after hundreds of messages."""
-PATIENCE_SHARE = 0.01
-"""All others wait meanwhile: so much of the time at most, whether that helps or not."""
 CONNECTIONS_MAX = 4096
 """Of which we know how much has gone there since one was followed."""
 
@@ -54,8 +48,6 @@ class Backpressure:
         """Connection -> bytes that have gone there since a message was followed. One that is not
         here may have had as much as nobody follows.
         """
-        self._patience: dict[bytes, tuple[float, float]] = {}
-        """Owner -> (seconds that it could be waited for, when that was so); not here: all of it."""
 
     def counts(self, peer: bytes, frames: Frames) -> int:
         """What a message counts for if it is to be followed, with those before it; 0 if it need not
@@ -72,28 +64,13 @@ class Backpressure:
 
     def has_room(self, peer: bytes, nbytes: int) -> bool:
         """Whether so much more may wait for whoever has the connection `peer`."""
-        owner = connections.owner(peer)
-        if self._fits(owner, nbytes):
-            return True
-        begun = now = time.monotonic()
-        patience_s, fits = self._patience_s(owner, begun), False
-        while not fits and now + PAUSE_S <= begun + patience_s:
-            time.sleep(PAUSE_S)
-            fits, now = self._fits(owner, nbytes), time.monotonic()
-        self._patience[owner] = (max(0.0, patience_s - (now - begun)), now)
+        is_large = nbytes >= LARGE_BYTES
+        left = self._left(connections.owner(peer))
+        alike = [n for _, n in left if (n >= LARGE_BYTES) == is_large]
+        fits = sum(alike) + nbytes <= (BYTES_MAX if is_large else SMALL_BYTES_MAX)
+        fits |= is_large and len(alike) < MESSAGES_FREE
         self.dropped += not fits
         return fits
-
-    def _patience_s(self, owner: bytes, now: float) -> float:
-        left_s, since = self._patience.get(owner, (PATIENCE_S, now))
-        return min(PATIENCE_S, left_s + (now - since) * PATIENCE_SHARE)
-
-    def _fits(self, owner: bytes, nbytes: int) -> bool:
-        is_large = nbytes >= LARGE_BYTES
-        alike = [n for _, n in self._left(owner) if (n >= LARGE_BYTES) == is_large]
-        if is_large and len(alike) < MESSAGES_FREE:
-            return True
-        return sum(alike) + nbytes <= (BYTES_MAX if is_large else SMALL_BYTES_MAX)
 
     def add(self, peer: bytes, tracker: Tracker, nbytes: int) -> None:
         """So much is on its way; the tracker says when it has left our memory."""
@@ -106,10 +83,6 @@ class Backpressure:
         """A chore: forget who has read everything, or is gone."""
         for owner in list(self._waiting):
             self._left(owner)
-        now = time.monotonic()
-        for owner in list(self._patience):
-            if self._patience_s(owner, now) >= PATIENCE_S:
-                del self._patience[owner]
 
     def _left(self, owner: bytes) -> list[tuple[Tracker, int]]:
         left = [one for one in self._waiting.pop(owner, ()) if not one[0].done]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import socket
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -201,92 +199,6 @@ def test_a_large_answer_on_a_slow_link_keeps_no_small_ones_back() -> None:
             tracker = zmq.MessageTracker(threading.Event())
             waiting.add(peer, tracker, backpressure.SMALL_BYTES_MAX // 100)
     assert not waiting.has_room(peer, backpressure.SMALL_BYTES_MAX // 100)
-
-
-class Clock:
-    """Virtual time. What has left is told when somebody has waited for `late_s`."""
-
-    def __init__(self, late_s: float) -> None:
-        self.now_s, self.told = 0.0, threading.Event()
-        self.late_s = late_s
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def sleep(self, pause_s: float) -> None:
-        self.now_s += pause_s
-        if self.now_s >= self.late_s:
-            self.told.set()
-
-
-@pytest.mark.parametrize("nbytes", [backpressure.SMALL_BYTES_MAX // 100, backpressure.BYTES_MAX])
-def test_who_reads_gets_all_although_that_is_told_late(
-    nbytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(late_s=0.06)
-    monkeypatch.setattr(backpressure, "time", clock)
-    waiting, peer = backpressure.Backpressure(), connection(GUEST, b"one")
-    for _ in range(100):
-        waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
-    assert waiting.has_room(peer, nbytes)
-    assert waiting.dropped == 0
-
-
-def test_who_does_not_read_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, nbytes = Clock(late_s=math.inf), backpressure.SMALL_BYTES_MAX // 100
-    monkeypatch.setattr(backpressure, "time", clock)
-    waiting, peer = backpressure.Backpressure(), connection(GUEST, b"one")
-    for _ in range(100):
-        waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
-    for _ in range(1000):
-        assert not waiting.has_room(peer, nbytes)
-    assert clock.now_s < 2 * backpressure.PATIENCE_S
-    assert waiting.dropped == 1000
-
-
-@pytest.mark.parametrize("every_s", [0.02, 0.1, 0.2, 1.0])
-def test_however_a_slow_reader_reads_the_others_hardly_wait_for_it(
-    every_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is always just about to have read enough, and asks all the time."""
-    clock, nbytes, asked = Clock(late_s=math.inf), backpressure.BYTES_MAX, 0
-    monkeypatch.setattr(backpressure, "time", clock)
-    waiting, peer = backpressure.Backpressure(), connection(GUEST, b"one")
-    on_their_way: deque[threading.Event] = deque()
-    waited_s, read_at = 0.0, 0.0
-    while clock.now_s < 100.0:
-        if clock.now_s >= read_at and on_their_way:
-            on_their_way.popleft().set()
-            read_at = clock.now_s + every_s
-        before_s = clock.now_s
-        asked += 1
-        if waiting.has_room(peer, nbytes):
-            on_their_way.append(threading.Event())
-            waiting.add(peer, zmq.MessageTracker(on_their_way[-1]), nbytes)
-        waited_s += clock.now_s - before_s
-        clock.now_s += 0.005  # What the others get done.
-        waiting.check()
-    assert waited_s < 2 * backpressure.PATIENCE_S + backpressure.PATIENCE_SHARE * 100.0
-    assert waiting.dropped > asked // 2
-
-
-def test_who_was_waited_for_in_vain_is_waited_for_again_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, nbytes = Clock(late_s=math.inf), backpressure.BYTES_MAX
-    monkeypatch.setattr(backpressure, "time", clock)
-    waiting, peer = backpressure.Backpressure(), connection(GUEST, b"one")
-    for _ in range(backpressure.MESSAGES_FREE):
-        waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
-    assert not waiting.has_room(peer, nbytes)
-    clock.now_s += backpressure.PATIENCE_S / backpressure.PATIENCE_SHARE
-    waiting.check()
-    clock.late_s = clock.now_s + 0.06
-    assert waiting.has_room(peer, nbytes)
-    assert len(waiting._patience) == 1
-    clock.now_s += 100.0
-    waiting.check()
-    assert not waiting._patience, "nothing is kept of who has all of it again"
 
 
 def test_without_keys_each_connection_is_counted_by_itself(tmp_path: Path) -> None:
