@@ -11,9 +11,7 @@ import atexit
 import gc
 import io
 import logging
-import sys
 import threading
-import traceback
 from collections.abc import Callable
 
 log = logging.getLogger("dlctl")
@@ -27,14 +25,12 @@ def end_user_code(ask_main: Callable[[Callable[[], None]], None], limit_s: float
 
     ask_main: has the main thread do something, as soon as it can: what the task registers may need
     that thread. If it cannot in `BUSY_S`, as it is at a batch, that is done without it. When the
-    limit is over, the log says where it was.
+    limit is over, the log says so.
     """
     begun, done = threading.Lock(), threading.Event()
-    doing: list[threading.Thread] = []
 
     def work() -> None:
         if begun.acquire(blocking=False):
-            doing.append(threading.current_thread())
             try:
                 _end()
             except BaseException:
@@ -45,8 +41,9 @@ def end_user_code(ask_main: Callable[[Callable[[], None]], None], limit_s: float
     ask_main(work)
     if not done.wait(BUSY_S) and not begun.locked():
         threading.Thread(target=work, daemon=True).start()
-    if not done.wait(limit_s) and doing:
-        _tell_where(doing[0], limit_s)
+    if not done.wait(limit_s):
+        text = "the task's exit functions or open files took more than %g s and are cut off"
+        log.warning(text, limit_s)
 
 
 def _end() -> None:
@@ -54,15 +51,6 @@ def _end() -> None:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for those that are no daemons
     atexit._run_exitfuncs()
     write_out_files()
-
-
-def _tell_where(thread: threading.Thread, limit_s: float) -> None:
-    frames = traceback.extract_stack(sys._current_frames()[thread.ident or 0])
-    at = [number for number, frame in enumerate(frames) if frame.filename == __file__]
-    of_task = frames[at[-1] + 1 :] or frames
-    text = "the task's exit functions or open files took more than %g s and are cut off, at %s:%s"
-    detail = {"detail": "".join(traceback.format_list(of_task))}
-    log.warning(text, limit_s, of_task[0].filename, of_task[0].lineno, extra=detail)
 
 
 def write_out_files() -> None:

@@ -228,23 +228,13 @@ class Task:
     def sample_weights(self, dataset: Any) -> npt.NDArray[np.float64]:
         """One for each sample, >= 0; their sum is positive and finite."""
         returned, weights = self._numbers("sample_weights", dataset)
-        if weights.ndim != 1 or weights.dtype.kind not in "iuf":
-            raise self._wrong("sample_weights", returned, "one number for each sample")
-        weights, size = weights.astype(np.float64), len(dataset)
-        fault = ""
-        if len(weights) != size:
-            fault = f"{len(weights)} weights for {size} samples"
-        elif not (np.isfinite(weights).all() and (weights >= 0).all()):
-            row = int(np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))[0])
-            fault = f"the weight {weights[row]:g} for sample {row}"
-        elif not 0 < weights.sum() < np.inf:
-            fault = f"weights whose sum is {weights.sum():g}"
-        if fault:
-            raise TaskError(
-                f"task.sample_weights returned {fault}",
-                where=self.place("sample_weights"),
-                hint="one number for each sample, 0 or more, and not all of them 0",
-            )
+        size, is_right = len(dataset), False
+        if weights.shape == (size,) and weights.dtype.kind in "iuf":
+            weights = weights.astype(np.float64)
+            is_right = bool((weights >= 0).all()) and 0 < weights.sum() < np.inf
+        if not is_right:
+            wanted = f"{size} numbers, one for each sample, 0 or more and not all of them 0"
+            raise self._wrong("sample_weights", returned, wanted)
         return weights
 
     def clients(self, dataset: Any, count: int) -> npt.NDArray[np.int64]:

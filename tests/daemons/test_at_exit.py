@@ -70,7 +70,7 @@ def test_what_the_task_has_written_is_there_at_the_end(tmp_path):
     assert log[-1].startswith("a file that the task left open cannot be written, /dev/full: ")
 
 
-def test_an_exit_function_that_hangs_is_cut_off_and_named(tmp_path):
+def test_an_exit_function_that_hangs_is_cut_off(tmp_path):
     story = """
         def upload():
             threading.Event().wait()

@@ -115,18 +115,19 @@ def test_an_order_that_is_none_is_said_with_the_line_of_the_sampler(value, messa
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    "value",
     [
-        ([1, 1], "task.sample_weights returned 2 weights for 4 samples"),
-        ([1, 1, -0.5, 1], "task.sample_weights returned the weight -0.5 for sample 2"),
-        ([1, float("nan"), 1, 1], "task.sample_weights returned the weight nan for sample 1"),
-        ([0, 0, 0, 0], "task.sample_weights returned weights whose sum is 0"),
-        ("abcd", "returned a value of type str, not one number for each sample"),
+        [1, 1],
+        [1, 1, -0.5, 1],
+        [1, float("nan"), 1, 1],
+        [0, 0, 0, 0],
+        [1, float("inf"), 1, 1],
+        "abcd",
     ],
 )
-def test_weights_that_are_none_are_said_with_the_line_of_the_task(value, message):
+def test_weights_that_are_none_are_said_with_the_line_of_the_task(value):
     error = wrong("sample_weights", value)
-    assert message in error.message
+    assert "not 4 numbers, one for each sample, 0 or more" in error.message
     assert __file__ in (error.where or "")
 
 
