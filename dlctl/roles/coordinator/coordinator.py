@@ -41,10 +41,9 @@ from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residual
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector, HostFailures
 from dlctl.roles.coordinator.frozen import FrozenParameters
-from dlctl.roles.coordinator.groups import Groups
+from dlctl.roles.coordinator.groups import Groups, Peers
 from dlctl.roles.coordinator.leases import BadSamples, Dataset, LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.peers import Peers
 from dlctl.roles.coordinator.persistence import Persistence
 from dlctl.roles.coordinator.quorum import Norms, Quorums
 from dlctl.roles.coordinator.records import (

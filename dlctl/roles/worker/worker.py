@@ -39,6 +39,7 @@ from dlctl.roles.protocol.context import (
     REPORT_S,
     Birth,
     Context,
+    Watchdog,
 )
 from dlctl.roles.protocol.effects import (
     ArraysLoaded,
@@ -68,7 +69,6 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
 from dlctl.roles.protocol.saving import Restoring, Saving
-from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.worker.evaluation import Evaluation
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.progress import OwnRate
