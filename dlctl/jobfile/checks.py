@@ -17,8 +17,7 @@ from dlctl.config import Network, Servers
 from dlctl.jobfile import hosts, slurm
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.jobfile.problems import Fault
-from dlctl.roles.coordinator.target import Target
-from dlctl.runs.best import Best
+from dlctl.runs.best import Best, Target
 from dlctl.settings import GENERAL
 from dlctl.util import extras
 

@@ -14,8 +14,8 @@ from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import AddEvent, History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.status import Reports, Totals
-from dlctl.roles.coordinator.target import Target
 from dlctl.roles.protocol.keyring import NoKeys
+from dlctl.runs.best import Target
 from dlctl.util.names import HOME_AGENT
 
 GOOD = {"accuracy": 0.5, "loss": 2.0}

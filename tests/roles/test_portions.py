@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from dlctl.flat import slice_bounds
 from dlctl.messages import Lease
 from dlctl.roles.coordinator.portions import Lateness, PortionPool
-from dlctl.roles.coordinator.target import Target
 from dlctl.roles.worker.leases import Portions
+from dlctl.runs.best import Target
 
 
 def drain(pool: PortionPool) -> list[tuple[int, int]]:

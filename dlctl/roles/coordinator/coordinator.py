@@ -61,7 +61,6 @@ from dlctl.roles.coordinator.scaling import Rotation, Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport, Totals
-from dlctl.roles.coordinator.target import Target
 from dlctl.roles.protocol.authz import CLIENT, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
 from dlctl.roles.protocol.files import (
@@ -75,7 +74,7 @@ from dlctl.roles.protocol.files import (
     Transfers,
 )
 from dlctl.roles.protocol.keyring import Keyring
-from dlctl.runs.best import Best
+from dlctl.runs.best import Best, Target
 
 
 class Coordinator:

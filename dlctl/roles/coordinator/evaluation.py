@@ -15,9 +15,8 @@ from dlctl import messages as m
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History
-from dlctl.roles.coordinator.target import Target, what_there_is
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.runs.best import Best
+from dlctl.runs.best import Best, Target, what_there_is
 
 FINISHES_MAX = 2
 """Workers that are asked to run `finish`: it may be what they die of."""

@@ -18,8 +18,8 @@ from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, Snapshot
 from dlctl.roles.coordinator.run_state import Control, RunState
-from dlctl.roles.coordinator.target import is_only_stop
 from dlctl.roles.protocol.meters import Pace
+from dlctl.runs.best import is_only_stop
 from dlctl.runs.series import EVALUATION, RUN
 
 COUNTERS = ("push_bytes", "fetch_bytes", "pushes", "staleness_sum")
