@@ -114,19 +114,23 @@ class Topology(Message):
 
 @record
 class Moved(Message):
-    """To a worker: a new process owns this shard. Repeated until `MovedNoted`."""
+    """To a worker: a new process owns this shard. Repeated until `Noted`."""
 
     shard: int
-    generation: int
+    number: int
+    """Its generation."""
     address: str
     key: str
 
 
 @record
-class MovedNoted(Message):
+class Noted(Message):
+    """From a daemon: it has what the coordinator told it under this number."""
+
     name: str
-    shard: int
-    generation: int
+    what: str
+    """"guests", "peers", or "moved" and the number of a shard."""
+    number: int
 
 
 @record
@@ -140,7 +144,7 @@ class Members(Message):
 
 @record
 class Guests(Message):
-    """To a server: who may connect. Repeated until `GuestsNoted`; the newest `number` counts."""
+    """To a server: who may connect. Repeated until `Noted`; the newest `number` counts."""
 
     number: int
     names: bytes
@@ -397,12 +401,6 @@ class Reply(Message):
 
 
 @record
-class GuestsNoted(Message):
-    name: str
-    number: int
-
-
-@record
 class RegisterAgain(Message):
     """To an agent that reports: this coordinator has no note of its having registered."""
 
@@ -421,7 +419,7 @@ class Reopen(Message):
 
 @record
 class Peers(Message):
-    """To a worker: who takes part now, and who is about to. Repeated until `PeersNoted`; the newest
+    """To a worker: who takes part now, and who is about to. Repeated until `Noted`; the newest
     `number` counts.
     """
 
@@ -433,12 +431,6 @@ class Peers(Message):
     addresses: tuple[str, ...]
     """"" while a worker does not listen."""
     keys: tuple[str, ...]
-
-
-@record
-class PeersNoted(Message):
-    name: str
-    number: int
 
 
 @record

@@ -162,10 +162,10 @@ def test_a_list_is_repeated_until_it_is_noted_and_the_newest_counts():
     assert first in again
     office.worker(2).drained = True
     second = office.told(101.0)["worker-0"]
-    office.peers.on_noted(b"", m.PeersNoted("worker-0", first.number), 101.1)
+    office.context.noted(("peers", "worker-0"), 101.1, number=first.number)
     due = [send.message for send in office.context.retries.due(200.0) if send.peer == "worker-0"]
     assert due == [second], "an older note says nothing of the newest list"
-    office.peers.on_noted(b"", m.PeersNoted("worker-0", second.number), 200.1)
+    office.context.noted(("peers", "worker-0"), 200.1, number=second.number)
     assert [s for s in office.context.retries.due(300.0) if s.peer == "worker-0"] == []
 
 

@@ -172,12 +172,10 @@ class Coordinator:
             m.Register: self._on_register,
             m.Spawned: self.registration.on_spawned,
             m.ModelReady: self._on_model_ready,
-            m.GuestsNoted: self.registration.on_guests_noted,
+            m.Noted: self._on_noted,
             m.GroupNoted: self.groups.on_noted,
             m.GroupBroken: self.groups.on_broken,
-            m.PeersNoted: self.peers.on_noted,
             m.Listening: self.peers.on_listening,
-            m.MovedNoted: self.registration.on_moved_noted,
             m.Serving: self.registration.on_serving,
             m.LeaseRequest: self._on_lease_request,
             m.PortionDone: self._on_portion_done,
@@ -436,6 +434,9 @@ class Coordinator:
         for told in [server] if server is not None else self.members.of_role("server"):
             members = m.Members(self.members.live_slots(), self.scheduler.scale or ())
             self.context.send(told.name, members)
+
+    def _on_noted(self, peer: Peer, message: m.Noted, now: float) -> None:
+        self.context.noted((message.what, message.name), now, number=message.number)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:
         worker = self.members.worker(done.slot, done.epoch)

@@ -399,7 +399,7 @@ class FailureDetector(Part):
         servers = range(len(self.members.of_role("server")))
         asked = ("spawn", "assign", "guests", "shutdown", "kill", "drain")
         keys = [(what, name) for what in asked]
-        for key in [*keys, *(("moved", shard, name) for shard in servers)]:
+        for key in [*keys, *((f"moved{shard}", name) for shard in servers)]:
             self.context.retries.drop(key)
         self.settings.gone(name)
 

@@ -288,9 +288,6 @@ class Peers:
         self.run.context.send(peer, m.ListeningNoted(message.slot, message.epoch))
         self.advance(now)
 
-    def on_noted(self, peer: Peer, message: m.PeersNoted, now: float) -> None:
-        self.run.context.noted(("peers", message.name), now, number=message.number)
-
     def advance(self, now: float) -> None:
         """Send the list to whoever has not been told of it."""
         members = self.run.members

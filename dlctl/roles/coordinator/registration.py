@@ -203,9 +203,6 @@ class Registration:
             guests = m.Guests(self.context.next_number(), json.dumps(names).encode())
             self.context.ask(("guests", server.name), server.name, guests, now)
 
-    def on_guests_noted(self, peer: Peer, message: m.GuestsNoted, now: float) -> None:
-        self.context.noted(("guests", message.name), now, number=message.number)
-
     # ------------------------------------------------------------ the model and the servers
 
     def check_model(self, worker: Daemon, layout: bytes) -> Layout:
@@ -262,15 +259,12 @@ class Registration:
 
     def tell_moved(self, server: Daemon, now: float) -> None:
         """Workers that were introduced to the process before this one have to know the new one."""
-        key = self.keyring.public(server.name)
-        moved = m.Moved(server.index, server.term, server.address, key)
+        public = self.keyring.public(server.name)
+        moved = m.Moved(server.index, server.term, server.address, public)
         for worker in self.members.of_role("worker"):
             if worker.alive and worker.model_ready:
-                self.context.ask(("moved", server.index, worker.name), worker.name, moved, now)
-
-    def on_moved_noted(self, peer: Peer, message: m.MovedNoted, now: float) -> None:
-        key = ("moved", message.shard, message.name)
-        self.context.noted(key, now, generation=message.generation)
+                key = (f"moved{server.index}", worker.name)
+                self.context.ask(key, worker.name, moved, now)
 
     def introduce(self) -> None:
         """Tell the workers that wait for it where the servers are, once all of these serve."""

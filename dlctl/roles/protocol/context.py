@@ -61,7 +61,7 @@ class Context:
     def noted(self, key: Hashable, now: float, **fields: Any) -> None:
         """The peer has what was sent under `key`, if these are its fields: nothing older."""
         newest = self.retries.message(key)
-        if newest is not None and all(getattr(newest, k) == v for k, v in fields.items()):
+        if newest is not None and all(getattr(newest, k, None) == v for k, v in fields.items()):
             self.retries.done(key, now)
 
     def measures_apart(self) -> Retries:

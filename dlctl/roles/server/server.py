@@ -200,7 +200,7 @@ class Server:
         if message.number >= self._guest_list:
             self._guest_list = message.number
             self.authz.admit(guests_in(message.names))
-        self.context.send(COORDINATOR, m.GuestsNoted(self.birth.name, message.number))
+        self.context.send(COORDINATOR, m.Noted(self.birth.name, "guests", message.number))
 
     # ------------------------------------------------------------ coming into the run
 

@@ -149,11 +149,11 @@ class Joining:
         """A shard has a new process: join it, at its new address."""
         if message.shard >= len(self.links):
             return  # Nobody has told us yet where the servers are.
-        noted = m.MovedNoted(self.birth.name, message.shard, message.generation)
+        noted = m.Noted(self.birth.name, f"moved{message.shard}", message.number)
         self.context.send(COORDINATOR, noted)
         link = self.links[message.shard]
-        if message.generation > max(link.generation, link.moved_to):
-            link.moved_to, link.address = message.generation, message.address
+        if message.number > max(link.generation, link.moved_to):
+            link.moved_to, link.address = message.number, message.address
             self.context.do(Connect(link.peer, message.address, message.key), link.join(now))
 
     def on_reconnected(self, peer: str, lost_at: float, now: float) -> None:

@@ -104,7 +104,7 @@ class Members:
         columns = (message.slots, message.epochs, message.addresses, message.keys)
         if len({len(column) for column in columns}) != 1:
             raise RemoteProtocolError("its columns differ in length")
-        self.context.send(COORDINATOR, m.PeersNoted(self.name, message.number))
+        self.context.send(COORDINATOR, m.Noted(self.name, "peers", message.number))
         if message.number <= self.number:
             return False
         self.number, before = message.number, self.known
