@@ -79,8 +79,7 @@ from dlctl.roles.worker.services.computing import RUNNING, STEPPING
 from dlctl.roles.worker.services.taking_over import Sharing
 from dlctl.roles.worker.settings import WorkerSettings
 from dlctl.roles.worker.shard_client import Fenced, Identity
-from dlctl.roles.worker.stall import StallDetector
-from dlctl.roles.worker.training import Training
+from dlctl.roles.worker.training import StallDetector, Training
 from dlctl.util.text import NO_USE, REFUSED
 from dlctl.vector import copy_into, to_host
 
