@@ -336,7 +336,7 @@ class Limits:
     fetch: str = "off"
     """Rate at which a worker fetches: "100Mbit/s", "5MB/s" or "off"."""
     push_window: str = "128MB"
-    """Bytes of a worker's pushes that may be on their way: below that it may begin another one, of
+    """Bytes of a worker's pushes that may be in flight: below that it may begin another one, of
     any size; as many as four in any case. Less saves memory and staleness, more keeps a long link
     full. "off": only their number counts."""
 
@@ -535,7 +535,7 @@ class Timeouts:
     ready_s: Seconds = 300.0
     """From start until all daemons are ready, the user's imports and model() included."""
     silent_s: Seconds = 15.0
-    """Without a word from a daemon after which it is taken for lost."""
+    """A daemon that sends no heartbeat for so long is replaced."""
     host_s: Seconds = 120.0
     """Without a word from a host after which it is given up: its workers are started on the others.
     With servers on it the run fails then; `dlctl recover` goes on if the host is back, and without

@@ -93,7 +93,7 @@ class DeadlineReached(Event):
 
 @record
 class StopRequested(Event):
-    """Come to an orderly end: on SIGTERM or SIGINT, or because the run is of no use any more."""
+    """Come to an orderly end: on SIGTERM or SIGINT, or because the run is over."""
 
     reason: str
     at_once: bool = False

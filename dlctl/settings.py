@@ -128,7 +128,7 @@ GENERAL: Mapping[str, Setting] = MappingProxyType(
             format=format_rate,
         ),
         "push_window": Setting(
-            help='bytes of a worker\'s pushes that may be on their way: "128MB" or "off"',
+            help='bytes of a worker\'s pushes that may be in flight: "128MB" or "off"',
             parse=parse_size,
             format=format_size,
         ),

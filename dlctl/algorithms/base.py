@@ -212,7 +212,7 @@ class Automatic(NamedTuple):
     key: str
     steps_max: int
     share_max: float
-    """The part of its time that a replica may stand still for pushes and fetches."""
+    """The part of its time that a replica may wait for pushes and fetches."""
 
 
 class PushKind(NamedTuple):

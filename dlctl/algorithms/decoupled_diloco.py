@@ -89,7 +89,7 @@ class Options(streaming_diloco.Options):
     """Replicas that an exchange waits for, K."""
     grace_s: Annotated[float, Ge(0), Le(3600)] | Literal["auto"] = "auto"
     """Seconds for which an exchange waits for more replicas when the quorum is there. "auto": half
-    of the time that delay_steps take, less what the quorum has taken, so that nobody stands still.
+    of the time that delay_steps take, less what the quorum has taken, so that nobody waits.
     """
     merge: Literal["radial", "mean"] = "radial"
     """radial: the mean length of the replicas' ways, in their mean direction. mean: their mean."""

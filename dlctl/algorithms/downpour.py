@@ -23,7 +23,7 @@ Warm start (§4.1): one replica alone for the first steps, then the rest from th
 in the servers, the optimiser's included.
 
 "auto" in place of n_fetch or n_push: each replica finds the smallest number by itself at which it
-stands still for at most `comm_share_max` of its time (`roles/pace.py` says how). It changes when
+waits for at most `comm_share_max` of its time (`roles/pace.py` says how). It changes when
 something is pushed or fetched, and nothing else. A number may change at any time, so that "step mod
 n == 0" is "n steps after the last time" here; for one that does not change it is the same.
 
@@ -76,7 +76,7 @@ class Options:
     """Steps between pushes, n_push; the first is at step 0. "auto": as few as `comm_share_max`
     allows. Changes live."""
     comm_share_max: Annotated[float, Gt(0), Lt(1)] = 0.1
-    """With "auto": the part of a worker's time that it may stand still for pushes and fetches."""
+    """With "auto": the part of a worker's time that it may wait for pushes and fetches."""
     auto_steps_max: Annotated[int, Ge(1)] = 64
     """With "auto": the most steps from one push or fetch to the next, however slow the link is."""
     warmstart_steps: Annotated[int, Ge(0)] = 0
@@ -93,7 +93,7 @@ class Options:
 class Replica(ReplicaSide):
     """The client of Alg. 1.1. `residual` is accrued: what a push leaves is in the next one.
 
-    A gradient that is of no use is no step, so it leads to no fetch. After several in a row, which
+    A discarded gradient is no step, so it leads to no fetch. After several in a row, which
     this replica's own steps may have brought about, it fetches before each batch.
     """
 
@@ -140,7 +140,7 @@ class Replica(ReplicaSide):
             step += data is not None
 
     def _accrue(self) -> Generator[Gradient, Any, int | None]:
-        """The samples of the next gradient; None: it is of no use."""
+        """The samples of the next gradient; None: it is discarded."""
         computed: Step | None = yield Gradient(step=self.has_inner)
         if computed is None:
             return None

@@ -19,7 +19,7 @@ replica takes the p that take part just now. The centre is what is evaluated, sa
   x - x~, and comes again by itself. So e needs no residual.
 - The servers add what is pushed, in order of arrival: their optimiser has no part in it.
 - A replica that joins begins at the centre, and so does one whose steps have led to where several
-  gradients in a row are of no use, or to what is not finite; what it had is lost.
+  gradients in a row are discarded, or to what is not finite; what it had is lost.
 - A replica that dies takes along what makes its position differ from the centre, all but alpha of
   the last steps. Its position, and the state of its optimiser, are in checkpoints.
 

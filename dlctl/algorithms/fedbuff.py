@@ -20,7 +20,7 @@ paper the weights are not normalised, and ways weigh the same however many sampl
 - Each shard counts its own steps, so two of them may take K pushes in another order, and a way may
   be in another step on each. j is that of the shard that had made the fewest.
 - Where data ends a replica pushes what it has. One whose steps become infinite, or lead to where
-  several gradients in a row are of no use, pushes nothing of its round, as in local SGD.
+  several gradients in a row are discarded, pushes nothing of its round, as in local SGD.
 """
 
 from __future__ import annotations

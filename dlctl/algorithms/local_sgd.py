@@ -26,7 +26,7 @@ ends. Delta_i is taken when it is pushed, and added to what the compressor has l
 before, so that nothing is lost if a replica is stopped before H steps. What is below the last bit
 of a weight does not change it, as in any training in float32.
 
-With `overlap` a replica does not stand still while the mean is formed. It goes on from theta_i, and
+With `overlap` a replica does not wait while the mean is formed. It goes on from theta_i, and
 when the new theta is there, after some steps of the next round, it puts these on top of it:
 
                           theta_i = theta - (steps since the push)
@@ -39,7 +39,7 @@ twice. No replica gets further ahead than a round.
 Everything else is as in `sync`: who takes part, who is waited for, and that a push for a round that
 is over is dropped. A replica without data in the middle of a round pushes what it has. One whose
 steps become infinite pushes nothing of its round, waits for the mean of the others and goes on from
-that. So does one whose steps have led to where several gradients in a row are of no use. One such
+that. So does one whose steps have led to where several gradients in a row are discarded. One such
 gradient is left out, as in every method.
 """
 
@@ -64,7 +64,7 @@ class Options:
     """Steps of a replica from one mean to the next, H. Changes live."""
     overlap: bool = False
     """Go on with the next round while the mean of this one is under way, and put the steps that are
-    made meanwhile on top of it. For slow links; false: stand still, as in the papers."""
+    made meanwhile on top of it. For slow links; false: wait, as in the papers."""
 
 
 class Replica(sync.Replica):

@@ -46,7 +46,7 @@ class Options(local_sgd.Options):
     density: Annotated[float, Gt(0), Le(1)] = 0.01
     """The part of the parameters that a round averages."""
     overlap: bool = True
-    """Go on with the next round while the mean of this one is under way; false: stand still."""
+    """Go on with the next round while the mean of this one is under way; false: wait."""
 
 
 class Replica(local_sgd.Replica):

@@ -30,7 +30,7 @@ from dlctl.vector import Vector
 PARAMETERS = "w"
 """The name of the table that holds the model."""
 LEFT_OUT_MAX = 10
-"""So many gradients in a row that are of no use: by then it is hardly the data, of which a tenth
+"""So many discarded gradients in a row: by then it is hardly the data, of which a tenth
 may be NaN, but the replica, which its own steps have ruined. It goes on from what the servers have,
 if `workers.nonfinite_steps_max` is larger: else it is quarantined before.
 """
@@ -99,8 +99,8 @@ class Gradient(Need):
     """Lease data if needed and compute. Resumed with a `Step`, or None: no data for now.
 
     On None nothing may stay behind unpushed, because this may be the end of the run. Batches whose
-    gradient is of no use, not finite or too large, are left out, and the next one is computed
-    instead; but right after `NextData` it is the announced batch or, if that one is of no use,
+    gradient is discarded, not finite or too large, are left out, and the next one is computed
+    instead; but right after `NextData` it is the announced batch or, if that one is discarded,
     None. See `LEFT_OUT_MAX`.
     """
 
@@ -243,7 +243,7 @@ class Write(Need):
     stays in it. Tables other than the parameters are pushed as they are, and `vector` is left
     alone.
 
-    Resumed with None as soon as the push is on its way; it waits only while the window is full.
+    Resumed with None as soon as the push is in flight; it waits only while the window is full.
     wait: resumed with a `Receipt` when all shards have settled it.
     """
 

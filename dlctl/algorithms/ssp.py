@@ -129,7 +129,7 @@ class Replica(ReplicaSide):
 
     def _steps(self) -> Generator[NextData | Gradient, Any, int]:
         """The steps of one clock. Returns their samples: of what there is, if data ends; 0 if there
-        are none, or if so many batches are of no use that it has to read before it goes on.
+        are none, or if so many batches are discarded that it has to read before it goes on.
         """
         steps = samples = left_out = 0
         while steps < self.options.clock_steps:

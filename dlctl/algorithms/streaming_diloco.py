@@ -23,7 +23,7 @@ takes away is in the next push of that fragment; the paper drops it.
 - Replicas weigh the same, as in the paper.
 - Where data ends, and before a checkpoint, the fragments are exchanged one after the other without
   steps between: each step is in all of them then. A step counts as done when that is so.
-- With tau = 0 and alpha = 0 a replica stands still for each fragment.
+- With tau = 0 and alpha = 0 a replica waits for each fragment.
 
 Who takes part in an exchange, and who is waited for, is as in `sync`. A replica whose steps become
 infinite drops them, and goes on from what the servers have.

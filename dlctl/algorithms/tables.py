@@ -52,7 +52,7 @@ def side_of(table: Table, method: Method, options: Any, shard: Shard) -> ShardSi
 
 
 PASSED_OVER_MAX = 1000
-"""Batches in a row of which a shard gets nothing, as all their gradients are of no use: a clock
+"""Batches in a row of which a shard gets nothing, as all their gradients are discarded: a clock
 that is further ahead is an error, and would have all that follow count as late."""
 PARTS_MAX = 2**17
 """Of one clock: which of them have come is in every commit."""

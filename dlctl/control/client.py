@@ -109,7 +109,7 @@ class _Refusals:
 
 
 class Question:
-    """One request on its way: the socket, the coordinator's address, the time that is left."""
+    """One request in flight: the socket, the coordinator's address, the time that is left."""
 
     def __init__(
         self, directory: Path, request: Request, timeout_s: float, context: zmq.Context[Any]
@@ -139,7 +139,7 @@ class Question:
             try:
                 self._check()
             except Gone:
-                # Its last words may still be on their way.
+                # Its last words may still be in flight.
                 if (reply := self._receive(LAST_WORDS_S)) is None:
                     raise
                 break

@@ -1,4 +1,4 @@
-"""A coordinator that stands still: what becomes of it, and how to go on without a loss.
+"""A coordinator that does not answer: what becomes of it, and how to go on without a loss.
 
 One whose process is there and that answers nobody is ended sooner or later by its agent, which
 starts another one. Whoever does not want to wait ends it himself: what it has done is on record.

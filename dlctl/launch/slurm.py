@@ -296,9 +296,7 @@ class SlurmLauncher:
         status = answer.get("status")
         if type(answer.get("value")) is not dict:
             last = slurmfiles.last_error(self._directory / slurmscript.LOG)
-            text = (
-                f"the agent could not begin on {node} (exit {status}): {last or 'without a word'}"
-            )
+            text = f"the agent could not begin on {node} (exit {status}): {last or 'no output'}"
             return DlctlError(text, where=node)
         said = answers.Answer(node, answer["value"], status if type(status) is int else 1, "")
         return slurmwords.in_our_terms(answers.explain(said))

@@ -34,7 +34,7 @@ ADDRESS_S = 10.0
 
 
 class Call:
-    """A request on its way. Nothing here waits, but for `wait_for` below."""
+    """A request in flight. Nothing here waits, but for `wait_for` below."""
 
     def __init__(
         self, host: Host, request: Mapping[str, Any], timeout_s: float, *, is_shared: bool = True

@@ -153,7 +153,7 @@ class Guests(Message):
 
 @record
 class Report(Message):
-    """About once a second, and whenever the phase changes; also a daemon's sign of life."""
+    """About once a second, and whenever the phase changes; also a daemon's heartbeat."""
 
     name: str
     incarnation: int

@@ -330,7 +330,7 @@ class Shard:
         """The first `count` of a dense delta's values, float32[n], have come: do what can be done
         with them, and return whether something was. `apply` goes on from there if it gets these
         values, in this memory, as the next update; all others come to what they would have come to
-        without this. is_new: it may be begun; else it is only gone on with.
+        without this. is_new: it may be begun; else it is only resumed.
         """
         assert count <= values.size == self.size, f"{count} of {values.size} for {self.size}"
         if self.clip_norm:

@@ -184,7 +184,7 @@ class Mapped:
         return self._views[1 - self._newest.current]
 
     def _across(self, delta: Delta) -> Cut:
-        """The blocks of a dense update on its way from one buffer to the other."""
+        """The blocks of a dense update under way from one buffer to the other."""
         present, following = list(self._vectors.values()), list(self._following.values())
 
         def across(lo: int, hi: int) -> Iterator[Block]:

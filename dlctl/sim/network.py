@@ -273,7 +273,7 @@ class Network:
         return lambda: arriving.come(1.0)[0]
 
     def _arrivals(self, link: Link, way: _Direction, kind: str, nbytes: int) -> list[float]:
-        """When the message arrives; twice if it is repeated on the way."""
+        """When the message arrives; twice if it is duplicated."""
         start = max(self.timeline.now, way.busy_until)
         way.busy_until = start + (nbytes / link.bytes_per_s if link.bytes_per_s else 0.0)
         arrival = way.busy_until + link.latency_s

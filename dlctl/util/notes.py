@@ -24,7 +24,7 @@ class Listener(Protocol):
 
 class Phases(Protocol):
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
-        """The run is on its way to something (ready, stopped) and waits for somebody."""
+        """The run is about to become something (ready, stopped) and waits for somebody."""
         ...
 
 
