@@ -20,8 +20,8 @@ from dlctl.util.numeric_limits import PushNorm, WeightDecay
 STRICT = {"extra": "forbid", "strict": True}
 """Config for the validator: an unknown key is an error and "4" is not 4."""
 
-PARTS_MAX = 10
-"""Parts of one push, each of at most three arrays: they all have to be frames of one message."""
+PARTS_MAX = 8
+"""Parts of one push, each of at most four arrays: they all have to be frames of one message."""
 COUNT_MAX = 4096
 Count = Annotated[int, Ge(1), Le(COUNT_MAX)]
 Seconds = Annotated[float, Gt(0), Le(1e7)]

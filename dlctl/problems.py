@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -88,9 +89,12 @@ def read(rows: Any) -> list[Problem]:
     return found
 
 
-def names_in(text: Any) -> list[str]:
-    """The daemons that a text names, as in "server-0, worker-2 (building the model)"."""
-    return _NAME.findall(text) if isinstance(text, str) else []
+def names_in(text: Any, most: int | None = None) -> list[str]:
+    """The daemons that a text names, as in "server-0, worker-2 (building the model)"; the first
+    ones, if there are more than `most`.
+    """
+    found = _NAME.finditer(text) if isinstance(text, str) else iter(())
+    return [name.group() for name in islice(found, most)]
 
 
 def known(**facts: Fact | None) -> dict[str, Fact]:

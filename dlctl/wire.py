@@ -53,7 +53,8 @@ _pack = msgpack.Packer(unicode_errors="backslashreplace").pack
 def encode(message: Message) -> Frames:
     """Frames of a message. Arrays are not copied: they must not change until the frames are sent.
 
-    Raises LocalProtocolError if the header is too large or holds what msgpack has no form for.
+    Raises LocalProtocolError if there are too many arrays, or if the header is too large or holds
+    what msgpack has no form for.
     """
     buffers: Frames = []
     shapes: list[list[int]] = []
@@ -64,6 +65,8 @@ def encode(message: Message) -> Frames:
         raise LocalProtocolError(f"cannot encode {type(message).__name__}: {error}") from error
     if len(header) > HEADER_BYTES_MAX:
         raise LocalProtocolError(f"header of {type(message).__name__} has {len(header)} bytes")
+    if len(buffers) >= FRAMES_MAX:
+        raise LocalProtocolError(f"{type(message).__name__} has {len(buffers)} arrays, too many")
     return [header, *buffers]
 
 

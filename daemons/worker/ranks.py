@@ -234,6 +234,8 @@ class Ranks:
         with self._changed:
             self._changed.wait_for(lambda: self._is_over, BLAME_S)
             is_news, self._is_over = not self._is_over, True
+            if is_news:
+                self.error = RankLost(event.error)
             self._changed.notify_all()
         if is_news:
             self._post(event)

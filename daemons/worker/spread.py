@@ -100,7 +100,7 @@ class Vectors:
         """
         self.memory = memory
         self._mine, self._all_work, self._turn = mine, all_work, turn
-        self._taken: dict[int, list[tuple[int, int]]] = {}
+        self._taken: dict[int, list[tuple[int, int]]] = {n: [] for n in range(FREE, VECTORS)}
         """Number of a vector -> its elements that are in use."""
         self._pid = os.getpid()
         self._lock = threading.RLock()  # What is not used any more may go at any time.
@@ -109,19 +109,21 @@ class Vectors:
     def new(self, lo: int, hi: int) -> SpreadVector:
         """Zeros at these places of a vector. Raises DlctlError."""
         with self._lock:
-            for number in range(FREE, VECTORS):
-                taken = self._taken.setdefault(number, [])
-                if not any(max(lo, a) < min(hi, b) for a, b in taken):
-                    break
-            else:
-                raise DlctlError(
-                    f"a cut replica has room for {VECTORS - FREE} vectors, and its method uses all",
-                    hint="use a smaller servers.count, or a replica of one process",
-                )
-            taken.append((lo, hi))
+            number = self._take(lo, hi)
         array = self.memory.array(number, lo, hi)
         weakref.finalize(array, self._is_unused, number, lo, hi).atexit = False
         return self.seen_as(array)
+
+    def _take(self, lo: int, hi: int) -> int:
+        for number, taken in self._taken.items():
+            # A copy: what the garbage collector finds unused meanwhile leaves the list.
+            if not any(max(lo, a) < min(hi, b) for a, b in tuple(taken)):
+                taken.append((lo, hi))
+                return number
+        raise DlctlError(
+            f"a cut replica has room for {VECTORS - FREE} vectors, and its method uses all",
+            hint="use a smaller servers.count, or a replica of one process",
+        )
 
     def holding(self, values: Array) -> SpreadVector:
         """A whole vector in parts, or a copy that is."""

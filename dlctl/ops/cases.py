@@ -278,8 +278,9 @@ REFUSALS: dict[Action, tuple[type[DlctlError], str, str]] = {
     ),
     Action.REFUSE_KEPT: (
         DlctlError,
-        "{run} has no checkpoint to go back to, and its {done} are kept{changes}",
-        "dlctl recover -j {run}\ngoes on with the job file as it was\nor: {anew}\ngives them up",
+        "{run} has no good checkpoint to go back to, and its {done} are kept{damaged}{changes}",
+        "dlctl recover -j {run}\nloses nothing, and goes on with the job file as it was\n"
+        "or: {anew}\ngives them up",
     ),
     Action.REFUSE_DAMAGED: (
         DlctlError,

@@ -93,7 +93,7 @@ class Action(StrEnum):
     REFUSE_CHANGED = "changed"
     REFUSE_DAMAGED = "damaged"
     REFUSE_KEPT = "kept"
-    """All that the run did is there, and no checkpoint has any of it."""
+    """All that the run did is there, and no good checkpoint has any of it."""
     REFUSE_SILENT = "silent"
     REFUSE_NOTHING = "nothing"
     """There is nothing to go on from."""
@@ -117,6 +117,7 @@ START: Sequence[Row] = (
     ({"shards": Shards.WHOLE, "back": False}, Action.GO_ON),
     ({"shards": Shards.AWAY, "back": False}, Action.WAIT_FOR_HOSTS),
     ({"saved": None}, Action.READ_CHECKPOINTS),
+    ({"saved": Saved.DAMAGED, "shards": Shards.WHOLE}, Action.REFUSE_KEPT),
     ({"saved": Saved.DAMAGED}, Action.REFUSE_DAMAGED),
     ({"saved": Saved.OTHER}, Action.BEGIN_FROM),
     ({"saved": Saved.GOOD}, Action.RESUME),
@@ -135,6 +136,7 @@ RECOVER: Sequence[Row] = (
     ({"shards": Shards.AWAY}, Action.WAIT_FOR_HOSTS),
     ({"saved": None}, Action.READ_CHECKPOINTS),
     ({"saved": Saved.GOOD}, Action.RESUME),
+    ({"shards": Shards.WHOLE}, Action.REFUSE_KEPT),
     ({}, Action.REFUSE_NOTHING),
 )
 

@@ -35,6 +35,7 @@ from dlctl.runs import lock, manifest, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import hints, notes, values
+from dlctl.util.names import COORDINATOR
 from dlctl.util.text import plural
 
 if TYPE_CHECKING:
@@ -136,10 +137,17 @@ def _settled(previous: Snapshot | None) -> Snapshot | None:
     """The same when it has a coordinator, or counts as one that was never started. The command that
     made it was killed: it held the lock that we have now.
     """
-    while previous is not None and previous.is_live and previous.run.get("pid") is None:
+    while previous is not None and previous.run.get("pid") is None and _may_begin(previous):
         time.sleep(POLL_S)
         previous = load(previous.directory)
     return previous
+
+
+def _may_begin(run: Snapshot) -> bool:
+    from dlctl.launch import local
+
+    is_starting = any(each.name == COORDINATOR for each in local.living(run.directory))
+    return run.is_live or is_starting
 
 
 # ---------------------------------------------------------------- its directory

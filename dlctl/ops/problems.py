@@ -214,26 +214,28 @@ class Cause(NamedTuple):
 
 
 def forest(found: Sequence[Problem]) -> list[Cause]:
-    """The problems as trees: the root causes, and below each who waits for it.
+    """The problems as trees: the root causes, and below each who waits for it. Who waits for
+    several stands below the first one.
 
     Of those who wait for each other in a ring, the first one is taken for the root.
     """
-    waits = [problem for problem in found if problem.code == "daemon-waiting"]
+    waits = {problem.daemon: problem for problem in found if problem.code == "daemon-waiting"}
     causes = [problem for problem in found if problem.code != "daemon-waiting"]
-    roots = [_tree(problem, waits, frozenset()) for problem in causes]
+    roots = [_tree(problem, waits) for problem in causes]
     told = {name for root in roots for name in root.names()}
-    for problem in waits:
-        if problem.daemon not in told:
-            roots.append(_tree(problem, waits, frozenset()))
-            told |= set(roots[-1].names())
+    for name in [name for name in waits if name not in told]:
+        if (problem := waits.pop(name, None)) is not None:
+            roots.append(_tree(problem, waits))
     return roots
 
 
-def _tree(problem: Problem, waits: Sequence[Problem], above: frozenset[str]) -> Cause:
-    above |= {problem.daemon}
+def _tree(problem: Problem, waits: dict[str, Problem]) -> Cause:
+    """Takes those that it has out of `waits`."""
     here = [
         other
-        for other in waits
-        if other.daemon not in above and problem.daemon in names_in(other.facts.get("waiting_for"))
+        for other in waits.values()
+        if problem.daemon in names_in(other.facts.get("waiting_for"))
     ]
-    return Cause(problem, [_tree(other, waits, above) for other in here])
+    for other in here:
+        del waits[other.daemon]
+    return Cause(problem, [_tree(other, waits) for other in here])

@@ -49,7 +49,7 @@ PIPELINE = "[replica]\npipeline = 2\n"
         (f'[algorithm]\nname = "rows"\n{FSDP}', "rows brings the rows of a batch to one process"),
         (
             '[compression]\nname = "topk"\n[replica]\nfsdp = 11\n[workers]\nbatch_size = 16',
-            "a push is made up of what 10 processes have taken, or fewer",
+            "a push is made up of what 8 processes have taken, or fewer",
         ),
         ("[replica]\nhogwild = 2\nfsdp = 2", "is cut in one way, not by fsdp and hogwild"),
         (f'[workers]\nbatch_size = "auto"\n{FSDP}', "fsdp needs a number"),

@@ -68,6 +68,7 @@ def test_start(facts: Facts, action: Action) -> None:
         (Facts(FAILED, shards=Shards.AWAY, back=True, saved=Saved.GOOD), Action.WAIT_FOR_HOSTS),
         (Facts(FAILED, shards=Shards.LOST, saved=Saved.GOOD), Action.RESUME),
         (Facts(FAILED, shards=Shards.LOST, saved=Saved.DAMAGED), Action.REFUSE_NOTHING),
+        (Facts(FAILED, shards=Shards.WHOLE, back=True, saved=Saved.DAMAGED), Action.REFUSE_KEPT),
         (Facts(FAILED, shards=Shards.LOST, saved=Saved.NONE), Action.REFUSE_NOTHING),
     ],
 )

@@ -106,6 +106,16 @@ def test_each_rank_has_a_compressor_of_its_own(compressor: str, monkeypatch) -> 
     assert ("take" in replicas.worked) == (compressor != "none")
 
 
+@pytest.mark.parametrize("name", ["streaming-diloco", "decoupled-diloco"])
+def test_a_shard_of_which_a_push_has_nothing_is_pushed_to(name: str, monkeypatch) -> None:
+    replicas = Replicas(monkeypatch, "topk", {"dense_below": 0})
+    job = job_file(2, 3, algorithm=(name, {"local_steps": 4}), epochs=6.0,
+                   compression=("topk", {"dense_below": 0}))  # fmt: skip
+    outcome = Simulation(job, LeastSquares(samples=64, size=24)).run()
+    assert outcome.state == "finished", outcome.reason
+    assert "take" in replicas.worked
+
+
 @pytest.mark.parametrize("compressor", ["none", "topk"])
 def test_what_ranks_have_taken_is_applied_once(compressor: str, monkeypatch) -> None:
     """Although messages are lost, repeated and late."""

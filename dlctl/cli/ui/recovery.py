@@ -16,6 +16,7 @@ RESULTS = {
     Action.ALREADY_RUNNING: "its coordinator works: nothing to recover",
     Action.OVER: "it has ended in order: nothing to recover",
     Action.REFUSE_SILENT: "its coordinator does not answer",
+    Action.REFUSE_KEPT: "no good checkpoint to go back to; all that it did is kept",
     Action.REFUSE_NOTHING: "nothing is left to go on from",
     Action.WAIT_FOR_HOSTS: "it waits for its hosts",
 }

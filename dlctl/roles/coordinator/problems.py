@@ -27,6 +27,8 @@ WAIT_S = 2.0
 """Shorter waits are answers on their way."""
 OVERDUE_S = 10.0
 """A checkpoint that takes longer is late."""
+LOOKED_AT = 64
+"""Of whom a daemon waits for: in a large group everybody may wait for everybody."""
 AT_LIMIT = 0.8
 """Of a rate limit: whoever comes so close to it is held back by it."""
 
@@ -254,13 +256,15 @@ def _edges(
         since = daemon.waiting_since
         if name in ill or since is None or now - since < WAIT_S:
             continue
-        serious = [target for target in targets if target in ill or target in waits]
+        serious = [t for t in targets if t in ill] + [
+            t for t in targets if t in waits and t not in ill
+        ]
         if serious or not daemon.metrics.get("samples_per_s"):
             yield name, serious or targets
 
 
 def _whom(daemon: Daemon, held: Sequence[str]) -> list[str]:
-    targets = names_in(daemon.waiting_for)
+    targets = names_in(daemon.waiting_for, LOOKED_AT)
     is_held = targets == [COORDINATOR] and held and daemon.name not in held
     return list(held) if is_held else targets
 
