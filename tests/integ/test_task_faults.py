@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import NamedTuple
 
 import numpy as np
@@ -178,6 +180,7 @@ def test_a_model_that_a_rate_has_ruined_comes_back_as_it_was_before_however_ofte
     place.start()
     place.until_step(20)
     saved = json.loads(place.dlctl("checkpoint", "create", "--json").out)
+    assert abs(datetime.fromisoformat(saved["at"]).timestamp() - time.time()) < 120
     assert place.dlctl("set", "lr=1e5").code == 0
     place.until_state("failed")
     for _ in range(2):
@@ -269,7 +272,7 @@ def test_a_task_that_ends_its_own_process_is_blamed_for_it_whatever_the_code_is(
     assert "died 2 times before or soon after it was at work: exit 0, for the 2nd time" in ended.err
     last = place.daemon("worker-0")["last_exit"]
     assert (last["code"], last["in_row"]) == (0, 2)
-    assert "so something in the task ends the process (os._exit, or a library)" in last["blame"]
+    assert "something in the task ends the process (os._exit, or a library)" in last["blame"]
     step = "find what ends the process in train.py, and correct it first, then"
     assert step in place.dlctl("status").out
     place.nothing_left()
