@@ -139,6 +139,8 @@ GENERAL: Mapping[str, Setting] = MappingProxyType(
         ),
     }
 )
+OF_MESSAGES = ("push", "fetch", "push_window")
+"""Those of what workers send and are sent."""
 GENERAL_SECTION = "limits"
 """The section whose keys are called as settings of every run."""
 
@@ -204,6 +206,16 @@ class LiveSettings:
 EVERY_RUN = LiveSettings()
 
 
+def sends_nothing(job: Mapping[str, Any]) -> bool:
+    """Whether a job's workers push and fetch nothing: they sum over a group, or share memory."""
+    choice = job.get("algorithm")
+    name = str(choice.get("name")) if isinstance(choice, Mapping) else ""
+    if name not in registry.names("algorithms"):
+        return False
+    shape = registry.load("algorithms", name).shape
+    return not shape.needs_servers and "peers" not in shape.links
+
+
 def of_job(
     job: Mapping[str, Any], live_of_method: Mapping[str, Setting] | None = None
 ) -> LiveSettings:
@@ -212,6 +224,9 @@ def of_job(
     live_of_method: what its method declares, if that is at hand; else the registry is asked.
     """
     by_key, sections = dict(GENERAL), {}
+    if sends_nothing(job):
+        for key in OF_MESSAGES:
+            del by_key[key]
     options: dict[str, Mapping[str, Any]] = {}
     for section, kind in registry.SECTIONS.items():
         choice = job.get(section)

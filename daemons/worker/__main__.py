@@ -112,7 +112,9 @@ def serve(main: Main, context: process.DaemonContext) -> int:
         code = loop.run(machine)
     except ProcessLost as error:
         log.error("%s", error.message, extra={"detail": error.detail})
-        log.info("exit %d: a worker lives with all its processes", error.exit_code)
+        log.info(
+            "exit %d: a process of this replica has ended, so all of them end", error.exit_code
+        )
         code = error.exit_code
     if ranks is not None:
         ranks.end()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dlctl.util.text import escape
 
 if TYPE_CHECKING:
-    from dlctl.config import Choice, JobFile, Stop
+    from dlctl.config import Choice, JobFile, Replica, Stop
 
 
 def of(job: JobFile) -> str:
@@ -24,7 +24,7 @@ def of(job: JobFile) -> str:
             *([f"{_rated(job.inner)} in each worker"] if job.inner.name != "none" else []),
             *([*rule, _compression(job.compression)] if job.servers.count else []),
             _count(job.servers.count, "server") if job.servers.count else "no servers",
-            _count(job.workers.count, "worker"),
+            _count(job.workers.count, "worker") + _cut(job.replica),
             *([f"on {_count(job.slurm.nodes, 'Slurm node')}"] if job.slurm.nodes else []),
             _stop(job.job.stop, ends=method.lead.drive is not Lead.drive) + _work(job),
         ]
@@ -54,6 +54,12 @@ def _work(job: JobFile) -> str:
         least = "at least " if method.lead.quorum is not Lead.quorum else ""
         return f" ({least}{_count(round(min(lengths) / push / job.workers.count), 'update')})"
     return f" ({_count(round(min(lengths) / push), 'push', 'pushes')})"
+
+
+def _cut(replica: Replica) -> str:
+    """As in " of 2 processes (fsdp)"; "" if a worker is one process."""
+    ways = [way for way in ("fsdp", "tensor", "pipeline", "hogwild") if getattr(replica, way) > 1]
+    return f" of {replica.ranks * replica.hogwild} processes ({', '.join(ways)})" if ways else ""
 
 
 def _compression(choice: Choice) -> str:

@@ -85,6 +85,7 @@ def _resume(case: Case) -> Launched:
     job = remains.read_jobfile(run.directory)
     job_file, checkpoint = str(run.run.get("job_file") or ""), case.checkpoint[0]
     row = run_directory.first_row(run.directory, job_file, job, checkpoint)
+    row["settings"] = {}  # What was set live may be why it goes back.
     return run_directory.resume(run, row, checkpoint, cost, {})
 
 

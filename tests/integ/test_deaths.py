@@ -37,7 +37,7 @@ def test_a_run_finishes_although_a_worker_is_killed(place: Workplace) -> None:
     assert ended.code == 0, ended.err
     assert place.run()["step"] == 64, "16 portions of 2 batches, twice"
     assert "worker-1 ended: killed by SIGKILL" in ended.err
-    again = r"worker-1 starts again; \d+ portions? of data that it held can be had by all again"
+    again = r"worker-1 starts again; \d+ portions? of its data can be leased again"
     assert any(re.fullmatch(again, text) for text in place.events("lost"))
     place.nothing_left(timeout_s=0.5)
 

@@ -218,7 +218,7 @@ def test_the_batches_of_gradients_that_no_server_would_take_are_named_by_status_
         json.loads(line) for line in place.dlctl("events", "--json", "-n", "all").out.splitlines()
     ]
     (exited,) = [e for e in told if (e["kind"], e["daemon"]) == ("exit", "worker-0")]
-    assert re.search(f"of no use, not pushed: {left_out}", "\n".join(exited["data"]["last_lines"]))
+    assert re.search(f"discarded, not pushed: {left_out}", "\n".join(exited["data"]["last_lines"]))
     for path in place.directory.glob("ckpt/*/*.safetensors"):
         for name, array in load_file(path).items():
             assert np.abs(array).max(initial=0) < 1e3, (path, name)
@@ -239,7 +239,7 @@ def test_batches_that_are_nan_now_and_then_are_left_out_and_counted(place: Workp
     status = json.loads(place.dlctl("status", "--json").out)
     worker = next(row for row in status["daemons"] if row["name"] == "worker-0")
     assert worker["metrics"]["nonfinite_steps"] == 8
-    assert "of no use, not pushed: loss inf" in ended.err
+    assert "discarded, not pushed: loss inf" in ended.err
     printed = place.dlctl("logs", "worker-0", "-n", "all", "--grep", "^line 49 of").out
     assert len(printed.splitlines()) == 32
     assert "stream=stdout" in printed

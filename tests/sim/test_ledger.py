@@ -164,7 +164,7 @@ def test_what_a_dead_worker_had_not_pushed_is_done_again_by_others():
     moment = Moment(name="worker-1", kind="Lease", count=2, direction="received")
     outcome = run_ledger(faults=Faults(moments=(moment,)))
     (lost,) = outcome.store.texts("lost")
-    assert lost == "worker-1 starts again; 2 portions of data that it held can be had by all again"
+    assert lost == "worker-1 starts again; 2 portions of its data can be leased again"
 
 
 def test_a_worker_that_dies_again_and_again_ends_the_run_with_a_reason():

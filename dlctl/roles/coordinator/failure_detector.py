@@ -470,7 +470,7 @@ class FailureDetector(Part):
             self._give_up(worker, last_error(status, last_lines), now)
         else:
             worker.back_off(now)
-            again = f"; {plural(portions, 'portion')} of data that it held can be had by all again"
+            again = f"; {plural(portions, 'portion')} of its data can be leased again"
             text = f"{worker.name} starts again{again if portions else ''}"
             self.context.event("lost", worker.name, text, code="daemon-restarting")
 

@@ -276,7 +276,7 @@ class Daemon:
 def describe_exit(status: int, cause: str = "") -> str:
     """An exit status in words, with what is known (and never guessed) of why a signal came."""
     if status == STATUS_UNKNOWN:
-        return "gone; nobody saw how it ended"
+        return "gone, exit unknown"
     text = exit_in_words(status)
     return f"{text} ({cause})" if status < 0 and cause else text
 

@@ -321,7 +321,7 @@ class Computing:
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
         """A NaN would stay in the residual for ever: a poisoned gradient never gets that far."""
         self.bad_gradients.of_no_use(f"{event.odd}, {portion.in_words(number)}")
-        self.context.note("warning", f"of no use, not pushed: {self.bad_gradients.last}")
+        self.context.note("warning", f"discarded, not pushed: {self.bad_gradients.last}")
 
     def _report_failed(self, failed: Iterable[FailedSample], portion: Portion, now: float) -> None:
         """Samples that could not be loaded: the coordinator counts those of all workers."""
