@@ -12,9 +12,9 @@ from manifests import whole
 from dlctl.errors import DlctlError
 from dlctl.runs import checkpoints, lineage, manifest
 from dlctl.runs.database import RunDb
-from dlctl.util.text import NO_USE, NO_WORKER, REFUSED
+from dlctl.util.text import DISCARDED, NO_WORKER, REFUSED
 
-RUINED = f"{NO_WORKER}: worker-1: {NO_USE} for 20 steps in a row"
+RUINED = f"{NO_WORKER}: worker-1: {DISCARDED} for 20 steps in a row"
 LAYOUT = [["w", "trained", [2], "float32", []]]
 
 

@@ -17,9 +17,9 @@ from dlctl import config, jobfile
 from dlctl.ops import ready
 from dlctl.ops.run_directory import Launched
 from dlctl.runs import checkpoints, kept_shards, lineage, lock
-from dlctl.util.text import NO_USE, NO_WORKER
+from dlctl.util.text import DISCARDED, NO_WORKER
 
-REASON = f"{NO_WORKER}: worker-1: {NO_USE} for 20 steps in a row"
+REASON = f"{NO_WORKER}: worker-1: {DISCARDED} for 20 steps in a row"
 ACCURACY = {"accuracy": 0.9778, "step": 55}
 
 
@@ -60,7 +60,7 @@ def test_a_rate_that_was_set_live_is_forgotten_by_the_other_way(failed, dlctl_co
 
 
 def test_logs_of_the_failed_end_with_what_to_do(failed, dlctl_command):
-    failed.daemon("worker-1", state="quarantined", incarnation=1, error=NO_USE)
+    failed.daemon("worker-1", state="quarantined", incarnation=1, error=DISCARDED)
     shown = dlctl_command("logs", "--failed")
     assert "dlctl recover -j ruined-7f3a --from-checkpoint" in shown.err
 

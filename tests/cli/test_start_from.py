@@ -16,7 +16,7 @@ from dlctl import jobfile
 from dlctl.errors import DlctlError
 from dlctl.ops import graft
 from dlctl.runs import checkpoints, database, paths
-from dlctl.util.text import NO_USE, NO_WORKER
+from dlctl.util.text import DISCARDED, NO_WORKER
 
 KILLED_AFTER = """
 import os, sys
@@ -65,7 +65,7 @@ def test_a_checkpoint_of_a_model_that_may_be_ruined_is_said_to_be_one(
     job, play, run_directory, dlctl_command
 ):
     play("start", "ready", "forever")
-    failure = f"{NO_WORKER}: {NO_USE} in 3 steps in a row"
+    failure = f"{NO_WORKER}: {DISCARDED} in 3 steps in a row"
     source = save(run_directory("old-0001"), step=30, number=4, failure=failure)
     code, _, err = dlctl_command("start", "--from", str(source), "job.toml")
     told = "checkpoint 4 was saved when the run failed: the model may be ruined"

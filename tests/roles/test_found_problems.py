@@ -12,7 +12,7 @@ from dlctl.roles.coordinator import problems
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.requests import RUN_BYTES, shortened
 from dlctl.util.names import HOME_AGENT, NO_ROOM
-from dlctl.util.text import BLAMED, ENDED_BY_ITSELF, KILLED, NO_USE, NO_WORKER
+from dlctl.util.text import BLAMED, DISCARDED, ENDED_BY_ITSELF, KILLED, NO_WORKER
 
 NOW = 1000.0
 AGENTS = [HOME_AGENT, "agent-1"]
@@ -75,8 +75,8 @@ OF_ONE_DAEMON: list[tuple[dict[str, Any], str, float | None, dict[str, Any]]] = 
      {"exit": "exit 3", "in_row": 4, "restarts": 4, **TASK}),
     ({"state": "backoff", "last_exit": LOOP | {"in_row": 1}}, "daemon-restarting", -90.0,
      {"exit": "exit 3", **TASK}),
-    ({"state": "quarantined", "error": NO_USE}, "daemon-quarantined", None,
-     {"error": NO_USE, "cause": "not finite"}),
+    ({"state": "quarantined", "error": DISCARDED}, "daemon-quarantined", None,
+     {"error": DISCARDED, "cause": "not finite"}),
     ({"state": "quarantined", "error": BY_ITSELF, "last_exit": LOOP},
      "daemon-quarantined", -90.0,
      {"error": BY_ITSELF, "exit": "exit 3", "in_row": 4, **TASK}),
@@ -191,7 +191,7 @@ def test_the_slowest_of_a_barrier_is_waited_for_by_all() -> None:
     found = {problem.daemon: problem for problem in run.find()}
     assert found["worker-2"].code == "worker-stuck"
     assert found["server-0"].facts["waiting_for"] == "worker-2"
-    assert found["worker-1"].facts["waiting_for"] == "server-0, worker-2"
+    assert found["worker-1"].facts["waiting_for"] == "worker-2, server-0"
     assert {found[name].code for name in ("server-0", "worker-0", "worker-1")} == {"daemon-waiting"}
 
 
@@ -288,7 +288,7 @@ def test_problems_fit_into_an_answer_about_the_run() -> None:
     [
         ("server-0: boom", {}),
         ("worker-0: task.loss raised KeyError: 7 (/x/train.py:45)", {"place": "/x/train.py:45"}),
-        (f"{NO_WORKER}: worker-0: {NO_USE} for 20 steps in a row", {"cause": "not finite"}),
+        (f"{NO_WORKER}: worker-0: {DISCARDED} for 20 steps in a row", {"cause": "not finite"}),
         (f"{NO_WORKER}: worker-0: {ENDED_BY_ITSELF} (exit 3)", {"cause": "task"}),
     ],
 )

@@ -51,7 +51,7 @@ class BadGradients:
         self.steps_in_row = 0
         self._batches.append((step, where))
 
-    def of_no_use(self, what: str) -> None:
+    def discard(self, what: str) -> None:
         self.steps += 1
         self.steps_in_row += 1
         self.last = what

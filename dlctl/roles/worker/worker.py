@@ -80,7 +80,7 @@ from dlctl.roles.worker.services.taking_over import Sharing
 from dlctl.roles.worker.settings import WorkerSettings
 from dlctl.roles.worker.shard_client import Fenced, Identity
 from dlctl.roles.worker.training import StallDetector, Training
-from dlctl.util.text import NO_USE, REFUSED
+from dlctl.util.text import DISCARDED, REFUSED
 from dlctl.vector import copy_into, to_host
 
 PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUNNING, STEPPING}
@@ -256,7 +256,7 @@ class Worker:
         bad = self.training.bad_gradients
         if bad.steps_in_row >= self.job.workers.nonfinite_steps_max:
             self._leave_poisoned(
-                f"{NO_USE} for {bad.steps_in_row} steps in a row",
+                f"{DISCARDED} for {bad.steps_in_row} steps in a row",
                 f"last: {bad.last}. A smaller lr or inner.lr may help; nothing was pushed.",
             )
         elif bad.pushes_in_row >= self.job.workers.refused_pushes_max:

@@ -55,6 +55,8 @@ STUCK_OPERATIONS = 3.0
 """The same of an operation of an engine, beside the longest one so far: they are not alike."""
 LONG_S_MIN, LONG_BATCHES = 2.0, 3.0  # One that is long is no fault yet.
 
+NAMED_IN_ROW = 3
+"""Discarded gradients, one after the other, of which the log has a line each."""
 RUNNING = "running its engine"
 STEPPING = "making a step"
 
@@ -320,8 +322,11 @@ class Computing:
 
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
         """A NaN would stay in the residual for ever: a poisoned gradient never gets that far."""
-        self.bad_gradients.of_no_use(f"{event.odd}, {portion.in_words(number)}")
-        self.context.note("warning", f"discarded, not pushed: {self.bad_gradients.last}")
+        self.bad_gradients.discard(f"{event.odd}, {portion.in_words(number)}")
+        more = NAMED_IN_ROW - self.bad_gradients.steps_in_row
+        if more >= 0:
+            rest = "" if more else "; the next ones in a row are only counted"
+            self.context.note("warning", f"discarded, not pushed: {self.bad_gradients.last}{rest}")
 
     def _report_failed(self, failed: Iterable[FailedSample], portion: Portion, now: float) -> None:
         """Samples that could not be loaded: the coordinator counts those of all workers."""
