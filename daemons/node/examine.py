@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from daemons.node.firewalls import firewall
 from daemons.node.look import SHARED_MEMORY, free_bytes, versions
 from daemons.node.requests import Request, check, field, full_path, root
 from dlctl.errors import DlctlError
@@ -36,10 +37,6 @@ cuda = torch.cuda.is_available()
 print(json.dumps([torch.__version__, torch.version.cuda or "", torch.cuda.device_count() * cuda]))
 """
 SMI = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-FIREWALLS = ("firewall-cmd", "ufw", "nft", "iptables")
-"""Tools that say how a port is opened."""
-SBIN = "/usr/sbin:/sbin:/usr/bin:/usr/local/sbin"
-"""Not all of it is in everybody's PATH."""
 LOGIND = Path("/etc/systemd/logind.conf")
 LINGER = Path("/var/lib/systemd/linger")
 BOOTED = Path("/run/systemd/system")
@@ -70,7 +67,7 @@ def examine(request: Request) -> dict[str, Any]:
             "cores": cores.usable(),
             "gpu": _gpu(),
             "addresses": _addresses(),
-            "firewall": next((tool for tool in FIREWALLS if shutil.which(tool, path=SBIN)), ""),
+            "firewall": firewall(),
             "logout": _logout(),
         }
     except BaseException:

@@ -25,10 +25,16 @@ def cannot_listen(address: str, error: zmq.ZMQError) -> DlctlError:
 
 def _holder(address: str) -> str:
     """ " (held by pid 123, nginx)" for a TCP port, if we may know."""
-    from daemons.node.owners import owner_of
+    import psutil
 
     port = address.rpartition(":")[2]
     if not address.startswith("tcp:") or not port.isdigit():
         return ""
-    owner = owner_of(int(port))
-    return f" (held by pid {owner['pid']}, {owner['command'][0]})" if owner else ""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == int(port):
+                name = psutil.Process(connection.pid).name() if connection.pid else "unknown"
+                return f" (held by pid {connection.pid}, {name})"
+    except (psutil.Error, OSError):
+        return ""
+    return ""

@@ -31,6 +31,12 @@ def keys(job: JobFile, place: str) -> Finding | None:
     )
 
 
+def firewall(need: Need, facts: Facts) -> Finding:
+    """What there is; whether it is in the way, only connections show."""
+    found = facts["firewall"]
+    return Finding(need.name, "firewall", OK, str(found["words"]), facts=found)
+
+
 # ---------------------------------------------------------------- listening
 
 
@@ -153,7 +159,7 @@ def _speed(reached: Facts) -> str:
 
 
 def _open_door(facts: Facts, port: int, source: str, fixed_port: bool) -> str:
-    """How to let somebody in, in the words of the first tool for it that is there."""
+    """How to let somebody in, in the words of the firewall that is there."""
     if not fixed_port:
         return (
             "set port in [network], so that the ports are always the same, and open these there "
@@ -161,11 +167,11 @@ def _open_door(facts: Facts, port: int, source: str, fixed_port: bool) -> str:
         )
     commands: dict[str, Any] = {
         "ufw": f"ufw allow {port}/tcp",
-        "firewall-cmd": f"firewall-cmd --permanent --add-port={port}/tcp && firewall-cmd --reload",
+        "firewalld": f"firewall-cmd --permanent --add-port={port}/tcp && firewall-cmd --reload",
         "nft": f"nft insert rule inet TABLE CHAIN tcp dport {port} accept",
         "iptables": f"iptables -I INPUT -p tcp --dport {port} -j ACCEPT",
     }
-    known = commands.get(facts.get("firewall", ""))
+    known = commands.get(str(facts.get("firewall", {}).get("family", "")))
     return f"open port {port} there for {source}" + (f": {known}" if known else "")
 
 

@@ -77,6 +77,16 @@ def still_set(snapshot: Snapshot, before: Json, after: Json) -> Json:
     return {name: own for name, own in kept.items() if own}
 
 
+def overruled(snapshot: Snapshot, settings: Json) -> Json:
+    """Daemon -> the live settings of an ended run that are not among these."""
+    known = snapshot.run.get("settings")
+    return {
+        name: {key: value for key, value in own.items() if key not in settings.get(name, {})}
+        for name, own in (known.items() if isinstance(known, dict) else ())
+        if isinstance(own, dict)
+    }
+
+
 def settings_in_words(settings: Json) -> list[str]:
     """Live settings of daemons, as in "lr=0.05 of server-0", those that are alike together."""
     owners: dict[str, list[str]] = {}

@@ -123,6 +123,7 @@ def _of_machine(
         with understood(need.name):
             yield from software.findings(need, facts, here or facts)
             yield from resources.findings(need, facts)
+            yield network.firewall(need, facts)
             yield from network.listening(need, facts, visit.places, run_of)
     except DlctlError as error:
         yield _fault(need.name, "facts", error)

@@ -114,6 +114,10 @@ def _act(
         notes.warn(cost)
     if manifest.is_doubtful(case.checkpoint[1]):
         notes.warn(f"that was saved when the run failed: {cases.RUINED}")
+    changed = "; ".join(change.text() for change in case.changes)
+    if changed:
+        notes.note(f"changed in the job file: {changed}")
+        cost = f"{cost}; changed: {changed}" if cost else f"changed: {changed}"
     notes.note(summary)
     return _resume(previous, file, job, content, case.checkpoint[0], cost)
 
@@ -191,6 +195,8 @@ def _resume(
     settings = changes.still_set(previous, read_job(directory), content)
     for told in changes.settings_in_words(settings):
         notes.note(f"still set: {told}; --fresh or the job file drops it")
+    for told in changes.settings_in_words(changes.overruled(previous, settings)):
+        notes.note(f"no longer set: {told}; the job file counts")
     row = run_directory.first_row(directory, select.job_file(file), job, checkpoint)
     files = run_directory.job_files(file, content)
     return run_directory.resume(previous, {**row, "settings": settings}, checkpoint, cost, files)

@@ -28,7 +28,7 @@ HERE_FACTS: dict[str, Any] = {
     "cores": 16,
     "gpu": {"has_tool": True, "devices": ["H200, 570.1"], "problem": ""},
     "addresses": {"lo": ["127.0.0.1"], "eth0": ["10.0.0.2"]},
-    "firewall": "ufw",
+    "firewall": {"family": "ufw", "is_active": True, "words": "ufw is active"},
     "logout": {"kills": False, "removes_ipc": False},
     "torch": {"version": "2.10.0+cu128", "cuda": "12.8", "devices": 1},
 }
