@@ -100,7 +100,7 @@ def test_a_stopped_job_goes_on_from_its_checkpoint(job, own_place, play, dlctl_c
     assert f"resumes {first['run_id']} from step 50; --fresh starts a new run" in err
     assert "still set: lr=0.05 of server-0" in err
     assert "still set: push=1 MB/s of worker-0" in err
-    assert "fetch=" not in err
+    assert "no longer set: fetch=2 MB/s of worker-0; the job file counts" in err
     assert the_run(own_place)["settings"] == {"server-0": {"lr": 0.05}, "worker-0": {"push": 1e6}}
     second = the_run(own_place)
     assert second["resume"] == first["checkpoint"]["path"]

@@ -468,7 +468,8 @@ def test_who_says_for_ever_that_it_evaluates_is_given_up_when_that_was_said() ->
     latest = EVALUATE_S_MAX + SAVE_S_MAX
     for second in range(1, int(latest) - 1):
         saving.machine.on_deadline(float(second))
-        assert saving.machine.late() == ["worker-1"]
+        assert saving.machine.to_json() == {"at": 0.0, "waiting": "worker-1", "gives_up_at": latest}
+        assert saving.machine.does_without_at() == latest
     saving.machine.on_deadline(latest)
     assert saving.machine.late() == []
     assert [e for e in saving.context.clear() if isinstance(e, CompleteCheckpoint)]

@@ -13,6 +13,7 @@ from simulated import Watcher, job_file
 from dlctl import messages as m
 from dlctl import registry
 from dlctl.machine import Received, Send, Started
+from dlctl.roles.coordinator.shutdown import SAVE_AGAIN_S
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED, Birth
 from dlctl.roles.protocol.effects import LoadArrays
 from dlctl.roles.protocol.files import CheckFile, FileSealed, StillReading
@@ -110,13 +111,30 @@ def test_a_last_checkpoint_that_took_long_to_fail_is_tried_again() -> None:
     job = job_file(workers=2, epochs=1000.0)
     simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=0.05))
     disk = simulation.world.disk
-    disk.save_s = 30.0
+    disk.save_s = 1.5 * SAVE_AGAIN_S
     simulation.request(2.0, "stop", STOP)
     simulation.at(disk.save_s + 1.0, lambda: setattr(disk, "full", 1))
     simulation.at(disk.save_s + 4.0, lambda: setattr(disk, "full", 0))
     outcome = simulation.run()
     assert outcome.state == "stopped"
     assert [bool(row["error"]) for row in outcome.store.checkpoints.values()] == [True, False]
+    assert np.array_equal(saved_weights(outcome), outcome.weights)
+
+
+def test_a_coordinator_that_stood_still_between_last_checkpoints_has_all_of_its_time_to_try():
+    frozen_s = 0.9 * SAVE_AGAIN_S
+    job = job_file(workers=2, epochs=1000.0)
+    simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=0.05))
+    world = simulation.world
+    world.disk.save_s = 1.0
+    simulation.request(2.0, "stop", STOP)
+    for at_s in (2.9, 3.5 + frozen_s + 0.02):  # While it saves.
+        simulation.at(at_s, lambda: world.kill("server-0"))
+    simulation.at(3.5, lambda: world.freeze("coordinator"))
+    simulation.at(3.5 + frozen_s, lambda: world.thaw("coordinator"))
+    outcome = simulation.run()
+    assert outcome.state == "stopped", outcome.reason
+    assert [bool(row["error"]) for row in outcome.store.checkpoints.values()] == [True, True, False]
     assert np.array_equal(saved_weights(outcome), outcome.weights)
 
 

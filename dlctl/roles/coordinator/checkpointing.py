@@ -26,7 +26,7 @@ from dlctl.config import Checkpoints, JobFile
 from dlctl.flat import Layout
 from dlctl.machine import Peer
 from dlctl.messages import Json
-from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import (
     BeginCheckpoint,
     CheckpointBegun,
@@ -44,9 +44,11 @@ SAVE_S_MAX = 120.0
 """Without an answer, or without any bytes of what is on its way from another host, or looked at
 here. A worker that evaluates, as it says itself, has so long when it has ended that, or when it had
 to end it."""
-HANGS_S_MAX = 10.0
+STUCK_S_MAX = 20.0
 """The same, if only workers are waited for that hang, as they say themselves, and do not save. One
 that hangs with all of its steps pushed can save nevertheless: it begins at once, and says so."""
+GIVEN_UP_S_MAX = 5.0
+"""The same, if these have been waited for before, while draining."""
 Finished = Callable[[Json], None]
 """Called with the checkpoint's row; its "error" is "" if it is complete."""
 
@@ -65,8 +67,10 @@ class _Current:
     coming: dict[str, str] = field(default_factory=dict)
     """Whose file is on its way from another host, and its name here."""
     heard_at: float = 0.0
-    """When they were asked, the newest answer came, or bytes of what is on its way or looked at, or
-    a worker that is waited for said last that it evaluates."""
+    """When they were asked, or the newest answer came, or bytes of what is on its way or looked at.
+    """
+    evaluated_at: float = 0.0
+    """When a worker that is waited for said last that it evaluates."""
     saved: dict[str, m.Saved] = field(default_factory=dict)
     without: set[str] = field(default_factory=set)
     """Workers whose files will not come, although they had something to save."""
@@ -90,6 +94,7 @@ class Checkpointing:
     _since: float = field(default=0.0, init=False)
     """The newest attempt, or when the workers were let loose."""
     _next_at: float | None = field(default=None, init=False)
+    _given_up: set[str] = field(default_factory=set, init=False)
 
     @property
     def active(self) -> bool:
@@ -114,12 +119,23 @@ class Checkpointing:
             return self._next_at
         if current.directory and not self.late():
             return None
-        return max(current.begun, current.heard_at) + self._limit_s(current)
+        since = max(current.begun, current.heard_at, current.evaluated_at)
+        return since + self._limit_s(current)
 
     def _limit_s(self, current: _Current) -> float:
-        late = [d for d in map(self.members.get, current.missing) if d is not None]
-        only_hang = bool(late) and all(d.hangs and not d.saves(current.number) for d in late)
-        return HANGS_S_MAX if only_hang and not current.coming else SAVE_S_MAX
+        late = [self.members.get(name) for name in current.missing]
+        if current.coming or not late or not all(self._hangs(current, d) for d in late):
+            return SAVE_S_MAX
+        if current.error:
+            return 0.0  # Nothing comes of it any more.
+        return GIVEN_UP_S_MAX if current.missing <= self._given_up else STUCK_S_MAX
+
+    def _hangs(self, current: _Current, daemon: Daemon | None) -> bool:
+        """Whether it can hardly save: it hangs, or has steps that no shard takes any more."""
+        if daemon is None or daemon.saves(current.number):
+            return False
+        was_late = current.is_last and daemon.name in self._given_up
+        return daemon.hangs or (was_late and daemon.phase in ("pushing", "fetching"))
 
     def _evaluates(self, current: _Current) -> bool:
         """Whether only workers are waited for, and one of them cannot save before it has ended an
@@ -128,11 +144,20 @@ class Checkpointing:
         late = [d for d in map(self.members.get, current.missing) if d is not None]
         return all(d.role == "worker" for d in late) and any(d.evaluates for d in late)
 
+    def _gives_up_at(self, current: _Current) -> float | None:
+        """When those are given up that it waits for, at the latest."""
+        until = self.deadline()
+        if until is not None and self._evaluates(current):
+            return max(until, current.begun + EVALUATE_S_MAX + SAVE_S_MAX)
+        return until
+
     def does_without_at(self) -> float | None:
-        """When those are given up that it waits for, if they can hardly answer."""
+        """When those are given up that it waits for, if they can hardly answer, or not before."""
         current = self._current
-        hang = current is not None and self._limit_s(current) == HANGS_S_MAX
-        return self.deadline() if hang else None
+        if current is None:
+            return None
+        is_usual = self._limit_s(current) == SAVE_S_MAX and not self._evaluates(current)
+        return None if is_usual else self._gives_up_at(current)
 
     def is_due(self, now: float) -> bool:
         return self._current is None and self._next_at is not None and self._next_at <= now
@@ -156,8 +181,8 @@ class Checkpointing:
         """{"at": seconds, "waiting": names, "gives_up_at": seconds or None} of a present one."""
         if self._current is None:
             return None
-        waiting = self.waiting()
-        return {"at": self._current.begun, "waiting": waiting, "gives_up_at": self.deadline()}
+        until = self._gives_up_at(self._current)
+        return {"at": self._current.begun, "waiting": self.waiting(), "gives_up_at": until}
 
     def begin(
         self, step: int, manifest: Json, now: float, listener: Finished | None,
@@ -282,6 +307,10 @@ class Checkpointing:
             current.without.add(name)
         self._complete_if_all(now)
 
+    def give_up(self, names: list[str]) -> None:
+        """These workers have not drained in time: they are not waited for so long again."""
+        self._given_up |= set(names)
+
     def on_host_gone(self, names: list[str], now: float) -> None:
         """The host of these is away: what a worker has saved there will not come, either."""
         current = self._current
@@ -297,7 +326,7 @@ class Checkpointing:
         if current is None:
             return
         if now < current.begun + EVALUATE_S_MAX and self._evaluates(current):
-            current.heard_at = now
+            current.evaluated_at = now
         until = self.deadline()
         if until is None or now < until:
             return

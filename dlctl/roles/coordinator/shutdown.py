@@ -33,9 +33,8 @@ DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, L
     "draining", "evaluating", "saving", "finishing", "recording", "shutting down", "collecting",
     "leaving", "over",
 )  # fmt: skip
-SAVES_MAX, SAVE_PAUSE_S = 10, 2.0
-"""Attempts at the last checkpoint, and the pause between them: disks are emptied, and a server may
-have died in the midst of one."""
+SAVE_AGAIN_S, SAVE_PAUSE_S = 20.0, 2.0
+"""A last checkpoint that fails is tried again for so long, with pauses: disks are emptied."""
 SAVE_MORE_S = 5.0
 """For the manifest, when all files are there or were given up."""
 EVALUATIONS_MAX = 2
@@ -81,9 +80,12 @@ class RunShutdown:
     _keeps_state: bool = field(default=False, init=False)
     """It could not be put on record: what the servers have may be needed."""
     _killed: bool = field(default=False, init=False)
-    _saves: int = field(default=0, init=False)
-    """Attempts at the last checkpoint."""
+    _saved: bool = field(default=False, init=False)
+    """The last checkpoint has been begun, or there is nothing to save."""
     _evaluations_left: int = field(default=0, init=False)
+    _save_until: float | None = field(default=None, init=False)
+    """No further attempt is made after that; None if none has failed: one may take its time."""
+    _save_again_at: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.steps += [RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
@@ -108,7 +110,7 @@ class RunShutdown:
         elif self.step == EVALUATING:
             self._evaluations_left = EVALUATIONS_MAX
         elif self.step == SAVING:
-            self._saves = 0
+            self._saved, self._save_until = False, None
         elif self.step == RECORDING:
             self.context.do(PutOnRecord())
         elif self.step == COLLECTING:
@@ -173,13 +175,22 @@ class RunShutdown:
         """One that was under way before has not what was pushed since: wait for it to end."""
         if self.step != SAVING or self.checkpointing.active:
             return
-        is_due = self.checkpointing.since_s(now) >= SAVE_PAUSE_S
-        if not self._saves or (self._may_save_again() and is_due):
-            self._saves += 1
+        if not self._saved:
+            self._saved = True
             self.save(now)
-
-    def _may_save_again(self) -> bool:
-        return self._saves < SAVES_MAX and bool(self.checkpointing.last_error)
+            return
+        if not self.checkpointing.last_error:
+            return
+        if self._save_until is None:
+            self._save_until = now + SAVE_AGAIN_S
+        if self._save_again_at is None:
+            if now < self._save_until:
+                self._save_again_at = now + SAVE_PAUSE_S
+        elif now >= self._save_again_at:
+            # It comes late if we stood still, which was no time to try in.
+            self._save_until += now - self._save_again_at
+            self._save_again_at = None
+            self.save(now)
 
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""
@@ -200,9 +211,10 @@ class RunShutdown:
         if self.step in (EVALUATING, FINISHING):
             return [self.evaluations.worker] if self.evaluations.worker else []
         if self.step == SAVING:
-            if self._saves and not self.checkpointing.active:
-                again = f"another attempt: {self.checkpointing.last_error}"
-                return [again] if self._may_save_again() else []
+            if self._save_again_at is not None:
+                return [f"another attempt: {self.checkpointing.last_error}"]
+            if self._saved and not self.checkpointing.active:
+                return []
             return self._saving()
         if self.step == RECORDING:
             return self._unrecorded()
@@ -280,6 +292,8 @@ class RunShutdown:
             return True
         late = self.pending()
         self.context.event("late", "", f"{self.step}: gave up waiting for {', '.join(late)}")
+        if self.step == DRAINING:
+            self.checkpointing.give_up(late)
         self._keeps_state |= self.step == RECORDING
         return True
 
@@ -299,8 +313,8 @@ class RunShutdown:
 
     def _look_at_the_last_checkpoint(self, is_killed: bool) -> None:
         """Without it the shards are all there is: they stay, and the run can go on with them."""
-        error = self.checkpointing.last_error if self._saves else ""
-        if not is_killed and (not self._saves or self.checkpointing.active):
+        error = self.checkpointing.last_error if self._saved else ""
+        if not is_killed and (not self._saved or self.checkpointing.active):
             error = f"gave up waiting for {', '.join(self._saving())}"
         if error and self.keeps_shards and self.state != "failed":
             self.reason = f"{self.reason}, but its last checkpoint failed: {error}"
