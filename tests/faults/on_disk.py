@@ -87,7 +87,9 @@ def fill_disk(trial: Trial, job: Job) -> Incident:
         incident.require(ended.code != 0, "dlctl checkpoint says that all is well")
         incident.require("No space left" in ended.err, f"dlctl checkpoint says {ended.err[:200]}")
         if ended.code != 0:
-            judge_failed_checkpoint(job, before, ("No space left", "! disk "), incident)
+            judge_failed_checkpoint(
+                job, before, ("No space left", "[disk-full]", "[coordinator-unwritable]"), incident
+            )
     finally:
         filler.unlink(missing_ok=True)
     healed = time.monotonic()
