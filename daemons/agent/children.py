@@ -19,7 +19,7 @@ from daemons.loop import Loop
 from dlctl.launch import local
 from dlctl.launch.base import Credentials
 from dlctl.roles.agent.agent import ProcessStarted
-from dlctl.roles.coordinator.membership import UNSAID
+from dlctl.roles.coordinator.crash_loops import UNSAID
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs import paths

@@ -10,12 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from daemons import parent_watch, process
+from daemons.coordinator import exports
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.directories import Directories
 from daemons.coordinator.past import apply_recovery, read_past
-from daemons.coordinator.records import Records, begin_exporters
-from daemons.files.file_receiver import FileReceiver, Mirrored
+from daemons.coordinator.records import Records
+from daemons.files.file_receiver import FileReceiver
 from daemons.files.file_sender import AT_HOME, FileSender
+from daemons.files.log_mirror import Mirrored
 from daemons.loop import Loop
 from dlctl import registry
 from dlctl.control import keys
@@ -75,7 +77,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
         address = addresses.of_coordinator(directory.name, job).bind
     control = loop.transport.listen(address, CONTROL_FRAME_BYTES_MAX)
     records = Records(directory, db, loop)
-    records.exporters = begin_exporters(directory, job, loop)
+    records.exporters = exports.begin(directory, job, loop)
     Directories(directory, db, loop)
     FileSender(loop, directory, COORDINATOR, AT_HOME)
     FileReceiver(loop, directory)

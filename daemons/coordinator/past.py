@@ -6,7 +6,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from daemons.files.file_receiver import sizes
+from daemons.files.log_mirror import sizes
 from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.messages import Json

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from daemons.loop import Loop
-from dlctl.config import JobFile
 from dlctl.launch import base
 from dlctl.machine import Send
 from dlctl.messages import Json
@@ -28,7 +27,7 @@ from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.protocol.effects import OnRecord, Unwritten
 from dlctl.runs.database import RunDb
 from dlctl.runs.series import Series
-from dlctl.util import extras, processes
+from dlctl.util import processes
 from dlctl.util.names import HOME_AGENT
 
 log = logging.getLogger("dlctl")
@@ -270,55 +269,3 @@ def _shift(value: Any, offset_s: float) -> Any:
         is_number = isinstance(item, (int, float)) and not isinstance(item, bool)
         shifted[key] = item + offset_s if is_time and is_number else _shift(item, offset_s)
     return shifted
-
-
-class Guarded:
-    """An exporter that fails is one that there is none of any more: no run is to end by it."""
-
-    def __init__(self, exporter: Exporter) -> None:
-        self._exporter: Exporter | None = exporter
-
-    def add_row(self, at: float, name: str, step: int, values: Json) -> None:
-        self._do(lambda exporter: exporter.add_row(at, name, step, values))
-
-    def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
-        self._do(lambda exporter: exporter.take_snapshot(run, daemons))
-
-    def close(self) -> None:
-        self._do(lambda exporter: exporter.close())
-
-    def _do(self, what: Callable[[Exporter], None]) -> None:
-        if self._exporter is None:
-            return
-        try:
-            what(self._exporter)
-        except Exception:  # whatever it is, of whichever library
-            log.exception("%s has failed; training goes on", type(self._exporter).__name__)
-            self._exporter = None
-
-
-def begin_exporters(directory: Path, job: JobFile, loop: Loop) -> list[Exporter]:
-    """What takes the run's figures elsewhere, as `[log]` of the job file asks for.
-
-    Whoever started the run was told of a missing package before; without one that has been
-    removed since, training goes on.
-    """
-    found: list[Exporter] = []
-    if job.log.tensorboard and _is_there("tensorboard"):
-        from daemons.coordinator.tensorboard import TensorBoard
-
-        found.append(Guarded(TensorBoard(directory)))
-    if job.log.prometheus_port and _is_there("prometheus"):
-        from daemons.coordinator.prometheus import Prometheus
-
-        served = Prometheus(directory.name, job)
-        loop.chores.append(served.listen_if_due)
-        found.append(Guarded(served))
-    return found
-
-
-def _is_there(extra: str) -> bool:
-    if extras.is_there(extra):
-        return True
-    log.warning("nothing for %s: its package is gone; %s", extra, extras.how_to_install(extra))
-    return False

@@ -8,28 +8,21 @@ or not there.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from daemons import logs
 from daemons.loop import Loop
 from daemons.process import reason_of
 from dlctl.roles.protocol.files import (
-    LOGS,
     CheckFile,
     DiscardFile,
     FileSealed,
-    MirrorFailed,
-    ReplaceFile,
-    RotateLog,
     SealFile,
     StillReading,
     TakeBytes,
-    TakeLog,
 )
 from dlctl.runs import checkpoints
 from dlctl.util.fsync import sync_directory
@@ -145,66 +138,3 @@ def write(descriptor: int, data: bytes, offset: int) -> None:
     while left:
         written = os.pwrite(descriptor, left, offset)
         left, offset = left[written:], offset + written
-
-
-log = logging.getLogger("dlctl")
-
-
-class Mirrored:
-    """Logs and ack records of other hosts, as they come into the run directory.
-
-    They are small pieces, and nothing depends on them: they are written by the loop and not flushed
-    to the disk.
-    """
-
-    def __init__(self, loop: Loop, root: Path) -> None:
-        """`root`: the run directory."""
-        self.loop = loop
-        self.root = root
-        loop.perform(TakeLog, self._take)
-        loop.perform(RotateLog, self._rotate)
-        loop.perform(ReplaceFile, self._replace)
-
-    def _take(self, effect: TakeLog) -> None:
-        try:
-            path = self._path(effect.file)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            if effect.offset == 0:
-                flags |= os.O_TRUNC  # What is there could not be rotated, and is of another part.
-            descriptor = os.open(path, flags, 0o644)
-            try:
-                write(descriptor, effect.data, effect.offset)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            self.loop.post(MirrorFailed(effect.file, effect.offset, str(error)))
-
-    def _rotate(self, effect: RotateLog) -> None:
-        try:
-            logs.push_back(self._path(effect.file))
-        except OSError as error:
-            log.warning("cannot rotate %s: %s", effect.file, error)
-
-    def _replace(self, effect: ReplaceFile) -> None:
-        """Whole: whoever reads it sees the one before or this one."""
-        try:
-            path = self._path(effect.file)
-            temporary = path.with_name(f".{path.name}.tmp")
-            temporary.write_bytes(effect.data)
-            temporary.replace(path)
-        except OSError as error:
-            self.loop.post(MirrorFailed(effect.file, 0, str(error)))
-
-    def _path(self, file: str) -> Path:
-        path = self.root / file
-        path.parent.mkdir(exist_ok=True)
-        return path
-
-
-def sizes(root: Path) -> dict[str, int]:
-    """Bytes of the logs that are in a run directory, by process: "worker-0.3"."""
-    found = {}
-    for path in (root / LOGS).glob("*.jsonl"):
-        with suppress(FileNotFoundError):  # Just being rotated.
-            found[path.name.removesuffix(".jsonl")] = path.stat().st_size
-    return found

@@ -8,7 +8,8 @@ from daemons import parent_watch, process, signals
 from daemons.files.arrays import files_of
 from daemons.loop import Loop
 from daemons.server import failpoint
-from daemons.server.watching import Watch, choose_storages
+from daemons.server.storages import choose_storages
+from daemons.server.watching import Watch
 from dlctl import registry
 from dlctl.launch import addresses
 from dlctl.messages import Push

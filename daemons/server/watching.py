@@ -12,14 +12,9 @@ import time
 from pathlib import Path
 
 from daemons.process import reason_of
-from daemons.server.disklog import DiskLogs
 from daemons.server.files import TablesInFiles
-from daemons.server.statefile import StateFile
-from dlctl.config import Servers
 from dlctl.errors import DlctlError
-from dlctl.runs import kept_shards
-from dlctl.shards.base import Point, Storages
-from dlctl.shards.memory import InMemory
+from dlctl.shards.base import Storages
 
 log = logging.getLogger("dlctl")
 LOOK_S = 2.0
@@ -60,13 +55,3 @@ def _say_where(place: str) -> None:
         "RemoveIPC=yes of systemd-logind: `loginctl enable-linger` keeps it from doing so",
         place,
     )
-
-
-def choose_storages(run_directory: Path, servers: Servers, point: Point) -> Storages:
-    """The storages of one server of this run. Nothing is opened yet."""
-    if servers.durability == "none":
-        return InMemory()
-    places = kept_shards.places(run_directory, servers)
-    if servers.durability == "disk":
-        return DiskLogs(places[0], point)
-    return StateFile(places, point)

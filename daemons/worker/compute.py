@@ -437,6 +437,7 @@ class ComputeThread:
         return EvaluationRun(effect.evaluation, metrics)
 
 
+log = logging.getLogger("dlctl")
 TEXT_CHARS_MAX = 8_000
 """At most 4 bytes each: they fit into a message's header."""
 

@@ -91,7 +91,7 @@ class IncomingDriver:
 
 
 class MirrorDriver:
-    """Keeps the logs and ack records of other hosts, as `daemons/files/file_receiver.py` does."""
+    """Keeps the logs and ack records of other hosts, as `daemons/files/log_mirror.py` does."""
 
     def __init__(self, process: Process, mirrored: dict[str, bytearray], disk: Disk) -> None:
         self.process = process

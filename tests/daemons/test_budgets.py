@@ -25,8 +25,8 @@ from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.machine import Hush
-from dlctl.roles.protocol.authz import BURST, PER_S, AbuseGuard
 from dlctl.roles.protocol.context import Context
+from dlctl.roles.server.abuse_guard import BURST, PER_S, AbuseGuard
 
 OTHER = "worker-1"
 ANSWER_BYTES = 4 << 20

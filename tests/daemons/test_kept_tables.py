@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from daemons.server import watching
-from daemons.server.watching import Watch, choose_storages
+from daemons.server.storages import choose_storages
+from daemons.server.watching import Watch
 from dlctl.config import Servers
 from dlctl.errors import DlctlError
 from dlctl.optim.plain import Add

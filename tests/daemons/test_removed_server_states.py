@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from daemons.server import disklog, watching
-from daemons.server.watching import Watch, choose_storages
+from daemons.server.storages import choose_storages
+from daemons.server.watching import Watch
 from dlctl import messages as m
 from dlctl.config import Servers
 from dlctl.errors import DlctlError

@@ -17,7 +17,7 @@ from daemons.server import failpoint, statefile
 from daemons.server import files as locked_files
 from daemons.server.files import create_locked, failure
 from daemons.server.statefile import StateFile
-from daemons.server.watching import choose_storages
+from daemons.server.storages import choose_storages
 from dlctl.config import Servers
 from dlctl.errors import DlctlError, UsageError
 from dlctl.runs import kept_shards

@@ -18,8 +18,9 @@ from manifests import whole
 from daemons import logs
 from daemons.files import file_receiver
 from daemons.files.arrays import Away, Files, files_of
-from daemons.files.file_receiver import FileReceiver, Mirrored, sizes
+from daemons.files.file_receiver import FileReceiver
 from daemons.files.file_sender import AT_HOME, ON_HOSTS, FileSender
+from daemons.files.log_mirror import Mirrored, sizes
 from daemons.loop import Loop
 from dlctl import messages as m
 from dlctl.control import keys

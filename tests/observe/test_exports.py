@@ -17,8 +17,8 @@ from recorded import START, row
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from daemons.coordinator import prometheus
+from daemons.coordinator.exports import Guarded
 from daemons.coordinator.prometheus import Prometheus
-from daemons.coordinator.records import Guarded
 from daemons.coordinator.tensorboard import FOLDER, TensorBoard
 from dlctl.config import Job, JobFile, Log
 from dlctl.runs.series import EVALUATION

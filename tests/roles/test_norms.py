@@ -15,7 +15,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Send
 from dlctl.messages import APPLIED, HELD
 from dlctl.optim.sgd import SGD, SGDOptions
-from dlctl.roles.coordinator.quorum import Norms
+from dlctl.roles.coordinator.norms import Norms
 from dlctl.shards.memory import in_memory
 
 

@@ -17,8 +17,8 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.launch import addresses
 from dlctl.machine import Admit, Connect, Note, Received, Send, Started
 from dlctl.messages import Packed
-from dlctl.roles.coordinator.groups import Peers, is_address
 from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.peers import Peers, is_address
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR, Birth

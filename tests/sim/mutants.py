@@ -28,9 +28,10 @@ from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.leases import LeaseScheduler
+from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.persistence import Lasting, Persistence
 from dlctl.roles.coordinator.portions import Leases, PortionPool, Range
-from dlctl.roles.coordinator.quorum import Norms, Quorums
+from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import IssueTerm
 from dlctl.roles.coordinator.registration import Registration
 from dlctl.roles.coordinator.scaling import Scaling

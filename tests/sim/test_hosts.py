@@ -227,7 +227,7 @@ def test_a_stop_while_a_host_is_away_does_not_wait_for_its_worker():
     simulation = on_hosts()
     simulation.at(2.0, lambda: simulation.world.cut_off("agent-3"))
     simulation.request(7.0, "stop", {"checkpoint": True, "grace_s": 20.0, "kill": False})
-    # What is left there ends by itself, long after this: see `dlctl/roles/protocol/context.py`.
+    # What is left there ends by itself, long after this: see `dlctl/roles/protocol/watchdog.py`.
     simulation.checkers = [c for c in simulation.checkers if not isinstance(c, NothingLeft)]
     outcome = simulation.run()
     assert outcome.state == "stopped", outcome.store.texts("state")

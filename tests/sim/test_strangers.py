@@ -18,9 +18,9 @@ from dlctl import messages as m
 from dlctl.machine import Exit, Hush, Received, Send
 from dlctl.messages import MESSAGES, Array, Json, Packed, Signed
 from dlctl.roles.coordinator.leases import Dataset
-from dlctl.roles.protocol.authz import BURST, HUSH_S
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
+from dlctl.roles.server.abuse_guard import BURST, HUSH_S
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Simulation

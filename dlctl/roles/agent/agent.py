@@ -24,14 +24,7 @@ from dlctl.machine import (
     Started,
     StopRequested,
 )
-from dlctl.roles.protocol.context import (
-    COORDINATOR,
-    EXIT_FENCED,
-    REPORT_S,
-    Birth,
-    Context,
-    Watchdog,
-)
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
 from dlctl.roles.protocol.effects import (
     CoordinatorGone,
     ProcessEnded,
@@ -41,6 +34,7 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.protocol.files import BytesRead, ReadBytes, RemoveCopy
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import COORDINATOR_GONE
 

@@ -7,7 +7,7 @@ This file is how its parts meet: a daemon's way from registering to work, and th
 
 All parts read the `RunState`; what they want of the run as a whole they ask of `Control`, which is
 this class. The parts: who is there (`membership`), how they get to know of each other
-(`registration`), what follows when they die (`failure_detector`), who gets which
+(`registration`), what follows when they die (`failure_detector`, `host_failures`), who gets which
 data (`scheduler`, `leases`), live `settings`, who comes and goes (`scaling`), `checkpointing`,
 `evaluations`, the `requests` of the command line, what the next coordinator has to know
 (`persistence`), and how a run comes to its end (`shutdown`).
@@ -39,13 +39,16 @@ from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals, manifest_of
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.failure_detector import FailureDetector, HostFailures
+from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
-from dlctl.roles.coordinator.groups import Groups, Peers
+from dlctl.roles.coordinator.groups import Groups
+from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.leases import BadSamples, Dataset, LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.norms import Norms
+from dlctl.roles.coordinator.peers import Peers
 from dlctl.roles.coordinator.persistence import Persistence
-from dlctl.roles.coordinator.quorum import Norms, Quorums
+from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import (
     CheckpointBegun,
     CheckpointEnded,
@@ -56,8 +59,9 @@ from dlctl.roles.coordinator.records import (
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.requests import Clients, Requests
+from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scaling import Rotation, Scaling
+from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport, Totals

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dlctl import messages as m
-from dlctl import placement
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
@@ -19,151 +18,17 @@ from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.frozen import FrozenParameters
+from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
-from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
-from dlctl.roles.protocol.files import Transfers
+from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
-from dlctl.util.names import HOME_AGENT, NO_ROOM
-from dlctl.util.text import ENDED_BY_ITSELF, grave, plural
-
-
-@dataclass(eq=False)
-class HostFailures(Part):
-    """Hosts that cannot be reached any more: tried again for a while, and then given up.
-
-    An agent on another machine is known by its messages only. When it is silent it is started again
-    over ssh; as long as that fails, its host is away. What runs there goes on by itself, and nobody
-    else may take its place: it may come back with everything that it has. After `host_s` the host
-    is given up. Its workers are started on the others, with new epochs, so that the old ones are
-    fenced should they live. A server's shard is on that host only, so that without it the run ends,
-    and can go on from its checkpoint.
-    """
-
-    scheduler: LeaseScheduler
-    evaluations: Evaluations
-    checkpointing: Checkpointing
-    transfers: Transfers
-    mirror: LogMirror
-    _waits_for: str = field(default="", init=False)
-
-    def __post_init__(self) -> None:
-        self.limit_s = self.run.job.timeouts.host_s
-        self._agents = placement.agents(self.run.job.places)
-
-    def is_known(self, agent: Daemon) -> bool:
-        """Whether this host has been there: then it may come back."""
-        return agent.name != HOME_AGENT and agent.has_worked
-
-    def is_away(self, daemon: Daemon) -> bool:
-        """Whether nobody on its host answers: no order gets there now."""
-        return self.members.agent_of(daemon).given_up_at is not None
-
-    def is_back(self, agent: Daemon) -> None:
-        """Its agent has registered."""
-        agent.has_worked = True
-        agent.given_up_at = None
-
-    def lose(self, agent: Daemon, words: tuple[str, ...], now: float) -> None:
-        """An attempt to reach it has failed, or its agent has fallen silent."""
-        if agent.given_up_at is None:
-            agent.given_up_at = now + self.limit_s
-        if now < agent.given_up_at:
-            agent.back_off(now)
-            if agent.deaths_in_row <= 1:
-                said = "".join(f": {line}" for line in grave(words)[-1:])
-                text = f"{agent.name} on {self.host(agent)} is started again{said}"
-                self.context.event("lost", agent.name, text, code="host-unreachable")
-        else:
-            self._give_up(agent, now)
-
-    def host(self, agent: Daemon) -> str:
-        """Its name in the job file, or what it calls itself if others have chosen it."""
-        host = self._agents[agent.name]
-        if host.launcher == "slurm":
-            return agent.host or "its node"
-        return host.ssh or "this machine"
-
-    def on_event(self, event: AgentWaits | HostsTaken, now: float) -> None:
-        match event:
-            case AgentWaits(name, incarnation, why):
-                agent = self.members.get(name, incarnation)
-                if agent is not None and agent.state == "starting":
-                    self._wait(agent, why, now)
-            case HostsTaken("ending", reason):
-                self.control.end("stopped", reason, now)
-            case HostsTaken("saving", reason):
-                self.context.event("notice", "", f"{reason}: a checkpoint is saved")
-                if self.run.is_working:
-                    self.control.begin_checkpoint(now, None)
-            case HostsTaken("over", reason):
-                self._lose_all(reason, now)
-
-    def _wait(self, agent: Daemon, why: str, now: float) -> None:
-        """The clocks of its start, and of its host's absence, begin when it can be started."""
-        agent.phase = why
-        agent.started_at = agent.heard_at = now
-        if agent.given_up_at is not None:
-            agent.given_up_at = now + self.limit_s
-        if self.run.state == "starting":
-            self.run.started_at = now
-        if why != self._waits_for:
-            self._waits_for = why
-            self.context.event("waits", agent.name, why)
-
-    def _lose_all(self, reason: str, now: float) -> None:
-        """Nobody is there any more who could finish anything, or be told to end."""
-        others = [d for d in self.members.daemons.values() if d.agent != HOME_AGENT]
-        self._gone(others, "gone with its host", now)
-        for daemon in others:
-            daemon.change_state(daemon_states.GIVE_UP)
-            daemon.retry_at = None
-        self.checkpointing.on_host_gone([daemon.name for daemon in others], now)
-        for agent in others:
-            if agent.role == "agent":
-                self._lose_files(agent, reason, now)
-        self.control.end("failed", reason, now, at_once=True)
-
-    def _lose_files(self, agent: Daemon, why: str, now: float) -> None:
-        self.transfers.fail_all(agent.name, why, now)
-        self.mirror.lose(agent.name)
-
-    def _gone(self, daemons: list[Daemon], why: str, now: float) -> None:
-        """They are there no more, and nobody takes their places: the run is about to end."""
-        for daemon in daemons:
-            if daemon.alive:
-                daemon.killed_for = why
-                daemon.ended(STATUS_UNKNOWN, (), now)
-            if daemon.role == "worker":
-                self.scheduler.gone(daemon.index, now)
-            self.evaluations.gone(daemon.name)
-
-    def _give_up(self, agent: Daemon, now: float) -> None:
-        agent.change_state(daemon_states.GIVE_UP)
-        agent.retry_at = None
-        hosted = self.members.hosted_by(agent)
-        servers = [daemon.name for daemon in hosted if daemon.role == "server"]
-        text = f"the host {self.host(agent)} has not been reached for {self.limit_s:.0f} s"
-        self.context.event("lost", agent.name, f"{text}: it is given up")
-        self.checkpointing.on_host_gone([daemon.name for daemon in hosted], now)
-        self._lose_files(agent, text, now)
-        if servers:
-            self._gone(hosted, "given up with its host", now)
-            shards = "its shard is" if len(servers) == 1 else "their shards are"
-            reason = f"{text}, and with it {' and '.join(servers)}: {shards} lost"
-            self.control.end("failed", reason, now)
-            return
-        for worker in hosted:
-            worker.agent = self.members.least_busy()
-            worker.killed_for = "given up with its host"
-            unseen = ProcessEnded(worker.name, worker.incarnation, STATUS_UNKNOWN, ())
-            self.control.process_ended(unseen, now)
-
+from dlctl.util.names import NO_ROOM
+from dlctl.util.text import ENDED_BY_ITSELF, plural
 
 DEATHS_MAX = 20
 """Of a server or an agent in a row, each soon after its start: no restart mends that."""

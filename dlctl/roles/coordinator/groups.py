@@ -8,15 +8,12 @@ member is late for a sum is no failure: it may compute for as long as it lives.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlctl import messages as m
-from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
-from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Control, RunState
 
 Member = tuple[int, int]
@@ -35,7 +32,7 @@ LOST = (
 NO_WAY = (
     "a group needs connections from every host to every other one, at ports that the system "
     "chooses: look at the firewalls, and whether `data` in [[hosts]] is of the right interface; "
-    '"dlctl doctor" says what reaches what'
+    '"dlctl doctor" measures what reaches what'
 )
 
 
@@ -231,98 +228,3 @@ class Groups:
         times = [t for t in (self._again_at, self._note_by) if t is not None]
         is_at_work = self.is_wanted and self.run.state not in ("pending", "starting")
         return min(times) if times and is_at_work else None
-
-
-_TCP = re.compile(
-    r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9]{1,15})?\]):([0-9]{1,5})"
-)
-_OTHER = re.compile(r"(?:ipc|sim)://[^\x00-\x1f\x7f]+")
-"""Sockets of this machine, and the simulator's."""
-_OTHER_BYTES_MAX = 6 + 107
-"""The kernel takes no longer path of a socket."""
-
-
-def is_address(text: str) -> bool:
-    """Whether somebody may be told to connect there. libzmq would take port 99999 as well, and
-    raises for what it does not know: one worker's word could end all others.
-    """
-    if found := _TCP.fullmatch(text):
-        return 1 <= int(found[1]) <= 65535
-    is_short = len(text.encode(errors="replace")) <= _OTHER_BYTES_MAX
-    return is_short and _OTHER.fullmatch(text) is not None
-
-
-class Peers:
-    """Who takes part, told to all workers: their slots, epochs, and where they listen.
-
-    Every list has a number, and the newest counts. A worker is told before it begins, and whenever
-    somebody joins, leaves, dies or is replaced.
-    """
-
-    def __init__(self, run: RunState, control: Control) -> None:
-        self.run = run
-        self.control = control
-        self._number = 0
-        """Of the newest list: workers go by that."""
-        shape = run.algorithm.shape
-        self.has_links = "peers" in shape.links
-        self._keeps_drained = shape.model == "mean"
-        """Their models are part of the run's."""
-        has_model = bool({"peers", "memory"} & shape.links) and shape.model != "tables"
-        self._hands_on = has_model and "group" not in shape.links
-        """Who joins gets its model from those that take part."""
-        self._has_members = False
-        self._list: tuple[tuple[int, int, str, bool], ...] | None = None
-        """Slot, epoch, address, and whether it takes part."""
-        self._told: dict[str, tuple[int, int]] = {}
-        """Worker -> its incarnation, and the list that it was sent last."""
-
-    def on_listening(self, peer: Peer, message: m.Listening, now: float) -> None:
-        """Raises RemoteProtocolError for what is no address, or where nobody is to be asked."""
-        if not self.has_links or not is_address(message.address):
-            raise RemoteProtocolError("nobody is told to connect there")
-        worker = self.run.members.worker(message.slot, message.epoch)
-        if worker is None or worker.peer != peer:
-            return
-        worker.address = message.address
-        self.run.context.send(peer, m.ListeningNoted(message.slot, message.epoch))
-        self.advance(now)
-
-    def advance(self, now: float) -> None:
-        """Send the list to whoever has not been told of it."""
-        members = self.run.members
-        slots = set(members.live_slots())
-        self._has_members |= bool(slots)
-        if self._hands_on and self._has_members and not slots and self.run.shutdown is None:
-            self.control.end("failed", LOST, now, at_once=True)
-            return
-        workers = members.of_role("worker")
-        rows = tuple(
-            (d.index, d.term, d.address, d.index in slots)
-            for d in workers
-            if d.alive and d.model_ready and (self._keeps_drained or not d.drained)
-        )
-        if rows != self._list:
-            self._list, self._number = rows, self.run.context.next_number()
-        for worker in workers:
-            if worker.alive and worker.model_ready:
-                self._tell(worker, now)
-            elif worker.name in self._told:
-                self._forget(worker.name)
-
-    def _tell(self, worker: Daemon, now: float) -> None:
-        told = (worker.incarnation, self._number)
-        if self._told.get(worker.name) == told:
-            return
-        self._told[worker.name] = told
-        keyring = self.run.keyring
-        columns = zip(*self._list, strict=True) if self._list else ((), (), (), ())
-        slots, epochs, addresses, take_part = columns
-        joining = tuple(slot for slot, at_work in zip(slots, take_part, strict=True) if not at_work)
-        keys = tuple(keyring.public(f"worker-{slot}") if self.has_links else "" for slot in slots)
-        message = m.Peers(self._number, slots, joining, epochs, addresses, keys)
-        self.run.context.ask(("peers", worker.name), worker.name, message, now)
-
-    def _forget(self, name: str) -> None:
-        del self._told[name]
-        self.run.context.retries.drop(("peers", name))

@@ -13,79 +13,19 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from dlctl.errors import NotPermitted, Unreachable, VersionMismatch
 from dlctl.machine import Peer
 from dlctl.messages import Json
-from dlctl.roles.coordinator import daemon_states
-from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
+from dlctl.roles.coordinator import crash_loops, daemon_states
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
-from dlctl.util.text import ALIKE_LIFE_S, BLAMED, NO_WORKER, ordinal
+from dlctl.util.text import NO_WORKER
 from dlctl.util.values import exit_in_words
-
-UNSAID = "without a word"
-"""The cause of an exit that no log tells of: dlctl writes down that it ends, and with what code."""
-_OF_DLCTL = frozenset(
-    (
-        EXIT_FENCED, EXIT_POISONED, EXIT_RESTART,
-        NotPermitted.exit_code, Unreachable.exit_code, VersionMismatch.exit_code,
-    )
-)  # fmt: skip
-"""Codes that say something of other processes, or of the network, and nothing of the task."""
-_CRASHES = frozenset((-4, -5, -6, -7, -8, -11, -31))
-"""SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS: what a process does to itself."""
-
-
-def ends_by_itself(status: int, cause: str) -> bool:
-    """Whether that was the process's own doing. Only an end that was asked for has code 0, unless
-    its log says nothing of it.
-    """
-    if status == 0:
-        return cause == UNSAID
-    return status in _CRASHES or (status > 0 and status not in _OF_DLCTL)
-
-
-def in_row(before: Mapping[str, Any] | None, status: int, cause: str, lived_s: float) -> int:
-    """How often in a row that has happened, this time included; 0 if it was not its own doing.
-
-    Who is killed from outside, or whose host has no memory left, dies of the machine: the next
-    process may live for ever. Who ends by itself in the same way, time after time, dies of what it
-    runs. To have been at work in between is no excuse, for the task may need so long to get there.
-
-    `before`: the `last_exit` of the process before, or None.
-    """
-    if not ends_by_itself(status, cause):
-        return 0
-    if before is None or before.get("code") != status or lived_s > ALIKE_LIFE_S:
-        return 1
-    number = before.get("in_row")
-    return number + 1 if type(number) is int else 1
-
-
-def blame(status: int, number: int, said: str) -> str:
-    """How often in a row that was (`in_row`), and whose doing: the rest of a sentence about an end,
-    as in ", for the 4th time in a row: something in the task ends the process"; "" if there is
-    nothing to say.
-
-    `said`: what the process itself has said of its end.
-    """
-    times = f", for the {ordinal(number)} time in a row" if number > 1 else ""
-    why = f": {BLAMED} (os._exit, or a library)" if is_of_task(status, number, said) else ""
-    return f"{times}{why}"
-
-
-def is_of_task(status: int, number: int, said: str) -> bool:
-    """Whether something in the task has ended the process, which is not said of a crash: what that
-    was of, its last words may tell.
-    """
-    return status >= 0 and number > 0 and not said
-
 
 BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
 """The first and the longest pause before another start. Everybody waits for a server."""
 LIFE_S = {"agent": 3.0, "server": 1.0, "worker": 10.0}
 """A process that has been at work after so long has not died of its start: its death does not count
-with those before it, unless it has ended by itself in the same way (`in_row`)."""
+with those before it, unless it has ended by itself in the same way (`crash_loops`)."""
 
 _SHOWN = (
     "name", "role", "host", "agent", "pid", "state", "phase", "waiting_for", "waiting_since",
@@ -232,7 +172,7 @@ class Daemon:
         lived_s = now - (self.started_at or now)
         has_lived = lived_s > LIFE_S[self.role] and self.state != "starting"
         is_worker = self.role == "worker"  # Nobody else runs what the user has written.
-        alike = in_row(self.last_exit, status, cause, lived_s) if is_worker else 0
+        alike = crash_loops.in_row(self.last_exit, status, cause, lived_s) if is_worker else 0
         counts = not has_lived or alike > 1
         self.deaths_in_row = self.deaths_in_row + 1 if counts else 1
         is_in_order = status == 0 or is_planned
@@ -243,9 +183,9 @@ class Daemon:
         text = self.killed_for if is_ours else describe_exit(status, cause)
         self.last_exit = {"code": status, "text": text, "at": now, "last_lines": list(last_lines)}
         if alike:
-            self.last_exit |= {"in_row": alike, "blame": blame(status, alike, said)}
+            self.last_exit |= {"in_row": alike, "blame": crash_loops.blame(status, alike, said)}
             self.last_exit["had_lived"] = has_lived
-            if is_of_task(status, alike, said):
+            if crash_loops.is_of_task(status, alike, said):
                 self.last_exit["cause"] = "task"
 
     def forgive(self) -> None:

@@ -65,8 +65,9 @@ from dlctl.roles.coordinator.leases import LeaseScheduler
 from dlctl.roles.coordinator.membership import LASTING, Daemon
 from dlctl.roles.coordinator.records import Remember, Remembers
 from dlctl.roles.coordinator.registration import Past, Registration
+from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import Part
-from dlctl.roles.coordinator.scaling import Rotation, Scaling
+from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN

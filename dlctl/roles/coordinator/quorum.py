@@ -19,7 +19,6 @@ next report is the acknowledgement. It is on the disk before anybody hears of it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -178,74 +177,3 @@ class Quorums:
 def is_current(server: Daemon, generation: int) -> bool:
     """Whether that is the server's living process."""
     return server.alive and server.registered and server.term == generation
-
-
-class Norms:
-    """The norm of an update that is cut over several shards, for those that clip it together.
-
-        server -> coordinator   NormPart    the square of the norm of its part of step t
-        coordinator -> server   NormTotal   their sum, once every shard has said its part
-
-    A shard that is beyond t has had nothing of it, and adds nothing. Shards go on to t + 1 only
-    when the sum of t is known, so there is one sum to remember. It is remembered before anybody
-    hears of it, and stands: a shard whose server was replaced may come to another part of step t,
-    as the step may have lost a member meanwhile, and clips by what the others have clipped by.
-
-    Servers repeat their parts until they are answered; the coordinator repeats nothing by itself.
-    """
-
-    def __init__(self, run: RunState) -> None:
-        self.run = run
-        self.newest: tuple[int, float] | None = None
-        """(clock, sum of squares)"""
-        self._parts: dict[int, m.NormPart] = {}
-        """By shard: the newest that each has said."""
-        self._waiting: set[int] = set()
-        """Shards that have asked and got no answer."""
-
-    def on_part(self, peer: Peer, part: m.NormPart, now: float) -> None:
-        """Raises RemoteProtocolError for a server that is not of this run, or no square."""
-        server = self.run.members.get(f"server-{part.shard}")
-        if server is None or not 0 <= part.squared < math.inf:
-            raise RemoteProtocolError("that is no part of any norm")
-        if server.peer != peer or not is_current(server, part.generation):
-            return  # Its connection is new: its next report tells whose it is.
-        before = self._parts.get(part.shard)
-        if before is not None and (part.generation, part.clock) < (before.generation, before.clock):
-            return
-        self._parts[part.shard] = part
-        self._waiting.add(part.shard)
-
-    def advance(self) -> None:
-        """Answer those who wait, as far as that can be done now."""
-        for shard in sorted(self._waiting):
-            part = self._parts[shard]
-            if (total := self._total(part.clock)) is not None:
-                self._waiting.discard(shard)
-                self.run.context.send(f"server-{shard}", m.NormTotal(part.clock, total))
-
-    def _total(self, clock: int) -> float | None:
-        if self.newest is not None and clock == self.newest[0]:
-            return self.newest[1]
-        parts = [self._part(server, clock) for server in self.run.members.of_role("server")]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
-            return None
-        self.newest = clock, sum(known)
-        return self.newest[1]
-
-    def _part(self, server: Daemon, clock: int) -> float | None:
-        """What a shard adds to the sum of this clock; None: that is not known yet."""
-        said = self._parts.get(server.index)
-        if said is not None and said.clock == clock:
-            return said.squared
-        versions = [server.metrics.get("version", 0), said.clock if said is not None else 0]
-        return 0.0 if max(versions) > clock else None
-
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        yield "norm", self.newest
-
-    def recall(self, memory: Json, now: float) -> None:
-        """Stand by what the coordinator before this one has said."""
-        if said := memory.get("norm"):
-            self.newest = said[0], said[1]

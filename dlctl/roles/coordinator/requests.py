@@ -22,8 +22,9 @@ from dlctl.machine import Peer
 from dlctl.messages import Json, Message, Reply, Request
 from dlctl.roles.coordinator import shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
+from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import Control, RunState
-from dlctl.roles.coordinator.scaling import Rotation, Scaling
+from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.status import StatusReport
 from dlctl.roles.protocol.context import COORDINATOR, Context

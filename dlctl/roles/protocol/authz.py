@@ -14,11 +14,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from dlctl import messages as m
 from dlctl.errors import NotPermitted, RemoteProtocolError
-from dlctl.machine import Admit, Hush
+from dlctl.machine import Admit
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.keyring import Keyring
 
@@ -176,45 +175,3 @@ def keys_of(keyring: Keyring, names: Iterable[str]) -> dict[str, str]:
     """Public key -> name; {} if the connections of this run have no keys."""
     found = {keyring.public(name): name for name in names}
     return {} if "" in found else found
-
-
-PER_S, BURST = 100.0, 1000.0
-"""Useless messages of one key that are put up with: in the long run, and at once."""
-HUSH_S = 2.0
-SAY_S = 60.0
-
-
-@dataclass(slots=True)
-class _Patience:
-    left: float
-    at: float
-    """When `left` was so much."""
-    say_at: float
-
-
-class AbuseGuard:
-    """Messages that are allowed and of no use: repeated pushes, above all.
-
-    Everybody repeats what was lost on its way, a few messages a second. Who does it without an end
-    is not heard for a moment, so that the others get their turn: its messages are thrown away
-    unread.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self._patience: dict[str, _Patience] = {}
-
-    def add(self, identity: str, now: float) -> None:
-        """One more useless message of `identity` ("": no keys; then it is this user)."""
-        if not identity:
-            return
-        found = self._patience.setdefault(identity, _Patience(BURST, now, now))
-        found.left = min(BURST, found.left + (now - found.at) * PER_S) - 1.0
-        found.at = now
-        if found.left > 0.0:
-            return
-        self.context.do(Hush(identity, HUSH_S))
-        if now >= found.say_at:
-            found.say_at = now + SAY_S
-            text = f"{identity} repeats itself without an end: it is not heard every now and then"
-            self.context.note("warning", text)

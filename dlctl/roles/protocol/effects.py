@@ -554,4 +554,4 @@ class ProcessEnded(Event):
     last_lines: tuple[str, ...]
     cause: str = ""
     """Why the signal came, if that is known: "out of memory: limit 64 MiB". Of one that has exited,
-    that it said nothing of it (`membership.UNSAID`)."""
+    that it said nothing of it (`crash_loops.UNSAID`)."""

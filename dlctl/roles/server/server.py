@@ -39,15 +39,8 @@ from dlctl.machine import (
 from dlctl.optim import grouped
 from dlctl.optim.averaged import Averaged
 from dlctl.optim.base import Optimizer
-from dlctl.roles.protocol.authz import AbuseGuard, Authz, guests_in
-from dlctl.roles.protocol.context import (
-    COORDINATOR,
-    EXIT_FENCED,
-    REPORT_S,
-    Birth,
-    Context,
-    Watchdog,
-)
+from dlctl.roles.protocol.authz import Authz, guests_in
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
 from dlctl.roles.protocol.effects import (
     ArraysLoaded,
     ArraysSaved,
@@ -57,6 +50,8 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
 from dlctl.roles.protocol.saving import Restoring, Saving
+from dlctl.roles.protocol.watchdog import Watchdog
+from dlctl.roles.server.abuse_guard import AbuseGuard
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.telling import AsksLead, SharesNorm

@@ -39,7 +39,6 @@ from dlctl.roles.protocol.context import (
     REPORT_S,
     Birth,
     Context,
-    Watchdog,
 )
 from dlctl.roles.protocol.effects import (
     ArraysLoaded,
@@ -69,6 +68,7 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
 from dlctl.roles.protocol.saving import Restoring, Saving
+from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.worker.evaluation import Evaluation
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.progress import OwnRate
@@ -79,7 +79,8 @@ from dlctl.roles.worker.services.computing import RUNNING, STEPPING
 from dlctl.roles.worker.services.taking_over import Sharing
 from dlctl.roles.worker.settings import WorkerSettings
 from dlctl.roles.worker.shard_client import Fenced, Identity
-from dlctl.roles.worker.training import StallDetector, Training
+from dlctl.roles.worker.stall import StallDetector
+from dlctl.roles.worker.training import Training
 from dlctl.util.text import DISCARDED, REFUSED
 from dlctl.vector import copy_into, to_host
 

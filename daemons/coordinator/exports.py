@@ -1,0 +1,65 @@
+"""What takes the run's figures elsewhere, as `[log]` of the job file asks for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from daemons.coordinator.records import Exporter
+from daemons.loop import Loop
+from dlctl.config import JobFile
+from dlctl.messages import Json
+from dlctl.util import extras
+
+log = logging.getLogger("dlctl")
+
+
+class Guarded:
+    """An exporter that fails is one that there is none of any more: no run is to end by it."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter: Exporter | None = exporter
+
+    def add_row(self, at: float, name: str, step: int, values: Json) -> None:
+        self._do(lambda exporter: exporter.add_row(at, name, step, values))
+
+    def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
+        self._do(lambda exporter: exporter.take_snapshot(run, daemons))
+
+    def close(self) -> None:
+        self._do(lambda exporter: exporter.close())
+
+    def _do(self, what: Callable[[Exporter], None]) -> None:
+        if self._exporter is None:
+            return
+        try:
+            what(self._exporter)
+        except Exception:  # whatever it is, of whichever library
+            log.exception("%s has failed; training goes on", type(self._exporter).__name__)
+            self._exporter = None
+
+
+def begin(directory: Path, job: JobFile, loop: Loop) -> list[Exporter]:
+    """Whoever started the run was told of a missing package before; without one that has been
+    removed since, training goes on.
+    """
+    found: list[Exporter] = []
+    if job.log.tensorboard and _is_there("tensorboard"):
+        from daemons.coordinator.tensorboard import TensorBoard
+
+        found.append(Guarded(TensorBoard(directory)))
+    if job.log.prometheus_port and _is_there("prometheus"):
+        from daemons.coordinator.prometheus import Prometheus
+
+        served = Prometheus(directory.name, job)
+        loop.chores.append(served.listen_if_due)
+        found.append(Guarded(served))
+    return found
+
+
+def _is_there(extra: str) -> bool:
+    if extras.is_there(extra):
+        return True
+    log.warning("nothing for %s: its package is gone; %s", extra, extras.how_to_install(extra))
+    return False

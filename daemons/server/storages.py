@@ -1,0 +1,22 @@
+"""Where a server keeps its shard, as the job says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemons.server.disklog import DiskLogs
+from daemons.server.statefile import StateFile
+from dlctl.config import Servers
+from dlctl.runs import kept_shards
+from dlctl.shards.base import Point, Storages
+from dlctl.shards.memory import InMemory
+
+
+def choose_storages(run_directory: Path, servers: Servers, point: Point) -> Storages:
+    """The storages of one server of this run. Nothing is opened yet."""
+    if servers.durability == "none":
+        return InMemory()
+    places = kept_shards.places(run_directory, servers)
+    if servers.durability == "disk":
+        return DiskLogs(places[0], point)
+    return StateFile(places, point)
