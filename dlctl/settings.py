@@ -206,14 +206,12 @@ class LiveSettings:
 EVERY_RUN = LiveSettings()
 
 
-def sends_nothing(job: Mapping[str, Any]) -> bool:
-    """Whether a job's workers push and fetch nothing: they sum over a group, or share memory."""
-    choice = job.get("algorithm")
-    name = str(choice.get("name")) if isinstance(choice, Mapping) else ""
-    if name not in registry.names("algorithms"):
-        return False
-    shape = registry.load("algorithms", name).shape
-    return not shape.needs_servers and "peers" not in shape.links
+def _general(algorithm: Any) -> dict[str, Setting]:
+    """Those of every run that mean anything to this method."""
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else ""
+    is_known = name in registry.names("algorithms")
+    sends = not is_known or registry.load("algorithms", str(name)).shape.sends
+    return {key: own for key, own in GENERAL.items() if sends or key not in OF_MESSAGES}
 
 
 def of_job(
@@ -223,10 +221,7 @@ def of_job(
 
     live_of_method: what its method declares, if that is at hand; else the registry is asked.
     """
-    by_key, sections = dict(GENERAL), {}
-    if sends_nothing(job):
-        for key in OF_MESSAGES:
-            del by_key[key]
+    by_key, sections = _general(job.get("algorithm")), {}
     options: dict[str, Mapping[str, Any]] = {}
     for section, kind in registry.SECTIONS.items():
         choice = job.get(section)

@@ -133,6 +133,13 @@ class Shape:
         return bool(self.tables)
 
     @property
+    def sends(self) -> bool:
+        """Whether replicas push and fetch, from servers or from each other; else they sum over a
+        group, or share memory.
+        """
+        return self.needs_servers or "peers" in self.links
+
+    @property
     def workers_max(self) -> int:
         """The list of those who ask each other has to fit into one message."""
         return PEERS_MAX if "peers" in self.links else COUNT_MAX

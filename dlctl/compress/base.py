@@ -80,8 +80,10 @@ class Compressor(Protocol):
 
 def take(compressor: Compressor, u: Vector, shard: int) -> Packed:
     """Have a compressor take from `u`; from that of a cut replica each process takes its part."""
-    if not isinstance(u, Spread) or not len(u):  # No process has any part of nothing.
-        return compressor.take(np.asarray(u) if isinstance(u, Spread) else u, shard)
+    if isinstance(u, Spread) and not len(u):
+        u = np.asarray(u)  # No process has any part of nothing.
+    if not isinstance(u, Spread):
+        return compressor.take(u, shard)
     if getattr(compressor, "takes_all", False):
         whole = copy_of(u)
         u[:] = 0

@@ -434,7 +434,7 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     elif type(count) is int and count > 0 and not shape.needs_servers:
         faults.append(Fault(path, f"{name} has no servers", "use 0, or remove it"))
         faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count = 0"))
-    if not shape.needs_servers and "peers" not in shape.links:
+    if not shape.sends:
         given = [key for key in ("push", "fetch") if get(document, ("limits", key))]
         what = f"{name} pushes and fetches nothing that could be limited"
         faults += [Fault(("limits", key), what, "remove it") for key in given]

@@ -63,28 +63,18 @@ def from_live(snapshot: Snapshot, before: Json, after: Json) -> list[Change]:
     return _differences(old, new, live)
 
 
-def still_set(snapshot: Snapshot, before: Json, after: Json) -> Json:
-    """Daemon -> the live settings that an ended run goes on with: what was set, but for keys that
-    the job file says otherwise since: then that counts.
+def set_before(snapshot: Snapshot, before: Json, after: Json) -> tuple[Json, Json]:
+    """Daemon -> what was set live in an ended run: that with which it goes on, and that which the
+    job file says otherwise since, so that it counts no more.
     """
     known = snapshot.run.get("settings")
     overruled = {change.setting for change in differences(before, after)}
-    kept = {
-        name: {key: value for key, value in own.items() if key not in overruled}
-        for name, own in (known.items() if isinstance(known, dict) else ())
-        if isinstance(own, dict)
-    }
-    return {name: own for name, own in kept.items() if own}
-
-
-def overruled(snapshot: Snapshot, settings: Json) -> Json:
-    """Daemon -> the live settings of an ended run that are not among these."""
-    known = snapshot.run.get("settings")
-    return {
-        name: {key: value for key, value in own.items() if key not in settings.get(name, {})}
-        for name, own in (known.items() if isinstance(known, dict) else ())
-        if isinstance(own, dict)
-    }
+    kept: Json = {}
+    dropped: Json = {}
+    for name, own in known.items() if isinstance(known, dict) else ():
+        for key, value in own.items() if isinstance(own, dict) else ():
+            (dropped if key in overruled else kept).setdefault(name, {})[key] = value
+    return kept, dropped
 
 
 def settings_in_words(settings: Json) -> list[str]:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from dlctl.ops.remains import Good
 
 POLL_S = 0.05
+SETTLED_S = 30.0
+"""For a coordinator that a killed command has started to put itself on record."""
 Json = dict[str, Any]
 
 
@@ -139,19 +141,31 @@ def _leave(case: Case, previous: Snapshot) -> None:
 
 def _settled(previous: Snapshot | None) -> Snapshot | None:
     """The same when it has a coordinator, or counts as one that was never started. The command that
-    made it was killed: it held the lock that we have now.
+    made it was killed: it held the lock that we have now. Raises DlctlError if a coordinator is
+    there that does not put itself on record.
     """
-    while previous is not None and previous.run.get("pid") is None and _may_begin(previous):
+    deadline = time.monotonic() + SETTLED_S
+    while previous is not None and previous.run.get("pid") is None:
+        pid = None if previous.is_live else _coordinator(previous)
+        if not previous.is_live and pid is None:
+            break
+        if time.monotonic() > deadline:
+            raise DlctlError(
+                f"a coordinator of {previous.run_id} is starting (pid {pid}) and says nothing",
+                where=str(previous.directory),
+                hint=f"dlctl stop --kill -j {previous.run_id}",
+            )
         time.sleep(POLL_S)
         previous = load(previous.directory)
     return previous
 
 
-def _may_begin(run: Snapshot) -> bool:
+def _coordinator(run: Snapshot) -> int | None:
+    """The pid of one that is here, on record or not."""
     from dlctl.launch import local
 
-    is_starting = any(each.name == COORDINATOR for each in local.living(run.directory))
-    return run.is_live or is_starting
+    here = (each.pid for each in local.living(run.directory) if each.name == COORDINATOR)
+    return next(here, None)
 
 
 # ---------------------------------------------------------------- its directory
@@ -192,10 +206,10 @@ def _resume(
     """The same directory again, from a checkpoint, with the job file as it is now."""
     directory = previous.directory
     _check_owned(directory)
-    settings = changes.still_set(previous, read_job(directory), content)
+    settings, dropped = changes.set_before(previous, read_job(directory), content)
     for told in changes.settings_in_words(settings):
         notes.note(f"still set: {told}; --fresh or the job file drops it")
-    for told in changes.settings_in_words(changes.overruled(previous, settings)):
+    for told in changes.settings_in_words(dropped):
         notes.note(f"no longer set: {told}; the job file counts")
     row = run_directory.first_row(directory, select.job_file(file), job, checkpoint)
     files = run_directory.job_files(file, content)

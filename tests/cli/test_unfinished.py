@@ -6,7 +6,13 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+from dlctl.errors import DlctlError
+from dlctl.launch import local
+from dlctl.ops import launch
 from dlctl.runs import paths
+from dlctl.runs.snapshot import load
 
 KILLED = """
 import os, sys
@@ -40,3 +46,14 @@ def test_directories_of_the_users_with_names_like_runs_are_never_touched(
     assert dlctl_command("run", "job.toml").code == 0
     assert (own / "photos" / "cat.jpg").read_text() == "a cat"
     assert empty.is_dir()
+
+
+def test_a_coordinator_that_never_says_who_it_is_is_an_error(run_directory, monkeypatch) -> None:
+    """It was started by a command that was killed; `start` waits for it, and not for ever."""
+    run = run_directory().run(state="failed", pid=None, pid_start=None)
+    here = local.Living("coordinator", "coordinator", 1, 4711, "start")
+    monkeypatch.setattr(local, "living", lambda _: iter([here]))
+    monkeypatch.setattr(launch, "SETTLED_S", 0.1)
+    with pytest.raises(DlctlError, match="pid 4711") as told:
+        launch._settled(load(run.path))
+    assert told.value.hint == f"dlctl stop --kill -j {run.path.name}"
