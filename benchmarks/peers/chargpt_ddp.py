@@ -1,6 +1,6 @@
-"""DistributedDataParallel on `examples/chargpt`, for torchrun: AdamW and clipping, batches of 4.
+"""DistributedDataParallel on `examples/chargpt`, for torchrun: AdamW and clipping.
 
-    torchrun --standalone --nproc-per-node 4 benchmarks/peers/chargpt_ddp.py DIRECTORY
+    torchrun --standalone --nproc-per-node 4 benchmarks/peers/chargpt_ddp.py DIRECTORY BATCH_SIZE
 
 Every process appends when it begins a step (monotonic seconds) to a file of its own there. Without
 a checkpoint: after a restart all begin anew.
@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chargpt"
-BATCH_SIZE, LR = 4, 2e-3
+LR = 2e-3
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, batch_size: int) -> None:
     """Until it is killed."""
     sys.path.insert(0, str(EXAMPLE))
     from task import loss_of, task
@@ -38,12 +38,12 @@ def main(directory: Path) -> None:
     with (directory / f"times-{os.getpid()}").open("a", buffering=1) as times:
         for step in range(sys.maxsize):
             times.write(f"{time.monotonic()}\n")
-            first = step * BATCH_SIZE % (len(own) - BATCH_SIZE + 1)
-            loss_of(model, own[first : first + BATCH_SIZE]).backward()
+            first = step * batch_size % (len(own) - batch_size + 1)
+            loss_of(model, own[first : first + batch_size]).backward()
             clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

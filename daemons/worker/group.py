@@ -374,9 +374,7 @@ class _Member:
     def _know_that_all_have_it(self) -> None:
         """Return when every member has kept the result of this sum."""
         if self._group is not None:
-            import torch
-
-            self._group.allreduce([torch.zeros(1)]).wait(timedelta(seconds=self._timeout_s))
+            self._group.barrier().wait(timedelta(seconds=self._timeout_s))
 
     # ------------------------------------------------------------ at the store
 
