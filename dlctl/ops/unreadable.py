@@ -1,5 +1,5 @@
-"""Runs whose database cannot be read: their checkpoints are files of their own, and a new run that
-begins with the newest one is the way on.
+"""Runs that cannot be gone on with: the database cannot be read, or the directory is a copy. Their
+checkpoints are files of their own, and a new run that begins with the newest one is the way on.
 """
 
 from __future__ import annotations
@@ -23,14 +23,24 @@ if TYPE_CHECKING:
 def explained(error: Unreadable) -> Unreadable:
     """The same error with the next command."""
     directory, where = error.directory, error.where or str(error.directory / database.FILE)
-    if (original := lock.original_of(directory)) is not None:
-        text = f"{error.message}\n  this directory is a copy, and the run is in {original}"
-        return Unreadable(directory, text, where, lock.where_to_look(original))
-    text = error.message
+    text, original = error.message, lock.original_of(select.load_any(directory))
+    if isinstance(error, lock.Copied):
+        return Unreadable(directory, text, where, _beside(directory, original))
+    if original is not None:
+        text += f"\n  this directory is a copy, and the run is in {original}"
+        return Unreadable(directory, text, where, _beside(directory, original))
     if there := [found.name for found in living(directory)]:
         text += f"\n  daemons of it live: {', '.join(there)}"
         return Unreadable(directory, text, where, _ending(directory))
     return Unreadable(directory, text, where, way_on(directory, job_file(directory)))
+
+
+def _beside(directory: Path, original: Path | None) -> str:
+    """What to do with a copy: go to its run, or begin a new one with its checkpoint."""
+    look = "" if original is None else f"dlctl status -j {shlex.quote(str(original))}"
+    if original is not None and newest_whole(directory) is None:
+        return look
+    return hints.either(look, way_on(directory, job_file(directory)))
 
 
 def _ending(directory: Path) -> str:

@@ -1,4 +1,4 @@
-"""Whether a run directory is the run's own: not a copy of it, under its own name, and readable.
+"""Whether a run directory is the run's own: not a copy of it, and under its own name.
 
 Sockets and the servers' states are found by the run's id, which is the name of its directory. Who
 acts on a copy reaches the daemons of the original and removes what is theirs; who brings it back
@@ -11,8 +11,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shlex
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -24,7 +22,14 @@ from dlctl.runs.snapshot import ENDED, Snapshot, Unreadable, is_here
 from dlctl.util import notes, processes, values
 from dlctl.util.flock import is_locked_within
 
-COPY = "a copy of a run cannot take its place: its daemons are found by the name of the run"
+
+class Copied(Unreadable):
+    """Of a directory that is not the run's own: it was copied, or restored from a backup."""
+
+    def __init__(self, directory: Path, original: Path | None) -> None:
+        """original: where the run is, if that is known."""
+        known = "nobody knows where its run is" if original is None else f"the run is in {original}"
+        super().__init__(directory, f"this directory is a copy: {known}", str(directory))
 
 
 def place(directory: Path) -> dict[str, Any]:
@@ -39,32 +44,32 @@ def check_database(directory: Path) -> None:
         raise Unreadable(directory, text, str(directory / database.FILE))
 
 
-def check(snapshot: Snapshot) -> bool:
-    """Whether the directory is where it was when the run was started last.
-
-    False if it was moved to another file system, or restored from a backup: what servers have kept
-    may be of another time then. Raises DlctlError as `require_own`, and for a directory that was
-    moved while daemons worked in it: they go by its old path, and nobody would find them.
+def check(snapshot: Snapshot) -> None:
+    """Raises DlctlError as `require_own`, and for a directory that was moved while daemons worked
+    in it: they go by its old path, and nobody would find them.
     """
     require_own(snapshot)
-    directory = snapshot.directory
-    for name, other in _work_elsewhere(snapshot):
+    directory, before = snapshot.directory, _recorded(snapshot).get("path")
+    if not isinstance(before, str) or before == os.path.realpath(directory):
+        return
+    rows = [{**snapshot.run, "name": "coordinator"}, *filter(is_here, snapshot.daemons)]
+    for row in processes.living(rows):
         raise DlctlError(
-            f"{name} lives and works in {other}, from where this directory was moved",
+            f"{row['name']} lives and works in {before}, from where this directory was moved",
             where=str(directory),
             hint=f"dlctl stop -j {directory}",
         )
-    recorded = _recorded(snapshot)
-    return not recorded or _is_at(directory, recorded)
 
 
 def require_own(snapshot: Snapshot) -> None:
-    """Raises DlctlError for a copy, and for a directory that was renamed; see above. One that was
-    moved is the run's own, whether or not the run lives.
+    """Raises Copied for a copy, and DlctlError for a directory that was renamed; see above. One
+    that was moved is the run's own, whether or not the run lives, and so is the only one that there
+    is of a run that had ended.
     """
     directory, run_id = snapshot.directory, _run_id(snapshot)
-    if (found := _origin(snapshot)) is not None:
-        raise _copy(directory, *found)
+    original, is_known = original_of(snapshot), "inode" in _recorded(snapshot)
+    if original is not None or (is_known and not (_is_itself(snapshot) or _had_ended(snapshot))):
+        raise Copied(directory, original)
     if run_id != directory.name:
         own = directory.parent / run_id
         raise DlctlError(
@@ -79,62 +84,41 @@ def is_copy(snapshot: Snapshot) -> bool:
     for one under another name beside it, as a backup is.
     """
     is_renamed = _run_id(snapshot) != snapshot.directory.name
-    return (is_renamed or not _had_ended(snapshot)) and _origin(snapshot) is not None
+    return (is_renamed or not _had_ended(snapshot)) and original_of(snapshot) is not None
 
 
 def require_current(snapshot: Snapshot) -> None:
-    """Raises DlctlError for a copy of a run that had not ended: what it says may be old, and its
+    """Raises Copied for a copy of a run that had not ended: what it says may be old, and its
     processes are those of the original, which live or die without a word here.
     """
-    if not _had_ended(snapshot) and (found := _origin(snapshot)) is not None:
-        raise _copy(snapshot.directory, *found)
+    if not _had_ended(snapshot) and (original := original_of(snapshot)) is not None:
+        raise Copied(snapshot.directory, original)
 
 
 def _had_ended(snapshot: Snapshot) -> bool:
     return snapshot.run.get("state") in ENDED
 
 
-def _copy(directory: Path, original: Path, why: str) -> DlctlError:
-    return DlctlError(
-        f"this directory is a copy: {why}; {COPY}",
-        where=str(directory),
-        hint=where_to_look(original),
-    )
-
-
-def original_of(directory: Path) -> Path | None:
-    """Where the run is of which this is a copy whose database cannot be read; None if it is the
-    run's own directory, as far as anybody knows. A run that lives is often damaged in the copying.
+def original_of(snapshot: Snapshot) -> Path | None:
+    """Where the run is of which this directory is a copy; None if it is the run's own, or if nobody
+    knows where that is.
     """
-    found = _origin(Snapshot(directory, {}, [], "unknown", "", False, time.time()))
-    return None if found is None else found[0]
+    directory, run_id = snapshot.directory, _run_id(snapshot)
+    if _is_itself(snapshot):
+        return None
+    recorded = str(_recorded(snapshot).get("path") or directory)
+    known = Path(recorded), directory.parent / run_id, (paths.index_dir() / run_id).resolve()
+    others = (p for p in known if (p / database.FILE).exists() and not p.samefile(directory))
+    return next(others, None)
 
 
-def where_to_look(original: Path) -> str:
-    """The command that says how the run is, of which there is a copy."""
-    if _has_run(original):
-        return f"dlctl status -j {shlex.quote(str(original))}"
-    return f"pgrep -af {shlex.quote(str(original))}"
-
-
-def _origin(snapshot: Snapshot) -> tuple[Path, str] | None:
-    """(where the run is, how that is known) if this directory is a copy of it; None if not."""
-    directory, run_id, recorded = snapshot.directory, _run_id(snapshot), _recorded(snapshot)
-    is_itself = run_id == directory.name and _is_at(directory, recorded)
-    for name, other in _work_elsewhere(snapshot):
-        # Where the run was moved from, a checkpoint or a log may have been made since.
-        if _has_run(other) or not is_itself:
-            return other, f"{name} lives and works in {other}"
-    original = Path(str(recorded.get("path")))
-    known = [original] if _is_at(original, recorded) else []
-    if not is_itself:
-        known += filter(
-            _has_run, (directory.parent / run_id, (paths.index_dir() / run_id).resolve())
-        )
-    for other in known:
-        if not other.samefile(directory):
-            return other, f"the run is in {other}"
-    return None
+def _is_itself(snapshot: Snapshot) -> bool:
+    """Whether this is the directory that is on record, wherever it has been moved to. One of which
+    nothing is on record is not known to be.
+    """
+    with suppress(OSError):
+        return bool(snapshot.directory.stat().st_ino == _recorded(snapshot).get("inode"))
+    return False
 
 
 def _run_id(snapshot: Snapshot) -> str:
@@ -142,36 +126,10 @@ def _run_id(snapshot: Snapshot) -> str:
     return found if isinstance(found, str) else snapshot.directory.name
 
 
-def _has_run(directory: Path) -> bool:
-    return (directory / database.FILE).exists()
-
-
 def _recorded(snapshot: Snapshot) -> Mapping[str, Any]:
     """The run's `place`; {} if it has none."""
     found = snapshot.run.get("place")
     return found if isinstance(found, Mapping) else {}
-
-
-def _is_at(directory: Path, recorded: Mapping[str, Any]) -> bool:
-    """Whether this is the directory of a `place`, wherever it has been moved to."""
-    with suppress(OSError):
-        return bool(directory.stat().st_ino == recorded.get("inode"))
-    return False
-
-
-def _work_elsewhere(snapshot: Snapshot) -> Iterator[tuple[str, Path]]:
-    """(name, directory) of living daemons that are on record here and work somewhere else.
-
-    Those of another host do so by rights, also if that host is this machine.
-    """
-    rows = [{**snapshot.run, "name": "coordinator"}, *filter(is_here, snapshot.daemons)]
-    for row in rows:
-        words = processes.command_line(row.get("pid"), row.get("pid_start"))
-        if len(words) != 8 or not words[3].startswith("daemons."):
-            continue
-        other = Path(words[4])
-        if not other.exists() or not other.samefile(snapshot.directory):
-            yield str(row["name"]), other
 
 
 # ---------------------------------------------------------------- one command at a time

@@ -430,15 +430,22 @@ def test_a_copy_is_refused_whether_or_not_the_run_lives(dead, dlctl_command):
         assert f"next: dlctl status -j {dead.path}" in ended.err
 
 
-def test_a_run_that_was_restored_goes_back_to_its_checkpoint(dead, dlctl_command):
+def test_a_run_that_was_restored_is_refused_unless_it_had_ended(dead, dlctl_command):
+    """What servers have kept elsewhere may be of another time."""
     remember(dead)
     save(dead, step=30, number=1)
-    moved = dead.path.parent.parent / "moved" / dead.path.name
-    shutil.copytree(dead.path, moved)
+    restored = dead.path.parent.parent / "restored" / dead.path.name
+    shutil.copytree(dead.path, restored)
     shutil.rmtree(dead.path)
-    found = look(dlctl_command, str(moved))
-    assert found["way"] == "resume"
-    assert "moved or restored" in found["obstacles"][0]
+    for command in (("recover",), ("recover", "--dry-run"), ("stop", "--kill", "-j")):
+        code, out, err = dlctl_command(*command, str(restored))
+        assert (code, out, "this directory is a copy: nobody knows" in err) == (1, "", True), err
+        (way,) = commands_of(err)
+        assert way.startswith("dlctl start --from ")
+    with closing(database.RunDb(restored)) as db:
+        db.put_run(state="stopped")
+        db.commit()
+    assert dlctl_command("stop", "-j", str(restored)).code == 0
 
 
 def test_a_run_that_was_moved_on_its_file_system_is_itself(dead, dlctl_command):
@@ -467,10 +474,6 @@ def test_a_copy_under_another_name_is_not_told_to_take_the_place_of_its_run(dead
         assert (code, "this directory is a copy: the run is in " in err) == (1, True)
         assert commands_of(err) == [f"dlctl status -j {place}"]
         place.rename(dead.path)
-    paths.register(dead.path)
-    shutil.rmtree(dead.path)
-    dead.path.mkdir()
-    assert "\n  next: ls -ld " in dlctl_command("recover", str(copy)).err
 
 
 # ---------------------------------------------------------------- start
