@@ -1,7 +1,8 @@
 """The peak memory of each process of a replica that is cut over two, against one process.
 
 All train the GPT of `examples/chargpt`, made wider, with AdamW in the replica and Downpour to one
-server, a fetch and a push every second step, evaluations and a checkpoint among it. Memory is the
+server, a fetch and a push every second step, evaluations and a checkpoint among it; and go on from
+that checkpoint. Memory is the
 kernel's proportional set size, but for files that are mapped: a page of shared memory that several
 processes have is shared out among them, so that the sum over all processes is what the host has
 less, and how many others have torch's libraries does not matter. What the same job takes with a
@@ -83,7 +84,10 @@ every_steps = 6
 def measure(*, quick: bool) -> list[Figure]:
     """quick: the tiny model in place of the large one."""
     widths = WIDTHS[:1] * 2 if quick else WIDTHS
-    peaks = {name: [peaks_of(width, cut) for width in widths] for name, cut in CUTS.items()}
+    peaks = {
+        name: [peaks_of(width, cut, goes_on=bool(cut)) for width in widths]
+        for name, cut in CUTS.items()
+    }
     (whole,) = _grown(peaks.pop("one process"))
     return [
         Figure(
@@ -101,19 +105,25 @@ def _grown(found: list[list[int]]) -> list[int]:
     return [b - a for a, b in zip(small, large, strict=True)]
 
 
-def peaks_of(width: int, cut: str, method: str = DOWNPOUR) -> list[int]:
-    """Bytes of each rank, of a whole run. cut: of `[replica]`, "" for one process."""
+def peaks_of(width: int, cut: str, method: str = DOWNPOUR, *, goes_on: bool = False) -> list[int]:
+    """Bytes of each rank, of a whole run. cut: of `[replica]`, "" for one process. goes_on: and
+    of as many steps after its checkpoint.
+    """
     ranks = int(cut.split()[-1]) if cut else 1
     dlctl = Dlctl()
     with sandbox() as directory:
         (directory / "train.py").write_text(TASK.format(width=width))
         file = directory / "job.toml"
-        file.write_text(JOB.format(steps=STEPS, cut=cut, method=method, batch_size=max(ranks, 2)))
-        dlctl("start", "--fresh", "--no-wait", str(file))
-        try:
-            peaks = _watch(list(paths.all_runs())[-1], ranks)
-        finally:
-            dlctl("stop", "--kill", "-q", "-j", str(file))
+        job = {"cut": cut, "method": method, "batch_size": max(ranks, 2)}
+        peaks = [0] * ranks
+        for steps in (STEPS, 2 * STEPS) if goes_on else (STEPS,):
+            file.write_text(JOB.format(steps=steps, **job))
+            dlctl("start", "--no-wait", str(file))
+            try:
+                of_both = zip(peaks, _watch(list(paths.all_runs())[-1], ranks), strict=True)
+                peaks = [max(pair) for pair in of_both]
+            finally:
+                dlctl("stop", "--kill", "-q", "-j", str(file))
     print(f"  {cut or 'whole'}, width {width}: {peaks}", file=sys.stderr, flush=True)
     return peaks
 

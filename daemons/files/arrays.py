@@ -19,6 +19,7 @@ from daemons.files.file_receiver import FileReceiver
 from daemons.loop import Loop
 from daemons.process import reason_of
 from dlctl.errors import DlctlError
+from dlctl.inner import SAVED_AS
 from dlctl.launch.base import HOST_FILE
 from dlctl.messages import Json
 from dlctl.roles.protocol.context import Birth
@@ -64,7 +65,9 @@ class Files:
             directory = self._away.fetched(directory)
         manifest = checkpoints.read_manifest(directory)
         if self._name.startswith("worker"):
-            return ArraysLoaded(checkpoints.read_worker(directory, manifest, self._name), {})
+            # What torch's optimisers keep is copied, part by part where a replica is cut.
+            own = checkpoints.read_worker(directory, manifest, self._name, mapped=(SAVED_AS,))
+            return ArraysLoaded(own, {})
         slots = checkpoints.slots(directory, manifest, effect.lo)
         saved = {W, *(f"{SLOT}{slot}" for slot in slots)}
         arrays = {

@@ -263,13 +263,20 @@ def slots(directory: Path, manifest: Manifest, at: int = 0) -> list[str]:
         return sorted(key[len(SLOT) :] for key in file.keys() if key.startswith(SLOT))  # noqa: SIM118
 
 
-def read_worker(directory: Path, manifest: Manifest, name: str) -> dict[str, Array]:
-    """The arrays that worker `name` saved; {} if it saved none. Raises DlctlError."""
+def read_worker(
+    directory: Path, manifest: Manifest, name: str, mapped: tuple[str, ...] = ()
+) -> dict[str, Array]:
+    """The arrays that worker `name` saved; {} if it saved none. mapped: how names begin whose
+    arrays stay in the file, and are read-only. Raises DlctlError.
+    """
     for worker in manifest["workers"]:
         if worker["name"] == name and worker["file"]:
             path = directory / worker["file"]
             with tensorfile.opened(path) as file:
-                return {key: tensorfile.read(path, file, key) for key in file.keys()}  # noqa: SIM118
+                keys = file.keys()
+                found = tensorfile.mapped(path, file, filter(lambda k: k.startswith(mapped), keys))
+                rest = (key for key in keys if key not in found)
+                return found | {key: tensorfile.read(path, file, key) for key in rest}
     return {}
 
 

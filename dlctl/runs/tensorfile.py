@@ -7,7 +7,9 @@ here, because the library copies every array, and the SHA-256 needs the bytes on
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+import mmap
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,11 +88,35 @@ def why(error: Exception, path: Path) -> str:
 
 def read(path: Path, file: Any, tensor: str) -> Array:
     """A whole tensor of an opened file. Raises DlctlError for a dtype that is never written."""
+    _check_dtype(path, file, tensor)
+    array: Array = file.get_tensor(tensor)
+    return array
+
+
+def _check_dtype(path: Path, file: Any, tensor: str) -> None:
     dtype = file.get_slice(tensor).get_dtype()
     if dtype not in DTYPES.values():
         raise DlctlError(f'"{tensor}" is {dtype}, which no checkpoint has', where=str(path))
-    array: Array = file.get_tensor(tensor)
-    return array
+
+
+def mapped(path: Path, file: Any, names: Iterable[str]) -> dict[str, Array]:
+    """Tensors of an opened file, where they lie in it: read-only, and resident only as far as
+    somebody looks at them (`dlctl.util.pages`). Raises as `read`.
+    """
+    import numpy as np
+
+    with path.open("rb") as stream:
+        head_bytes = int.from_bytes(stream.read(8), "little")
+        entries = json.loads(stream.read(head_bytes))
+        buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    numpy_names = {name: dtype for dtype, name in DTYPES.items()}
+    found: dict[str, Array] = {}
+    for name in names:
+        _check_dtype(path, file, name)
+        dtype, shape = np.dtype(numpy_names[entries[name]["dtype"]]), entries[name]["shape"]
+        at = 8 + head_bytes + entries[name]["data_offsets"][0]
+        found[name] = np.frombuffer(buffer, dtype, math.prod(shape), at).reshape(shape)
+    return found
 
 
 def check(path: Path, file: Any, tensor: str, dtype: str, length: int) -> None:

@@ -26,7 +26,7 @@ from dlctl.runs import checkpoints
 def test_arrays_are_loaded_outside_the_loop_s_thread(tmp_path, run_script, monkeypatch):
     threads = []
 
-    def read_worker(*_: object) -> dict[str, object]:
+    def read_worker(*_: object, **__: object) -> dict[str, object]:
         threads.append(threading.current_thread())
         return {"residual": np.ones(2)}
 
@@ -108,7 +108,7 @@ def test_chores_are_done_after_events_but_not_after_every_one(run_script, monkey
         run_script(loop, LoadArrays(""), LoadArrays(""), awaited=2)
 
     monkeypatch.setattr(checkpoints, "read_manifest", lambda directory: {})
-    monkeypatch.setattr(checkpoints, "read_worker", lambda *_: {})
+    monkeypatch.setattr(checkpoints, "read_worker", lambda *_, **__: {})
     two_events()
     assert done == [1]
     monkeypatch.setattr(loop_module, "CHORES_S", 0.0)
