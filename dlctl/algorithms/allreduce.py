@@ -102,6 +102,8 @@ class Replica(ReplicaSide):
         """The others may be further: its first sum is without a gradient."""
         self._uncounted: Step | None = None
         """What the last sum was without: it is brought to the next one."""
+        self._mean: Array | None = None
+        """Of the newest sum that had a gradient of this replica."""
         self._low_rank: PowerSgd | None = None
         if self.options.hook == "powersgd":
             self._low_rank = PowerSgd(self.layout, self.options.powersgd_rank)
@@ -158,7 +160,7 @@ class Replica(ReplicaSide):
         if gradient.size and (low_rank := self._low_rank_at(self.step)) is not None:
             gradient = low_rank.first(gradient)
         summed: Summed = yield self._collective(gradient, computed, self.step * SUMS)
-        mean = to_host(summed.vector) / np.float32(summed.weight) if summed.weight else None
+        mean = self._mean_of(summed, computed)
         low_rank = None if summed.step % SUMS else self._low_rank_at(summed.step // SUMS)
         if low_rank is None or mean is None:
             return Sum(summed, mean, summed.is_counted, summed.joined)
@@ -173,6 +175,16 @@ class Replica(ReplicaSide):
             return Sum(second, None, is_counted, joined)
         mean = to_host(second.vector) / np.float32(second.weight)
         return Sum(second, low_rank.commit(mean, is_counted=is_in), is_counted, joined)
+
+    def _mean_of(self, summed: Summed, computed: Step | None) -> Array | None:
+        """In the memory of the one before, if that is used no more: this gradient was computed
+        after the step along that one.
+        """
+        if not summed.weight:
+            return None
+        if computed is None or self._mean is None or self._mean.size != summed.vector.size:
+            self._mean = np.empty(summed.vector.size, np.float32)
+        return np.divide(to_host(summed.vector), np.float32(summed.weight), out=self._mean)
 
     def _low_rank_at(self, step: int) -> PowerSgd | None:
         return self._low_rank if step >= self.options.powersgd_after_steps else None
