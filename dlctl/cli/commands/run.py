@@ -180,9 +180,7 @@ def _tell_next(snapshot: Snapshot, file: Path) -> None:
         commands.append((again, step.what + (f" ({step.first} first)" if step.first else "")))
     commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
     commands.append((f"dlctl events {job}", "what happened, in order"))
-    width = max(len(command) for command, _ in commands)
-    for command, what in commands:
-        console.note(console.escape(f"  {command:<{width}}  {what}"))
+    console.commands(commands)
 
 
 def _exit_as_the_job(snapshot: Snapshot) -> None:
