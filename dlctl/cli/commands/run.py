@@ -178,7 +178,7 @@ def _tell_next(snapshot: Snapshot, file: Path) -> None:
         commands.append((again, "train on, with a later stop in [job]"))
     elif not snapshot.is_live and (step := next_step.of(snapshot)) is not None:
         commands.append((again, step.what + (f" ({step.first} first)" if step.first else "")))
-    commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
+    commands.append((f"dlctl status {job}", "rates, staleness and problems of every daemon"))
     commands.append((f"dlctl events {job}", "what happened, in order"))
     console.commands(commands)
 

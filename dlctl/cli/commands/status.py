@@ -71,7 +71,7 @@ def command(
     job: str | None,
     as_json: bool,
 ) -> None:
-    """Show a job's daemons, rates and troubles.
+    """Show a job's daemons, rates and problems.
 
     The step of the first line counts those of all workers together, as soon as the portion of data
     that they belong to is done: pushed, and acknowledged. STEP of a worker counts what its process
