@@ -117,7 +117,7 @@ def main(
             directory.name, role, name, incarnation, os.getpid(), host_name(), __version__
         )
         job, credentials = read_job(directory), read_credentials(sys.stdin.fileno())
-        log.info("%s %s starts, pid %d", role, name, os.getpid())
+        log.info("%s starts, pid %d", name, os.getpid())
         agent = agent_of(directory)
         code = body(DaemonContext(directory, sys.argv[4], birth, job, credentials, handler, agent))
     except DlctlError as error:

@@ -36,3 +36,9 @@ def test_another_name_wins_over_one_that_looks_alike() -> None:
 def test_a_word_that_nothing_is_like_is_answered_with_all_there_are() -> None:
     assert did_you_mean("zzz", ["sync", "downpour"]) == "known: sync, downpour"
     assert closest("zzz", ["sync"]) == ""
+
+
+def test_words_that_are_equally_likely_are_all_named() -> None:
+    known = ["lr", "beta1", "beta2", "eps"]
+    assert did_you_mean("betas", known, ALIASES) == 'did you mean "beta1" or "beta2"?'
+    assert did_you_mean("beta1", ["lr", "betas", "eps"], ALIASES) == 'did you mean "betas"?'

@@ -28,7 +28,7 @@ _HELP = {
     },
     "Watch": {
         "ps": "List jobs.",
-        "status": "Show a job's daemons, rates and troubles.",
+        "status": "Show a job's daemons, rates and problems.",
         "top": "Watch a job live: its daemons, rates and loss.",
         "logs": "Show or follow logs of all or some daemons.",
         "events": "Show faults, recoveries and changes in order.",

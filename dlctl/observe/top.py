@@ -15,8 +15,9 @@ import tty
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -33,11 +34,16 @@ EVERY_S = 1.0
 SPARK_WIDTH = 12
 CURVE_HEIGHT_MIN, CURVE_HEIGHT_MAX = 4, 16
 LABEL_WIDTH = 10
-HEAD_LINES, FOOT_LINES = 5, 1
+OTHER_LINES = 4
+"""The heads of the curve and of the table, a blank line, the foot."""
 PROBLEMS_MAX = 3
 MARGIN = 2
-WIDE = 80
-"""Columns from which there is room for the rates before."""
+COLUMNS: dict[str, Literal["left", "right"]] = {
+    "NAME": "left", "STATE": "left", "STEP": "right", "SAMPLES/S": "right", "": "left",
+    "STALE": "right", "PUSH": "right", "FETCH": "right", "RST": "right",
+}  # fmt: skip
+LEAST = ("", "STALE", "RST", "FETCH", "PUSH", "SAMPLES/S", "STEP")
+"""Columns that are left out where there is no room, the first one first."""
 LOG_FROM = 30.0
 """Largest by smallest loss, from which the scale is logarithmic."""
 STYLES = {
@@ -113,12 +119,13 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
 def draw(view: View, rates: Mapping[str, Sequence[float]], width: int, height: int) -> Group:
     """One picture of so many characters and lines. The curve gets what the daemons leave."""
     problems = [Text(f"! {escape(p)}", style="red") for p in view.problems[:PROBLEMS_MAX]]
-    taken = HEAD_LINES + FOOT_LINES + len(problems) + 2
+    above = [*_head(view), *problems]
+    taken = sum(max(1, math.ceil(text.cell_len / width)) for text in above) + OTHER_LINES
     room = height - taken - len(view.daemons) - MARGIN
     room = min(max(room, CURVE_HEIGHT_MIN), CURVE_HEIGHT_MAX)
     shown = max(1, height - taken - room - MARGIN)
-    parts: list[Any] = [*_head(view), *problems, *_curve(view, width, room), Text("")]
-    parts.append(_table(view, shown, rates if width >= WIDE else None))
+    parts: list[Any] = [*above, *_curve(view, width, room), Text("")]
+    parts.append(table(view, shown, rates, width))
     if len(view.daemons) > shown:
         parts.append(Text(f"and {len(view.daemons) - shown} more daemons: dlctl status"))
     foot = "q leaves" if view.state in ENDED else "q leaves; the run goes on"
@@ -175,45 +182,44 @@ def _curve(view: View, width: int, height: int) -> list[Text]:
     return [Text(head, style="dim"), *rows]
 
 
-def _table(view: View, count: int, rates: Mapping[str, Sequence[float]] | None) -> Table:
-    """The first `count` daemons. rates: what was shown of each before; None: no room for that."""
-    is_over = view.state in ENDED
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("NAME", "STATE"):
-        table.add_column(name, no_wrap=True)
-    for name in ("STEP", "SAMPLES/S"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if rates is not None:
-        table.add_column("", no_wrap=True, min_width=SPARK_WIDTH)
-    for name in ("STALE", "PUSH", "FETCH", "RST"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in view.daemons[:count]:
-        state, name = str(row.get("state")), str(row["name"])
-        sparks = [] if rates is None else [_spark(rates.get(name, ()), is_over=is_over)]
-        table.add_row(
-            escape(name), Text(escape(state), style=STYLES.get(state, "cyan")),
-            *_figures(row, sparks, is_over=is_over), values.count(row.get("restarts")),
-        )  # fmt: skip
-    return table
+def table(view: View, count: int, rates: Mapping[str, Sequence[float]], width: int) -> Table:
+    """The first `count` daemons, in as many columns as there is room for. rates: what was shown of
+    each before.
+    """
+    cells = [_cells(row, rates.get(row["name"], ()), view.state in ENDED) for row in view.daemons]
+    columns = {name: [row[name] for row in cells[:count]] for name in COLUMNS}
+    for name in LEAST:
+        if sum(max(map(cell_len, [name, *map(str, c)])) + 2 for name, c in columns.items()) > width:
+            del columns[name]
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in columns:
+        made.add_column(name, justify=COLUMNS[name], no_wrap=True)
+    for line in zip(*columns.values(), strict=True):
+        made.add_row(*line)
+    return made
 
 
-def _figures(row: Row, sparks: list[Text], *, is_over: bool) -> list[str | Text]:
-    metrics = _metrics(row)
+def _cells(row: Row, before: Sequence[float], is_over: bool) -> dict[str, str | Text]:
+    metrics, state = _metrics(row), str(row.get("state"))
     now = {} if is_over else metrics
     is_server = row.get("role") == "server"
     step = values.count(metrics.get("version" if is_server else "step"))
-    return [
-        f"v{step}" if is_server else step,
-        values.fixed(now.get("samples_per_s"), 0),
-        *sparks,
-        values.fixed(metrics.get("staleness_mean"), 1),
-        values.rate(now.get("push_bytes_per_s")),
-        values.rate(now.get("fetch_bytes_per_s")),
-    ]
+    return {
+        "NAME": escape(str(row["name"])),
+        "STATE": Text(escape(state), style=STYLES.get(state, "cyan")),
+        "STEP": f"v{step}" if is_server else step,
+        "SAMPLES/S": values.fixed(now.get("samples_per_s"), 0),
+        "": _spark(before, is_over=is_over),
+        "STALE": values.fixed(metrics.get("staleness_mean"), 1),
+        "PUSH": values.rate(now.get("push_bytes_per_s")),
+        "FETCH": values.rate(now.get("fetch_bytes_per_s")),
+        "RST": values.count(row.get("restarts")),
+    }
 
 
 def _spark(before: Sequence[float], *, is_over: bool) -> Text:
-    return Text("" if is_over else chart.sparkline(before, SPARK_WIDTH), style="cyan")
+    shown = "" if is_over else chart.sparkline(before, SPARK_WIDTH)
+    return Text(f"{shown:<{SPARK_WIDTH}}", style="cyan")
 
 
 def _metrics(row: Row) -> Row:

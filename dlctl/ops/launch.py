@@ -136,7 +136,7 @@ def _leave(case: Case, previous: Snapshot) -> None:
     stop.clean_up(previous, stop.EXIT_S)
     other_hosts.end(previous, 0.0, purge=True)
     name, state = previous.run_id, previous.state
-    notes.note(f"{name} ({state}) has no checkpoint to go on from; a new run begins")
+    notes.note(f"{name} ({state}) has no checkpoint after step 0; a new run begins")
 
 
 def _settled(previous: Snapshot | None) -> Snapshot | None:

@@ -155,7 +155,7 @@ def _start(snapshot: Snapshot) -> Step | None:
         return Step(verify, f"says what is wrong: {damaged}", other=anew)
     again = f"dlctl start {job_file(snapshot)}"
     if facts.saved_step(snapshot) is None:
-        return Step(again, "begins anew: there is no checkpoint to go on from")
+        return Step(again, "begins anew: no checkpoint after step 0")
     return Step(again, _from_checkpoint(snapshot))
 
 
@@ -179,7 +179,7 @@ def step_of_ruined(snapshot: Snapshot) -> Step:
     first = f"correct the data or the task, or lower lr in {file},"
     anew = f"dlctl start --fresh {file}"
     if found is None or not has_updates(found[1]):
-        return Step(anew, f"begins anew: {RUINED}, and there is no checkpoint", first)
+        return Step(anew, f"begins anew: {RUINED}, and no checkpoint after step 0", first)
     back, price = f"dlctl start {file}", f"{_named(found[1])}{facts.done_again(snapshot)}"
     if is_doubtful(found[1]):
         what = "the model may be ruined there: if it fails again, begin anew"

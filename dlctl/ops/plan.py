@@ -106,7 +106,7 @@ HEADLINES = {
     Action.ALREADY_RUNNING: "nothing: {run} is already {state}",
     Action.OVER: "nothing: {run} has finished; to train on, change stop in [job]",
     Action.REFUSE_CHANGED: "nothing: start refuses, because {run} is {state} with another content",
-    Action.REFUSE_KEPT: "nothing: start refuses, because {run} has no checkpoint to go back to",
+    Action.REFUSE_KEPT: "nothing: start refuses, because {run} has no checkpoint after step 0",
     Action.WAIT_FOR_HOSTS: "{run} has failed; only its hosts know how it goes on (--check)",
 }
 

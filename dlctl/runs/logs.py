@@ -39,6 +39,9 @@ class LogFile(NamedTuple):
     incarnation: int
     age: int
     """0: is written now; 1, 2 ...: rotated away, the higher the older."""
+    inode: int = 0
+    """Of the file that had this name when it was listed."""
+    nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -64,9 +67,12 @@ def list_files(run_directory: Path) -> dict[str, list[LogFile]]:
     found: dict[str, list[LogFile]] = {}
     for path in sorted((run_directory / "logs").glob("*.jsonl*")):
         match = _FILE.fullmatch(path.name)
-        if match:
-            name, incarnation, age = match["name"], int(match["incarnation"]), match["age"]
-            file = LogFile(path, name, incarnation, int(age or 0))
+        if not match:
+            continue
+        name, incarnation, age = match["name"], int(match["incarnation"]), int(match["age"] or 0)
+        with suppress(FileNotFoundError):  # rotated away just now
+            info = path.stat()
+            file = LogFile(path, name, incarnation, age, info.st_ino, info.st_size)
             found.setdefault(name, []).append(file)
     for files in found.values():
         files.sort(key=lambda file: (file.incarnation, -file.age))
@@ -173,10 +179,10 @@ def last_words(run_directory: Path, name: str, limit: int = 10) -> list[str]:
 
 
 class Follower:
-    """New lines of some daemons, poll by poll, through rotation and restarts; close it.
+    """New lines of some daemons, poll by poll, through rotation and restarts.
 
-    Rotation renames files and removes old ones: each is known by its inode, which stays its own for
-    as long as it is open here.
+    Rotation renames files and removes old ones: each is known by its inode. None stays open, as a
+    run has more files than a process may have descriptors.
     """
 
     def __init__(self, run_directory: Path, names: Collection[str], last: int | None = 0) -> None:
@@ -186,84 +192,90 @@ class Follower:
         """
         self.run_directory = run_directory
         self.names = names
-        self._open: dict[int, _Open] = {}
-        self._begun: set[int] = set()
-        found = list(self._files())
-        self._oldest = {file.name: file.incarnation for file in found}
-        newest = {file.name: file for file in found}
-        for file in found:
-            self._add(file, last if file == newest[file.name] else 0)
-        if last != 0:
-            self._begun = {
-                inode for inode, one in self._open.items() if one.file in newest.values()
-            }
+        self._oldest: dict[str, int] = {}
+        self._places: dict[_Key, _Place] = {}
+        self._begun = set[_Key]()
+        for name, files in self._files():
+            self._oldest[name] = files[0].incarnation
+            for file in files:
+                begins = last != 0 and file is files[-1]
+                self._place(file, last if begins else 0)
+                self._begun |= {_key(file)} if begins else set()
 
-    def _files(self) -> Iterator[LogFile]:
+    def _files(self) -> Iterator[tuple[str, list[LogFile]]]:
         for name, files in list_files(self.run_directory).items():
             if name in self.names:
-                yield from files
+                yield name, files
 
-    def _add(self, file: LogFile, last: int | None) -> None:
-        """Open it, if it is not: what an incarnation before the oldest one wrote is past."""
-        if file.incarnation < self._oldest.get(file.name, 0):
-            return
-        with suppress(FileNotFoundError):  # just being rotated: the next poll finds it
-            stream = file.path.open("rb")
+    def _place(self, file: LogFile, last: int | None) -> None:
+        with suppress(FileNotFoundError), file.path.open("rb") as stream:
             info = os.fstat(stream.fileno())
-            if info.st_ino in self._open:
-                stream.close()
-                return
-            stream.seek(0 if last is None else _start_of_last(stream, last))
-            self._open[info.st_ino] = _Open(file, stream, info.st_mtime)
+            if info.st_ino == file.inode:  # else it is being rotated
+                offset = 0 if last is None else _start_of_last(stream, last)
+                self._places[_key(file)] = _Place(offset, info.st_mtime)
 
     def begins_with(self, file: LogFile) -> bool:
         """Whether the first poll brings (or brought) lines that had been in this file before."""
-        try:
-            return file.path.stat().st_ino in self._begun
-        except FileNotFoundError:
-            return False
+        return _key(file) in self._begun
 
     def poll(self) -> list[Line]:
         """Lines that have come since the last poll, merged by time."""
-        for file in self._files():  # the oldest part of a new incarnation comes first
-            self._add(file, None)
-        lines = []
-        for inode, one in list(self._open.items()):
-            lines += one.read()
-            if not os.fstat(one.stream.fileno()).st_nlink:
-                lines += one.unfinished()
-                self._open.pop(inode).stream.close()
-        return in_order(lines)
+        return self._poll(at_end=False)
 
     def rest(self) -> list[Line]:
         """The same at the end, with last lines that lack their line feed."""
-        return self.poll() + [line for one in self._open.values() for line in one.unfinished()]
+        return self._poll(at_end=True)
 
-    def close(self) -> None:
-        for one in self._open.values():
-            one.stream.close()
-        self._open.clear()
+    def _poll(self, *, at_end: bool) -> list[Line]:
+        lines = []
+        for name, files in self._files():
+            for file in files:
+                # What an incarnation before the oldest one wrote is past.
+                if file.incarnation >= self._oldest.get(name, 0):
+                    if (found := self._read(file, at_end)) is None:
+                        break  # The next poll finds this part and the later ones, in order.
+                    lines += found
+        return in_order(lines)
+
+    def _read(self, file: LogFile, at_end: bool) -> list[Line] | None:
+        """What is new in it; None if another file has its name by now."""
+        place = self._places.setdefault(_key(file), _Place())
+        if file.nbytes == place.offset:
+            return []
+        try:
+            with file.path.open("rb") as stream:
+                info = os.fstat(stream.fileno())
+                if info.st_ino != file.inode:
+                    return None
+                if info.st_size < place.offset:  # begun anew
+                    place.offset = 0
+                stream.seek(place.offset)
+                data = stream.read()
+        except FileNotFoundError:
+            return None
+        end = data.rfind(b"\n") + 1
+        if at_end or len(data) - end > LINE_BYTES_MAX:
+            end = len(data)
+        place.offset += end
+        place.at = place.at or info.st_mtime
+        lines = []
+        for raw in data[:end].removesuffix(b"\n").split(b"\n") if end else ():
+            lines.append(parse(_text(raw), file.name, file.incarnation, place.at))
+            place.at = lines[-1].at
+        return lines
+
+
+_Key = tuple[str, int, int]
+
+
+def _key(file: LogFile) -> _Key:
+    return file.name, file.incarnation, file.inode
 
 
 @dataclass(slots=True)
-class _Open:
-    file: LogFile
-    stream: IO[bytes]
-    at: float
-    part: bytes = b""
-    """Of a line that has not come to its end."""
+class _Place:
+    """How far a file has been read."""
 
-    def read(self) -> list[Line]:
-        data = self.part + self.stream.read()
-        whole, found, self.part = data.rpartition(b"\n")
-        lines = [self._line(line) for line in whole.split(b"\n")] if found else []
-        return lines + (self.unfinished() if len(self.part) > LINE_BYTES_MAX else [])
-
-    def unfinished(self) -> list[Line]:
-        part, self.part = self.part, b""
-        return [self._line(part)] if part else []
-
-    def _line(self, data: bytes) -> Line:
-        line = parse(_text(data), self.file.name, self.file.incarnation, self.at)
-        self.at = line.at
-        return line
+    offset: int = 0
+    at: float = 0.0
+    """The time of the line before; 0: it is the first one."""

@@ -222,7 +222,7 @@ class World:
         process.agent = name if role == "agent" else HOME_AGENT
         birth = Birth(RUN_ID, role, name, incarnation, process.pid, "simulated", "0")
         make = {"agent": self._agent, "server": self._server, "worker": self._worker}[role]
-        process.log += f"INFO {role} {name} starts, pid {process.pid}\n".encode()
+        process.log += f"INFO {name} starts, pid {process.pid}\n".encode()
         process.machine = make(process, birth)
         self.network.connect(process, COORDINATOR, CONTROL, coordinator_key)
         process.post(Started(), SPAWN_S)

@@ -14,22 +14,33 @@ NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
 def closest(word: str, known: Iterable[str], aliases: Mapping[str, str] = NO_ALIASES) -> str:
     """One of the known words; "" if none is likely. `aliases`: what others say for them."""
-    known = list(known)
-    other_name = aliases.get(word.lower().replace("_", "-"), "")
-    if other_name and other_name in known:
-        return other_name
-    return next(iter(difflib.get_close_matches(word.lower(), known, n=1)), "")
+    return next(iter(_closest(word, list(known), aliases)), "")
 
 
 def meant(word: str, known: Iterable[str], aliases: Mapping[str, str] = NO_ALIASES) -> str:
     """As the end of an error: '; did you mean "x"?', or "" if nothing is likely."""
-    found = closest(word, known, aliases)
-    return f'; did you mean "{found}"?' if found else ""
+    found = _closest(word, list(known), aliases)
+    return f"; {_question(found)}" if found else ""
 
 
 def did_you_mean(word: str, known: Iterable[str], aliases: Mapping[str, str] = NO_ALIASES) -> str:
     """'did you mean "x"?', or all there are: "known: x, y"."""
     known = list(known)
-    if found := closest(word, known, aliases):
-        return f'did you mean "{found}"?'
-    return f"known: {', '.join(known)}"
+    found = _closest(word, known, aliases)
+    return _question(found) if found else f"known: {', '.join(known)}"
+
+
+def _question(words: list[str]) -> str:
+    quoted = [f'"{word}"' for word in words]
+    return f"did you mean {' or '.join(quoted)}?"
+
+
+def _closest(word: str, known: list[str], aliases: Mapping[str, str]) -> list[str]:
+    """One, or two that are equally likely: "betas" may be "beta1" or "beta2"."""
+    word = word.lower()
+    other_name = aliases.get(word.replace("_", "-"), "")
+    if other_name and other_name in known:
+        return [other_name]
+    found = difflib.get_close_matches(word, known, n=2)
+    ratios = [difflib.SequenceMatcher(None, one, word).ratio() for one in found]
+    return sorted({one for one, ratio in zip(found, ratios, strict=True) if ratio == ratios[0]})

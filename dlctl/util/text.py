@@ -33,7 +33,7 @@ _EXITS = {
     79: "nothing that it computes can be used",
 }
 """What the exit codes of daemons mean, which their commands do not have."""
-_BIRTH = re.compile(r"INFO \w+ [\w-]+ starts, pid \d+")
+_BIRTH = re.compile(r"INFO [\w-]+ starts, pid \d+")
 _HARMLESS_SPACES = "\u00a0\u202f\u3000"
 
 

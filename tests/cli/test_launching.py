@@ -49,7 +49,7 @@ def test_a_job_is_started_and_its_directory_is_complete(job, own_place, play, dl
         "quick, downpour, sgd(lr=0.01) in each worker, sgd(lr=0.1)"
     )
     assert f"{directory.name} is running after" in err
-    assert f"stop: dlctl stop -j {directory.name}" in err
+    assert f"  dlctl stop -j {directory.name} " in err
     assert (run["state"], run["name"], run["algorithm"]) == ("running", "quick", "downpour")
     assert run["job_file"] == str(job)
     assert run["resume"] == ""
@@ -369,7 +369,7 @@ def test_a_job_that_fails_soon_after_its_start_is_quoted_too(job, play, dlctl_co
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 7
     assert "failed soon after its start" in err
-    assert "Running in the background" not in err
+    assert "dlctl logs -f" not in err
     assert "ImportError: no module named tensors" in err
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
-from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 
 import pytest
@@ -147,16 +147,11 @@ def test_bytes_that_are_no_text_are_shown_and_not_lost(run_directory):
 # ---------------------------------------------------------------- following
 
 
-@pytest.fixture
-def follow(run_directory):
-    """Followers of a run, closed at the end."""
-    with ExitStack() as stack:
-        yield lambda run, *names, last=0: stack.enter_context(
-            closing(logs.Follower(run.path, names, last))
-        )
+def follow(run, *names, last=0):
+    return logs.Follower(run.path, names, last)
 
 
-def test_following_begins_at_the_end_and_brings_what_comes(run_directory, follow):
+def test_following_begins_at_the_end_and_brings_what_comes(run_directory):
     run = run_directory()
     run.log("worker-0", 1, "old")
     follower = follow(run, "worker-0")
@@ -167,7 +162,7 @@ def test_following_begins_at_the_end_and_brings_what_comes(run_directory, follow
     assert follower.rest() == []
 
 
-def test_following_can_begin_with_the_last_lines(run_directory, follow):
+def test_following_can_begin_with_the_last_lines(run_directory):
     run = run_directory()
     run.log("worker-0", 1, "first life")
     run.log("worker-0", 2, "a", "b", "c")
@@ -177,7 +172,7 @@ def test_following_can_begin_with_the_last_lines(run_directory, follow):
     assert [follower.begins_with(file) for file in files] == [False, True]
 
 
-def test_a_half_written_line_waits_for_its_other_half(run_directory, follow):
+def test_a_half_written_line_waits_for_its_other_half(run_directory):
     run = run_directory()
     path = run.log("worker-0", 1)
     follower = follow(run, "worker-0")
@@ -190,7 +185,7 @@ def test_a_half_written_line_waits_for_its_other_half(run_directory, follow):
     assert texts(follower.rest()) == ["rest"]
 
 
-def test_following_goes_on_through_rotation_and_misses_nothing(run_directory, follow):
+def test_following_goes_on_through_rotation_and_misses_nothing(run_directory):
     run = run_directory()
     follower = follow(run, "worker-0")
     path = run.log("worker-0", 1, "1")
@@ -215,7 +210,7 @@ def test_following_goes_on_through_rotation_and_misses_nothing(run_directory, fo
     assert follower.rest() == []
 
 
-def test_what_comes_right_before_a_rotation_is_followed_too(run_directory, follow, monkeypatch):
+def test_what_comes_right_before_a_rotation_is_followed_too(run_directory, monkeypatch):
     """It comes when files have been listed, and before they are read."""
     run = run_directory()
     path = run.log("worker-0", 1, "1")
@@ -235,18 +230,18 @@ def test_what_comes_right_before_a_rotation_is_followed_too(run_directory, follo
     assert found == ["1", "2 before", "2 after", "3 before", "3 after"]
 
 
-def test_a_file_that_is_rotated_away_is_read_to_its_end_and_closed(run_directory, follow):
+def test_no_file_stays_open_and_one_that_is_begun_anew_is_read_again(run_directory):
     run = run_directory()
-    path = run.log("worker-0", 1, "1")
-    follower = follow(run, "worker-0")
-    run.log("worker-0", 1, "2")
-    path.unlink()
-    run.log("worker-0", 1, "3")
-    assert texts(follower.poll()) == ["2", "3"]
-    assert len(follower._open) == 1
+    path = run.log("worker-0", 1, "1", "2")
+    before = len(os.listdir("/proc/self/fd"))
+    follower = follow(run, "worker-0", last=None)
+    assert texts(follower.poll()) == ["1", "2"]
+    assert len(os.listdir("/proc/self/fd")) == before
+    path.write_text("3\n")
+    assert texts(follower.poll()) == ["3"]
 
 
-def test_following_goes_on_through_restarts_and_waits_for_late_comers(run_directory, follow):
+def test_following_goes_on_through_restarts_and_waits_for_late_comers(run_directory):
     run = run_directory()
     follower = follow(run, "worker-0", "worker-1")
     run.log("worker-0", 1, line(1.0, "a"))
@@ -257,7 +252,7 @@ def test_following_goes_on_through_restarts_and_waits_for_late_comers(run_direct
     assert follower.rest() == []
 
 
-def test_a_line_without_end_does_not_fill_the_memory(run_directory, follow, monkeypatch):
+def test_a_line_without_end_does_not_fill_the_memory(run_directory, monkeypatch):
     monkeypatch.setattr(logs, "LINE_BYTES_MAX", 1000)
     run = run_directory()
     path = run.log("worker-0", 1)

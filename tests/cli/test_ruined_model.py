@@ -157,12 +157,14 @@ def test_start_goes_back_to_before_the_failure_and_says_how_it_would_not(
 
 
 def test_an_evaluation_of_another_step_is_shown_with_that_step(failed, dlctl_command):
-    save(failed, step=95, number=3, evaluation={"accuracy": 0.5, "step": 95})
+    raised = "worker-0: task.loss raised KeyError: 7 (train.py:45)"
+    save(failed, step=95, number=3, evaluation={"accuracy": 0.5, "step": 95}, failure=raised)
     listed = dlctl_command("checkpoint", "ls")
     _, first, second, third = listed.out.splitlines()
     assert "accuracy 0.9778 (at step 55) " in first
     assert "accuracy 0.9778 (at step 55) " in second
     assert "accuracy 0.5  " in third
     assert "checkpoint 2 was saved when the run failed: the model may be ruined there" in listed.err
+    assert "checkpoint 3" not in listed.err
     rows = json.loads(dlctl_command("checkpoint", "ls", "--json").out)["checkpoints"]
-    assert [row["failure"] for row in rows] == [None, REASON, None]
+    assert [row["failure"] for row in rows] == [None, REASON, raised]

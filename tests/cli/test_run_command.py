@@ -90,7 +90,7 @@ def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
     run = the_run(own_place)
     assert not psutil.pid_exists(run["pid"])
     assert "checkpoint" not in run
-    assert "begins anew: there is no checkpoint to go on from" in err
+    assert "begins anew: no checkpoint after step 0" in err
     assert "goes on from the" not in err
 
 

@@ -359,11 +359,13 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
     run = run_directory()
     file = run.path.parents[1] / "my job.toml"
     run.run(state="failed", reason="server-0 ended", step=170, job_file=str(file))
-    begins = "begins anew: there is no checkpoint to go on from"
+    begins = "begins anew: no checkpoint after step 0"
     shown = f"  next        dlctl start 'my job.toml'\n              {begins}\n"
     assert shown in dlctl_command("status").out
+    save(run, step=0, number=1)
+    assert shown in dlctl_command("status").out
 
-    save(run, step=90, number=1)
+    save(run, step=90, number=2)
     goes_on = "dlctl recover -j digits-7f3a\n              goes on from the checkpoint at step 90"
     lost = "80 steps are done again"
     assert f"  next        {goes_on}; {lost}" in dlctl_command("status").out

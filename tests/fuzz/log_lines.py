@@ -120,10 +120,7 @@ def _check_readers(directory: Path, file: logs.LogFile, lines: list[logs.Line]) 
         found = [line.raw for line in logs.tail([file], last)]
         assert found == (raw[-last:] if last else [])
     follower = logs.Follower(directory, [WORKER], last=None)
-    try:
-        followed = [*follower.poll(), *follower.rest()]
-    finally:
-        follower.close()
+    followed = [*follower.poll(), *follower.rest()]
     assert [line.raw for line in followed] == raw
     assert logs.in_order(lines) == lines
 

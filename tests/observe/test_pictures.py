@@ -17,7 +17,7 @@ from recorded import row
 from rich.console import Console
 
 from dlctl.observe import chart
-from dlctl.observe.top import View, draw
+from dlctl.observe.top import COLUMNS, View, draw, table
 from dlctl.util import extras
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J\u202e"
@@ -158,3 +158,20 @@ def test_the_live_view_fits_into_any_terminal(width: int, height: int, workers: 
     assert "\x1b" not in shown
     assert "no loss yet" in shown
     assert ("more daemons" in shown) == (workers == 100)
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(100, []), (80, [""]), (60, ["", "STALE", "RST"])])
+def test_the_least_important_columns_are_left_out_and_none_is_cut(
+    width: int, left_out: list[str]
+) -> None:
+    rates = {"samples_per_s": 12345.0, "push_bytes_per_s": 9.52e5, "fetch_bytes_per_s": 3.34e6}
+    metrics = {"step": 12345, "staleness_mean": 13.9, **rates}
+    rows = [{"name": "worker-0", "state": "starting", "restarts": 0, "metrics": metrics}]
+    view = View("digits-7f3a", "running", "", {}, rows, None)
+    before = {"worker-0": [1.0, 2.0]}
+    made = table(view, 1, before, width)
+    assert [name for name in COLUMNS if name not in [c.header for c in made.columns]] == left_out
+    console = Console(width=width, force_terminal=True, color_system=None)
+    with console.capture() as captured:
+        console.print(made)
+    assert "\u2026" not in captured.get()

@@ -154,10 +154,14 @@ def test_the_next_coordinator_knows_who_was_left_out() -> None:
     assert found == [{(1, 1)}, set()]
 
 
-def test_a_group_goes_on_without_a_host_that_is_cut_off_and_with_it_again() -> None:
+def on_three_hosts() -> Simulation:
     hosts = tuple(config.Host(ssh=name) for name in ("h1", "h2", "h3"))
     timeouts = {"silent_s": 2.0, "host_s": 1000.0}
-    simulation = simulated(hosts=hosts, timeouts=timeouts, checkpoint_s=1000.0)
+    return simulated(hosts=hosts, timeouts=timeouts, checkpoint_s=1000.0)
+
+
+def test_a_group_goes_on_without_a_host_that_is_cut_off_and_with_it_again() -> None:
+    simulation = on_three_hosts()
     world, found = simulation.world, []
 
     def look() -> None:
@@ -174,3 +178,13 @@ def test_a_group_goes_on_without_a_host_that_is_cut_off_and_with_it_again() -> N
     assert after > before
     assert without == ((0, 1), (1, 1))
     assert [slot for slot, _ in again] == [0, 1, 2]
+
+
+def test_who_is_back_is_not_left_out_again_before_its_heartbeat_comes() -> None:
+    simulation = on_three_hosts()
+    simulation.at(4.0, lambda: simulation.world.cut_off("agent-3"))
+    simulation.at(7.0, lambda: simulation.world.join("agent-3"))
+    simulation.request(15.0, "stop", {"checkpoint": True, "grace_s": 30.0})
+    assert simulation.run().state == "stopped"
+    events = [line for line in simulation.world.trace if " event group " in line]
+    assert sum("the group goes on without" in line for line in events) == 1

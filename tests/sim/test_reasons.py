@@ -83,7 +83,7 @@ def test_whoever_kills_a_run_hears_of_no_step_that_is_passed_over() -> None:
 def test_a_server_that_gives_up_is_quoted_as_the_reason(seconds: float, reason: str) -> None:
     """Before the run is at work there is no shard to lose."""
     simulation = Simulation(job_file(durability="none", epochs=1000.0), LeastSquares())
-    words = ("INFO server server-0 starts, pid 7", f"ERROR {PORT}")
+    words = ("INFO server-0 starts, pid 7", f"ERROR {PORT}")
 
     def give_up() -> None:
         coordinator = simulation.world.process("coordinator").machine
@@ -102,7 +102,7 @@ def test_a_server_that_gives_up_is_quoted_as_the_reason(seconds: float, reason: 
     ("status", "lines", "said"),
     [
         (1, ("ERROR a pipe broke", "INFO trying again", f"ERROR {PORT}"), PORT),
-        (1, ("INFO server server-0 starts, pid 7",), ""),
+        (1, ("INFO server-0 starts, pid 7",), ""),
         (-9, (f"ERROR {PORT}",), ""),
         (0, (f"ERROR {PORT}",), ""),
         (70, ("ERROR a bug in dlctl: server-0 ends", "Traceback (most recent call last):",

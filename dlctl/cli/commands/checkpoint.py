@@ -14,7 +14,7 @@ from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.ops import checkpoint_choice, other_process, saving
 from dlctl.runs import checkpoints, facts, lineage, select
-from dlctl.runs.manifest import FAILURE, Manifest, parts
+from dlctl.runs.manifest import FAILURE, Manifest, is_doubtful, parts
 from dlctl.util import values
 from dlctl.util.text import plural
 
@@ -115,7 +115,7 @@ def ls(job: str | None, as_json: bool) -> None:
             number = checkpoints.number(path)[0]
             console.warn("\n  ".join([f"checkpoint {number} is damaged", *problems]))
     for made in found.values():
-        if FAILURE in made:
+        if is_doubtful(made):
             at = f"checkpoint {made['number']} was saved when the run failed"
             console.note(f"{at}: the model may be ruined there")
     if error := facts.text(snapshot.run.get("checkpoint_error")):

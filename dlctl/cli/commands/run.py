@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,23 +95,23 @@ def _attend(launched: Launched, progress: Progress) -> Snapshot:
     directory = launched.directory
     names = list(load(directory).roles())
     printer = log_lines.Printer(names)
-    with closing(logs.Follower(directory, names)) as follower:
-        snapshot = ready.wait_ready(launched, None, progress)
-        unshown: list[Line] = []
-        look_at = 0.0
-        while snapshot.is_live:
-            fresh = follower.poll()
-            if time.monotonic() >= look_at:
-                look_at = time.monotonic() + LOOK_S
-                snapshot = load(directory)
-                _show(unshown, snapshot, printer, progress)
-                unshown = []
-                progress.show(snapshot)
-            unshown += fresh
-            time.sleep(POLL_S)
-        progress.show(snapshot)
-        snapshot = stop.settle(snapshot)
-        _show([*unshown, *follower.rest()], snapshot, printer, progress)
+    follower = logs.Follower(directory, names)
+    snapshot = ready.wait_ready(launched, None, progress)
+    unshown: list[Line] = []
+    look_at = 0.0
+    while snapshot.is_live:
+        fresh = follower.poll()
+        if time.monotonic() >= look_at:
+            look_at = time.monotonic() + LOOK_S
+            snapshot = load(directory)
+            _show(unshown, snapshot, printer, progress)
+            unshown = []
+            progress.show(snapshot)
+        unshown += fresh
+        time.sleep(POLL_S)
+    progress.show(snapshot)
+    snapshot = stop.settle(snapshot)
+    _show([*unshown, *follower.rest()], snapshot, printer, progress)
     return snapshot
 
 
@@ -179,11 +178,9 @@ def _tell_next(snapshot: Snapshot, file: Path) -> None:
         commands.append((again, "train on, with a later stop in [job]"))
     elif not snapshot.is_live and (step := next_step.of(snapshot)) is not None:
         commands.append((again, step.what + (f" ({step.first} first)" if step.first else "")))
-    commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
+    commands.append((f"dlctl status {job}", "rates, staleness and problems of every daemon"))
     commands.append((f"dlctl events {job}", "what happened, in order"))
-    width = max(len(command) for command, _ in commands)
-    for command, what in commands:
-        console.note(console.escape(f"  {command:<{width}}  {what}"))
+    console.commands(commands)
 
 
 def _exit_as_the_job(snapshot: Snapshot) -> None:

@@ -109,11 +109,9 @@ def command(
 
 def _tell(snapshot: Snapshot) -> None:
     """What to type next."""
-    job = f"-j {console.escape(snapshot.run_id)}"
+    job = f"-j {snapshot.run_id}"
     if snapshot.is_live:
-        commands = (
-            f"status: dlctl status {job}   logs: dlctl logs -f {job}   stop: dlctl stop {job}"
-        )
-        console.note(f"Running in the background.  {commands}")
+        more = [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
     else:
-        console.note(f"status: dlctl status {job}   model: dlctl checkpoint export {job} -o FILE")
+        more = [(f"dlctl checkpoint export {job}", "the model for torch")]
+    console.commands([(f"dlctl status {job}", "how it goes"), *more])

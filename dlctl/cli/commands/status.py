@@ -38,7 +38,7 @@ RECENT_EVENTS = 10
 @click.option(
     "--wide",
     is_flag=True,
-    help="Show host, memory, intervals, waiting, latencies, noise scale, too.",
+    help="Show host, loss, intervals, waiting and latencies, too.",
 )
 @click.option("--check", is_flag=True, help="Exit with 3 unless the job runs and is well.")
 @click.option(
@@ -71,17 +71,18 @@ def command(
     job: str | None,
     as_json: bool,
 ) -> None:
-    """Show a job's daemons, rates and troubles.
+    """Show a job's daemons, rates and problems.
 
     The step of the first line counts those of all workers together, as soon as the portion of data
     that they belong to is done: pushed, and acknowledged. STEP of a worker counts what its process
-    has made, pushed or not. STEP of a server is its version (v): the updates it has applied. STALE
-    is the mean staleness of a worker's pushes: updates by others between its fetch and its push.
-    PUSH and FETCH are bytes per second now, and the limit if there is one. PUSH EVERY and FETCH
-    EVERY are the steps between two of them; "auto (8)": the worker finds them by itself, 8 now.
-    They are shown if one does, and with --wide. WAITS is the part of its time that a worker stands
-    still for its pushes and fetches. RST counts restarts. What is not known of now is "-". Below
-    the table: the problems, with their codes ("dlctl explain"), and what to do next.
+    has made, pushed or not: from 0 after a restart. STEP of a server is its version (v): the
+    updates it has applied. STALE is the mean staleness of a worker's pushes: updates by others
+    between its fetch and its push. PUSH and FETCH are bytes per second now, and the limit if there
+    is one. PUSH EVERY and FETCH EVERY are the steps between two of them; "auto (8)": the worker
+    finds them by itself, 8 now. They are shown if one does, and with --wide. WAITS is the part of
+    its time that a worker stands still for its pushes and fetches. RST counts restarts. What is not
+    known of now is "-". Below the table: the problems, with their codes ("dlctl explain"), and what
+    to do next.
     """
     if key_file is not None:
         from dlctl.cli.ui import remote_status

@@ -171,6 +171,13 @@ def note(text: str) -> None:
         _write_err(text)
 
 
+def commands(rows: Sequence[tuple[str, str]]) -> None:
+    """What somebody may type next, a note each: the command, and what it does."""
+    width = max(len(command) for command, _ in rows)
+    for command, what in rows:
+        note(escape(f"  {command:<{width}}  {what}"))
+
+
 def detail(text: str) -> None:
     """A note that only -v shows."""
     if _settings.verbose:

@@ -7,7 +7,6 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import closing
 from typing import Any
 
 from dlctl.cli.ui import console, live
@@ -208,10 +207,8 @@ def follow_logs(
 ) -> None:
     """Print the last lines, then what comes, until the run has ended or Ctrl-C."""
     begin = limit if test is None else None
-    with (
-        live.leaving(snapshot, "dlctl logs -f"),
-        closing(logs.Follower(snapshot.directory, names, begin)) as follower,
-    ):
+    with live.leaving(snapshot, "dlctl logs -f"):
+        follower = logs.Follower(snapshot.directory, names, begin)
         present = [line for line in follower.poll() if test is None or test(line)]
         lines = []
         for name, files in logs.list_files(snapshot.directory).items():

@@ -120,7 +120,6 @@ _WIDE: dict[str, _Cell] = {
     "HOST": _value("host", _word),
     "INC": _value("incarnation"),
     "LOSS": _metric("loss", values.decimal),
-    "RSS": _metric("rss_bytes", values.size),
     "WAITS": _waits,
     "PUSH ms p50/p99": _milliseconds("push"),
     "FETCH ms p50/p99": _milliseconds("fetch"),

@@ -177,6 +177,7 @@ class Groups:
             self.run.context.retries.done(("group", name), now)
         worker = self.run.members.get(name)
         if worker is not None and (worker.index, worker.term) in self.left_out:
+            worker.heard_at = now  # Its heartbeat may come later: it is not to be left out again.
             self.left_out.discard((worker.index, worker.term))
             self.advance(now)
 

@@ -86,7 +86,7 @@ class Coordinator:
         """As the real one does when the user's loss() raises: it, and the worker, say so."""
         error = "task.loss raised KeyError: 'labels' (train.py:30); look at the keys"
         trace = ["Traceback (most recent call last):", '  File "train.py", line 30, in loss']
-        words = ["INFO worker worker-0 starts, pid 7", f"ERROR {error}", *trace]
+        words = ["INFO worker-0 starts, pid 7", f"ERROR {error}", *trace]
         end = {"code": 1, "text": "exit 1", "at": time.time(), "last_lines": words}
         self.put(state="stopping", reason=f"worker-0: {error}")
         self.log("warning", f"worker-0: {error}")
