@@ -58,6 +58,15 @@ def test_when_the_clock_is_set_the_living_stay_alive(jump_s, sleeper, monkeypatc
     assert sleeper.wait() == -signal.SIGTERM
 
 
+def test_the_memory_of_a_process_is_what_the_kernel_says_of_it():
+    pid, start = os.getpid(), processes.start_of(os.getpid())
+    before = processes.rss_bytes(pid, start)
+    held = bytearray(os.urandom(50_000_000))
+    grown = processes.rss_bytes(pid, start) - before
+    assert 40_000_000 < grown < 70_000_000, len(held)
+    assert processes.rss_bytes(pid, "another:1") is None
+
+
 def test_a_command_name_cannot_confuse():
     with started(f"{CONFUSING}; {SLEEPER}") as process:
         assert Path(f"/proc/{process.pid}/comm").read_text() == "a) Z 1 (b\n"

@@ -21,8 +21,8 @@ POLL_S = 0.02
 KILL_S = 5.0
 """For the kernel to end a process that was killed; one in a bad disk's hands may take longer."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_STATE, _START_TICKS = 0, 19
-"""Fields 3 and 22 of /proc/PID/stat, see proc(5), counted behind the command's name."""
+_STATE, _START_TICKS, _RSS_PAGES = 0, 19, 21
+"""Fields 3, 22 and 24 of /proc/PID/stat, see proc(5), counted behind the command's name."""
 _ENDED = (b"Z", b"X")
 _STOPPED = (b"T", b"t")
 
@@ -64,6 +64,12 @@ def is_alive(pid: Any, start: Any) -> bool:
         return False
     fields = _stat(pid)
     return bool(fields) and fields[_STATE] not in _ENDED and _start(fields) == start
+
+
+def rss_bytes(pid: Any, start: Any) -> int | None:
+    """Its resident memory, what it shares with others included; None if it is not there."""
+    fields = _stat(pid) if is_alive(pid, start) else []
+    return int(fields[_RSS_PAGES]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 
 
 def _stat(pid: int) -> list[bytes]:

@@ -38,7 +38,7 @@ RECENT_EVENTS = 10
 @click.option(
     "--wide",
     is_flag=True,
-    help="Show host, loss, intervals, waiting and latencies, too.",
+    help="Show host, loss, memory, intervals, waiting and latencies, too.",
 )
 @click.option("--check", is_flag=True, help="Exit with 3 unless the job runs and is well.")
 @click.option(

@@ -100,6 +100,12 @@ def _restarts(snapshot: Snapshot, row: Row) -> str:
     return values.count(len(facts.takeovers(snapshot.directory)))
 
 
+def _memory(snapshot: Snapshot, row: Row) -> str:
+    """Of a process on another host nobody knows it here."""
+    there = row if is_here(row) else {}
+    return values.size(processes.rss_bytes(there.get("pid"), there.get("pid_start")))
+
+
 def _word(value: Any) -> str:
     return console.escape(str(value)) if value is not None else NOTHING
 
@@ -120,6 +126,7 @@ _WIDE: dict[str, _Cell] = {
     "HOST": _value("host", _word),
     "INC": _value("incarnation"),
     "LOSS": _metric("loss", values.decimal),
+    "RSS": _memory,
     "WAITS": _waits,
     "PUSH ms p50/p99": _milliseconds("push"),
     "FETCH ms p50/p99": _milliseconds("fetch"),
