@@ -23,7 +23,7 @@ from dlctl.roles.protocol.effects import (
     TakeComputeState,
 )
 from dlctl.roles.worker.worker import Worker
-from dlctl.sim.problems import layout_of
+from dlctl.sim.objectives import layout_of
 
 SIZE = 4
 RESIDUAL = np.arange(1, SIZE + 1, dtype=np.float32)

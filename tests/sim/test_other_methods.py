@@ -17,7 +17,7 @@ from dlctl.algorithms import translation
 from dlctl.errors import UsageError
 from dlctl.messages import Array
 from dlctl.runs import manifest
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 

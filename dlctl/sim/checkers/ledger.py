@@ -42,7 +42,7 @@ class LedgerChecker(Checker):
             self._first.setdefault(key, float(w[self.book.cells[key][0]]))
 
     def at_end(self, world: World) -> None:
-        shards = self.book.problem.by_shard(world.weights())
+        shards = self.book.objective.by_shard(world.weights())
         self.lost = sum(
             int((shards[key.shard][self.book.cells[key]] == 0).sum())
             for key in sorted(self.book.acknowledged)

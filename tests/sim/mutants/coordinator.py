@@ -10,7 +10,7 @@ from dlctl import messages as m
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.groups import Groups
-from dlctl.roles.coordinator.leases import LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.persistence import Lasting, Persistence
 from dlctl.roles.coordinator.portions import Leases, PortionPool, Range
