@@ -122,7 +122,7 @@ def an_older_read_answers(patch: Patch) -> None:
 
 @mutant(
     "what is done without a push counts before it is computed", "SamplesChecker", scenario="toys",
-    seeds=20, first=2,
+    seeds=20, first=22,
 )  # fmt: skip
 def done_before_the_step(patch: Patch) -> None:
     honest = Portions.done_now
