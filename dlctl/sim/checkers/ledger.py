@@ -14,7 +14,7 @@ FAULTLESS = "finished"
 
 
 class LedgerChecker(Checker):
-    """The final account: every gradient adds 1 to a cell of its own (`problems.Ledger`).
+    """The final account: every gradient adds 1 to a cell of its own (`objectives.Ledger`).
 
     With `averages` (a barrier takes the mean of its pushes) a cell has a part of 1; then it must
     stay at what it was when its push was acknowledged. With `shares`, if each push is of one
