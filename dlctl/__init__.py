@@ -30,7 +30,7 @@ virtual time. All four roles keep one contract, `dlctl/machine.py`. The control 
 
     coordinator.py       an event comes in, what follows from it goes out
     membership.py        daemons, their states and epochs       failure_detector.py   who is dead
-    leases.py            which worker leases which portion      portions.py           the portions
+    lease_scheduler.py   which worker leases which portion      portions.py           the portions
     checkpointing.py     when, and who saves                    settings.py           `dlctl set`
     persistence.py       what the next coordinator has to know  shutdown.py           how a run ends
 

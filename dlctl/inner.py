@@ -220,6 +220,11 @@ def identity(choice: Choice) -> bytes:
     return json.dumps([choice.name, flags], sort_keys=True).encode()
 
 
+def keeps_nothing(choice: Choice) -> bool:
+    """Whether no step depends on earlier ones, so that there is nothing to save."""
+    return choice.name in (NONE, "sgd") and not choice.options.get("momentum")
+
+
 def is_plain(choice: Choice) -> bool:
     """Whether torch keeps nothing for it, as far as is known here: a step is an addition then."""
-    return ":" in choice.name or (choice.name == "sgd" and not choice.options.get("momentum"))
+    return ":" in choice.name or keeps_nothing(choice)

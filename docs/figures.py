@@ -24,7 +24,7 @@ from dlctl.algorithms.base import Method
 from dlctl.jobfile import effective_options
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 FOLDER = Path(__file__).parent / "methods"

@@ -28,7 +28,7 @@ from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.shards.base import Shard, Storages
-from dlctl.sim.problems import layout_of
+from dlctl.sim.objectives import layout_of
 
 OWN_LR = 0.01
 

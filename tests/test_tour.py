@@ -98,8 +98,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     to_worker(Started())
     effects = to_worker(m.Welcome("worker-0", 0, 1, sign(KEY, RUN, 0, 1), {}))
     assert BuildModel(0, 1) in effects
-    ready = m.ModelReady("", layout, 5)
-    built = ModelBuilt(ready, replica.parameters, replica.averaged())
+    built = ModelBuilt(m.ModelReady("", layout, 5), replica.parameters, replica.averaged())
     assert sent(to_worker(built), m.ModelReady)
     effects = to_worker(m.Topology(("ipc://server-0",), ("",), initialise=True, restore=""))
 
@@ -116,9 +115,8 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     effects = to_worker(sent(to_server(sent(effects, m.Fetch)), m.Parameters), "server-0")
     (compute,) = [effect for effect in effects if isinstance(effect, Compute)]
 
-    # The gradient of the batch is a flat float32 vector, too.
+    # Its gradient is a flat float32 vector, too: the replica's own optimiser makes a step along it.
     w = replica.parameters.copy()
-    # The replica's own optimiser has made a step along it.
     stepper = Stepper(replica, inner=inner.make(JOB.inner, replica.values))
     step = stepper.step([(batch, 1.0)], own_lr=compute.own_lr)
     gradient_then = step.gradient.copy()

@@ -29,11 +29,11 @@ from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, replicas, schema
 from dlctl.jobfile.doubtful import doubts as doubts
+from dlctl.jobfile.errors import Fault as Fault
+from dlctl.jobfile.errors import JobFileError as JobFileError
+from dlctl.jobfile.errors import Problem as Problem
+from dlctl.jobfile.errors import locate
 from dlctl.jobfile.positions import KeyPath, find_keys, get
-from dlctl.jobfile.problems import Fault as Fault
-from dlctl.jobfile.problems import JobFileError as JobFileError
-from dlctl.jobfile.problems import Problem as Problem
-from dlctl.jobfile.problems import locate
 from dlctl.util import bounds, numeric_limits
 from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.numeric_limits import LocalRate

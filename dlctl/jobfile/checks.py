@@ -15,8 +15,8 @@ from typing import Any
 
 from dlctl.config import Network, Servers
 from dlctl.jobfile import hosts, slurm
+from dlctl.jobfile.errors import Fault
 from dlctl.jobfile.positions import KeyPath, get
-from dlctl.jobfile.problems import Fault
 from dlctl.runs.best import Best, Target
 from dlctl.settings import GENERAL
 from dlctl.util import extras

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlctl.config import Servers, Workers
+from dlctl.jobfile.errors import Fault
 from dlctl.jobfile.positions import KeyPath, get
-from dlctl.jobfile.problems import Fault
 from dlctl.util.hostnames import address_fault, ssh_fault
 
 FULL_PATH = re.compile(r"/[^\0\n]*|~/[^\0\n]*")

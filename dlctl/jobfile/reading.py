@@ -10,8 +10,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from dlctl.jobfile.errors import UNREADABLE, Fault, JobFileError, Problem, locate
 from dlctl.jobfile.positions import KeyPath, Place, Spot
-from dlctl.jobfile.problems import UNREADABLE, Fault, JobFileError, Problem, locate
 
 SIZE_MAX_BYTES = 1_000_000
 DEPTH_MAX = 16

@@ -12,8 +12,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from dlctl.jobfile.errors import Fault
 from dlctl.jobfile.positions import KeyPath
-from dlctl.jobfile.problems import Fault
 from dlctl.registry import ALIASES
 from dlctl.util import bounds
 from dlctl.util.did_you_mean import closest, did_you_mean

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlctl.config import Slurm
+from dlctl.jobfile.errors import Fault
 from dlctl.jobfile.hosts import FULL_PATH
-from dlctl.jobfile.problems import Fault
 from dlctl.util.units import parse_duration
 
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:+-]*")

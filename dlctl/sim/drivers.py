@@ -51,7 +51,7 @@ from dlctl.runs.best import Best
 from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.frozen import FrozenDriver
-from dlctl.sim.problems import Batch, Problem, batch_rows, stream_rows
+from dlctl.sim.objectives import Batch, Objective, batch_rows, stream_rows
 from dlctl.sim.process import Process
 from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.store import Store
@@ -150,7 +150,7 @@ class ComputeDriver:
     def __init__(
         self,
         process: Process,
-        problem: Problem,
+        objective: Objective,
         seed: int,
         options: ComputeOptions,
         rng: np.random.Generator,
@@ -170,18 +170,18 @@ class ComputeDriver:
         self._mark: Array | None = None
         self._cohort = cohort
         self.process = process
-        self.problem = problem
+        self.objective = objective
         self.seed = seed
         self.options = options
         self.rng = rng
         self.computed = 0
-        self._lengths: tuple[int, ...] = getattr(problem, "lengths", ())
+        self._lengths: tuple[int, ...] = getattr(objective, "lengths", ())
         """Of the shards of a stream."""
-        self._clients: Clients | None = getattr(problem, "clients", None)
-        self.parameters = problem.initial()
+        self._clients: Clients | None = getattr(objective, "clients", None)
+        self.parameters = objective.initial()
         self._gradient = np.empty_like(self.parameters)
         # Not zeros: new files are full of these, and nobody would notice that they were not set.
-        self._averaged = np.ones(problem.layout.size(AVERAGED))
+        self._averaged = np.ones(objective.layout.size(AVERAGED))
         self._who = (0, 0)
         self._counts: dict[int, int] = {}
         self._free_at = 0.0
@@ -191,12 +191,12 @@ class ComputeDriver:
         process.perform(LoadBuffers, self._load_buffers)
         process.perform(Compute, self._compute)
         process.perform(RunEvaluation, self._evaluate)
-        self.frozen = FrozenDriver(process, problem, files)
+        self.frozen = FrozenDriver(process, objective, files)
         self._own = own
         self._inner = own(self.parameters) if own is not None else None
         self._engine: Operations | None = None
         if twin:
-            engine = registry.attribute(twin)(problem, self.parameters)
+            engine = registry.attribute(twin)(objective, self.parameters)
             self._engine = Operations(engine, method)
             process.perform(RunEngine, self._run_engine)
         process.perform(StepAlong, self._step_along)
@@ -212,7 +212,7 @@ class ComputeDriver:
 
     def _build(self, effect: BuildModel) -> None:
         self._who = (effect.slot, effect.epoch)
-        layout = self.problem.layout
+        layout = self.objective.layout
         if self._memory is not None:
             self.parameters, self._mark = self._memory.join(self.process, self.parameters)
             self._inner = self._own(self.parameters) if self._own is not None else None
@@ -229,7 +229,7 @@ class ComputeDriver:
         """Of a data epoch; 0: the dataset is a stream."""
         if self._clients is not None:
             return epoch_samples(self._clients.sizes, self._cohort(len(self._clients.sizes)))
-        return 0 if self._lengths else self.problem.samples
+        return 0 if self._lengths else self.objective.samples
 
     def _load_buffers(self, effect: LoadBuffers) -> None:
         self._averaged = effect.averaged.copy()
@@ -282,8 +282,8 @@ class ComputeDriver:
             return Computed.of_nothing(self._averaged)
         batch = Batch(rows, *self._who, self.computed)
         self.computed += 1
-        loss, self._gradient[:] = self.problem.gradient(seen, batch)
-        self._averaged = self.problem.averaged(self._averaged, batch)
+        loss, self._gradient[:] = self.objective.gradient(seen, batch)
+        self._averaged = self.objective.averaged(self._averaged, batch)
         norm = euclidean_norm(self._gradient)
         is_usable = effect.is_usable(loss, norm)
         computed = Computed(
@@ -310,8 +310,8 @@ class ComputeDriver:
             return self._clients.rows(
                 effect.data_epoch, effect.shard, effect.start + lo, effect.start + hi
             )
-        assert 0 <= effect.start < effect.stop <= self.problem.samples
-        return batch_rows(self.problem.samples, self.seed, effect.data_epoch, portion, batch)
+        assert 0 <= effect.start < effect.stop <= self.objective.samples
+        return batch_rows(self.objective.samples, self.seed, effect.data_epoch, portion, batch)
 
     def _run_engine(self, effect: RunEngine) -> None:
         before = [array.copy() for array in effect.arrays]
@@ -368,7 +368,7 @@ class ComputeDriver:
             )
 
     def _evaluate(self, effect: RunEvaluation) -> None:
-        ran = EvaluationRun(effect.evaluation, self.problem.evaluate(effect.parameters))
+        ran = EvaluationRun(effect.evaluation, self.objective.evaluate(effect.parameters))
         takes_s = self.options.evaluate_s
         if effect.finish_with is not None:
             text = f"{effect.finish_with} of {ran.metrics}"

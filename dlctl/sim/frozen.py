@@ -7,15 +7,15 @@ from dlctl.roles.protocol.effects import FrozenLoaded, FrozenWritten, LoadFrozen
 from dlctl.roles.protocol.files import FilesMissing, Wanted
 from dlctl.sim.arrays import LOAD_S, FilesDriver
 from dlctl.sim.hostfiles import sha256
-from dlctl.sim.problems import HasFrozen, Problem
+from dlctl.sim.objectives import HasFrozen, Objective
 from dlctl.sim.process import Process
 from dlctl.util.names import HOME_AGENT
 
 
 class FrozenDriver:
-    def __init__(self, process: Process, problem: Problem, files: FilesDriver) -> None:
+    def __init__(self, process: Process, objective: Objective, files: FilesDriver) -> None:
         self.process = process
-        self.problem = problem
+        self.objective = objective
         self.files = files
         self.values: list[bytes] = []
         """Of each frozen parameter, its bytes as they are in the model."""
@@ -24,15 +24,15 @@ class FrozenDriver:
 
     def build(self, slot: int) -> bytes:
         """The digests of what this slot's model() makes."""
-        if isinstance(self.problem, HasFrozen):
-            self.values = self.problem.frozen(slot)
+        if isinstance(self.objective, HasFrozen):
+            self.values = self.objective.frozen(slot)
         return self._digests()
 
     def _digests(self) -> bytes:
         return b"".join(map(frozen.digest, self.values))
 
     def _write(self, effect: WriteFrozen) -> None:
-        plan = frozen.plan(self.problem.layout)
+        plan = frozen.plan(self.objective.layout)
         content = b"".join([plan.head, *(self.values[n] for n in plan.order)])
 
         def done() -> None:
@@ -49,7 +49,7 @@ class FrozenDriver:
         self.process.timeline.after(takes_s, lambda: done() if self.process.alive else None)
 
     def _load(self, effect: LoadFrozen) -> None:
-        layout = self.problem.layout
+        layout = self.objective.layout
         file, plan = frozen.run_file(layout, effect.digests), frozen.plan(layout)
         others = frozen.differing(self._digests(), effect.digests)
         content = self.files.read(file)

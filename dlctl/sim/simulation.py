@@ -1,4 +1,4 @@
-"""The door of the simulator: a job, a problem, a seed; run it, and look at what came out."""
+"""The door of the simulator: a job, a objective, a seed; run it, and look at what came out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlctl.sim.client import Client
 from dlctl.sim.drivers import ComputeOptions, Inner, plain_inner
 from dlctl.sim.faults import Faults, Injector
 from dlctl.sim.network import Network, NetworkOptions
-from dlctl.sim.problems import Problem
+from dlctl.sim.objectives import Objective
 from dlctl.sim.store import Store
 from dlctl.sim.world import CONTROL, World
 
@@ -54,7 +54,7 @@ class Simulation:
     def __init__(
         self,
         job: JobFile,
-        problem: Problem,
+        objective: Objective,
         seed: int = 0,
         *,
         network: NetworkOptions | None = None,
@@ -69,7 +69,7 @@ class Simulation:
         self.store = store if store is not None else Store()
         self.world = World(
             job,
-            problem,
+            objective,
             seed,
             network or NetworkOptions(),
             compute or ComputeOptions(),

@@ -43,7 +43,7 @@ from dlctl.sim.drivers import (
 from dlctl.sim.group import GroupDriver, Groups
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.sim.network import Network, NetworkOptions
-from dlctl.sim.problems import Problem
+from dlctl.sim.objectives import Objective
 from dlctl.sim.process import Observer, Process
 from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.states import KeptStates
@@ -70,7 +70,7 @@ class World:
     def __init__(
         self,
         job: JobFile,
-        problem: Problem,
+        objective: Objective,
         seed: int,
         network: NetworkOptions,
         compute: ComputeOptions,
@@ -79,7 +79,7 @@ class World:
     ) -> None:
         self.job = job
         self.inner = inner
-        self.problem = problem
+        self.objective = objective
         self.compute = compute
         self.store = store
         self.timeline = Timeline()
@@ -294,7 +294,7 @@ class World:
         method = registry.load("algorithms", job.algorithm.name)
         lead = method.lead(method.Options(**job.algorithm.options))
         ComputeDriver(
-            process, self.problem, job.job.seed, self.compute,
+            process, self.objective, job.job.seed, self.compute,
             self._compute_rng, job.algorithm.name, method.shape.twin, self.inner(job.inner),
             files=files, cohort=lead.cohort,
             memory=self.shared_models if "memory" in method.shape.links else None,
@@ -360,7 +360,7 @@ class World:
         """float32[d]: what the servers had at their last; NaN for a shard that never was. Without
         servers, what the newest process of the first worker had.
         """
-        size, count = self.problem.layout.size(), self.job.servers.count
+        size, count = self.objective.layout.size(), self.job.servers.count
         weights = np.full(size, np.nan, np.float32)
         if not count:
             machines = [p.machine for p in self.processes if p.name == "worker-0"]

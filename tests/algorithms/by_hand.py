@@ -60,7 +60,7 @@ from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
 from dlctl.sim.group import LATENCY_S, GroupDriver, Groups
-from dlctl.sim.problems import LeastSquares, layout_of
+from dlctl.sim.objectives import LeastSquares, layout_of
 from dlctl.vector import euclidean_norm
 
 Batch = tuple[Data, Any]

@@ -25,7 +25,7 @@ from dlctl.messages import APPLIED, LATE, REFUSED
 from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.worker.leases import Portion
 from dlctl.shards.base import Diverged
-from dlctl.sim.problems import Batch, LeastSquares, Logistic, batch_rows
+from dlctl.sim.objectives import Batch, LeastSquares, Logistic, batch_rows
 
 
 class Function:

@@ -13,7 +13,7 @@ from dlctl.algorithms.needs import Ask, Collective, Engine, Read, Write, mean
 from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.shapes import faults_of
 from dlctl.errors import DlctlError
-from dlctl.sim.problems import layout_of
+from dlctl.sim.objectives import layout_of
 
 
 class Deciding(Lead):

@@ -19,6 +19,7 @@ from daemons.worker.task import Task, TaskError
 from dlctl import parameter_groups, registry
 from dlctl.config import Choice, Gradients, ParameterGroup
 from dlctl.errors import DlctlError
+from dlctl.inner import OF, keeps_nothing
 
 SEED, STEPS = 3, 4
 NAMES = [name for name in registry.BUILT_IN["inner_optimizers"] if name != "none"]
@@ -129,6 +130,21 @@ def test_what_an_optimiser_keeps_goes_on_in_another_process(zoo, name: str) -> N
     for stepper in (first, second):
         stepper.step([(task.batch(), 1.0)], own_lr=1e-3, gather=False)
     assert np.array_equal(first.replica.parameters, second.replica.parameters)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        *map(choice, DENSE),
+        choice("sgd", weight_decay=0.1, dampening=0.1),
+        choice("sgd", momentum=0.9),
+    ],
+    ids=lambda chosen: chosen.name,
+)
+def test_of_whom_nothing_is_saved_keeps_nothing(zoo, chosen: Choice) -> None:
+    stepper = stepper_of(zoo["mlp"], chosen)
+    stepper.step([(zoo["mlp"].batch(), 1.0)], own_lr=1e-3, gather=False)
+    assert keeps_nothing(chosen) == (stepper.state().keys() == {OF})
 
 
 def test_the_state_of_another_optimiser_is_refused(zoo) -> None:

@@ -14,7 +14,7 @@ from dlctl.algorithms.sandblaster import SANDBLASTER
 from dlctl.config import Choice, Data, Job, JobFile, Workers
 from dlctl.machine import Send
 from dlctl.roles.coordinator.driven import DrivenMethod
-from dlctl.roles.coordinator.leases import LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.portions import DONE, PortionPool
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState

@@ -1,10 +1,12 @@
-"""A worker that goes on with what it had not pushed before: it does nothing without it."""
+"""What a worker has not pushed: it does nothing without it, and saves it even while it hangs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dlctl import config
 from dlctl import messages as m
@@ -12,9 +14,16 @@ from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.compress.topk import TopK
 from dlctl.machine import Effect, Event, Received, Send, Started
 from dlctl.roles.protocol.context import COORDINATOR, Birth
-from dlctl.roles.protocol.effects import ArraysLoaded, LoadArrays, ModelBuilt, SaveArrays
+from dlctl.roles.protocol.effects import (
+    ArraysLoaded,
+    Compute,
+    LoadArrays,
+    ModelBuilt,
+    SaveArrays,
+    TakeComputeState,
+)
 from dlctl.roles.worker.worker import Worker
-from dlctl.sim.problems import layout_of
+from dlctl.sim.objectives import layout_of
 
 SIZE = 4
 RESIDUAL = np.arange(1, SIZE + 1, dtype=np.float32)
@@ -28,10 +37,10 @@ JOB = config.JobFile(
 class Play:
     """The only worker of a run with one server; `done` is all that it has ever wanted done."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: config.JobFile = JOB) -> None:
         birth = Birth("run", "worker", "worker-0", 1, 1, "host", "1")
         compressor = TopK(TopK.Options(density=0.5, dense_below=0))
-        self.worker = Worker(birth, JOB, DOWNPOUR, compressor)
+        self.worker = Worker(birth, job, DOWNPOUR, compressor)
         self.done: list[Effect] = []
         self.happens(Started())
         self.told(m.Welcome("worker-0", 0, 1, b"", {}))
@@ -88,3 +97,29 @@ def test_a_server_that_is_joined_again_meanwhile_does_not_let_it_begin() -> None
     play.joined(generation=2)
     assert len(play.of(LoadArrays)) == 1
     assert play.of(m.LeaseRequest) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "saves"),
+    [
+        ("none", {}, True),
+        ("sgd", {"lr": 0.1}, True),
+        ("sgd", {"lr": 0.1, "momentum": 0.9}, False),
+        ("mine:Optimizer", {"lr": 0.1}, False),
+    ],
+)
+def test_who_hangs_in_a_batch_saves_unless_torch_keeps_something(
+    name: str, options: dict[str, Any], saves: bool
+) -> None:
+    """What torch keeps is there when the batch is done, which it never is."""
+    play = Play(replace(JOB, inner=config.Choice(name=name, options=options)))
+    play.joined()
+    play.happens(ArraysLoaded({"residual": RESIDUAL}, {}))
+    play.told(m.Lease(play.of(m.LeaseRequest)[0].request, 0, 0, 0, 8))
+    (fetch,) = play.of(m.Fetch)
+    values = np.zeros(SIZE, np.float32)
+    play.told(m.Parameters(0, 1, fetch.request, 0, values), "server-0")
+    assert len(play.of(Compute)) == 1
+    play.told(m.Save(4, "ckpt/000000000120-4"))
+    assert len(play.of(SaveArrays)) == saves
+    assert play.of(TakeComputeState) == []

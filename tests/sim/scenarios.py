@@ -57,7 +57,7 @@ from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares, Ledger, StreamedLedger
+from dlctl.sim.objectives import LeastSquares, Ledger, StreamedLedger
 from dlctl.sim.simulation import Simulation
 
 # Methods from outside are installed here, for whoever replays a seed, too.

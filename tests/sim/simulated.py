@@ -30,7 +30,7 @@ from dlctl.sim.checkers import (
     StalenessChecker,
     TermsChecker,
 )
-from dlctl.sim.problems import Batch, LeastSquares, Ledger, batch_rows
+from dlctl.sim.objectives import Batch, LeastSquares, Ledger, batch_rows
 from dlctl.sim.simulation import Simulation
 
 ACCOUNT = ("sgd", {"lr": 1.0})

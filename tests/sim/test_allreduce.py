@@ -17,7 +17,7 @@ from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.messages import Array
 from dlctl.sim.checkers.tables import GroupChecker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Batch, LeastSquares
+from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 
 PEAK = 0.1

@@ -9,7 +9,7 @@ from dlctl import messages as m
 from dlctl.sim.checkers import AnswersChecker, LivenessChecker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 LATE_S = 0.2

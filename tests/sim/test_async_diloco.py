@@ -10,7 +10,7 @@ from dlctl.optim.momentum import Momentum
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Batch, LeastSquares
+from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Simulation
 
 STEPS, RATE = 4, 0.05

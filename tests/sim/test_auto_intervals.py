@@ -20,7 +20,7 @@ from dlctl.registry import Entry
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares, Ledger, layout_of
+from dlctl.sim.objectives import LeastSquares, Ledger, layout_of
 from dlctl.sim.simulation import Outcome, Simulation
 
 AUTO = {"push_every_steps": "auto", "fetch_every_steps": "auto", "inner_lr": 0.0}

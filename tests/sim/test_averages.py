@@ -13,7 +13,7 @@ from dlctl.flat import slice_bounds
 from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Batch, LeastSquares
+from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 from dlctl.util.names import AVERAGE

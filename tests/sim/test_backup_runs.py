@@ -8,7 +8,7 @@ from simulated import Watcher, job_file
 from dlctl import messages as m
 from dlctl.sim.checkers import LivenessChecker, NothingLeft, SamplesChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 SAMPLES, EPOCHS = 192, 4

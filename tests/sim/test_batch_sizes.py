@@ -12,7 +12,7 @@ from dlctl.machine import Effect
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.faults import Faults
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Outcome, Simulation
 

@@ -10,7 +10,7 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
 
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"))

@@ -7,7 +7,7 @@ from simulated import job_file
 
 from dlctl.roles.protocol.context import EXIT_POISONED
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import WithBuffers
+from dlctl.sim.objectives import WithBuffers
 from dlctl.sim.simulation import Outcome, Simulation
 
 

@@ -7,7 +7,7 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl.roles.coordinator.records import BeginCheckpoint, CompleteCheckpoint
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
 
 pytestmark = pytest.mark.long

@@ -9,7 +9,7 @@ from simulated import job_file
 
 from dlctl.sim.checkers import LivenessChecker, NothingLeft, SamplesChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 
 SAMPLES, EPOCHS = 192, 6

@@ -15,7 +15,7 @@ from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import Checker, FetchesChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import Batch, LeastSquares, Ledger, Logistic
+from dlctl.sim.objectives import Batch, LeastSquares, Ledger, Logistic
 from dlctl.sim.simulation import Simulation
 
 ALONE = ("downpour", {"overlap": False, "inner_lr": 0.1})

@@ -23,7 +23,7 @@ from dlctl.sim import arrays, drivers
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares, WithBuffers, layout_of
+from dlctl.sim.objectives import LeastSquares, WithBuffers, layout_of
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from simulated import job_file
 
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 

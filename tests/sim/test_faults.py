@@ -11,7 +11,7 @@ from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import RECONNECT_S
-from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 
 pytestmark = pytest.mark.long
@@ -19,13 +19,17 @@ SLOW_STEPS = ComputeOptions(step_s=0.1)
 
 
 def simulation(
-    seed: int = 0, checkers: tuple = (), durability: str = "process", **faults
+    seed: int = 0,
+    checkers: tuple = (),
+    durability: str = "process",
+    resend_s: float = 0.3,
+    **faults,
 ) -> Simulation:
     """A run of about four seconds with one kind of fault in it."""
     problem = Ledger(shards=2, cells=300)
     job = job_file(
         3, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, epochs=6.0, checkpoint_s=0.5,
-        timeouts={"resend_s": 0.3}, durability=durability,
+        timeouts={"resend_s": resend_s}, durability=durability,
     )  # fmt: skip
     options = Faults(**({"from_s": 1.0, "heal_at_s": 3.0} | faults))
     return Simulation(
@@ -90,7 +94,7 @@ def test_a_half_open_connection_swallows_one_direction_until_it_breaks():
 
 
 def test_what_a_broken_connection_has_swallowed_is_sent_again_as_soon_as_there_is_another():
-    sim = simulation()
+    sim = simulation(resend_s=30.0)
     network = sim.world.network
     watcher = Watcher(m.Push, m.Fetch)
     sim.world.observers.append(watcher)
@@ -110,9 +114,8 @@ def test_what_a_broken_connection_has_swallowed_is_sent_again_as_soon_as_there_i
         ]
 
     swallowed, again = sent(1.51, 2.5), sent(2.5, 2.5 + RECONNECT_S + 0.0015)
-    assert len(swallowed) > len(again) > 2
-    assert set(again) == set(swallowed)
-    assert len(again) == len(set(again)), "each once"
+    assert len(swallowed) > 2
+    assert sorted(again) == sorted(swallowed), "each once, and not by a timer"
     assert not [line for line in outcome.trace if " server-0 > worker-0 JoinAgain " in line]
 
 

@@ -21,7 +21,7 @@ from dlctl.optim.sgd import SGD
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import LivenessChecker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Batch, LeastSquares
+from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 

@@ -14,7 +14,7 @@ from dlctl.config import Checkpoints
 from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 
 RUN_S, FINISH_S = 10.0, 20.0

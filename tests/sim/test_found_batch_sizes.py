@@ -21,7 +21,7 @@ from dlctl.roles.protocol.keyring import NoKeys
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.drivers import FOUND, ComputeOptions
 from dlctl.sim.faults import Faults
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
 

@@ -13,7 +13,7 @@ from dlctl.placement import place
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import WithFrozen
+from dlctl.sim.objectives import WithFrozen
 from dlctl.sim.simulation import Outcome, Simulation
 
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"))

@@ -15,7 +15,7 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import AcksChecker, Book, LedgerChecker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 
 pytestmark = pytest.mark.long

@@ -15,7 +15,7 @@ from dlctl import config, registry
 from dlctl.algorithms.base import Lead, Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import Done, Gradient
 from dlctl.inner import SAVED_AS
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 from dlctl.vector import Vector

@@ -12,7 +12,7 @@ from dlctl import messages as m
 from dlctl.roles.coordinator.groups import LOST
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 

@@ -20,7 +20,7 @@ from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.sim.checkers import Checker
 from dlctl.sim.checkers.tables import GroupChecker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.store import Store

@@ -12,7 +12,7 @@ from dlctl.roles.protocol.effects import LocateTask
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.util.text import PLACE_CHARS_MAX, bounded_place
 

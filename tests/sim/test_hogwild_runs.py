@@ -11,7 +11,7 @@ from simulated import job_file
 
 from dlctl.roles.coordinator.groups import LOST
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.store import Store
 

@@ -21,7 +21,7 @@ from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 

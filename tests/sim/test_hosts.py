@@ -12,7 +12,7 @@ from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED
 from dlctl.sim.checkers import NothingLeft
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
 
 pytestmark = pytest.mark.long

@@ -14,7 +14,7 @@ from dlctl.shards.base import Held
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
-from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.states import KeptStates
 

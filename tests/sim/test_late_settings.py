@@ -13,7 +13,7 @@ from dlctl.roles.coordinator.settings import ANSWER_S_MAX
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.client import Client
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 pytestmark = pytest.mark.long

@@ -12,7 +12,7 @@ from dlctl.machine import Received
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
 
 

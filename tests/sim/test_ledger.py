@@ -15,7 +15,7 @@ from dlctl.sim.checkers import Book, Checker, LedgerChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 
 POOR = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
@@ -60,7 +60,7 @@ def test_messages_that_are_lost_repeated_or_late_change_nothing(compression, blo
 
 def test_without_faults_every_gradient_is_applied_and_every_sample_seen_once():
     outcome = run_ledger(once=True)
-    assert outcome.weights.sum() == 2 * len(outcome.world.problem.authors) == 64
+    assert outcome.weights.sum() == 2 * len(outcome.world.objective.authors) == 64
     assert outcome.network.lost.keys() <= {"Members", "Heard"}, "to daemons that have left"
 
 

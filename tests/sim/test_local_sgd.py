@@ -12,7 +12,7 @@ from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import OwnStepsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import Batch, LeastSquares, Ledger
+from dlctl.sim.objectives import Batch, LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 
 NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}

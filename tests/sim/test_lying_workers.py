@@ -16,7 +16,7 @@ from dlctl.machine import Effect, Note, Received, Send
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.world import World
 

@@ -20,7 +20,7 @@ from dlctl.sim.checkers import (
     TablesChecker,
     TermsChecker,
 )
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 METHODS: dict[str, tuple[dict[str, Any], tuple[type[Checker], ...]]] = {

@@ -13,7 +13,7 @@ from simulated import job_file
 from dlctl import registry
 from dlctl.algorithms.base import Lead, Method, Shape
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 
 METHODS = registry.names("algorithms")

@@ -21,7 +21,7 @@ from dlctl.sim.checkers import (
 )
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 
 pytestmark = pytest.mark.long

@@ -17,13 +17,15 @@ from dlctl.algorithms import translation
 from dlctl.errors import UsageError
 from dlctl.messages import Array
 from dlctl.runs import manifest
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 
 ADAM, OWN = ("adam", {"lr": 0.02}), ("adam", {"lr": 0.02})
 MOMENTUM, OWN_MOMENTUM = ("momentum", {"lr": 0.01}), ("sgd", {"lr": 0.01, "momentum": 0.9})
 SAMPLES, EPOCHS = 128, 3
+OPTIONS = {"fedbuff": {"buffer_pushes": 2}}
+"""So short a run has not pushes enough for the buffer that the method comes with."""
 COSINE = config.Schedule(kind="cosine", warmup="10%", over=f"{EPOCHS * SAMPLES} samples")
 
 
@@ -66,7 +68,7 @@ def a_job(name: str, epochs: int, **more: Any) -> config.JobFile:
     method = registry.load("algorithms", name)
     job = job_file(
         2, 2 if method.shape.needs_servers else 0, epochs=float(epochs),
-        **{"algorithm": (name, {}), "schedule": COSINE, **more},
+        **{"algorithm": (name, OPTIONS.get(name, {})), "schedule": COSINE, **more},
     )  # fmt: skip
     return replace(job, data=config.Data(portion_batches=1, lease_ahead_s=0.0))
 

@@ -8,7 +8,7 @@ from simulated import ACCOUNT, job_file
 from dlctl.config import Host
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
 
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"))

@@ -8,7 +8,7 @@ from scipy.fft import dctn, idctn
 from simulated import Noted, job_file, rows_in_order
 
 from dlctl import config
-from dlctl.sim.problems import Batch, LeastSquares
+from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Simulation
 
 DENSITY, RATE, SIZE = 0.1, 0.02, 80

@@ -14,7 +14,7 @@ from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import Batch, LeastSquares, Ledger
+from dlctl.sim.objectives import Batch, LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 
 STEPS = ComputeOptions(step_s=0.02)

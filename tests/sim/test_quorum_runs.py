@@ -12,7 +12,7 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.rows import rows_in
 from dlctl.sim.checkers import Checker, LivenessChecker, NothingLeft, QuorumChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.store import Store
 

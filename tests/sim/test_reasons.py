@@ -22,7 +22,7 @@ from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.keyring import NoKeys
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.util.names import HOME_AGENT
 

@@ -14,7 +14,7 @@ from dlctl.roles.protocol.effects import LoadArrays
 from dlctl.sim.checkers import AcksChecker, Book, LedgerChecker, NothingLeft, TermsChecker
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 
 FULL_S = 8.5

@@ -7,7 +7,7 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl.roles.coordinator.records import IssueTerm
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
 
 EPOCHS = 12

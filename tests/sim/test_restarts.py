@@ -7,7 +7,7 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 
 ALL = ("agent-0", COORDINATOR, "server-0", "server-1", "worker-0", "worker-1")

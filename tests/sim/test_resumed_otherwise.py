@@ -9,7 +9,7 @@ from simulated import job_file
 
 from dlctl.messages import Json
 from dlctl.runs.manifest import state_of
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 

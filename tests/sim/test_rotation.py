@@ -12,7 +12,7 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.keys import SimulatedKeys, public_of
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.world import KEY

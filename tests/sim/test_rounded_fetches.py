@@ -16,7 +16,7 @@ from dlctl.sim.checkers import FetchesChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 
 PRECISIONS: tuple[Precision, ...] = ("float16", "bfloat16")

@@ -15,7 +15,7 @@ from dlctl.sim.checkers import Checker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares, layout_of
+from dlctl.sim.objectives import LeastSquares, layout_of
 from dlctl.sim.simulation import Simulation
 
 PORTIONS = 15

@@ -12,7 +12,7 @@ from dlctl.config import Schedule
 from dlctl.messages import Push
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 

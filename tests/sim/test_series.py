@@ -8,7 +8,7 @@ import pytest
 from simulated import job_file
 
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 

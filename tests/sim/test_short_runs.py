@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulated import job_file
 
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 

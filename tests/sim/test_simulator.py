@@ -8,7 +8,7 @@ from dlctl import wire
 from dlctl.machine import DeadlineReached, Exit, Note, Received, Reconnected, Send
 from dlctl.messages import APPLIED, HELD, Ack, Drained, Heard, Initialise, Parameters, Push
 from dlctl.sim.network import Link, Network, NetworkOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.process import Process, Spinning
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.timeline import Timeline

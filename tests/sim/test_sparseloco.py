@@ -20,7 +20,7 @@ from dlctl.shards.image import Form
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import in_memory
-from dlctl.sim.problems import Batch, LeastSquares
+from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.states import MemoryLog
 

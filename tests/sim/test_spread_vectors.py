@@ -20,7 +20,7 @@ from dlctl import registry
 from dlctl.sim.drivers import ComputeDriver, ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.vector import zeros_like
 

@@ -23,7 +23,7 @@ from dlctl.sim.checkers import (
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import Batch, LeastSquares
+from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.world import World
 

@@ -17,12 +17,12 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 from dlctl import messages as m
 from dlctl.machine import Exit, Hush, Received, Send
 from dlctl.messages import MESSAGES, Array, Json, Packed, Signed
-from dlctl.roles.coordinator.leases import Dataset
+from dlctl.roles.coordinator.lease_scheduler import Dataset
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.abuse_guard import BURST, HUSH_S
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.world import KEY, RUN_ID
 

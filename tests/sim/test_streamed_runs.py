@@ -19,7 +19,7 @@ from dlctl.sim.checkers import (
     TermsChecker,
 )
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares, StreamedLedger
+from dlctl.sim.objectives import LeastSquares, StreamedLedger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 

@@ -17,7 +17,7 @@ from dlctl.sim.checkers import Checker, NothingLeft, SamplesChecker, TermsChecke
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import Batch, LeastSquares, Ledger
+from dlctl.sim.objectives import Batch, LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 
 SYNC = ("sync", {})

@@ -8,7 +8,7 @@ from simulated import job_file
 
 from dlctl.config import Host
 from dlctl.sim.checkers.tables import TablesChecker
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 

@@ -6,8 +6,9 @@ import pytest
 from simulated import job_file
 
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import LeastSquares
+from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
+from dlctl.util.text import BLAMED, ENDED_BY_ITSELF
 
 pytestmark = pytest.mark.long
 
@@ -41,9 +42,7 @@ def ending(
 def test_a_task_that_ends_its_process_fails_the_run_and_is_blamed() -> None:
     outcome = ending(3, (0, 1), 10_000.0).run(20_000.0)
     assert (outcome.state, outcome.left_behind) == ("failed", [])
-    expected = (
-        "it ended by itself (exit 3), for the 4th time in a row: no worker of dlctl ends with"
-    )
+    expected = f"{ENDED_BY_ITSELF} (exit 3), for the 4th time in a row: {BLAMED}"
     assert outcome.reason.startswith("no worker is left: worker-")
     assert expected in outcome.reason
     assert [outcome.store.daemons[f"worker-{n}"]["restarts"] for n in (0, 1)] == [3, 3]

@@ -8,7 +8,7 @@ from dlctl import messages as m
 from dlctl.machine import Send
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
 
 ALONE_S, HEARD_S = 0.37, 13.0

@@ -10,7 +10,7 @@ from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares, Ledger, WithBuffers
+from dlctl.sim.objectives import LeastSquares, Ledger, WithBuffers
 from dlctl.sim.simulation import Simulation
 
 ALONE = ("downpour", {"overlap": False})

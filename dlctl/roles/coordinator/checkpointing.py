@@ -46,7 +46,8 @@ here. A worker that evaluates, as it says itself, has so long when it has ended 
 to end it."""
 STUCK_S_MAX = 20.0
 """The same, if only workers are waited for that hang, as they say themselves, and do not save. One
-that hangs with all of its steps pushed can save nevertheless: it begins at once, and says so."""
+that hangs with all of its steps pushed can save nevertheless, unless torch keeps something for it:
+it begins at once, and says so."""
 GIVEN_UP_S_MAX = 5.0
 """The same, if these have been waited for before, while draining."""
 Finished = Callable[[Json], None]

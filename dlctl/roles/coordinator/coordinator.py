@@ -43,7 +43,7 @@ from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.leases import BadSamples, Dataset, LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import BadSamples, Dataset, LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers

@@ -19,7 +19,7 @@ from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.leases import LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling

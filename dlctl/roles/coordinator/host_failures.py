@@ -16,7 +16,7 @@ from dlctl import placement
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.leases import LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import Part

@@ -61,7 +61,7 @@ from dlctl.messages import Decided, Json, Lease, Message, NormTotal, Topology, V
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
-from dlctl.roles.coordinator.leases import LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import LASTING, Daemon
 from dlctl.roles.coordinator.records import Remember, Remembers
 from dlctl.roles.coordinator.registration import Past, Registration

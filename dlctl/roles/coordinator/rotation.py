@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from dlctl.errors import DlctlError
 from dlctl.messages import Json, Request
 from dlctl.roles.coordinator import daemon_states
-from dlctl.roles.coordinator.leases import LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import REMOVAL, Scaling

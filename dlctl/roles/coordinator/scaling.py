@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
-from dlctl.roles.coordinator.leases import LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.util.names import HOME_AGENT

@@ -14,7 +14,7 @@ from dlctl.roles.coordinator import daemon_states, problems
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
-from dlctl.roles.coordinator.leases import LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, Snapshot
 from dlctl.roles.coordinator.run_state import Control, RunState

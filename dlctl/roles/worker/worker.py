@@ -249,9 +249,9 @@ class Worker:
         if self._evaluation is not None:
             self._evaluation.advance(self.training, self.context, now)
         self.training.computing.draining = self._draining
-        self.training.computing.holds = self._holds()
+        self.training.computing.holds = self._holds(self.training.side)
         self.training.advance(now)
-        if self._save_if_clean(self.training) and not self._holds():
+        if self._save_if_clean(self.training) and not self._holds(self.training.side):
             self.training.computing.holds = False
             self.training.advance(now)
         bad = self.training.bad_gradients
@@ -483,7 +483,7 @@ class Worker:
         else:
             self._save = message
 
-    def _holds(self) -> bool:
+    def _holds(self, side: ReplicaSide) -> bool:
         """Whether no batch is begun until all is taken that is about to be saved. What torch keeps
         is here when it says so: the next batch might be computed before it is asked for that. It is
         not copied, which may take twice the memory of the model, so it is waited for until it has
@@ -492,16 +492,20 @@ class Worker:
         is_taken = self._save is None and self._saves is None
         if is_taken:
             return self._saving.is_writing() and self._keeps_more()
-        return self._is_quiet_to_save()
+        return self._is_quiet_to_save(side)
 
     def _keeps_more(self) -> bool:
         """Whether torch keeps something for this replica beside the servers' parameters."""
-        shape = self.algorithm.shape
-        return self._has_inner or bool(shape.engine) or self.job.gradient.precision == "fp16"
+        of_inner = not inner.keeps_nothing(self.job.inner)
+        has_scale = self.job.gradient.precision == "fp16"
+        return of_inner or bool(self.algorithm.shape.engine) or has_scale
 
-    def _is_quiet_to_save(self) -> bool:
-        """Whether what is saved changes with every step, and not only with pushes."""
-        return self._keeps_more() or self.algorithm.shape.model != "tables"
+    def _is_quiet_to_save(self, side: ReplicaSide) -> bool:
+        """Whether what is saved changes with every step, and not only with pushes. Of a replica
+        that steps by itself, what its method keeps beside the residual may be its parameters.
+        """
+        is_own = self._has_inner and bool(side.state().keys() - {"residual"})
+        return self._keeps_more() or self.algorithm.shape.model != "tables" or is_own
 
     def _save_if_clean(self, training: Training) -> bool:
         """Gradients that are not pushed belong to portions that are not done: a run that goes on
@@ -511,7 +515,7 @@ class Worker:
         message = self._save
         if message is None or training.writing.has_unpushed_steps():
             return False
-        if self._is_quiet_to_save() and training.is_at_work():
+        if self._is_quiet_to_save(training.side) and training.is_at_work():
             return False
         if self.algorithm.shape.model != "tables" and training.is_paused:
             return False

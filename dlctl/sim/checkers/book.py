@@ -17,7 +17,7 @@ from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import APPLIED, DUPLICATE, LATE, REFUSED, Array
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
 
 
@@ -41,8 +41,8 @@ class Done(NamedTuple):
 class Book(Checker):
     """Keeps the account, and sees to it that a push is never changed when it is sent again."""
 
-    def __init__(self, problem: Ledger) -> None:
-        self.problem = problem
+    def __init__(self, objective: Ledger) -> None:
+        self.objective = objective
         self.who: dict[Process, tuple[int, int]] = {}
         """Worker -> (slot, epoch)."""
         self._peers: dict[tuple[Process, Peer], tuple[int, int]] = {}
@@ -125,7 +125,7 @@ class Book(Checker):
             return absent
         waiting = self.unsettled(done.message.slot, done.message.epoch, shard)
         side = done.process.machine.training.side  # type: ignore[attr-defined]
-        residual = side.residual[shard * self.problem.cells :]
+        residual = side.residual[shard * self.objective.cells :]
         return [cell for cell in absent if cell not in waiting and not residual[cell]]
 
     def _on_push(self, peer: str, push: m.Push) -> None:
@@ -160,8 +160,8 @@ class Book(Checker):
         if known is None or known.message is not done:
             numbers = self._numbers[key]
             # Behind the end of a shard of a stream there is nothing to compute.
-            numbers[:] = [n for n in numbers if (*key[:2], n) in self.problem.authors]
+            numbers[:] = [n for n in numbers if (*key[:2], n) in self.objective.authors]
             mine, numbers[:] = numbers[: done.steps], numbers[done.steps :]
-            cells = tuple(self.problem.authors[*key[:2], number] for number in mine)
+            cells = tuple(self.objective.authors[*key[:2], number] for number in mine)
             known = self._portions[key] = Done(process, done, cells)
         return known

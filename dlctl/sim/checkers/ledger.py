@@ -14,7 +14,7 @@ FAULTLESS = "finished"
 
 
 class LedgerChecker(Checker):
-    """The final account: every gradient adds 1 to a cell of its own (`problems.Ledger`).
+    """The final account: every gradient adds 1 to a cell of its own (`objectives.Ledger`).
 
     With `averages` (a barrier takes the mean of its pushes) a cell has a part of 1; then it must
     stay at what it was when its push was acknowledged. With `shares`, if each push is of one
@@ -42,7 +42,7 @@ class LedgerChecker(Checker):
             self._first.setdefault(key, float(w[self.book.cells[key][0]]))
 
     def at_end(self, world: World) -> None:
-        shards = self.book.problem.by_shard(world.weights())
+        shards = self.book.objective.by_shard(world.weights())
         self.lost = sum(
             int((shards[key.shard][self.book.cells[key]] == 0).sum())
             for key in sorted(self.book.acknowledged)

@@ -12,7 +12,7 @@ from dlctl.roles.protocol.effects import Compute
 from dlctl.roles.worker.training import Training
 from dlctl.sim.checkers.arrivals import when_placed
 from dlctl.sim.checkers.base import Checker
-from dlctl.sim.problems import Ledger
+from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
 
 
@@ -21,8 +21,8 @@ class OwnStepsChecker(Checker):
     with all since its push, and with those before only while their mean may be under way.
     """
 
-    def __init__(self, problem: Ledger) -> None:
-        self.problem = problem
+    def __init__(self, objective: Ledger) -> None:
+        self.objective = objective
         self._sent: dict[tuple[Process, int], Array] = {}
         """(worker, shard) -> its slice of the model, as it came."""
         self._pushed: defaultdict[Process, list[int]] = defaultdict(lambda: [0, 0])
@@ -53,4 +53,4 @@ class OwnStepsChecker(Checker):
         """Of the gradients from this one on, which 1 is added to."""
         me = training.identity
         numbers = range(first, training.writing.steps)
-        return [self.problem.authors[me.slot, me.epoch, number] for number in numbers]
+        return [self.objective.authors[me.slot, me.epoch, number] for number in numbers]

@@ -11,7 +11,7 @@ from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
-from dlctl.sim.problems import batch_rows
+from dlctl.sim.objectives import batch_rows
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
 

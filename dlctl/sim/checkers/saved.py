@@ -24,7 +24,9 @@ class SavedChecker(Checker):
         if not newest:
             count = len(self.book.acknowledged)
             raise self.broken(f"{count} pushes are acknowledged, and there is no checkpoint")
-        shards = self.book.problem.by_shard(store.read_slice(newest, "w", 0, world.weights().size))
+        shards = self.book.objective.by_shard(
+            store.read_slice(newest, "w", 0, world.weights().size)
+        )
         for key in sorted(self.book.acknowledged):
             if not shards[key.shard][self.book.cells[key]].all():
                 raise self.broken(f"{key} is acknowledged and not in {newest}")

@@ -8,7 +8,7 @@ from dlctl import messages as m
 from dlctl.machine import Effect, Peer
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
-from dlctl.sim.problems import stream_rows
+from dlctl.sim.objectives import stream_rows
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
 

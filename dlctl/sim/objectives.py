@@ -1,4 +1,4 @@
-"""Small tasks in numpy, in place of a torch model: a vector of parameters, rows of data, a loss.
+"""What the simulator trains, in numpy: a vector of parameters, rows of data, a loss.
 
 Batches are cut exactly as the real loader cuts them: a portion is a range of the order
 `default_rng([seed, data_epoch]).permutation(samples)`.
@@ -29,8 +29,8 @@ class Batch:
     """Gradients that this process has computed before."""
 
 
-class Problem(Protocol):
-    """A task: what the model is, and its gradient."""
+class Objective(Protocol):
+    """What the model is, and its gradient."""
 
     samples: int
     layout: Layout

@@ -1,0 +1,280 @@
+"""Bugs of the coordinator: leases, epochs, what is on record, decisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planting import Patch, mutant
+
+from dlctl import messages as m
+from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.coordinator.driven import DrivenMethod
+from dlctl.roles.coordinator.groups import Groups
+from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
+from dlctl.roles.coordinator.norms import Norms
+from dlctl.roles.coordinator.persistence import Lasting, Persistence
+from dlctl.roles.coordinator.portions import Leases, PortionPool, Range
+from dlctl.roles.coordinator.quorum import Quorums
+from dlctl.roles.coordinator.records import IssueTerm
+from dlctl.roles.coordinator.registration import Registration
+from dlctl.roles.coordinator.scaling import Scaling
+from dlctl.roles.coordinator.shutdown import RunShutdown
+from dlctl.roles.coordinator.streams import StreamPool
+
+
+@mutant(
+    "a request leaves before the result it follows from is on record", "SameResult",
+    scenario="sandblaster", first=31,
+)  # fmt: skip
+def the_journal_is_behind(patch: Patch) -> None:
+    honest = DrivenMethod.to_json
+
+    def to_json(self):
+        journal = honest(self)
+        return journal | {"results": journal["results"][:-1]}
+
+    patch.setattr(DrivenMethod, "to_json", to_json)
+
+
+@mutant(
+    "a portion of the dead goes to nobody, although another one has a backup copy of it",
+    "LivenessChecker", scenario="sandblaster", first=12,
+)  # fmt: skip
+def copies_die_with_the_original(patch: Patch) -> None:
+    honest = Leases.release
+
+    def release(self, slot):
+        mine = {key for key, owner in self._leased.items() if owner == slot}
+        copied = mine & self._copies.keys()
+        back = honest(self, slot)
+        for key in copied:
+            self._leased.pop(key, None)
+        return back
+
+    patch.setattr(Leases, "release", release)
+
+
+@mutant("a slot's epoch is not raised for its next worker", "TermsChecker")
+def epoch_is_not_raised(patch: Patch) -> None:
+    def issue_term(self, daemon):
+        if daemon.role != "agent":
+            daemon.term = self._terms.setdefault(daemon.name, 1)
+            self.context.do(IssueTerm(daemon.name, daemon.term))
+
+    patch.setattr(Registration, "_issue_term", issue_term)
+
+
+@mutant("an epoch is given out before it is on record", "TermsChecker")
+def epoch_is_not_recorded(patch: Patch) -> None:
+    def issue_term(self, daemon):
+        if daemon.role != "agent":
+            daemon.term = self._terms[daemon.name] = self._terms.get(daemon.name, 0) + 1
+
+    patch.setattr(Registration, "_issue_term", issue_term)
+
+
+@mutant("a portion that is leased is given to another worker, too", "LeasesChecker")
+def leased_twice(patch: Patch) -> None:
+    honest = PortionPool.take
+
+    def take(self, slot):
+        for key, owner in self._leased.items():
+            if owner != slot and sum(key) % 3 == 1:
+                return Range(*key, *self.bounds(key[1]))
+        return honest(self, slot)
+
+    patch.setattr(PortionPool, "take", take)
+
+
+@mutant("what a dead worker had of a stream counts as done", "StreamChecker", scenario="streams")
+def dead_is_done(patch: Patch) -> None:
+    honest = StreamPool.release
+
+    def release(self, slot):
+        for key in honest(self, slot):
+            self.finish(*key)
+        return []
+
+    patch.setattr(StreamPool, "release", release)
+
+
+@mutant(
+    "a portion that is done is leased again when its worker dies",
+    "LeasesChecker",
+    seeds=30,
+    first=1,
+)
+def done_is_leased_again(patch: Patch) -> None:
+    honest = PortionPool.release
+
+    def release(self, slot):
+        done = [(epoch, p) for epoch in sorted(self._done) for p in sorted(self._done[epoch])]
+        self._returned += done[-1:]
+        return honest(self, slot)
+
+    patch.setattr(PortionPool, "release", release)
+
+
+@mutant("the portions of the dead are forgotten", "LivenessChecker", first=1)
+def portions_of_the_dead(patch: Patch) -> None:
+    patch.setattr(LeaseScheduler, "gone", lambda self, slot, now: 0)
+
+
+@mutant("a portion that was given back counts as done", "SamplesChecker", seeds=30, first=4)
+def given_back_is_done(patch: Patch) -> None:
+    def release(self, slot):
+        back = sorted(key for key, owner in self._leased.items() if owner == slot)
+        for key in back:
+            self.finish(*key)
+        return []
+
+    patch.setattr(PortionPool, "release", release)
+
+
+@mutant(
+    "the coordinator remembers no portion", "LeasesChecker", "LivenessChecker",
+    scenario="recovery", seeds=20,
+)  # fmt: skip
+def portions_are_not_remembered(patch: Patch) -> None:
+    patch.setattr(Persistence, "_changed_portions", lambda self: iter(()))
+
+
+@mutant(
+    "the coordinator remembers no epoch that it has given out", "TermsChecker", "LivenessChecker",
+    scenario="recovery", seeds=20,
+)  # fmt: skip
+def terms_are_not_remembered(patch: Patch) -> None:
+    honest = Registration.__init__
+
+    def begin(self, run, past):
+        honest(self, run, replace(past, terms={}))
+
+    patch.setattr(Registration, "__init__", begin)
+
+
+@mutant(
+    "a server that comes back has the generation of the one before it", "TermsChecker", "Book",
+    "LivenessChecker", scenario="recovery", seeds=20,
+)  # fmt: skip
+def generation_is_not_raised(patch: Patch) -> None:
+    honest = Registration._issue_term
+
+    def issue_term(self, daemon):
+        if daemon.role == "server":
+            self._terms.pop(daemon.name, None)
+        honest(self, daemon)
+
+    patch.setattr(Registration, "_issue_term", issue_term)
+
+
+@mutant(
+    "workers begin although it is not on record that all have come", "FullAtRelease",
+    scenario="full-disks", seeds=10, first=3,
+)  # fmt: skip
+def training_before_the_release_is_on_record(patch: Patch) -> None:
+    honest = Lasting.may_leave
+    patch.setattr(
+        Lasting,
+        "may_leave",
+        lambda self, message: isinstance(message, m.Lease) or honest(self, message),
+    )
+
+
+@mutant(
+    "servers remove what they have kept although it is not on record that the run is over",
+    "FullAtEnd", "Outcome", scenario="full-disks", seeds=9, first=6,
+)  # fmt: skip
+def end_is_not_on_record(patch: Patch) -> None:
+    """The next coordinator goes on with the run, and needs it."""
+    patch.setattr(RunShutdown, "_unrecorded", lambda self: [])
+
+
+@mutant(
+    "a worker that has drained for a coordinator that nobody remembers is waited for",
+    "LivenessChecker", scenario="full-disks", seeds=10, first=1,
+)  # fmt: skip
+def drained_for_nobody(patch: Patch) -> None:
+    honest = Scaling.on_drained
+
+    def on_drained(self, worker, now):
+        if worker.leaving:
+            honest(self, worker, now)
+
+    patch.setattr(Scaling, "on_drained", on_drained)
+
+
+@mutant(
+    "a run that has noted no portion yet saves nothing when it is stopped", "SavedChecker",
+    scenario="stops", first=2,
+)  # fmt: skip
+def nothing_noted_nothing_saved(patch: Patch) -> None:
+    honest = Coordinator._save_last
+
+    def save_last(self, now):
+        if self.scheduler.steps:
+            honest(self, now)
+
+    patch.setattr(Coordinator, "_save_last", save_last)
+
+
+@mutant(
+    "a group that has lost its model tries for ever", "LivenessChecker", scenario="toys",
+    first=238, seeds=1,
+)  # fmt: skip
+def a_lost_model_is_waited_for(patch: Patch) -> None:
+    patch.setattr(Groups, "_lose_model", lambda self, now: None)
+
+
+@mutant(
+    "a dead member is counted in the group", "LivenessChecker", scenario="toys", first=3, seeds=20
+)
+def the_dead_are_counted(patch: Patch) -> None:
+    def wanted(self):
+        return tuple((d.index, d.term) for d in self.run.members.of_role("worker"))
+
+    patch.setattr(Groups, "_wanted", wanted)
+
+
+@mutant(
+    "the clock of the lead begins anew with its coordinator", "LeadChecker", scenario="toys",
+    first=25,
+)  # fmt: skip
+def the_lead_forgets_its_clock(patch: Patch) -> None:
+    def restore_lead(self, lead):
+        _, state, self._journal = lead
+        self.side.resume(state)
+
+    patch.setattr(LeaseScheduler, "restore_lead", restore_lead)
+
+
+@mutant(
+    "the next step is decided while a shard has not made this one", "QuorumChecker",
+    scenario="toys", first=5, seeds=1,
+)  # fmt: skip
+def the_next_step_is_decided_too_early(patch: Patch) -> None:
+    patch.setattr(Quorums, "_is_under_way", lambda self, known: False)
+
+
+@mutant(
+    "a lead is told that it has waited although it has not", "QuorumChecker", scenario="toys",
+    first=11, seeds=1,
+)  # fmt: skip
+def the_lead_does_not_wait(patch: Patch) -> None:
+    honest = Quorums._decide
+    patch.setattr(Quorums, "_decide", lambda self, now, least_s: honest(self, now, 3600.0))
+
+
+@mutant(
+    "a decision is forgotten with its coordinator", "LivenessChecker", "QuorumChecker",
+    scenario="toys", first=35, seeds=1,
+)  # fmt: skip
+def a_decision_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Quorums, "recall", lambda self, memory, now: None)
+
+
+@mutant(
+    "the norm that some shards have clipped by is forgotten with its coordinator", "NormChecker",
+    scenario="sync-recovery", first=43, seeds=1,
+)  # fmt: skip
+def a_norm_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Norms, "recall", lambda self, memory, now: None)
