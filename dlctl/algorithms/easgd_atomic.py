@@ -183,7 +183,7 @@ def check(job: JobFile) -> list[Fault]:
     """What does not go together in the job file."""
     found = easgd.check(job)
     if job.average.ema:
-        what = "easgd-atomic has no optimiser on its servers to average behind"
+        what = "the centre is updated by no optimiser, behind which an average could be"
         found.append((("average", "ema"), what, "remove [average]"))
     return found
 

@@ -71,7 +71,7 @@ def check(job: JobFile) -> list[Fault]:
         )
         found.append((("inner", "name"), what, 'use "sgd" without momentum'))
     if job.workers.device == "cuda":
-        what = "the model of hogwild lies in the host's memory"
+        what = "the model lies in the host's memory"
         found.append((("workers", "device"), what, 'use "cpu"'))
     return found
 

@@ -16,6 +16,7 @@ Nothing of the job is imported or started here, and torch is not needed.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -60,8 +61,9 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
         if found:
             resolved[section] = found
     faults += _check_decay(resolved)
-    faults += [*_check_exact_pushes(resolved), *_check_exact_fetches(resolved, document)]
-    faults += [*_check_shape(resolved, document), *_check_inner(resolved, document)]
+    with_method = [*_check_exact_pushes(resolved), *_check_exact_fetches(resolved, document)]
+    with_method += [*_check_shape(resolved, document), *_check_inner(resolved, document)]
+    faults += _by_both_lines(with_method, document)
     job, more = schema.validate(JobFile, _with_choices(document))
     faults += more
     if job is None or faults:
@@ -80,12 +82,27 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     weights = str(home / job.job.weights) if job.job.weights else ""
     located = dataclasses.replace(job.job, task=str(home / job.job.task), weights=weights)
     whole: JobFile = dataclasses.replace(job, job=located, **resolved)  # type: ignore[arg-type]
-    if faults := _own_checks(whole):
+    if faults := _own_checks(whole, document):
         raise JobFileError(path, locate(path, text, find_keys(text), faults))
     return whole
 
 
-def _own_checks(job: JobFile) -> list[Fault]:
+def _by_both_lines(faults: list[Fault], document: dict[str, Any]) -> list[Fault]:
+    """What does not go with the method, and the line that names it, if the file has one."""
+    others = [fault.path for fault in faults if fault.path[0] != "algorithm"]
+    name = get(document, ("algorithm", "name"))
+    if not others or len(others) < len(faults) or not isinstance(name, str):
+        return faults
+    what = ", ".join(_as_written(path, get(document, path)) for path in others)
+    return [*faults, Fault(("algorithm", "name"), f"{name} does not go with {what}")]
+
+
+def _as_written(path: KeyPath, value: Any) -> str:
+    key = ".".join(map(str, path))
+    return f"{key} = {json.dumps(value)}" if isinstance(value, str | int | float) else key
+
+
+def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
     method = registry.load("algorithms", job.algorithm.name)
     if open_faults := [Fault(*fault) for fault in batches.faults(job)]:
@@ -103,10 +120,10 @@ def _own_checks(job: JobFile) -> list[Fault]:
         found.append((("inner", "name"), "rprop finds its rates by itself", "remove [schedule]"))
     groups = parameter_groups.faults(job.parameters, steps, job.algorithm.name)
     found += [*groups, *replicas.faults(job, method)]
-    found += method.check(job)
+    with_method = [Fault(*fault) for fault in method.check(job)]
     if (most := batches.steps_told(job)) < math.inf:
-        found += method.check_steps(job, most)
-    return [Fault(*fault) for fault in found]
+        with_method += [Fault(*fault) for fault in method.check_steps(job, most)]
+    return [*(Fault(*fault) for fault in found), *_by_both_lines(with_method, document)]
 
 
 def _gradient_steps(job: JobFile, method: Any) -> list[parameter_groups.Steps]:
@@ -412,8 +429,11 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
         servers["count"] = 0
     elif count == 0 and shape.needs_servers:
         faults.append(Fault(path, f"{name} keeps its parameters on servers", "use 1 or more"))
+        if "algorithm" in resolved:
+            faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count of 1 or more"))
     elif type(count) is int and count > 0 and not shape.needs_servers:
         faults.append(Fault(path, f"{name} has no servers", "use 0, or remove it"))
+        faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count = 0"))
     if not shape.sends:
         given = [key for key in ("push", "fetch") if get(document, ("limits", key))]
         what = f"{name} pushes and fetches nothing that could be limited"
@@ -434,6 +454,9 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     if type(workers) is int and shape.workers_max < workers <= COUNT_MAX:
         most = f"replicas of {name} ask each other; at most {shape.workers_max} can"
         faults.append(Fault(("workers", "count"), most))
+        faults.append(
+            Fault(("algorithm", "name"), f"{name} has {shape.workers_max} workers at most")
+        )
     for section, known, why in (
         ("optimizer", shape.optimizers, shape.optimizers_why),
         ("compression", shape.compressors, ""),

@@ -732,7 +732,7 @@ def test_a_compression_that_would_falsify_the_sums_is_refused(compression, key, 
     )
     with pytest.raises(UsageError, match="sandblaster needs every push as it was computed") as e:
         jobfile.load(tmp_path / "job.toml")
-    assert [problem.key for problem in e.value.problems] == [key]
+    assert [problem.key for problem in e.value.problems] == ["algorithm.name", key]
 
 
 def test_parameters_that_the_servers_would_round_are_refused(tmp_path):
@@ -743,4 +743,5 @@ def test_parameters_that_the_servers_would_round_are_refused(tmp_path):
     )
     with pytest.raises(UsageError, match="sandblaster needs the parameters as they are") as e:
         jobfile.load(tmp_path / "job.toml")
-    assert [problem.key for problem in e.value.problems] == ["servers.fetch_values"]
+    keys = [problem.key for problem in e.value.problems]
+    assert keys == ["algorithm.name", "servers.fetch_values"]

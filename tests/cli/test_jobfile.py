@@ -43,8 +43,17 @@ def refusal(path: Path) -> JobFileError:
     return caught.value
 
 
+def test_what_does_not_go_with_the_method_is_named_by_both_lines(folder: Path) -> None:
+    text = f'{MINIMAL}[algorithm]\nname = "sandblaster"\n[compression]\nname = "topk"\n'
+    method, other = refusal(written(folder, text)).problems
+    assert (method.key, other.key) == ("algorithm.name", "compression.name")
+    assert method.message == 'sandblaster does not go with compression.name = "topk"'
+
+
 def only_problem(folder: Path, text: str) -> jobfile.Problem:
+    """But for the line of a method that it does not go with."""
     problems = refusal(written(folder, text)).problems
+    problems = [each for each in problems if " does not go with " not in each.message]
     assert len(problems) == 1, problems
     return problems[0]
 
@@ -177,18 +186,20 @@ def test_the_report_shows_every_problem_with_its_line_and_a_suggestion(
 
 
 @pytest.mark.parametrize(
-    ("method", "section", "wrong"),
+    ("method", "section", "wrong", "of_method"),
     [
-        ("downpour", "[servers]\ncount = 0", "downpour keeps"),
-        ("toy-ring", "[servers]\ncount = 2", "toy-ring has no"),
-        ("toy-ring", "[workers]\ncount = 513", "at most 512 can"),
+        ("downpour", "[servers]\ncount = 0", "downpour keeps", "needs servers.count of 1"),
+        ("toy-ring", "[servers]\ncount = 2", "toy-ring has no", "needs servers.count = 0"),
+        ("toy-ring", "[workers]\ncount = 513", "at most 512 can", "has 512 workers at most"),
     ],
 )
-def test_what_a_method_cannot_do_with_is_said_once_where_it_is(
-    folder: Path, method: str, section: str, wrong: str
+def test_what_a_method_cannot_do_with_is_said_at_both_of_its_lines(
+    folder: Path, method: str, section: str, wrong: str, of_method: str
 ) -> None:
     text = f'{MINIMAL}[algorithm]\nname = "{method}"\n{section}\n'
-    (at_count,) = refusal(written(folder, text)).problems
+    at_method, at_count = refusal(written(folder, text)).problems
+    assert (at_method.line, at_method.key) == (5, "algorithm.name")
+    assert of_method in at_method.message
     assert at_count.line == 7
     assert at_count.key.endswith(".count")
     assert wrong in at_count.message
@@ -862,7 +873,7 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
         ),
         (
             '[algorithm]\nname = "easgd-atomic"\n[average]\nema = 0.9', "average.ema",
-            "has no optimiser on its servers",
+            "the centre is updated by no optimiser",
         ),
         (
             '[algorithm]\nname = "dc-asgd"\n[servers]\nfetch_values = "float16"',
