@@ -390,26 +390,26 @@ class _Member:
         without a limit, because a member may compute for long.
         """
         store, ranks = self._store, range(self._size)
-        store.set(_place(what, self._rank), f"{number} {own}")
+        store.set(_message_key(what, self._rank), f"{number} {own}")
         # The counter and the keys are reused, never reset: a run may make millions of sums.
         if store.add(f"{what}-count", 1) == self._size * number:
-            places = store.multi_get([_place(what, rank) for rank in ranks])
-            said = "[" + ",".join(text.decode().partition(" ")[2] for text in places) + "]"
-            others = [_answer(rank) for rank in ranks if rank != self._rank]
+            found = store.multi_get([_message_key(what, rank) for rank in ranks])
+            answer = "[" + ",".join(text.decode().partition(" ")[2] for text in found) + "]"
+            others = [_answer_key(rank) for rank in ranks if rank != self._rank]
             if others:
-                store.multi_set(others, [said] * len(others))
+                store.multi_set(others, [answer] * len(others))
         else:
-            said = self._await_answer(what, number, within).decode()
-        all_said: list[list[Any]] = json.loads(said)
-        return all_said
+            answer = self._await_answer(what, number, within).decode()
+        messages: list[list[Any]] = json.loads(answer)
+        return messages
 
     def _await_answer(self, what: str, number: int, within: timedelta) -> bytes:
         """The answer that the last member to arrive writes for this member."""
-        answer = _answer(self._rank)
+        key = _answer_key(self._rank)
         self._waits = what, number
         while True:
             try:
-                self._store.wait([answer], within)
+                self._store.wait([key], within)
                 break
             except _torch().DistStoreError:
                 if self._is_over.is_set():
@@ -418,7 +418,7 @@ class _Member:
                     missing = ", ".join(map(str, self._missing(self._store, what, number)))
                     raise TimeoutError(f"rank {missing} did not arrive in time") from None
         self._waits = None
-        text: bytes = self._store.get(answer)
+        text: bytes = self._store.get(key)
         if self._is_over.is_set():
             raise _GivenUp
         self._has_answer = True
@@ -427,7 +427,7 @@ class _Member:
     def _delete_answer(self) -> None:
         """Delete it before the next answer can arrive, once no member waits for this one."""
         if self._has_answer:
-            self._store.delete_key(_answer(self._rank))
+            self._store.delete_key(_answer_key(self._rank))
             self._has_answer = False
 
     def _watch(self, store: Any) -> None:
@@ -440,7 +440,7 @@ class _Member:
                     missing = self._missing(store, *waits)
                     self._owner.post(self, GroupWaits(self.generation, missing))
                 before = waits
-            store.set(_answer(self._rank), GIVEN_UP)
+            store.set(_answer_key(self._rank), GIVEN_UP)
         except Exception:  # The store is gone; the other thread notices it as well.
             log.debug("generation %d: its store is gone", self.generation, exc_info=True)
 
@@ -448,20 +448,20 @@ class _Member:
         """The ranks that have not reached exchange `number`."""
 
         def has_arrived(rank: int) -> bool:
-            place = _place(what, rank)
-            if not store.check([place]):
+            key = _message_key(what, rank)
+            if not store.check([key]):
                 return False
-            return int(store.get(place).partition(b" ")[0]) >= number
+            return int(store.get(key).partition(b" ")[0]) >= number
 
         return tuple(rank for rank in range(self._size) if not has_arrived(rank))
 
 
-def _place(what: str, rank: int) -> str:
+def _message_key(what: str, rank: int) -> str:
     """The key of a member's message."""
     return f"{what}-{rank}"
 
 
-def _answer(rank: int) -> str:
+def _answer_key(rank: int) -> str:
     """The key of the answer to a member, which has the messages of all."""
     return f"answer-{rank}"
 

@@ -158,17 +158,17 @@ class Ranks:
         """Each later rank makes its own call while the block runs, and has finished it at the
         block's end; then the list has their answers. Raises RanksEnded.
         """
-        told: list[Said] = []
+        answers: list[Said] = []
         with self.turn:
             self._calls += 1
             self._send_all(kind, calls)
             try:
-                yield told
+                yield answers
             except Exception:
                 self.blame()
                 raise
             self._await(MET + self._calls, "", None)
-            told += [each.said for each in self._ranks]
+            answers += [each.said for each in self._ranks]
 
     def blame(self) -> None:
         """Rank 0 has failed. Raises RanksEnded if another rank has exited, which is the cause."""

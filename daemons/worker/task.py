@@ -132,7 +132,7 @@ class Task:
                 where=_place(user),
                 hint="a task has model(), dataset() and loss(model, batch)",
             )
-        self._told = () if self.has_change else _taken(_get(user, "loss"))
+        self._loss_takes = () if self.has_change else _taken(_get(user, "loss"))
         """The names in `TOLD` that the task's loss takes."""
 
     def has(self, part: str) -> bool:
@@ -306,9 +306,11 @@ class Task:
     ) -> Loss:
         """step: the number of steps that this worker has made before. epoch: of the data. rows:
         those that the batch has named."""
-        told = {"step": step, "epoch": epoch, "rows": rows} if self._told else {}
+        values = {"step": step, "epoch": epoch, "rows": rows} if self._loss_takes else {}
         with calling("task.loss", self.at("loss")):
-            returned = self._user.loss(model, batch, **{name: told[name] for name in self._told})
+            returned = self._user.loss(
+                model, batch, **{name: values[name] for name in self._loss_takes}
+            )
         loss, metrics = returned, dict[str, Any]()
         if type(returned) is tuple and len(returned) == 2:
             loss, metrics = returned

@@ -291,7 +291,7 @@ def test_a_rank_without_memory_is_one_error_that_says_what_to_try(house) -> None
     [
         ("", {"tensor": 2}, "the job file has replica.tensor, but the task has no tensor_plan"),
         ("def tensor_plan(model):\n    return {'layers.*': 'colwise'}", {"tensor": 2},
-         'task.tensor_plan has "layers.*", and the model has no such module'),
+         'task.tensor_plan has "layers.*", but the model has no such module'),
         ("def model():\n    return nn.Linear(6, 11)", {"pipeline": 2},
          "the model has no sequence of modules that could be cut into 2 stages"),
         ("def parallelize(model, mesh):\n    pass", {"fsdp": 2},

@@ -161,5 +161,5 @@ def test_of_clients_that_stay_where_they_are_only_those_are_made_that_are_used()
     ):
         data.step(0, 0, 5, 0, 2)
     sizes[0] = 0
-    with pytest.raises(TaskError, match=r"client_sizes returned .*3 whole numbers, 1 or more"):
+    with pytest.raises(TaskError, match=r"client_sizes returned .*3 whole numbers of 1 or more"):
         dataset_of(job, task)
