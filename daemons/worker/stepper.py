@@ -96,9 +96,8 @@ class Stepper:
         """batches: each with its fraction of the step's samples. own_lr: the replica's own
         optimiser makes a step with this rate. gather: return the gradient. norm_max: of a usable
         gradient. epoch: of the data. pull: added to the gradient of the own step. fresh: reset the
-        optimiser before the step. samples: of the step, for rows (`RowSteps.begin`) and as the
-        weight in a sum. begin_sum: starts the sum of the returned gradient, if that needs no
-        further change. Raises TaskError.
+        optimiser first. samples: of the step, for rows (`RowSteps.begin`) and as the weight in a
+        sum. begin_sum: sums the returned gradient early, if it stays unchanged. Raises TaskError.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         self.replica.forget_gradients()
