@@ -1,4 +1,4 @@
-"""A worker: the only daemon that runs user code, which has its main thread."""
+"""A worker: the only daemon that runs user code, in its main thread."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger("dlctl")
 
 
 class Main:
-    """What the main thread does: it hears signals, and computes as soon as there is what to."""
+    """The main thread: it receives signals, and computes as soon as there is work."""
 
     def __init__(self) -> None:
         self.signals = Signals()
@@ -47,13 +47,13 @@ class Main:
         self.computes: ComputeThread | None = None
 
     def run(self) -> None:
-        """All else goes on in a thread, which ends the process."""
+        """Compute. A second thread runs everything else, and exits the process."""
         threading.Thread(target=self._messages, name="messages", daemon=True).start()
         self.computes = self.begin.get()
         self.computes.run()
 
     def end(self, _: int) -> None:
-        """Of the task, if any of it was ever there."""
+        """End the task's code, if it was ever loaded."""
         if self.computes is not None and "daemons.worker.task" in sys.modules:
             end_user_code(self.computes.finish)
 
@@ -75,7 +75,7 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     acks = Acks(context.directory, context.birth.name, context.birth.incarnation, job.servers.count)
     method = registry.load("algorithms", job.algorithm.name)
     ranks = _later_ranks(context, loop)
-    run = context.directory if context.is_home else None  # Elsewhere are copies, which stay.
+    run = context.directory if context.is_home else None  # Other hosts have unchanging copies.
     place = context.directory, context.birth
     shares = "memory" in method.shape.links
     thread = ComputeThread(loop, job, method.shape.engine, ranks, run, place, shares=shares)
@@ -113,18 +113,18 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     except ProcessLost as error:
         log.error("%s", error.message, extra={"detail": error.detail})
         log.info(
-            "exit %d: a process of this replica has ended, so all of them end", error.exit_code
+            "exit %d: a process of this replica has exited, so all of them exit", error.exit_code
         )
         code = error.exit_code
     if ranks is not None:
         ranks.end()
     for loader in multiprocessing.active_children():
-        loader.kill()  # Left alone they would notice our end only seconds later.
+        loader.kill()  # On their own they would notice the worker's exit seconds later.
     return code
 
 
 def _later_ranks(context: process.DaemonContext, loop: Loop) -> Ranks | None:
-    """The other processes of this replica, if it is to have any."""
+    """The other processes of this replica; None: it has only one."""
     job, birth = context.job, context.birth
     if job.ranks == 1:
         return None

@@ -1,7 +1,7 @@
-"""Writes down what the servers have settled, where it outlives the worker.
+"""Records the pushes that the servers have settled, in a file that outlives the worker.
 
-One store into mapped memory per ack, about a microsecond with everything around it. The kernel
-keeps the page when the process is killed; `dlctl/runs/acks.py` has the format and reads it.
+It takes one store into mapped memory per ack, about a microsecond in all. The kernel keeps the page
+when the process is killed; `dlctl/runs/acks.py` defines the format and reads it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ log = logging.getLogger("dlctl")
 
 
 class Acks:
-    """The record of one incarnation, made when its first push is settled.
+    """The record of one incarnation, created when its first push is settled.
 
-    Training does not depend on it: if it cannot be written, that is said once.
+    Training does not depend on it: if it cannot be written, one warning is logged.
     """
 
     def __init__(self, directory: Path, name: str, incarnation: int, shards: int) -> None:
@@ -46,8 +46,8 @@ class Acks:
 
 
 def _mapped(path: Path, content: bytes) -> memoryview:
-    """The counts of a new file. It appears whole, and with its place on the disk: a write to a
-    mapped page for which the disk has no room would end the worker with SIGBUS."""
+    """The counts of a new file. It is created atomically, with its disk space allocated: a write to
+    a mapped page without disk space would kill the worker with SIGBUS."""
     assert sys.byteorder == "little", "the counts are stored as the machine stores them"
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")

@@ -1,8 +1,8 @@
-"""What Python does at the end of a process, done for the task: threads end, functions that it has
-registered with `atexit` are called, and files that it has left open are written out.
+"""Does for the task what Python does at exit: joins threads, calls the functions that the task has
+registered with `atexit`, and flushes the files that it has left open.
 
-The process then ends by `os._exit`, because a whole end of the interpreter would wait for threads
-that compute, or crash them. All this has a limit, which is kept whatever the task does meanwhile.
+The process then exits by `os._exit`, because a regular shutdown of the interpreter would wait for
+compute threads, or crash them. All this has a time limit, whatever the task does meanwhile.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Callable
 log = logging.getLogger("dlctl")
 BUSY_S = 0.5
 LIMIT_S = 3.5
-"""With that, less than the coordinator waits for one that is to exit (`shutdown.EXIT_S`)."""
+"""In total less than the coordinator waits for a daemon to exit (`shutdown.EXIT_S`)."""
 
 
 def end_user_code(ask_main: Callable[[Callable[[], None]], None], limit_s: float = LIMIT_S) -> None:
-    """To be called in another thread than the main one, by a process that ends after that.
+    """Call this just before the process exits, not in the main thread.
 
-    ask_main: has the main thread do something, as soon as it can: what the task registers may need
-    that thread. If it cannot in `BUSY_S`, as it is at a batch, that is done without it. When the
-    limit is over, the log says so.
+    ask_main: has the main thread run a function as soon as it can, because exit functions may need
+    that thread. If a batch keeps the main thread busy for more than `BUSY_S`, another thread runs
+    the function. If the limit is exceeded, the log has a warning.
     """
     begun, done = threading.Lock(), threading.Event()
 
@@ -34,7 +34,7 @@ def end_user_code(ask_main: Callable[[Callable[[], None]], None], limit_s: float
             try:
                 _end()
             except BaseException:
-                log.exception("the end of the task's code has failed")
+                log.exception("ending the task's code failed")
             finally:
                 done.set()
 
@@ -42,7 +42,7 @@ def end_user_code(ask_main: Callable[[Callable[[], None]], None], limit_s: float
     if not done.wait(BUSY_S) and not begun.locked():
         threading.Thread(target=work, daemon=True).start()
     if not done.wait(limit_s):
-        text = "the task's exit functions or open files took more than %g s and are cut off"
+        text = "the task's exit functions or open files took more than %g s and are abandoned"
         log.warning(text, limit_s)
 
 
@@ -54,9 +54,7 @@ def _end() -> None:
 
 
 def write_out_files() -> None:
-    """What a file that is open still has in its buffers, from the outermost buffer inwards. What
-    cannot be written is in the log.
-    """
+    """Flush all open files, from the outermost buffer inwards. Failures are logged."""
     buffered = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
     files = [file for file in gc.get_objects() if issubclass(type(file), buffered)]
     for file in sorted(files, key=lambda file: not isinstance(file, io.TextIOWrapper)):

@@ -1,5 +1,5 @@
-"""The task, model and data of a job, and the engine of its method, loaded as every process does it
-that computes gradients.
+"""Loads the task, model and data of a job, and the engine of its method, in every process that
+computes gradients.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Built(NamedTuple):
     samples: int
     """Of a data epoch; 0: it is a stream."""
     batch_size: int
-    """That there is memory for; 0: it was not looked for."""
+    """The largest that fits into memory; 0: it was not measured."""
     shards: int
-    """Of a stream; 0: the dataset is none."""
+    """Of a stream; 0: the dataset is no stream."""
     clients: tuple[int, ...] = ()
     """The samples of each, if the dataset is cut into clients."""
 
@@ -59,11 +59,11 @@ def build(
 ) -> Built:
     """Load the task of a job; sets the number of torch's threads.
 
-    slot: the worker's, which spreads workers over GPUs. processes: that load the data; 0: none.
-    run: directory of the run whose code it is to be (`kept_code.py`); None: as it is. finds: look
-    for the batch size.
-    ranks: the other processes of the replica, which have been started; None: it is whole. Raises
-    TaskError for what is wrong with the task, DlctlError if there is no such device, RanksEnded.
+    slot: of the worker; spreads workers over GPUs. processes: number of data loader processes. run:
+    directory of the run whose stored code is used (`kept_code.py`); None: the files as they are
+    now. finds: measure the largest batch size. ranks: the other processes of the replica, already
+    started; None: it is not cut. Raises TaskError for what is wrong with the task, DlctlError if
+    there is no such device, RanksEnded.
     """
     replica = build_replica(job, slot, run=run, memory=ranks.memory if ranks is not None else -1)
     task = replica.task
@@ -85,7 +85,7 @@ def build(
     )
     found = 0
     if finds:
-        # Another one than that of the run, whose processes draw as they would without that.
+        # A loader of its own, so that the trials do not change what the run's loader draws.
         with closing(make_loader(batch_size=1)) as tried:
             found = fitting.batch_size(job, replica, tried)
     size = job.workers.batch_size
@@ -116,13 +116,13 @@ def build_replica(
     job: JobFile, slot: int, rank: int = 0, run: Path | None = None, memory: int = -1
 ) -> Replica:
     """The model alone, the same for all slots and ranks; sets the number of torch's threads, which
-    the ranks of a replica share. memory: a file that it is to lie in. Raises as `build` does.
+    the ranks of a replica share. memory: descriptor of the file for its values. Raises as `build`.
     """
     workers = job.workers
     threads = workers.threads or cores.usable() // workers.count  # A fair share.
     torch.set_num_threads(max(1, threads // job.ranks))
     make_first_calls()
-    seed_all(job.job.seed)  # A dataset that is drawn while the file is imported is one for all.
+    seed_all(job.job.seed)  # A dataset drawn during the import has to be the same in all workers.
     task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent, run)
     if job.job.stop.target and not task.has("evaluate"):
         raise TaskError(
@@ -135,7 +135,7 @@ def build_replica(
     lacks = _does_without_weights(job, slot)
     kind: Any = Replica
     if job.replica.ranks > 1:
-        # It takes a second to import what cuts models.
+        # This import takes a second.
         from daemons.worker.cut_replica import WholeReplica, give_memory_back
 
         give_memory_back()
@@ -157,7 +157,7 @@ def build_replica(
 
 
 def warn_of_changing_losses(method: str, model: nn.Module) -> None:
-    """Name what has the loss of one dataset differ at the same parameters."""
+    """Warn of modules that make the loss of one dataset differ at the same parameters."""
     found = [
         f"{name or 'the model'} ({type(module).__name__})"
         for name, module in model.named_modules()
@@ -166,9 +166,9 @@ def warn_of_changing_losses(method: str, model: nn.Module) -> None:
     if found:
         more = f" and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else ""
         log.warning(
-            "%s compares losses of the whole dataset, and these have them differ at the same "
+            "%s compares losses of the whole dataset, which these modules change at the same "
             "parameters: %s%s; use p = 0 for dropout, GroupNorm or LayerNorm in place of batch "
-            "normalisation, or a train() of the model's own that leaves such modules alone",
+            "normalisation, or override train() so that these modules stay in eval mode",
             method, ", ".join(found[:SHOWN_MAX]), more,
         )  # fmt: skip
 
@@ -177,21 +177,21 @@ def _changes_losses(module: nn.Module) -> bool:
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return True
     name = "p" if isinstance(module, nn.modules.dropout._DropoutNd) else "dropout"
-    rate = getattr(module, name, 0.0)  # Of attention and recurrent layers it is a number, too.
+    rate = getattr(module, name, 0.0)  # Attention and recurrent layers have a number as well.
     return isinstance(rate, int | float) and rate > 0
 
 
 def _device(job: JobFile, slot: int, rank: int) -> tuple[str, int]:
-    """As `choose_device` takes it."""
+    """The arguments of `choose_device`."""
     return job.workers.device, slot * job.ranks + rank
 
 
 def _check_devices(job: JobFile, device: torch.device) -> None:
-    """Raises DlctlError if ranks would share a GPU: NCCL cannot do that."""
+    """Raises DlctlError if ranks would share a GPU: NCCL does not support that."""
     ranks, count = job.replica.ranks, torch.cuda.device_count()
     if device.type == "cuda" and count < ranks:
         raise DlctlError(
-            f"a replica of {ranks} processes needs as many GPUs, and this machine has {count}",
+            f"a replica of {ranks} processes needs as many GPUs, but this machine has {count}",
             hint='use workers.device = "cpu", or fewer in [replica]',
         )
     if device.type == "cuda":
@@ -199,20 +199,22 @@ def _check_devices(job: JobFile, device: torch.device) -> None:
 
 
 def _does_without_weights(job: JobFile, slot: int) -> bool:
-    """Whether the file to begin with is not on this host, and need not be: the servers have what is
-    trained, from worker-0, and what is frozen is the run's.
+    """Whether the initial weights are not on this host, and not needed: the servers get the trained
+    values from worker-0, and the run stores the frozen ones.
     """
     if not job.job.weights or Path(job.job.weights).exists() or slot == 0:
         return False
     shape = registry.load("algorithms", job.algorithm.name).shape
     if shape.model != "tables" or job.ranks > 1:
-        return False  # What is told of the run's values is told to the first process alone.
-    log.warning("the weights are not on this host: it takes the run's (%s)", job.job.weights)
+        return False  # Only the first process of a replica gets the run's values.
+    log.warning("the weights are not on this host: using the run's (%s)", job.job.weights)
     return True
 
 
 def _prepare(job: JobFile, task: Task, model: nn.Module, *, reads: bool, warns: bool) -> None:
-    """The job's initial values, and what it does not train. Raises TaskError, DlctlError."""
+    """Load the job's initial values, and freeze what it does not train. Raises TaskError,
+    DlctlError.
+    """
     if job.job.weights and reads:
         weights.load(model, Path(job.job.weights), strict=job.job.strict, warns=warns)
     if job.parameters:
@@ -220,8 +222,8 @@ def _prepare(job: JobFile, task: Task, model: nn.Module, *, reads: bool, warns: 
 
 
 def freeze(model: nn.Module, groups: Sequence[ParameterGroup]) -> None:
-    """Have nobody train the parameters of groups that say so. Raises DlctlError if a pattern is for
-    none.
+    """Freeze the parameters of groups with `train = false`. Raises DlctlError if a pattern matches
+    no parameter.
     """
     names: dict[int, list[str]] = {}
     parameters: dict[int, nn.Parameter] = {}

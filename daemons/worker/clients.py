@@ -1,4 +1,4 @@
-"""Clients of federated training: the dataset of a task, cut as the job file says."""
+"""Clients of federated training: the dataset of a task, partitioned by the job file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LABELS = ("targets", "labels")
 
 
 def dataset_of(job: JobFile, task: Task) -> Any:
-    """The whole one, or one that has each client's when it is asked for. Raises TaskError."""
+    """The task's dataset, or one that loads each client's on demand. Raises TaskError."""
     is_apart = job.data.clients and job.data.partition == "workers"
     return OfClients(task, job.data.clients) if is_apart else task.dataset()
 
 
 class OfClients(Dataset[Any]):
-    """The datasets of all clients, one behind the other; only those are made that are used."""
+    """The concatenated datasets of all clients; each is created when it is first used."""
 
     def __init__(self, task: Task, clients: int) -> None:
         self.sizes = task.client_sizes(clients)
@@ -48,20 +48,22 @@ class OfClients(Dataset[Any]):
 
 
 def clients_of(job: JobFile, task: Task, dataset: Any) -> Clients | None:
-    """None: the job has none. Raises TaskError for a dataset that cannot be cut so."""
+    """The clients of the job; None: it has none. Raises TaskError if the dataset cannot be
+    partitioned.
+    """
     data, place = job.data, task.place("dataset")
     if not data.clients:
         return None
     if is_stream(dataset) or task.has("sampler") or task.has("sample_weights"):
         raise TaskError(
-            "data.clients cuts a dataset into clients, and this one has an order of its own",
+            "data.clients cuts a dataset into clients, but this one has an order of its own",
             where=place,
-            hint="give a dataset with __len__ and __getitem__, and no sampler or sample_weights",
+            hint="return a dataset with __len__ and __getitem__; no sampler or sample_weights",
         )
     if isinstance(dataset, OfClients):
         parts = dataset.parts()
     elif data.partition == "task":
-        parts = _said(task.clients(dataset, data.clients), data.clients)
+        parts = _rows_of_each(task.clients(dataset, data.clients), data.clients)
     else:
         labels = partial(_labels, dataset, place)
         try:
@@ -77,7 +79,7 @@ def clients_of(job: JobFile, task: Task, dataset: Any) -> Clients | None:
         raise TaskError(
             f"task.clients leaves client {empty[0]} of {data.clients} without a sample",
             where=task.place("clients"),
-            hint="every number below data.clients has to be somebody's",
+            hint="every number below data.clients must occur at least once",
         )
     return Clients(parts, seed=job.job.seed, shuffle=data.shuffle)
 
@@ -89,7 +91,7 @@ def round_samples(job: JobFile, clients: Clients) -> int:
     return epoch_samples(clients.sizes, lead.cohort(len(clients.sizes)))
 
 
-def _said(owners: npt.NDArray[np.int64], clients: int) -> list[npt.NDArray[np.int64]]:
+def _rows_of_each(owners: npt.NDArray[np.int64], clients: int) -> list[npt.NDArray[np.int64]]:
     order = np.argsort(owners, kind="stable")
     ends = np.searchsorted(owners[order], np.arange(1, clients))
     return np.split(order, ends)
@@ -109,6 +111,6 @@ def _labels(dataset: Any, place: str | None) -> npt.NDArray[np.int64]:
             f"data.partition needs a label for each of {len(dataset)} samples; the dataset has "
             f"{labels.dtype} of the shape {list(labels.shape)}",
             where=place,
-            hint='give it `targets`, whole numbers, or write partition = "iid" or "task"',
+            hint='add `targets`, whole numbers, to it, or set partition = "iid" or "task"',
         )
     return labels.astype(np.int64)

@@ -1,13 +1,12 @@
-"""The thread that computes: model, gradients and evaluations, one after the other. In a worker it
-is the main thread, because the task's code may need that: signals, asyncio, what draws windows.
+"""The compute thread: model, gradients and evaluations, one after the other. In a worker it is the
+main thread, because the task's code may need that: signals, asyncio, GUI toolkits.
 
-Messages go on in the loop's thread meanwhile: torch releases the interpreter while it works. If the
-loop only waits when a gradient is done, the worker role hears of it here and the next step begins
-at once: to wake up another thread and be woken up by it takes longer than many a small model's
-step.
+The loop's thread handles messages at the same time: torch releases the GIL while it computes. If
+the loop is idle when a gradient is done, the worker role handles that event in this thread, and the
+next step starts at once: two thread switches take longer than the step of many small models.
 
-Everything that touches the model happens here; the worker role sees to it that nobody else writes
-to it then.
+Only this thread touches the model; the worker role ensures that no other thread writes to it
+meanwhile.
 """
 
 from __future__ import annotations
@@ -75,15 +74,15 @@ class Loaded(NamedTuple):
     """The batches of a step."""
 
     batches: list[tuple[Any, float]]
-    """With the part of its samples that each has."""
+    """Each with its fraction of the step's samples."""
     samples: int
     bad: Any
-    """What failed to load."""
+    """The samples that failed to load."""
     ended_after: int | None
 
 
 class ComputeThread:
-    """What is asked for is done by whoever calls `run`, which never returns."""
+    """Performs effects in the thread that calls `run`, which never returns."""
 
     def __init__(
         self,
@@ -97,10 +96,10 @@ class ComputeThread:
         shares: bool = False,
     ) -> None:
         """engine: "module:Class", the torch part of the method; "" if it has none. ranks: the other
-        processes of the replica, if it is several. run: directory of the run whose code it is to
-        be; None: the task's files as they are. place: the run
-        directory, or the host directory, and who this is there: of the file of frozen parameters,
-        and of the memory. shares: the model is that of all workers of this host.
+        processes of the replica, if it has several. run: directory of the run whose stored code is
+        used; None: the task's files as they are now. place: the run or host directory, for the
+        frozen parameters and the shared memory, and this worker's identity there. shares: all
+        workers of this host share one model.
         """
         self._place = place
         self._shares = shares
@@ -112,7 +111,7 @@ class ComputeThread:
         self._loop = loop
         self._job = job
         self._ahead: Any = None
-        """What later ranks compute, if they step in the same model."""
+        """The batches that later ranks compute ahead, if they share the model."""
         self._replica: Any = None
         self._stepper: Any = None
         self._loader: Any = None
@@ -120,12 +119,12 @@ class ComputeThread:
         """float64[n], the averaged buffers of the model before the next batch."""
         self._named: dict[tuple[int, int, int, int], Loaded] = {}
         """(data epoch, portion, number) -> batches that have named their rows."""
-        self._told = False
-        """It is in the log that a good batch has left bad buffers."""
+        self._has_warned = False
+        """The log has the warning that a good batch has left bad buffers."""
         self._brought: queue.SimpleQueue[Array] = queue.SimpleQueue()
-        """Rows that `_fetch_rows` waits for."""
+        """The rows that `_fetch_rows` waits for."""
         self._sums: dict[str, Any] = {}
-        """How a step begins the sum of its gradient, if there is a group."""
+        """How a step starts the sum of its gradient, if there is a group."""
         self._work: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
         self._thread = threading.main_thread()
         done: dict[type[Effect], Callable[[Any], Event | None]] = {
@@ -148,7 +147,7 @@ class ComputeThread:
         loop.perform(BringRows, lambda effect: self._brought.put(effect.values))
 
     def sum_by(self, begin: Callable[[int, float], Any]) -> None:
-        """In this thread: begin(elements, weight) of a gradient that is summed (`Compute.sums`)."""
+        """begin(elements, weight) starts the sum of a gradient (`Compute.sums`) in this thread."""
         if self._ranks is None:
             self._sums = {"begin_sum": begin}
 
@@ -156,46 +155,46 @@ class ComputeThread:
         self._work.put(partial(how, effect))
 
     def finish(self, work: Callable[[], None]) -> None:
-        """What the main thread does last."""
+        """Run this in the compute thread, as its last work."""
         self._work.put(work)
 
     def _locate(self, _: LocateTask) -> None:
-        """Write into the log where the task is that does not come back, and tell the role."""
+        """Log where the task hangs, and notify the role."""
         from daemons.worker.task import whereabouts
 
         place, stack = whereabouts(self._thread)
         if waits := self._loader is not None and self._loader.waits_for():
-            place, said = waits
-            log.warning("%s", said)
-        log.warning("the task has not come back; it is at %s", place, extra={"detail": stack})
+            place, text = waits
+            log.warning("%s", text)
+        log.warning("the task has not returned; it is at %s", place, extra={"detail": stack})
         self._loop.post(TaskLocated(place if stack else ""))
 
     def run(self) -> NoReturn:
-        """Do what is asked for, in this thread."""
+        """Perform the queued work, in this thread."""
         self._thread = threading.current_thread()
         ours = np.geterr()
         while True:
             try:
                 self._do(self._work.get(), ours)
-            except BaseException as error:  # of a signal handler of the task's, while nothing ran
+            except BaseException as error:  # from a signal handler of the task, while idle
                 self._loop.post(failure_of(error))
 
     def _do(self, work: Callable[[], Event | None] | None, ours: Any) -> None:
-        """One piece of work, and the batches that follow from it. ours: what numpy does at first
-        about an overflow.
+        """Do one piece of work, and the batches that follow from it. ours: numpy's error handling
+        at the start.
         """
         while work is not None:
             event = self._event_of(work)
             if event is None:
                 return
-            # What the task has numpy do about an overflow here is not for the worker role.
+            # The task may have changed numpy's error handling; the worker role must not see that.
             with np.errstate(**ours):
                 following = self._loop.offer(event, Compute)
             work = partial(self._compute, following) if following is not None else None
 
     def _event_of(self, work: Callable[[], Event | None]) -> Event | None:
-        """What has come of it; None: nothing that anybody waits for, or another process of the
-        worker has failed and this one is about to end. Nothing is raised.
+        """The resulting event; None: there is none, or another process of the worker has failed and
+        this one is about to exit. Raises nothing.
         """
         try:
             return work()
@@ -205,7 +204,7 @@ class ComputeThread:
             self._loop.fail(error)
             return None
         except BaseException as error:
-            # A worker whose thread is gone would look alive and never compute again.
+            # A worker without this thread would look alive and never compute again.
             return failure_of(error)
 
     def _build(self, effect: BuildModel) -> ModelBuilt:
@@ -251,12 +250,12 @@ class ComputeThread:
         return ModelBuilt(ready, replica.parameters, self._averaged, mark)
 
     def _share(self, replica: Any, directory: Path) -> Array:
-        """The mark of the memory that the model lies in now."""
+        """Move the model to shared memory; returns the memory's mark."""
         from daemons.worker.shared_model import share
 
         shared = share(replica, directory)
-        log.info("the model lies in memory that %s",
-                 "others may share" if shared.is_new else "other workers have, too")  # fmt: skip
+        log.info("the model is in shared memory that %s",
+                 "this worker created" if shared.is_new else "another worker created")  # fmt: skip
         return shared.mark
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
@@ -265,7 +264,7 @@ class ComputeThread:
         return BuffersLoaded()
 
     def _compute(self, effect: Compute) -> Computed:
-        """The batches of an effect; the first one that is of no use ends it."""
+        """Compute the batches of an effect, up to the first unusable one."""
         from daemons.worker.failures import explained
 
         if effect.step_samples:
@@ -295,11 +294,11 @@ class ComputeThread:
             if not computed.is_usable or computed.ended_after is not None:
                 break
         before = tuple(losses[:-1] if computed.is_usable else losses)
-        told = tuple(metrics) if any(metrics) else ()
-        return replace(computed, before=before, metrics=told, failed=failed)
+        returned = tuple(metrics) if any(metrics) else ()
+        return replace(computed, before=before, metrics=returned, failed=failed)
 
     def _name_rows(self, effect: NameRows) -> RowsNamed:
-        """Their batches are loaded, and kept for `Compute`."""
+        """Load the batches and keep them for `Compute`."""
         from daemons.worker.failures import explained
 
         if effect.step_samples:
@@ -321,8 +320,8 @@ class ComputeThread:
             return self._brought.get(timeout=EVALUATE_S_MAX)
         except queue.Empty:
             raise DlctlError(
-                f"the rows that evaluate asks for have not come for {EVALUATE_S_MAX:.0f} s",
-                hint="`dlctl why` says what the servers that have them wait for",
+                f"the rows that evaluate reads have not arrived for {EVALUATE_S_MAX:.0f} s",
+                hint="`dlctl why` shows what the servers that have them wait for",
             ) from None
 
     def _load(self, data_epoch: int, start: int, stop: int, number: int, shard: int) -> Loaded:
@@ -373,7 +372,7 @@ class ComputeThread:
     def _all_ranks(
         self, kind: str, arrays: Sequence[Array] = (), **header: Any
     ) -> AbstractContextManager[Any]:
-        """The other ranks make the same call meanwhile, and have made it then."""
+        """The other ranks make the same call while the block runs, and have finished it after."""
         return nullcontext() if self._ranks is None else self._ranks.same(kind, arrays, **header)
 
     def _batch(self, effect: Compute, number: int, *, is_fresh: bool) -> Computed:
@@ -411,18 +410,18 @@ class ComputeThread:
         return replace(computed, averaged=self._averaged)
 
     def _keep_or_restore(self, *, is_good: bool) -> None:
-        """Let a poisoned batch leave no trace in the buffers: a running mean that was NaN once is
-        NaN for ever. A batch may be good and its variance none in float32.
+        """Undo what a poisoned batch did to the buffers: a running mean that was NaN once stays NaN
+        for ever. Even the variance of a good batch may overflow float32.
         """
         before, after = self._averaged, self._replica.averaged()
-        # A mask may hold -inf for good; what was finite has to stay so.
+        # A mask may contain -inf on purpose; only finite values have to stay finite.
         if is_good and np.isfinite(after[np.isfinite(before)]).all():
             self._averaged = after
             return
         self._replica.load_averaged(before)
-        if is_good and not self._told:
-            log.warning("after a batch the model's buffers were not finite: they stay as before it")
-            self._told = True
+        if is_good and not self._has_warned:
+            log.warning("a batch left NaN or infinity in the model's buffers: they were restored")
+            self._has_warned = True
 
     def _evaluate(self, effect: RunEvaluation) -> EvaluationRun:
         averaged = np.array(effect.averaged, np.float64)
@@ -443,7 +442,7 @@ TEXT_CHARS_MAX = 8_000
 
 
 class _Copied(io.TextIOBase):
-    """Passes on what is printed, and keeps its beginning."""
+    """Forwards output to a stream, and keeps its beginning."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -465,9 +464,9 @@ def run_finish(
     averaged: npt.NDArray[np.float64],
     metrics: dict[str, Any],
 ) -> tuple[str, str]:
-    """(what it has printed, which is in the log, too, and returned; what it has raised, or "").
+    """(what `finish` has printed, which is logged as well, and returned; its error, or "").
 
-    What it raises is a warning in the log: nobody's training depends on it.
+    An error is only logged as a warning: no training depends on it.
     """
     printed, returned, failed = _Copied(sys.stdout), "", ""
     try:

@@ -1,8 +1,8 @@
 """A replica that is cut over several processes, `[replica]`: what all ranks do, and rank 0.
 
-Rank 0 is the worker, whose method reads and writes vectors in the replica's memory on the host
-(`spread.py`), and which evaluates by itself, with a whole model of which the values are there. The
-other ranks are told what to do (`ranks.py`) and do it with their slices.
+Rank 0 is the worker. Its method reads and writes vectors in the replica's host memory
+(`spread.py`). It evaluates alone, with a whole model whose values are in that memory. The other
+ranks get calls from rank 0 (`ranks.py`) and perform them on their slices.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ GIVES_BACK_BYTES = 1 << 18
 
 
 class WholeReplica(Replica):
-    """The model as a whole, on the CPU, until it is cut. That of rank 0 lies in the memory of all,
-    and evaluates: module by module it looks at the values, or it goes to the device for that.
+    """The whole model, on the CPU, until it is cut. That of rank 0 is in the memory of all ranks
+    and evaluates: on the CPU it reads the values module by module, otherwise it moves to the device
+    for an evaluation.
     """
 
     evaluates_on = torch.device("cpu")
     memory: RankMemory
     vectors: Vectors
-    """When it is cut."""
+    """Set when the model is cut."""
 
     def __init__(self, memory: int, task: Task, **how: Any) -> None:
         """memory: a file that all ranks have open; -1: this is a later rank."""
@@ -102,7 +103,7 @@ class WholeReplica(Replica):
                 self.model.to("cpu")
 
     def _let_go(self, module: nn.Module, *_: Any) -> None:
-        """What a module has computed with need not be resident here."""
+        """Unmap the values of a module that has been computed."""
         mine = set(module.parameters(recurse=False))
         places = zip(self._bound, self.layout.slices(TRAINED), strict=True)
         self.memory.let_go(PARAMETERS, ((lo, hi) for (p, _), (_, lo, hi) in places if p in mine))
@@ -114,8 +115,8 @@ class WholeReplica(Replica):
 def make_stepper(
     job: JobFile, whole: Replica, memory: RankMemory, device: torch.device, rank: int
 ) -> PartStepper:
-    """Cut a whole model and keep the rank's part. All ranks call this; they are in their group.
-    Raises TaskError, DlctlError.
+    """Cut a whole model and keep the rank's part. All ranks call this, after they have joined their
+    group. Raises TaskError, DlctlError.
     """
     task, layout, chosen = whole.task, whole.layout, job.replica
     vector = memory.vector(PARAMETERS)
@@ -139,22 +140,22 @@ def make_stepper(
                 raise TaskError(
                     "task.parallelize has cut no parameter of the model",
                     where=task.place("parallelize"),
-                    hint="use fully_shard or parallelize_module on the mesh that it is given",
+                    hint="use fully_shard or parallelize_module on its mesh argument",
                 )
             mine = pieces(task, model, layout, vector, device, rank)
             part = Part(
                 task, model, layout, mine, memory, device, tells=by_fsdp or rank == 0, **about
             )
-    gc.collect()  # The whole model, which nobody has any more.
+    gc.collect()  # Free the whole model, which is no longer used.
     return PartStepper(part, job, _groups(job, layout))
 
 
 def give_memory_back() -> None:
-    """Have tensors of some size go back to the system when they are freed. What FSDP gathers comes
-    and goes; glibc learns from that to keep it, in pieces that the next ones do not fit into, and
-    a rank would have twice what it needs.
+    """Have glibc return large tensors to the system when they are freed. FSDP allocates and frees
+    gathered parameters all the time; glibc adapts by keeping that memory, in fragments that the
+    next tensors do not fit into, and a rank would take twice the memory that it needs.
     """
-    with suppress(AttributeError):  # Another C library.
+    with suppress(AttributeError):  # The C library is not glibc.
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, GIVES_BACK_BYTES)
 
 
@@ -168,7 +169,7 @@ def digest(layout: Layout) -> str:
 
 
 def _share(job: JobFile, memory: RankMemory, order: Mapping[str, Any], rank: int) -> Share:
-    """What a rank has of the method's vectors, with a compressor of its own."""
+    """A rank's part of the method's vectors, with its own compressor."""
     kind = registry.load("compressors", job.compression.name)
     compressor = kind(kind.Options(**job.compression.options))
     compressor.reseed(job.job.seed, order["slot"], order["epoch"], rank)
@@ -176,10 +177,10 @@ def _share(job: JobFile, memory: RankMemory, order: Mapping[str, Any], rank: int
 
 
 class PartCalls:
-    """What a later rank makes of the calls of rank 0."""
+    """Performs the calls of rank 0 in a later rank."""
 
     def __init__(self, job: JobFile, whole: Replica, order: Mapping[str, Any], rank: int) -> None:
-        """order: what it was told at first."""
+        """order: the header of the first message of rank 0."""
         self._job, self._rank = job, rank
         self._whole: Replica | None = whole
         self._order = order
@@ -187,7 +188,7 @@ class PartCalls:
         self._share: Any = None
 
     def make(self, call: Said) -> tuple[dict[str, Any], Sequence[Array]]:
-        """What rank 0 is told of it. Raises TaskError, DlctlError."""
+        """Perform a call; returns the answer to rank 0. Raises TaskError, DlctlError."""
         match call.kind:
             case "cut":
                 self._cut(call.header["layout"], torch.device(call.header["device"]))
@@ -198,33 +199,33 @@ class PartCalls:
             case "buffers":
                 self._stepper.part.load_averaged(call.arrays[0])
             case "state":
-                return _told(self._stepper.state())
+                return _answer_of(self._stepper.state())
             case "restore":
                 self._stepper.restore(_kept(call))
         return {}, ()
 
     def _cut(self, layout: str, device: torch.device) -> None:
         assert self._whole is not None
-        whole, self._whole = self._whole, None  # Nobody needs its memory any more.
+        whole, self._whole = self._whole, None  # Its memory is no longer needed.
         if digest(whole.layout) != layout:
             raise DlctlError(
-                "the model is not that of rank 0",
-                hint="the task's code has to build the same model in every process",
+                "the model differs from that of rank 0",
+                hint="the task's code must build the same model in every process",
             )
         memory = RankMemory(self._order["memory"], whole.layout.size())
         self._stepper = make_stepper(self._job, whole, memory, device, self._rank)
         self._share = _share(self._job, memory, self._order, self._rank)
 
     def _step(self, call: Said) -> dict[str, Any]:
-        said = dict(call.header)
-        batches = nests.unpacked(said.pop("batches"), call.arrays)
-        with explained(self._job, said.pop("batch_size")):
-            _, measured = self._stepper.step(batches, **said)
+        arguments = dict(call.header)
+        batches = nests.unpacked(arguments.pop("batches"), call.arrays)
+        with explained(self._job, arguments.pop("batch_size")):
+            _, measured = self._stepper.step(batches, **arguments)
             self._stepper.part.averaged()
         return {"measured": [[part, each.metrics] for part, each in measured if each.metrics]}
 
 
-def _told(kept: Kept) -> Answer:
+def _answer_of(kept: Kept) -> Answer:
     numbers = {name: value if isinstance(value, int) else 0 for name, value in kept.items()}
     return {"kept": numbers}, [value for value in kept.values() if not isinstance(value, int)]
 
@@ -238,7 +239,7 @@ def _kept(said: Said) -> Kept:
 
 
 class CutReplica:
-    """What the worker has of its replica: see `Replica`, whose part this takes."""
+    """The worker's view of its cut replica; it replaces `Replica`."""
 
     def __init__(self, whole: WholeReplica, stepper: CutStepper) -> None:
         self.whole, self._stepper = whole, stepper
@@ -250,7 +251,7 @@ class CutReplica:
         self.reseed, self.frozen = whole.reseed, whole.frozen
 
     def averaged(self) -> Array:
-        """As they were after the last step: float64[n]."""
+        """The values after the last step: float64[n]."""
         return self.values_averaged
 
     def load_averaged(self, values: Array) -> None:
@@ -260,24 +261,24 @@ class CutReplica:
     def load_frozen(self, values: Mapping[int, Tensor]) -> None:
         if values:
             raise DlctlError(
-                "this worker's model has other frozen parameters than the run, and each process "
-                "of its replica has built them",
-                hint="have model() build the same ones everywhere, or give job.weights",
+                "this worker has built other frozen parameters than the run has, and cannot load "
+                "them into each process of its replica",
+                hint="have model() build the same ones everywhere, or set job.weights",
             )
 
 
 class CutStepper:
-    """See `Stepper`, whose place this takes in the worker."""
+    """Replaces `Stepper` in the worker."""
 
     def __init__(
         self, job: JobFile, whole: WholeReplica, ranks: Ranks, devices: Sequence[torch.device]
     ) -> None:
-        """ranks: started. devices: of each. Raises TaskError, DlctlError, RanksEnded."""
+        """ranks: started. devices: of each rank. Raises TaskError, DlctlError, RanksEnded."""
         ranks.meet(devices[0].type)
         whole.evaluates_on = devices[0]
-        told = {"layout": digest(whole.layout)}
+        header = {"layout": digest(whole.layout)}
         self._job, self._ranks, self._memory = job, ranks, whole.memory
-        with ranks.each("cut", [((), told | {"device": str(each)}) for each in devices[1:]]):
+        with ranks.each("cut", [((), header | {"device": str(each)}) for each in devices[1:]]):
             self._mine = make_stepper(job, whole, whole.memory, devices[0], 0)
         self._share = _share(job, whole.memory, ranks.order, 0)
         self.vectors = Vectors(whole.memory, self._share, self._work, ranks.turn)
@@ -287,13 +288,13 @@ class CutStepper:
         self.inner = self._mine.inner
 
     def _work(self, order: Json) -> list[Answer]:
-        """All ranks do their parts of it. Raises RankLost: this may be any thread."""
+        """All ranks do their parts of the work. Raises RankLost, as this may be any thread."""
         try:
-            with self._ranks.same("work", **order) as told:
+            with self._ranks.same("work", **order) as answers:
                 mine = self._share.work(**order)
         except RanksEnded:
             raise self._ranks.error from None
-        return [mine, *((said.header, said.arrays) for said in told)]
+        return [mine, *((answer.header, answer.arrays) for answer in answers)]
 
     def load_averaged(self, values: Array) -> None:
         with self._ranks.same("buffers", [values]):
@@ -311,38 +312,38 @@ class CutStepper:
         fresh: bool = False,
         samples: int = 0,
     ) -> Stepped:
-        """samples: nobody asks here, as there are no rows."""
+        """As `Stepper.step`. samples: unused, as there are no rows."""
         gradient = zeros_like(self.vectors.parameters) if gather else None
         toward = None if pull is None else self.vectors.holding(pull.toward)
-        told: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "own_lr": own_lr, "gather": self._number(gradient), "norm_max": norm_max,
             "epoch": epoch, "fresh": fresh,
             "pull": None if pull is None else [pull.strength, self._number(toward)],
         }  # fmt: skip
         if self._job.replica.tensor > 1:
-            # Where all ranks have the same activations, they have to drop the same ones.
-            told["dice"] = int(torch.randint(1 << 62, (), device="cpu"))
+            # Ranks with the same activations have to drop the same ones.
+            arguments["seed"] = int(torch.randint(1 << 62, (), device="cpu"))
         self.vectors.let_go()
         shares = self._shares(batches)
         size = self._job.workers.batch_size
         calls = []
         for share in shares[1:]:
             form, arrays = nests.packed([tuple(each) for each in share])
-            calls.append((arrays, told | {"batches": form, "batch_size": size}))
+            calls.append((arrays, arguments | {"batches": form, "batch_size": size}))
         with self._ranks.each("step", calls) as answers:
-            stepped, measured = self._mine.step(shares[0], **told)
+            stepped, measured = self._mine.step(shares[0], **arguments)
             self.replica.values_averaged = self._mine.part.averaged()
         if not stepped.is_usable:
             return stepped
         return stepped._replace(gradient=gradient, metrics=_metrics(measured, answers))
 
     def _number(self, vector: Array | None) -> int | None:
-        """Of a vector in the memory of all."""
+        """The number of a vector in the memory of all ranks."""
         place = None if vector is None else self._memory.place(vector)
         return None if place is None else place[0]
 
     def _shares(self, batches: Sequence[Weighted]) -> list[list[Weighted]]:
-        """The batches of each rank: with FSDP as many for each, of no weight if there are none."""
+        """The batches of each rank: with FSDP equally many, filled up with batches of weight 0."""
         count = self._job.replica.ranks
         if self._job.replica.fsdp == 1:
             return [[*batches]] * count
@@ -354,9 +355,9 @@ class CutStepper:
 
     def state(self) -> dict[str, Array]:
         """As `InnerOptimizer.state` of a replica of one process."""
-        with self._ranks.same("state") as told:
+        with self._ranks.same("state") as answers:
             mine = self._mine.state()
-        kept = dict(ChainMap(dict(mine), *(dict(_kept(said)) for said in told)))
+        kept = dict(ChainMap(dict(mine), *(dict(_kept(answer)) for answer in answers)))
         places, found = self._places(), dict[str, Array]()
         for name, value in kept.items():
             if isinstance(value, int):
@@ -367,7 +368,7 @@ class CutStepper:
         return found
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from what `state` was, of a replica of any shape. Raises DlctlError."""
+        """Load what `state` returned, of a replica of any shape. Raises DlctlError."""
         if self.inner is None:
             return
         kept: dict[str, Array | int] = {n: array for n, array in state.items() if n != SCALER}
@@ -381,17 +382,17 @@ class CutStepper:
         for name, (key, lo, hi) in whole.items():
             kept[name] = at = STATES + keys.index(key)
             pages.copy(self._memory.array(at, lo, hi), state[name].reshape(-1))
-        told, arrays = _told(kept)
-        with self._ranks.same("restore", arrays, **told):
+        header, arrays = _answer_of(kept)
+        with self._ranks.same("restore", arrays, **header):
             self._mine.restore(kept)
 
     def _places(self) -> dict[int, tuple[tuple[int, ...], int, int]]:
-        """Of each trained parameter its shape, and where it lies in a vector."""
+        """Index of each trained parameter -> its shape, and its range in a vector."""
         slices = self.replica.layout.slices(TRAINED)
         return {index: (entry.shape, lo, hi) for index, (entry, lo, hi) in enumerate(slices)}
 
 
-def _metrics(mine: Sequence[tuple[float, Measured]], told: Sequence[Said]) -> dict[str, float]:
-    """Of all ranks."""
-    others = [each for said in told for each in said.header["measured"]]
+def _metrics(mine: Sequence[tuple[float, Measured]], answers: Sequence[Said]) -> dict[str, float]:
+    """The metrics of all ranks."""
+    others = [each for answer in answers for each in answer.header["measured"]]
     return together([(part, each.metrics) for part, each in mine] + others)

@@ -1,5 +1,5 @@
-"""A model of which each rank has its slices: by FSDP2, by tensor parallelism, or as the task does
-it. Whatever torch makes a DTensor of is a slice; what it leaves as it is has every rank.
+"""Cuts a model into slices for each rank: by FSDP2, by tensor parallelism, or by the task's own
+code. A parameter that torch turns into a DTensor is cut; every rank has a copy of the others.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
 class Piece(NamedTuple):
-    """What a rank has of one trained parameter."""
+    """A rank's piece of one trained parameter."""
 
     parameter: nn.Parameter | None
-    """Of its model; None: it has none of this one."""
+    """Of its model; None: the rank has no piece of this parameter."""
     local: Tensor
-    """The values that it computes with."""
+    """The values that the rank computes with."""
     value: Tensor
-    """float32, what its optimiser steps: `local` itself, or what that is cast from."""
+    """float32, stepped by the optimiser: `local` itself, or what `local` is cast from."""
     master: Tensor
     """float32, in the replica's memory on the host; on the CPU `value` is the same."""
     lo: int
     hi: int
     shape: tuple[int, ...]
     cut: tuple[slice, ...]
-    """Where it lies in the whole parameter, which is [lo, hi) of a vector."""
+    """Its position in the whole parameter, which is [lo, hi) of a vector."""
     is_owned: bool
-    """Of what several ranks have one steps it, and tells its gradient."""
+    """Whether this rank steps the piece and reports its gradient, if several ranks have it."""
 
     def of(self, vector: Tensor) -> Tensor:
-        """Its part of a vector of the model's size."""
+        """This piece of a vector of the model's size."""
         return vector[self.lo : self.hi].view(self.shape)[self.cut]
 
     def elements(self) -> tuple[int, int]:
-        """Those of a vector among which this part lies."""
+        """The range of a vector that contains this piece."""
         if self.parameter is None:
             return self.lo, self.lo
         if not self.master.is_contiguous():
@@ -64,8 +64,8 @@ class Piece(NamedTuple):
 
 
 def without_values(model: nn.Module, device: torch.device) -> nn.Module:
-    """A copy whose trained parameters are on the meta device. On the CPU the frozen ones are the
-    model's own. Raises TaskError for a model that cannot be copied.
+    """A copy whose trained parameters are on the meta device. On the CPU it shares the frozen
+    parameters with the model. Raises TaskError for a model that cannot be copied.
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
@@ -89,7 +89,7 @@ def cut_by_fsdp(task: Task, model: nn.Module, mesh: DeviceMesh) -> None:
                     fully_shard(module, mesh=mesh, ignored_params=frozen)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # Each rank weights its loss by its samples. Of gloo an average would be a sum anyway.
+            # Each rank already weights its loss by its samples; and gloo cannot average.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
@@ -105,13 +105,13 @@ def cut_by_tensors(task: Task, model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _expanded(task: Task, model: nn.Module, plan: Mapping[str, Any]) -> dict[str, ParallelStyle]:
-    """One module to each name."""
+    """The plan with patterns replaced by module names."""
     where, names, found = task.place("tensor_plan"), [n for n, _ in model.named_modules() if n], {}
     for pattern, style in plan.items():
         mine = [name for name in names if _matches(name, pattern)]
         if not mine:
             raise TaskError(
-                f'task.tensor_plan has "{pattern:.100}", and the model has no such module',
+                f'task.tensor_plan has "{pattern:.100}", but the model has no such module',
                 where=where,
                 hint=f"its modules are {', '.join(names[:8])} ...",
             )
@@ -128,7 +128,7 @@ def _expanded(task: Task, model: nn.Module, plan: Mapping[str, Any]) -> dict[str
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """A * stands for one part of a name, or some of it."""
+    """A * matches one part of a name, or some of it."""
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
@@ -136,8 +136,8 @@ def _matches(name: str, pattern: str) -> bool:
 def pieces(
     task: Task, model: nn.Module, layout: Layout, vector: Tensor, device: torch.device, rank: int
 ) -> list[Piece]:
-    """Give a model that is cut its values, and say what this rank has of each parameter, in the
-    order of the layout. vector: float32[d] in the replica's memory. Raises TaskError.
+    """Load the values of a cut model. Returns this rank's piece of each parameter, in the order of
+    the layout. vector: float32[d] in the replica's memory. Raises TaskError.
     """
     with calling("moving the model to the device", task.at("model")):
         _to_device(model, device)
@@ -164,7 +164,7 @@ def pieces(
 
 
 def _to_device(model: nn.Module, device: torch.device) -> None:
-    """What has values already: buffers and frozen parameters."""
+    """Move what has values: buffers and frozen parameters."""
     for module in model.modules():
         for key, buffer in module.named_buffers(recurse=False):
             setattr(module, key, buffer.to(device))
@@ -210,8 +210,8 @@ def piece(
     vector: Tensor,
     is_owned: bool,
 ) -> Piece:
-    """On the CPU the optimiser steps what lies in the replica's memory; the model has the same, if
-    it can, and a copy of another form or dtype else.
+    """On the CPU the optimiser steps the values in the replica's memory; the model uses the same
+    memory if possible, otherwise a copy of another form or dtype.
     """
     master = vector[lo:hi].view(shape)[cut]
     if local.device.type == "cpu":

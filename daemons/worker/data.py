@@ -1,7 +1,7 @@
 """Batches of a leased portion: a range of samples in the order of a data epoch (`orders.py`).
 
-Every worker knows the same order; so a portion is two numbers on the wire, and a portion that
-another worker takes over has the same batches.
+Every worker has the same order. So a portion is two numbers on the wire, and it has the same
+batches if another worker takes it over.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dlctl.flat import slice_bounds
 
 _CPU = torch.device("cpu")
 BLAME_S = 1.0
-"""An error in what a process has sent may be about its end, which is seen a little later."""
+"""An error in the data of a process may be caused by its death: how long to wait for its exit."""
 
 
 Collate = Callable[[list[Any]], Any]
@@ -36,28 +36,27 @@ Collate = Callable[[list[Any]], Any]
 
 
 def no_errors_from_signals() -> None:
-    """In the main thread torch would have a handler of SIGCHLD raise an error for any loader that
-    has died, at whatever that thread is: our own code, too. The missing batch tells of it as well.
+    """Keep torch from installing its SIGCHLD handler, which would raise an error for a dead loader
+    at any point of the main thread, also in dlctl's code. The missing batch shows it as well.
     """
     _utils.signal_handling._SIGCHLD_handler_set = True
 
 
 class LoaderLost(ProcessLost):
-    """A process that loads the data has ended: torch looks for that every 5 s. A batch that it has
-    begun is lost with it, and torch starts no other: the worker is replaced.
+    """A data loader process has exited: torch checks for that every 5 s. Its unfinished batch is
+    lost, and torch does not start another process: the worker is replaced.
     """
 
 
 class PortionLoader:
-    """Reads a map-style dataset portion by portion, with `processes` of torch's DataLoader; with
-    none of them it loads each batch when it is asked for.
+    """Reads a map-style dataset portion by portion, with `processes` of torch's DataLoader; without
+    processes it loads each batch on request.
 
-    collate: makes a batch of a list of samples; None: torch's default_collate. place: of the
-    dataset, for errors that no line of the user's has raised. draw: the order of each data epoch,
-    if the task has one of its own.
-    tolerant: a batch goes on without samples that fail to load. clients: whose rows are whose.
-    pieces: what each batch is cut into, if it has as many samples; a step has as many batches more.
-    Call `close` to end the processes.
+    collate: makes a batch of a list of samples; None: torch's default_collate. place: file:line of
+    the dataset, for errors that no line of the user's code has raised. draw: the order of each data
+    epoch, if the task has its own. tolerant: batches leave out samples that fail to load. clients:
+    the rows of each client. pieces: each batch is cut into so many, if it has enough samples, and a
+    step has so many times more batches. Call `close` to end the processes.
     """
 
     def __init__(
@@ -83,11 +82,11 @@ class PortionLoader:
         self._seed = seed
         self._guarded = self._guard(dataset, collate, place, tolerant)
         self.bad: tuple[BadSample, ...] = ()
-        """What the batches of the newest step have gone on without; they may be none at all then.
+        """The samples that the batches of the newest step leave out; it may have no batches then.
         """
         self._batches = _Batches()
-        # One of its own, or every portion would shift the replica's dropout.
-        self._dice = torch.Generator().manual_seed(seed)
+        # With a shared generator every portion would shift the replica's dropout.
+        self._generator = torch.Generator().manual_seed(seed)
         self._loader = self._with(processes) if processes else None
         self._place = place
         self._processes: list[BaseProcess] = []
@@ -102,11 +101,11 @@ class PortionLoader:
     def _guard(
         self, dataset: Any, collate: Collate | None, place: str | None, tolerant: bool
     ) -> Batching:
-        """What makes the batches of it."""
+        """The object that makes batches of the dataset."""
         return _Guarded(dataset, collate, place, tolerant)
 
     def resize(self, batch_size: int) -> None:
-        """From now on a batch has at most so many samples."""
+        """Set the largest number of samples in a batch."""
         if batch_size != self.batch_size:
             self.batch_size, self._next = batch_size, None
 
@@ -115,30 +114,29 @@ class PortionLoader:
         return self.batch_size * self._accumulate
 
     def reseed(self, slot: int, epoch: int) -> None:
-        """Before the first batch: have the processes draw what belongs to this epoch of this slot.
+        """Seed the loader processes for this epoch of this slot; call it before the first batch.
 
-        The order of the samples follows from the seed alone, and does not change.
+        The order of the samples depends on the job's seed alone, and does not change.
         """
         sequence = np.random.SeedSequence([self._seed, slot, epoch])
-        self._dice.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        self._generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
     shards = 0
-    """Of a stream, which this is not."""
+    """Of a stream; 0: this is none."""
     samples = 0
-    """Of the newest step, those that could not be loaded included."""
+    """Of the newest step, including those that failed to load."""
     ended_after: int | None = None
-    """The samples of the newest step, if it has fewer than were asked for: never of such a dataset.
-    """
+    """The samples of the newest step, if a stream ended within it; always None here."""
 
     def step(
         self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1
     ) -> list[tuple[Any, float]]:
         """The batches of step `number` (from 0) of samples [start, stop), cut by `slice_bounds`,
-        and the part of its samples that each has.
+        each with its fraction of the step's samples.
 
-        Asked for in order, the batches of a portion are loaded ahead; any other order costs a new
-        start. shard: the client, if the dataset is cut into clients. Raises TaskError for what
-        the dataset raises, LoaderLost if a process has ended.
+        The batches of a portion are prefetched in order; any other order costs a restart. shard:
+        the client, if the dataset is cut into clients. Raises TaskError for what the dataset
+        raises, LoaderLost if a loader process has exited.
         """
         assert 0 <= start < stop
         client = shard if self.clients is not None else -1
@@ -165,7 +163,7 @@ class PortionLoader:
         return [(batch, size / samples) for batch, size in left if size]
 
     def batch(self, data_epoch: int, start: int, stop: int, number: int) -> Any:
-        """The batch of a step that is one batch."""
+        """The batch of a step with a single batch."""
         ((batch, _),) = self.step(data_epoch, start, stop, number)
         return batch
 
@@ -191,26 +189,27 @@ class PortionLoader:
         return batch
 
     def waits_for(self) -> tuple[str, str] | None:
-        """(file:line of the dataset, what is waited for), while a batch of the processes is."""
+        """(file:line of the dataset, text for the log), while a batch of the processes is awaited;
+        None: none is.
+        """
         if not self._processes or not self._waits:
             return None
-        return self._place or "", f"no batch has come from those that load the data, {self._pids}"
+        return self._place or "", f"waiting for a batch from the data loaders, {self._pids}"
 
     @property
     def _pids(self) -> str:
         return f"pids {', '.join(str(process.pid) for process in self._processes)}"
 
     def _blame(self, error: Exception) -> LoaderLost:
-        """What an error of torch's comes from, as it waits for the processes."""
+        """The cause of an error that torch raises while it waits for the processes."""
         wait([process.sentinel for process in self._processes], BLAME_S)
         for process in self._processes:
             if (status := process.exitcode) is not None:
-                text = f"a process that loads the data, pid {process.pid}, {how_it_ended(status)}"
+                text = f"data loader process {process.pid} {how_it_ended(status)}"
                 if status == KILLED[0]:
-                    text += "; perhaps for want of memory (dmesg says so): lower "
-                    text += "workers.loader_processes"
+                    text += "; if memory ran out (dmesg shows it), lower workers.loader_processes"
                 return LoaderLost(text, by_itself=status not in KILLED)
-        return LoaderLost(f"nothing comes from those that load the data, {self._pids}: {error}")
+        return LoaderLost(f"no batch from the data loaders, {self._pids}: {error}")
 
     def close(self) -> None:
         """End the loader's processes."""
@@ -225,7 +224,7 @@ class PortionLoader:
             num_workers=processes,
             persistent_workers=True,
             worker_init_fn=_leave_signals_to_the_worker,
-            generator=self._dice,
+            generator=self._generator,
         )
 
     def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:
@@ -239,13 +238,13 @@ class PortionLoader:
         self._begin([samples[lo + a : lo + b] for lo, hi in bounds for a, b in self._cut(hi - lo)])
 
     def _begin(self, batches: list[Any]) -> None:
-        """Load these from now on."""
+        """Start to load these batches."""
         self._batches.rows = batches
         if self._loader is None:
             self._stream = map(self._guarded.batch, self._batches)
             return
-        # It draws with our dice, which are on the CPU. That costs its processes time, so it is done
-        # only where the task has made another device the default one.
+        # Its generator is on the CPU. Setting the device slows its processes down, so this is done
+        # only if the task has changed the default device.
         is_default = torch.get_default_device().type == "cpu"
         with nullcontext() if is_default else _CPU:
             self._begin_pass(self._loader)
@@ -264,12 +263,12 @@ class PortionLoader:
 
 
 class _Batches:
-    """The batch sampler: what to load next, set before each pass."""
+    """The batch sampler: the batches to load next, set before each pass."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
 
-    def __iter__(self) -> Iterator[Any]:  # torch has it that these are lists
+    def __iter__(self) -> Iterator[Any]:  # torch annotates the elements as lists
         return iter(self.rows)
 
 
@@ -286,25 +285,25 @@ class Sifted(NamedTuple):
     """A batch without the samples that failed to load."""
 
     batch: Any
-    """None: none is left."""
+    """None: no sample is left."""
     bad: tuple[BadSample, ...]
 
 
 class Batching(Dataset[Any], ABC):
-    """Makes whole batches, with the user's errors as values: so they keep their place and text on
-    the way out of a loader's process."""
+    """Makes whole batches, and returns the user's errors as values: so they keep their place and
+    text when a loader process sends them."""
 
     def __getitems__(self, wanted: Any) -> list[Any]:
-        """One batch, collated, as a list of one: what torch's DataLoader asks for."""
+        """One batch, collated, as a list of one: the interface of torch's DataLoader."""
         return [self.batch(wanted)]
 
     @abstractmethod
     def batch(self, wanted: Any) -> Any:
-        """The samples that are wanted, collated; a TaskError is returned."""
+        """The wanted samples, collated; a TaskError is returned."""
 
 
 class _Guarded(Batching):
-    """Of the user's dataset, by the numbers of samples."""
+    """Batches of the user's dataset, by the indices of samples."""
 
     def __init__(
         self,
@@ -318,18 +317,18 @@ class _Guarded(Batching):
         self._collate = collate or default_collate
         self._place = place
         self._tensors: tuple[Tensor, ...] = ()
-        """Of a dataset that is nothing else: the rows of a batch are taken out at once, which gives
-        what collating them one by one would."""
+        """Of a plain TensorDataset: the rows of a batch are selected at once, with the same result
+        as collating them one by one."""
         if type(dataset) is TensorDataset and collate is None:
             is_plain = all(type(t) is Tensor and t.layout is torch.strided for t in dataset.tensors)
             self._tensors = dataset.tensors if is_plain else ()
 
     def batch(self, rows: Rows) -> Any:
-        """The samples at `rows`, collated, `Sifted` if some of them may fail and have; a TaskError
-        is returned."""
+        """The samples at `rows`, collated; `Sifted` if some failed to load and the job tolerates
+        that; a TaskError is returned."""
         try:
             if self._tensors:
-                # From a list of numbers it would take as long as all the rest.
+                # Converting a list of numbers would take as long as all the rest.
                 where = torch.from_numpy(rows)
                 with calling("making a batch of samples", self._place):
                     return [t.index_select(0, where.to(t.device)) for t in self._tensors]
@@ -343,7 +342,7 @@ class _Guarded(Batching):
             return error.with_traceback(None)
 
     def _sifted(self, indices: list[int]) -> tuple[list[Any], tuple[BadSample, ...]]:
-        """The samples, and those that may fail and have."""
+        """The samples, and those whose failure is tolerated."""
         at_once = getattr(self._dataset, "__getitems__", None)
         try:
             if at_once is not None:
@@ -364,7 +363,7 @@ class _Guarded(Batching):
         return samples, tuple(bad)
 
     def _may_fail(self, error: TaskError) -> bool:
-        """Whether it goes on without the sample; what may be the process's fault is none of it."""
+        """Whether the batch leaves out the sample; not if the process may be the cause."""
         cause = error.__cause__
         return (
             self._tolerant and isinstance(cause, Exception) and not isinstance(cause, MemoryError)

@@ -1,12 +1,12 @@
 """A sum over a group that begins while the gradient is still being computed, part by part, as in
 torch's DistributedDataParallel. Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3.
 
-The flat gradient is cut into parts, which are summed in one order by all members: from its end,
-which a backward pass comes to first. A part is begun as soon as all parameters in it have their
-gradients, and at the end of the pass at the latest: a parameter may get none. Nobody waits here;
-what has been begun is told when all members meet (`group.py`), and it is of no use then if one of
-them has summed what it does not go on with. The gradient itself stays as it is, for that case, and
-for the group that is made anew when a member dies.
+The flat gradient is cut into parts, which all members sum in the same order: from the end, which a
+backward pass reaches first. The sum of a part starts as soon as all its parameters have gradients,
+at the latest at the end of the pass, because a parameter may get none. Nothing blocks here. The
+members exchange what they have started when they meet (`group.py`); if one of them has discarded
+the gradient it was summing, the sum is useless. The gradient itself is not modified: it is needed
+in that case, and when the group re-forms after a member has died.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from torch import Tensor, nn
 from dlctl.messages import Array
 
 PARTS = 4
-"""Of a small model: the sum of the last one is all that is waited for."""
+"""Of a small model: the step waits for the sum of the last part only."""
 PART_MIN, PART_MAX = 1 << 18, 6_250_000
-"""Elements: 1 MB, for less of them a sum is all latency, and 25 MB; as in torch."""
+"""Elements: 1 MB, below which latency dominates a sum, and 25 MB; as in torch."""
 LOOKED_AT = 4
-"""Parameters of a part, from its front: those of a layer or two."""
+"""Parameters with a hook, from the front of a part: those of a layer or two."""
 
 
 def cuts(size: int) -> list[slice]:
-    """The parts of a vector in the order in which they are summed; by its size alone, so that they
-    are the same for all members.
+    """The parts of a vector in the order of their sums. They depend on its size alone, so all
+    members have the same.
     """
     part = min(max(-(-size // PARTS), PART_MIN), PART_MAX)
     return [slice(max(hi - part, 0), hi) for hi in range(size, 0, -part)]
 
 
 class EarlySum:
-    """What a member has begun of its next sum."""
+    """The part of its next sum that a member has started."""
 
     def __init__(self, start: Callable[[Tensor], Any], summed: Tensor, weight: float) -> None:
-        """start: begins the sum of a tensor over the group, in place. summed: float32[d], for the
-        sum. weight: of this member.
+        """start: starts the sum of a tensor over the group, in place. summed: float32[d], receives
+        the sum. weight: of this member.
         """
         self.weight = weight
         self.summed = summed
         self.cuts = cuts(len(summed))
         self.works: list[Any] = []
-        """One for each part that is begun."""
+        """One for each started part."""
         self.is_void = False
-        """What was begun is not what this member goes on with."""
+        """This member has discarded the gradient whose sum it had started."""
         self.error: Exception | None = None
         self._gradient = 0
-        """Where in memory."""
+        """Its address in memory."""
         self._start = start
 
     def begin(self, gradient: Tensor) -> None:
-        """The next part, of float32[d]. Nothing is raised: who waits for the sum hears of it."""
+        """Start the next part of float32[d]. Raises nothing: `wait` raises the error."""
         where = self.cuts[len(self.works)]
         self._gradient = gradient.data_ptr()
         part = self.summed[where]
-        # Zero times what is not finite would not be zero.
+        # Zero times NaN or infinity is not zero.
         torch.mul(gradient[where], self.weight, out=part) if self.weight else part.zero_()
         work = None
         try:
@@ -69,34 +69,36 @@ class EarlySum:
         self.works.append(work)
 
     def begin_rest(self, gradient: Tensor) -> None:
-        """All parts that are not begun yet."""
+        """Start all remaining parts."""
         while len(self.works) < len(self.cuts):
             self.begin(gradient)
 
     def is_of(self, vector: Array, weight: float) -> bool:
-        """Whether it is the sum that is asked for now."""
+        """Whether this is the sum of that vector with that weight."""
         at = vector.__array_interface__["data"][0]
         return not self.is_void and self.weight == weight and self._gradient == at
 
     def wait(self, wait: Callable[[Any], None]) -> None:
-        """Until all parts are summed. Raises what gloo does."""
+        """Wait until all parts are summed. Raises whatever gloo raises."""
         if self.error is not None:
             raise self.error
         for work in self.works:
             wait(work)
 
     def let_go(self) -> None:
-        """There is another group; from another thread. What is begun holds on to connections."""
+        """Release the started operations, which keep connections open, as the group is gone. Called
+        in another thread.
+        """
         for number in range(len(self.works)):
             self.works[number] = None
 
 
 BeginSum = Callable[[int, float], EarlySum | None]
-"""Elements and weight of a gradient -> its sum, if there is anybody to sum with."""
+"""Elements and weight of a gradient -> its sum; None: there is no group."""
 
 
 _State = tuple[int, int]
-"""Of a parameter's gradient: which one it is, and how often it has been written to; 0, 0: none."""
+"""The id and version of a parameter's gradient tensor; 0, 0: there is none."""
 
 
 def _state(parameter: nn.Parameter) -> _State:
@@ -105,12 +107,12 @@ def _state(parameter: nn.Parameter) -> _State:
 
 
 class GradientParts:
-    """Looks at a backward pass now and then, and begins each part of its sum when all gradients in
-    it have come.
+    """Watches a backward pass, and starts the sum of each part when all its gradients exist.
 
-    To look at each parameter would take longer than there is to win, so it is done at the few that
-    should come last in each part. What has changed since its part was begun is found in the end, as
-    that of a parameter which is used in several checkpoints: from then on nothing is begun before.
+    A hook on each parameter would cost more than it gains, so only the few parameters that should
+    be last in each part have one. A gradient that changes after its sum was started, as that of a
+    parameter used in several checkpoints, is detected at the end of the pass; from then on no sum
+    starts before that.
     """
 
     def __init__(
@@ -119,8 +121,8 @@ class GradientParts:
         bounds: Sequence[tuple[int, int]],
         gather: Callable[[Sequence[int]], Tensor],
     ) -> None:
-        """bounds: of each parameter in the flat vector. gather: puts the gradients of parameters,
-        by number, into the flat gradient, zeros where there is none, and returns that.
+        """bounds: of each parameter in the flat vector. gather: copies the gradients of these
+        parameters, by number, into the flat gradient, zeros for a missing one, and returns it.
         """
         self._parameters, self._gather = parameters, gather
         self._parts = [
@@ -130,9 +132,9 @@ class GradientParts:
         """The parameters in each."""
         self._early: EarlySum | None = None
         self._before: list[_State] = []
-        """Of all parameters: there may be gradients of other batches."""
+        """Of all parameters before the pass: they may have gradients of earlier batches."""
         self._begun: dict[int, _State] = {}
-        """Of those whose parts are begun."""
+        """Of the parameters in started parts."""
         self._may_begin = True
         for number in {number for part in self._parts[:-1] for number in part[:LOOKED_AT]}:
             parameters[number].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -159,7 +161,7 @@ class GradientParts:
         return self._gather(new)
 
     def end(self) -> Tensor:
-        """The pass is over: begin what is left. Returns the flat gradient."""
+        """The pass is over: start the remaining parts. Returns the flat gradient."""
         early, self._early = self._early, None
         assert early is not None
         if any(_state(self._parameters[n]) != begun for n, begun in self._begun.items()):

@@ -1,5 +1,5 @@
-"""What the user's code or a method's engine has raised, as one line and a traceback; and processes
-that a worker cannot go on without.
+"""Errors of the user's code or a method's engine, as one line and a traceback; and the loss of
+processes that a worker needs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from dlctl.roles.protocol.effects import TaskFailed
 from dlctl.util.text import plural
 
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)
-"""What a process ends with that somebody else has ended."""
+"""Return codes of a process that another process has terminated."""
 
 
 class ProcessLost(DlctlError):
-    """A process of this worker's has ended, or does not answer; `detail` has its last lines.
+    """A process of this worker has exited, or does not answer; `detail` has its last lines.
 
-    exit_code: what the worker ends with; as of one that was killed, unless the process itself is to
-    blame.
+    exit_code: of the worker; that of a killed worker, unless the lost process exited on its own.
     """
 
     exit_code = Unreachable.exit_code
@@ -38,14 +37,14 @@ class ProcessLost(DlctlError):
 
 
 def how_it_ended(status: int) -> str:
-    """As the rest of a sentence; status: negative for a signal."""
+    """The predicate of a sentence; status: negative for a signal."""
     if status < 0:
-        return f"was ended by {signal.Signals(-status).name}"
-    return f"has ended with exit code {status}"
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"exited with code {status}"
 
 
 def failure_of(error: BaseException) -> TaskFailed:
-    """To be called while it is handled."""
+    """The event for an error; call this in its `except` block."""
     if isinstance(error, DlctlError):
         where = f" ({error.where})" if error.where else ""
         hint = f"; {error.hint}" if error.hint else ""
@@ -53,31 +52,31 @@ def failure_of(error: BaseException) -> TaskFailed:
     what = f"{type(error).__name__}: {error}"
     if isinstance(error, Exception):
         return TaskFailed(f"a bug in dlctl: {what}", traceback.format_exc())
-    return TaskFailed(f"something ended the computing with {what}", traceback.format_exc())
+    return TaskFailed(f"the compute thread was interrupted by {what}", traceback.format_exc())
 
 
 CPU_ALLOCATOR = "DefaultCPUAllocator"
-"""Where torch has no memory for a tensor on the CPU, it raises a RuntimeError that names this."""
+"""If torch cannot allocate a tensor on the CPU, it raises a RuntimeError that contains this."""
 
 
 @contextmanager
 def explained(job: JobFile, batch_size: int) -> Iterator[None]:
-    """Around a step: an error that is for want of memory says what to try. batch_size: of this
-    worker. Raises TaskError for it, and everything else as it is.
+    """Around a step: raises TaskError with advice if memory ran out, and other errors unchanged.
+    batch_size: of this worker.
     """
     try:
         yield
     except Exception as error:
         if not is_for_want_of_memory(error):
             raise
-        is_told = isinstance(error, TaskError)
+        is_of_task = isinstance(error, TaskError)
         failed = error if isinstance(error, TaskError) else blame("a step", error)
         failed.hint = advice(job, batch_size)
-        raise failed from (error.__cause__ if is_told else error)
+        raise failed from (error.__cause__ if is_of_task else error)
 
 
 def is_for_want_of_memory(error: BaseException | None) -> bool:
-    """Also of a TaskError, which has been caused by such an error."""
+    """Whether it is an out-of-memory error, or a TaskError caused by one."""
     if isinstance(error, TaskError):
         error = error.__cause__
     if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
@@ -86,14 +85,14 @@ def is_for_want_of_memory(error: BaseException | None) -> bool:
 
 
 def advice(job: JobFile, batch_size: int) -> str:
-    """What needs less memory and leaves what comes of a step as it is, as far as there is such."""
+    """Settings that need less memory; the first ones do not change the result of a step."""
     size, accumulate = batch_size, job.gradient.accumulate
     tries = []
     if size > 1:
         parts = next((n for n in range(2, size) if size % n == 0), size)
         tries.append(
             f"workers.batch_size = {size // parts} with gradient.accumulate = "
-            f"{accumulate * parts}, which leaves the step as large"
+            f"{accumulate * parts}, for the same samples per step"
         )
     if job.gradient.precision == "fp32":
         tries.append('gradient.precision = "bf16"')

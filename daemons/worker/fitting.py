@@ -1,9 +1,10 @@
-"""`workers.batch_size = "auto"`: the largest power of two that there is memory for, by trying.
+"""`workers.batch_size = "auto"`: the largest power of two that fits into memory, found by trials.
 
-Forward and backward passes of real samples, twice as many each time. On a GPU until there is no
-memory left, or less than a tenth of the worker's share; on the CPU, where nobody says no before the
-kernel ends the process, until the next one would need half of what is available, or one takes too
-long to be worth it. Nothing of that stays: neither in the model nor in any generator.
+Each trial is a forward and a backward pass of twice as many real samples. On a GPU the trials stop
+when memory runs out or less than a tenth of the worker's share is free. On the CPU no allocation
+fails before the kernel kills the process, so they stop when the next trial would need half of the
+available memory, or when a trial is too slow to be worth it. No trial changes the model or any RNG
+state.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from dlctl.config import JobFile
 
 log = logging.getLogger("dlctl")
 FIRST = 8
-"""A batch of one sample is too small for some models, as those with BatchNorm. If there is no room
-for these, it goes down from here."""
+"""The first trial: some models, as those with BatchNorm, cannot train on one sample. If it does not
+fit, smaller sizes are tried."""
 SIZE_MAX = {"cpu": 1024, "cuda": 65536}
 SPARE = 0.1
-"""Of a GPU's memory."""
+"""The part of a GPU's memory that stays free."""
 SHARE = 0.5
-"""Of what is available on the CPU."""
+"""The part of the available CPU memory that is used."""
 SLOW_S = 5.0
-"""On the CPU a batch that takes so long gains nothing by being larger."""
+"""On the CPU a batch that takes longer gains nothing from a larger size."""
 VECTORS = 3
-"""Room is left for so many of the model's size: a gradient in one piece, an optimiser's state."""
+"""Reserved vectors of the model's size: a flat gradient, an optimiser's state."""
 
 
 def limit(job: JobFile, samples: int, device: str) -> int:
-    """The largest size that is tried: with that, there is a portion for every worker in an epoch of
-    so many samples; 0: of a stream, which has no end.
+    """The largest size to try: an epoch still has a portion for every worker. samples: of an epoch;
+    0: it is a stream, which has no length.
     """
     portions = job.workers.count * job.data.portion_batches * job.gradient.accumulate
     most = SIZE_MAX.get(device, 1)
@@ -49,8 +50,8 @@ def limit(job: JobFile, samples: int, device: str) -> int:
 
 
 def batch_size(job: JobFile, replica: Replica, loader: PortionLoader) -> int:
-    """The size for this run. loader: of its data, with one batch to a step. Raises TaskError for
-    what the task raises, also if there is no memory for a single sample.
+    """The size for this run. loader: of its data, with one batch per step. Raises TaskError for
+    what the task raises, and if not even one sample fits into memory.
     """
     most = limit(job, loader.order.length, replica.device.type)
     memory = _Memory(replica, _sharers(job))
@@ -73,13 +74,13 @@ def batch_size(job: JobFile, replica: Replica, loader: PortionLoader) -> int:
             break
         size *= 2
     found = found or 1
-    memory.begin()  # Nothing that was tried is kept.
-    log.info("batch size %d: %s of memory, of %s", found, memory.used, memory.budget)
+    memory.begin()  # Free the memory of the trials.
+    log.info("batch size %d: uses %s of %s bytes", found, memory.used, memory.budget)
     return found
 
 
 def _sharers(job: JobFile) -> int:
-    """Processes of this job with a model each that share the memory."""
+    """The number of this job's processes with a model that share the memory of a device."""
     placed = placement.place(job)
     here = [name for name, agent in placed.items() if agent == placed["worker-0"]]
     workers = sum(name.startswith("worker-") for name in here) * job.ranks
@@ -90,7 +91,7 @@ def _sharers(job: JobFile) -> int:
 def _fits(
     job: JobFile, replica: Replica, loader: PortionLoader, size: int, memory: _Memory
 ) -> bool:
-    """Try it. If not even one sample fits, the error says so."""
+    """Try one size. Raises TaskError if not even one sample fits."""
     loader.resize(size)
     try:
         with explained(job, size):
@@ -103,7 +104,7 @@ def _fits(
             raise
     finally:
         replica.forget_gradients()
-    gc.collect()  # What the error has held.
+    gc.collect()  # Free what the error references.
     return False
 
 
@@ -120,7 +121,7 @@ class _Memory:
     def begin(self) -> None:
         if self.is_of_cpu:
             with suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5")  # The peak begins anew.
+                Path("/proc/self/clear_refs").write_text("5")  # Reset the peak RSS.
             self._before = _status_kb("VmRSS") * 1024
             self.budget = int(SHARE * available() / self._sharers) - self._reserve
             return
@@ -150,10 +151,10 @@ def _status_kb(key: str) -> int:
 
 
 def available() -> int:
-    """Bytes of memory that this process may still take: of the machine, and of its cgroup."""
+    """Bytes of memory that this process may still take, limited by the machine and its cgroup."""
     found = [_kb(Path("/proc/meminfo"), "MemAvailable") * 1024]
     group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # There is no limit, or none that can be seen.
+    with suppress(OSError, ValueError):  # There is no limit, or none that is visible.
         limit = int((group / "memory.max").read_text())
         found.append(max(0, limit - int((group / "memory.current").read_text())))
     return min(found)

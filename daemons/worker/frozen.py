@@ -25,21 +25,21 @@ from dlctl.util import cores
 
 
 def digests(replica: Replica) -> bytes:
-    """16 bytes for each frozen parameter. As fast as this machine hashes on its cores."""
+    """16 bytes for each frozen parameter, hashed on all cores."""
     with ThreadPoolExecutor(cores.usable()) as pool:
         return b"".join(pool.map(lambda tensor: frozen.digest(_bytes(tensor)), replica.frozen()))
 
 
 def write(replica: Replica, path: Path) -> tuple[str, int]:
-    """Write them to the file of their layout; returns its SHA-256 and bytes. Raises DlctlError."""
+    """Write the frozen parameters; returns the file's SHA-256 and bytes. Raises DlctlError."""
     path.parent.mkdir(exist_ok=True)
     return checkpoints.write_chunks(path, _chunks(replica))
 
 
 def load(replica: Replica, path: Path, theirs: bytes, mine: bytes = b"") -> list[int]:
-    """Have the values with these digests in the replica; those that it has are not read. Returns
-    the positions of the others. Raises DlctlError if the file does not have them. mine: digests of
-    those that it has, if they are known.
+    """Load the values with the digests `theirs` into the replica; only differing ones are read.
+    Returns their positions. Raises DlctlError if the file does not have them. mine: the replica's
+    own digests, if known.
     """
     plan, described = frozen.plan(replica.layout), frozen.entries(replica.layout)
     others = frozen.differing(mine or digests(replica), theirs)
@@ -53,7 +53,7 @@ def load(replica: Replica, path: Path, theirs: bytes, mine: bytes = b"") -> list
                 at = n * frozen.DIGEST_BYTES
                 if frozen.digest(data) != theirs[at : at + frozen.DIGEST_BYTES]:
                     raise DlctlError(
-                        f'frozen parameter "{described[n].name}" is damaged there', where=str(path)
+                        f'frozen parameter "{described[n].name}" is corrupted', where=str(path)
                     )
                 values[n] = _tensor(data, getattr(torch, described[n].dtype))
     except OSError as error:
@@ -77,13 +77,13 @@ def _chunks(replica: Replica) -> Iterator[bytes | memoryview]:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """Of its elements in row-major order; not copied where they lie so on the CPU."""
+    """The elements in row-major order; a contiguous tensor on the CPU is not copied."""
     flat = tensor.cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 class FrozenFile:
-    """The run's file, as a worker writes and reads it where it is."""
+    """The run's file of frozen parameters, written and read by a worker on its host."""
 
     def __init__(self, directory: Path, birth: Birth) -> None:
         """`directory`: the run directory, or the host directory."""
@@ -92,7 +92,7 @@ class FrozenFile:
         self._away = Away(directory, birth) if (directory / HOST_FILE).exists() else None
 
     def digests(self, replica: Replica) -> bytes:
-        """Of what it has built."""
+        """The digests of the parameters that the worker has built."""
         self._built = digests(replica)
         return self._built
 

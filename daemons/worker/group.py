@@ -1,18 +1,20 @@
 """The threads of a worker's group: sums over all replicas, by torch.distributed's gloo.
 
-A group is made anew for each generation, in the same process and as often as members come and go,
-so it is no global one of torch's. Its traffic is neither encrypted nor authenticated.
+The group re-forms within the same process whenever members join or leave: each generation gets a
+new one, which is not torch's global default group. Its traffic is neither encrypted nor
+authenticated.
 
-Nothing can interrupt a collective of gloo's, and a store whose process stands still answers never:
-so every generation has a thread of its own, which is left to itself when the next one begins. Its
-last operation ends with its timeout, or when the connections do. What lasts for as long as the
-slowest member computes is therefore none of gloo's operations: members wait for each other at the
-store, each for an answer of its own, which is written by the one that comes last, or from here by
-a second thread, when the generation is given up.
+A gloo collective cannot be interrupted, and a store whose process is paused never answers. So every
+generation has its own thread, which is abandoned when the next generation begins; its last
+operation ends when it times out or its connections close. For the same reason members do not wait
+for a straggler inside a gloo operation but at the store: each member waits for its own answer key.
+The last member to arrive writes all answers; a second thread of this process writes the member's
+own answer when the generation is abandoned.
 
-A gradient may be summed while it is computed (`early_sum.py`), in the thread that computes. These
-operations do last until the slowest member has come to its own, without a limit. They are waited
-for when all have come, and end with the connections of those that have another generation.
+A gradient may be summed while it is computed (`early_sum.py`), in the compute thread. These
+operations have no time limit: they last until the slowest member starts its own. The group waits
+for them once all members have arrived; they end early when members that moved to another generation
+close their connections.
 """
 
 from __future__ import annotations
@@ -62,30 +64,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("dlctl")
 
 WORD_S = 1.0
-"""Between two words about whom we wait for."""
+"""Interval between reports of the members that are still missing."""
 STORE_S = 10.0
-"""For a single answer of the store, before it is known how long a member may be silent."""
+"""Timeout of one store operation until the members' timeout is known."""
 NEVER = timedelta(days=7)
-"""For a wait that has no limit: it is begun again then."""
+"""Timeout of a wait without a limit, which is then retried."""
 GIVEN_UP = "given up"
-"""The answer that a member gives itself."""
+"""The answer that a member writes to its own key to end its wait."""
 STORES_KEPT = 2
-"""An old one may still be looked at by those who do not know of the new one."""
+"""Members that do not know of the new store may still read the old one."""
 
 
 class _GivenUp(Exception):
-    """There is another generation."""
+    """This generation has been superseded."""
 
 
 class GroupThread:
-    """What the loop talks to; everything is answered by an event."""
+    """The loop's interface to the group; every effect is answered by an event."""
 
     def __init__(self, loop: Loop, host: str) -> None:
-        """host: this machine's address, by which the other members reach it."""
+        """host: the address of this machine at which the other members reach it."""
         self.host = host
         self._loop = loop
         self._lock = threading.Lock()
-        """Held while the records change, and while generations do."""
+        """Held while the records or the generation change."""
         self._records = Records()
         self._member: _Member | None = None
         self._stores: list[Any] = []
@@ -112,7 +114,7 @@ class GroupThread:
             self._member = None
 
     def _of(self, generation: int) -> _Member:
-        """The thread of this generation; all before it are left to themselves."""
+        """The thread of this generation; earlier threads are abandoned."""
         with self._lock:
             if self._member is None or self._member.generation != generation:
                 if self._member is not None:
@@ -123,7 +125,7 @@ class GroupThread:
     # ------------------------------------------------------------ from the thread that computes
 
     def begin_sum(self, size: int, weight: float) -> EarlySum | None:
-        """Of the gradient that is computed next, float32[size]; None: there is nobody else."""
+        """Sum the next gradient, float32[size], while it is computed; None: there is no group."""
         member = self._member
         return None if member is None else member.begin_sum(size, weight)
 
@@ -150,11 +152,11 @@ class GroupThread:
             return self._records.claim()
 
     def agree(self, member: _Member, claims: list[Claim]) -> None:
-        """Raises DlctlError if the others have gone on without this replica."""
+        """Raises DlctlError if the other members have continued without this replica."""
         with self._lock:
             self._check(member)
             agreed = self._records.agree(claims)
-            # Posted while nobody can take up the next generation: its claim says that it is known.
+            # Posted under the lock, before a next generation can start: its claim assumes it.
             self._loop.post(GroupJoined(member.generation, *agreed))
 
     def keep(self, member: _Member, result: Reduced) -> None:
@@ -184,19 +186,19 @@ class _Member:
         self._rank = self._size = 0
         self._timeout_s = STORE_S
         self._sums = 0
-        """That were begun in this generation."""
+        """Sums started in this generation."""
         self._early: EarlySum | None = None
-        """What is begun of the next one."""
+        """The started part of the next sum."""
         self._memory: Any = None
-        """float32[d], for sums that begin early; of this generation alone, as those of an older one
-        may still write to theirs.
+        """float32[d], for early sums. Each generation has its own: operations of an older one may
+        still write to theirs.
         """
         self._in_group = threading.Lock()
-        """Held by the thread that computes while it uses the group: who lets go of it as the last
-        one waits for all that it does.
+        """Held by the compute thread while it uses the group: dropping the last reference to the
+        group blocks until all its operations are done.
         """
         self._waits: tuple[str, int] | None = None
-        """For what, for the how manieth time, this member waits at the store."""
+        """The exchange this member waits for at the store, and its number."""
         self._has_answer = False
         self._is_over = threading.Event()
         self._work: queue.SimpleQueue[Callable[[_Member], None] | None] = queue.SimpleQueue()
@@ -206,7 +208,7 @@ class _Member:
         self._work.put(work)
 
     def end(self) -> None:
-        """There is another generation, or none."""
+        """The generation is superseded, or the worker has left the group."""
         self._is_over.set()
         self._work.put(None)
 
@@ -227,7 +229,7 @@ class _Member:
                 why = "" if self._is_made else m.UNMADE
                 self._fail(f"{type(error).__name__}: {first}", why)
                 break
-        # Others learn from closed connections, at once, that there is nobody here any more.
+        # Closing the connections notifies the other members at once.
         with self._in_group:
             group, early = self._group, self._early
             self._group = self._store = self._early = None
@@ -243,7 +245,7 @@ class _Member:
 
     def open(self) -> None:
         dist = _torch()
-        # Without a socket of ours it would listen on all of this machine's addresses.
+        # With a socket of its own the store would listen on all addresses of this machine.
         family = socket.AF_INET6 if ":" in self._owner.host else socket.AF_INET
         listener = socket.create_server((self._owner.host, 0), family=family)
         port = listener.getsockname()[1]
@@ -260,10 +262,10 @@ class _Member:
         self._timeout_s = effect.timeout_s
         timeout = timedelta(seconds=effect.timeout_s)
         host, _, port = effect.store.rpartition(":")
-        self._try(host, int(port), effect)
+        self._check_reachable(host, int(port), effect)
         store = dist.TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
         self._store = dist.PrefixStore(f"generation-{effect.generation}", store)
-        # Of its own connection: the other one has to be free for a wait.
+        # On its own connection: a wait blocks the other one.
         watched = dist.PrefixStore(f"generation-{effect.generation}", store.clone())
         threading.Thread(
             target=self._watch, args=(watched,), name=f"group-{self.generation}-watch", daemon=True
@@ -275,11 +277,13 @@ class _Member:
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._owner.host)]
             self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
         self._is_made = True
-        self._forget_answer()
+        self._delete_answer()
         self._owner.agree(self, [Claim(*claim) for claim in claims])
 
-    def _try(self, host: str, port: int, effect: JoinGroup) -> None:
-        """The store's own client fills the log where there is no way. Raises ConnectionError."""
+    def _check_reachable(self, host: str, port: int, effect: JoinGroup) -> None:
+        """Connect once first: the store's client floods the log if the address is unreachable.
+        Raises ConnectionError.
+        """
         try:
             socket.create_connection((host, port), effect.timeout_s).close()
         except OSError as error:
@@ -288,13 +292,13 @@ class _Member:
             ) from error
 
     def begin_sum(self, size: int, weight: float) -> EarlySum | None:
-        """In the thread that computes."""
+        """Called in the compute thread."""
         import torch
 
         from daemons.worker.early_sum import EarlySum
 
         with self._in_group:
-            if self._early is not None:  # Nothing has come of that gradient.
+            if self._early is not None:  # That gradient was discarded.
                 self._early.is_void = True
                 return None
             if self._group is None or not self._is_made:
@@ -305,7 +309,7 @@ class _Member:
             return self._early
 
     def _start(self, part: Any) -> Any:
-        """Begin the sum of a part. Raises ConnectionError, and what gloo does."""
+        """Start the sum of a part. Raises ConnectionError, and whatever gloo raises."""
         with self._in_group:
             if self._group is None:
                 raise ConnectionError("the group is not there any more")
@@ -325,7 +329,7 @@ class _Member:
             plan = plan_of(rows)
         except ModelLost:
             raise
-        except DlctlError as error:  # It is not this replica alone: the run cannot go on.
+        except DlctlError as error:  # All replicas fail alike: the run cannot continue.
             self._owner.post(self, TaskFailed(in_words(error), ""))
             raise _GivenUp from error
         vector = self._summed_early(early, effect.vector, plan) if plan.begun else None
@@ -338,17 +342,17 @@ class _Member:
             is_counted, plan.first, plan.beside,
         )  # fmt: skip
         self._owner.keep(self, result)
-        self._know_that_all_have_it()
+        self._await_all_records()
         self._owner.hand_out(self)
-        self._forget_answer()
+        self._delete_answer()
 
     def _summed(self, own: Array, plan: Plan) -> Array:
-        """float32[plan.size], the sum over all members; the same bits for all of them."""
+        """float32[plan.size], the sum over all members, bitwise identical on each of them."""
         import torch
 
         total = 1.0 if plan.dtype == "float32" else sum(plan.weights)
         weight = plan.weights[self._rank]
-        # Zero times what is not finite would not be zero.
+        # Zero times NaN or infinity is not zero.
         vector = np.zeros(plan.size, np.float32) if not weight else np.float32(weight / total) * own
         if any(plan.weights):
             tensor = torch.from_numpy(vector).to(getattr(torch, plan.dtype))
@@ -358,7 +362,7 @@ class _Member:
         return vector if total == 1.0 else vector * np.float32(total)
 
     def _summed_early(self, early: EarlySum | None, own: Array, plan: Plan) -> Array | None:
-        """What some have begun; None: it is of no use, for somebody goes on with something else."""
+        """The sum that some members have started early; None: a member has discarded its part."""
         import torch
 
         if early is None:
@@ -371,63 +375,63 @@ class _Member:
         early.wait(lambda work: work.wait(timedelta(seconds=self._timeout_s)))
         return None if plan.is_void else early.summed.numpy()
 
-    def _know_that_all_have_it(self) -> None:
-        """Return when every member has kept the result of this sum."""
+    def _await_all_records(self) -> None:
+        """Return when every member has recorded the result of this sum."""
         if self._group is not None:
             self._group.barrier().wait(timedelta(seconds=self._timeout_s))
 
     # ------------------------------------------------------------ at the store
 
     def _exchange(self, what: str, number: int, own: str, within: timedelta) -> list[list[Any]]:
-        """What all members say, by rank, when all of them have come here for the `number`-th time.
-        own: what this one does, a list in JSON.
+        """The messages of all members, by rank, once all have reached exchange `number`. own: the
+        message of this member, a JSON list.
 
-        Raises TimeoutError if they have not come within that; never, if it is `NEVER`, as a member
-        may compute for long.
+        Raises TimeoutError if a member does not arrive `within` the limit; with `NEVER` it waits
+        without a limit, because a member may compute for long.
         """
         store, ranks = self._store, range(self._size)
-        store.set(_place(what, self._rank), f"{number} {own}")
-        # A counter that is never reset, as are the places: a run may make millions of sums.
+        store.set(_message_key(what, self._rank), f"{number} {own}")
+        # The counter and the keys are reused, never reset: a run may make millions of sums.
         if store.add(f"{what}-count", 1) == self._size * number:
-            places = store.multi_get([_place(what, rank) for rank in ranks])
-            said = "[" + ",".join(text.decode().partition(" ")[2] for text in places) + "]"
-            others = [_answer(rank) for rank in ranks if rank != self._rank]
+            found = store.multi_get([_message_key(what, rank) for rank in ranks])
+            answer = "[" + ",".join(text.decode().partition(" ")[2] for text in found) + "]"
+            others = [_answer_key(rank) for rank in ranks if rank != self._rank]
             if others:
-                store.multi_set(others, [said] * len(others))
+                store.multi_set(others, [answer] * len(others))
         else:
-            said = self._answered(what, number, within).decode()
-        all_said: list[list[Any]] = json.loads(said)
-        return all_said
+            answer = self._await_answer(what, number, within).decode()
+        messages: list[list[Any]] = json.loads(answer)
+        return messages
 
-    def _answered(self, what: str, number: int, within: timedelta) -> bytes:
-        """What the one that comes last has to say to this member."""
-        answer = _answer(self._rank)
+    def _await_answer(self, what: str, number: int, within: timedelta) -> bytes:
+        """The answer that the last member to arrive writes for this member."""
+        key = _answer_key(self._rank)
         self._waits = what, number
         while True:
             try:
-                self._store.wait([answer], within)
+                self._store.wait([key], within)
                 break
             except _torch().DistStoreError:
                 if self._is_over.is_set():
                     raise _GivenUp from None
                 if within is not NEVER:
                     missing = ", ".join(map(str, self._missing(self._store, what, number)))
-                    raise TimeoutError(f"rank {missing} did not come in time") from None
+                    raise TimeoutError(f"rank {missing} did not arrive in time") from None
         self._waits = None
-        text: bytes = self._store.get(answer)
+        text: bytes = self._store.get(key)
         if self._is_over.is_set():
             raise _GivenUp
         self._has_answer = True
         return text
 
-    def _forget_answer(self) -> None:
-        """Before the next one may come, and when nobody waits for this member any more."""
+    def _delete_answer(self) -> None:
+        """Delete it before the next answer can arrive, once no member waits for this one."""
         if self._has_answer:
-            self._store.delete_key(_answer(self._rank))
+            self._store.delete_key(_answer_key(self._rank))
             self._has_answer = False
 
     def _watch(self, store: Any) -> None:
-        """Say whom this member waits for, and end its wait with the generation."""
+        """Report the members that this one waits for, and end its wait with the generation."""
         before = None
         try:
             while not self._is_over.wait(WORD_S):
@@ -436,34 +440,34 @@ class _Member:
                     missing = self._missing(store, *waits)
                     self._owner.post(self, GroupWaits(self.generation, missing))
                 before = waits
-            store.set(_answer(self._rank), GIVEN_UP)
-        except Exception:  # The store is gone, which the other thread learns, too.
+            store.set(_answer_key(self._rank), GIVEN_UP)
+        except Exception:  # The store is gone; the other thread notices it as well.
             log.debug("generation %d: its store is gone", self.generation, exc_info=True)
 
     def _missing(self, store: Any, what: str, number: int) -> tuple[int, ...]:
-        """The ranks that have not come here for the `number`-th time."""
+        """The ranks that have not reached exchange `number`."""
 
-        def has_come(rank: int) -> bool:
-            place = _place(what, rank)
-            if not store.check([place]):
+        def has_arrived(rank: int) -> bool:
+            key = _message_key(what, rank)
+            if not store.check([key]):
                 return False
-            return int(store.get(place).partition(b" ")[0]) >= number
+            return int(store.get(key).partition(b" ")[0]) >= number
 
-        return tuple(rank for rank in range(self._size) if not has_come(rank))
+        return tuple(rank for rank in range(self._size) if not has_arrived(rank))
 
 
-def _place(what: str, rank: int) -> str:
-    """Where a member says what it brings."""
+def _message_key(what: str, rank: int) -> str:
+    """The key of a member's message."""
     return f"{what}-{rank}"
 
 
-def _answer(rank: int) -> str:
-    """Where a member is told what all have brought."""
+def _answer_key(rank: int) -> str:
+    """The key of the answer to a member, which has the messages of all."""
     return f"answer-{rank}"
 
 
 def _torch() -> Any:
-    """torch.distributed; only where a method has a group is it loaded."""
+    """torch.distributed, imported only if the method uses a group."""
     import torch.distributed as dist
 
     return dist

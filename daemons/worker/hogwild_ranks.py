@@ -1,11 +1,11 @@
 """A replica of several processes that step in one model without locks (`[replica] hogwild`).
 
-The method sees one replica, and asks rank 0 for one batch after the other. While rank 0 computes
-the first of some, each later rank computes one of those that follow in the same portion, and steps
-along it in the memory that all ranks share; its gradient lies there, too, for when rank 0 is asked
-for that batch. So nothing that any of them has moved is missing in what the method accrues.
+The method sees one replica, and requests one batch after the other from rank 0. While rank 0
+computes a batch, each later rank computes one of the following batches of the same portion, and
+steps along its gradient in the memory that all ranks share. The gradient is stored there until the
+method requests that batch. So what the method accrues includes the steps of all ranks.
 
-The memory is the file without a name that the ranks inherit: it ends with them.
+The memory is the anonymous file (memfd) that the ranks inherit: it is freed when they exit.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Memory(NamedTuple):
     parameters: torch.Tensor
     """float32[d]"""
     gradients: Array
-    """float32[ranks, d]: of each rank its newest one; that of rank 0 lies elsewhere."""
+    """float32[ranks, d]: the newest one of each rank; row 0 is unused."""
 
 
 def map_memory(replica: Replica, descriptor: int, ranks: int) -> Memory:
-    """Raises DlctlError if the model lies on a GPU."""
+    """Raises DlctlError if the model is on a GPU."""
     if replica.device.type != "cpu":
         raise DlctlError(
             f"the processes of a replica share memory, and the model is on {replica.device}",
@@ -49,10 +49,10 @@ def map_memory(replica: Replica, descriptor: int, ranks: int) -> Memory:
 
 
 class Ahead:
-    """What later ranks compute ahead of rank 0, which this is."""
+    """In rank 0: the batches that later ranks compute ahead."""
 
     def __init__(self, ranks: Ranks, replica: Replica) -> None:
-        """Returns when all ranks have the model. Raises RanksEnded, DlctlError."""
+        """Returns when all ranks share the model. Raises RanksEnded, DlctlError."""
         self._ranks = ranks
         size = 4 * replica.layout.size() * (ranks.count + 1)
         reserve(ranks.store, size)
@@ -62,18 +62,18 @@ class Ahead:
         ranks.share()
         self._gradients = memory.gradients
         self._begun: dict[int, int] = {}
-        """Batch -> the rank that has begun it."""
+        """Batch -> the rank that computes it."""
         self._portion: tuple[int, ...] = ()
 
     def take(self, effect: Compute, number: int, batches: int, averaged: Array) -> Computed | None:
-        """A batch that a later rank has begun. None: rank 0 has to compute it, and the others have
-        begun those behind it. batches: of the portion. Raises RanksEnded.
+        """The result of a batch that a later rank computes. None: rank 0 has to compute it, and the
+        later ranks have started the batches after it. batches: of the portion. Raises RanksEnded.
         """
         portion = (effect.data_epoch, effect.start, effect.stop)
         if portion == self._portion and number in self._begun:
             return self._ended(self._begun.pop(number), number, averaged)
         for rank in self._begun.values():
-            self._ranks.result_of(rank)  # Nobody has asked for it.
+            self._ranks.result_of(rank)  # Discard it: it was not requested.
         self._begun, self._portion = {}, portion
         for rank, following in zip(
             range(1, self._ranks.count), range(number + 1, batches), strict=False
@@ -98,12 +98,14 @@ class Later:
     """A later rank."""
 
     def __init__(self, job: JobFile, begin: Mapping[str, Any], rank: int, run: Path | None) -> None:
-        """begin: what rank 0 has said. Raises as `build` does, and DlctlError for a stream."""
+        """begin: the header of rank 0's first message. Raises as `build`, and DlctlError for a
+        stream.
+        """
         built = build(job, begin["slot"], 0, run)
         if built.shards:
             raise DlctlError(
-                "a stream is read in its order by one process",
-                hint="use a dataset with a length, or leave hogwild out of [replica]",
+                "only one process can read a stream, in its order",
+                hint="use a dataset with a length, or remove hogwild from [replica]",
             )
         self._stepper, self._loader = built.stepper, built.loader
         self._begin, self._rank = begin, rank
@@ -112,14 +114,14 @@ class Later:
         seed_all(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
     def share(self) -> None:
-        """Rank 0 has put its model into the memory."""
+        """Move to the shared memory, into which rank 0 has put its model."""
         replica = self._stepper.replica
         memory = map_memory(replica, self._begin["store"], self._begin["ranks"])
         replica.move_to(memory.parameters, is_shared=True)
         self._gradient = memory.gradients[self._rank]
 
     def batch(self, of: Mapping[str, Any]) -> dict[str, Any]:
-        """Step along one batch. Returns what has come of it; its gradient lies in the memory."""
+        """Step along one batch; returns the result. The gradient is in the shared memory."""
         if of["step_samples"]:
             self._loader.resize(of["step_samples"] // self._accumulate)
         data_epoch, start, stop = of["portion"]

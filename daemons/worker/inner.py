@@ -1,7 +1,7 @@
 """The optimiser inside a replica: torch's own, over the float32 values that are the model.
 
-Its rate is told with every step (`schedule.py`); a group whose rate is another one keeps the ratio.
-What is saved goes by the tensors, so that a run may go on with other groups.
+Every step sets its rate (`schedule.py`); a parameter group with another rate keeps the ratio. The
+saved state is indexed by tensor, so that a run may resume with other groups.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dlctl.inner import NONE, OF, SAVED_AS, identity
 from dlctl.messages import Array
 
 _PYTHON = "#"
-"""Behind the name of a state that is a number of Python's, and no tensor."""
+"""Suffix to the name of a state that is a Python number, not a tensor."""
 _SCALE = "lr_scale"
-"""In a group of torch's: of its rate."""
+"""Key in a torch parameter group: the factor of its rate."""
 
 
 class InnerOptimizer:
-    """One or several of torch's optimisers that share out the tensors."""
+    """One or several torch optimisers, each for some of the tensors."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class InnerOptimizer:
     ) -> None:
         """tensors: float32, the model's values. groups: of the job, one for each tensor; (): there
         are none. Raises DlctlError for options that the class does not take, TaskError for what
-        somebody else's raises.
+        a third-party optimiser raises.
         """
         self.tensors = list(tensors)
         self._identity = identity(choice)
@@ -60,8 +60,8 @@ class InnerOptimizer:
         ]
 
     def step(self, gradients: Sequence[Tensor | None], lr: float) -> None:
-        """One step with this rate. gradients: of the tensors, in their order; None: that one stays
-        as it is.
+        """One step with this rate. gradients: of the tensors, in their order; None: that tensor is
+        not stepped.
         """
         if self._additions is not None:
             for tensor, gradient, scale in zip(
@@ -80,13 +80,13 @@ class InnerOptimizer:
             tensor.grad = None
 
     def forget(self) -> None:
-        """Be as a new one is."""
+        """Reset the state to that of a new optimiser."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
 
     def state(self) -> dict[str, Array]:
-        """All that it keeps, under its names in a checkpoint; on a CPU as it is, without a copy: it
-        must be used before the next step.
+        """The whole state, by its names in a checkpoint. On the CPU it is not copied: use it before
+        the next step.
         """
         found: dict[str, Array] = {OF: np.frombuffer(self._identity, np.uint8)}
         for number, optimizer in enumerate(self._optimizers):
@@ -95,7 +95,7 @@ class InnerOptimizer:
                 for key, value in kept.items():
                     name = f"{SAVED_AS}{number}.{index}.{key}"
                     if isinstance(value, Tensor):
-                        is_half = value.dtype is torch.bfloat16  # numpy has none.
+                        is_half = value.dtype is torch.bfloat16  # numpy has no bfloat16.
                         value = value.float() if is_half else value
                         found[name] = value.detach().cpu().numpy()
                     elif value is not None:
@@ -103,7 +103,7 @@ class InnerOptimizer:
         return found
 
     def of_name(self, name: str) -> tuple[int, str]:
-        """Of a name in `state` the number of its tensor, -1 if there is no such, and its key."""
+        """The index of the tensor (-1: none) and the key of a name in `state`."""
         parts = name.removeprefix(SAVED_AS).split(".", 2)
         if len(parts) < 3 or int(parts[0]) >= len(self._mine):
             return -1, ""
@@ -111,13 +111,13 @@ class InnerOptimizer:
         return mine[index] if index < len(mine) else -1, parts[2]
 
     def keys(self) -> list[str]:
-        """The names of what its optimisers keep of a parameter, in order."""
+        """The sorted keys of the state that has a number for each element of a parameter."""
         kept = (of for each in self._optimizers for of in each.state.values())
         return sorted({key for of in kept for key, value in of.items() if _is_of_elements(value)})
 
     def place(self, where: Callable[[int, Sequence[str], str, Tensor], Tensor]) -> None:
-        """Have tensors that are kept lie elsewhere. where: is told the number of a parameter, all
-        `keys`, the tensor's one and itself, and gives what is to take its place, of equal value.
+        """Move state tensors to other memory. where: gets the index of a parameter, all `keys`, the
+        tensor's key and the tensor; returns its replacement, of equal value.
         """
         keys = self.keys()
         of_each = zip(self._optimizers, self._indices, self._mine, strict=True)
@@ -130,27 +130,27 @@ class InnerOptimizer:
                         kept[key] = where(mine[index], keys, key, value)
 
     def packed(self) -> Array:
-        """All that it keeps, as one vector in the order of its names: float32[n]."""
+        """The whole state as one vector, sorted by name: float32[n]."""
         parts = [array.ravel().astype(np.float32) for array in self._kept().values()]
         return np.concatenate([np.zeros(0, np.float32), *parts])
 
     def take_packed(self, packed: Array) -> None:
-        """Go on with what another replica's one keeps. Raises DlctlError if that is of another
-        model or kind.
+        """Continue with the state of another replica's optimiser. Raises DlctlError if that is of
+        another model or kind.
         """
         if not packed.size:
             self.forget()
             return
         kept = self._kept()
         if not kept:
-            # Most make what they keep with their first step; this one goes nowhere.
+            # Most optimisers create their state in their first step; this one changes no tensor.
             self.step([torch.zeros_like(tensor) for tensor in self.tensors], 0.0)
             kept = self._kept()
         ends = np.cumsum([array.size for array in kept.values()])
         if packed.size != (own := int(ends[-1]) if kept else 0):
             raise DlctlError(
-                f"another replica's optimiser keeps {packed.size} numbers, this one {own}",
-                hint="the task's code has to build the same model everywhere",
+                f"another replica's optimiser has {packed.size} numbers of state, this one {own}",
+                hint="the task's code must build the same model in every worker",
             )
         parts = np.split(packed, ends[:-1])
         taken = {
@@ -164,7 +164,7 @@ class InnerOptimizer:
         return {name: state[name] for name in sorted(state) if name != OF}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from what `state` was. Raises DlctlError if it is another optimiser's."""
+        """Load what `state` returned. Raises DlctlError if it is of another optimiser."""
         kept: list[dict[int, dict[str, Any]]] = [{} for _ in self._optimizers]
         if state and state[OF].tobytes() != self._identity:
             raise _of_another()
@@ -185,7 +185,7 @@ class InnerOptimizer:
             optimizer.load_state_dict(saved)
 
     def _fits(self, optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Any]]) -> bool:
-        """Whether what is kept for a parameter could be of it."""
+        """Whether the state of each parameter can belong to it, by its size."""
         sizes = [t.numel() for group in optimizer.param_groups for t in group["params"]]
         return all(
             max((v.numel() for v in kept.values() if isinstance(v, Tensor)), default=0)
@@ -198,9 +198,9 @@ def _additions(
     parts: Sequence[tuple[Any, Mapping[str, Any], list[int]]],
     groups: Sequence[ParameterGroup | None],
 ) -> list[float] | None:
-    """Of each tensor the part of the rate, if all that a step does is to add the gradients: it
-    takes torch's classes longer to come to that than to do it, and the first of them has torch's
-    compiler imported, a second of a CPU. None: it does more.
+    """The rate factor of each tensor, if a step is plain SGD, which only adds gradients. torch's
+    optimisers have more overhead than the addition takes, and the first one made imports torch's
+    compiler: one CPU second. None: a step does more.
     """
     if [kind for kind, _, _ in parts] != [torch.optim.SGD]:
         return None
@@ -213,21 +213,21 @@ def _additions(
 
 
 def _is_of_elements(value: Any) -> bool:
-    """Whether it may have a number for each element of a parameter: a count of steps has not."""
+    """Whether it may have a number for each element of a parameter, unlike a step count."""
     return isinstance(value, Tensor) and value.ndim > 0
 
 
 def _of_another() -> DlctlError:
     return DlctlError(
         "the checkpoint has the state of another inner optimiser",
-        hint="start with the [inner] of before, or with --fresh",
+        hint="start with the previous [inner], or with --fresh",
     )
 
 
 def make(
     choice: Choice, tensors: Sequence[Tensor], groups: Sequence[ParameterGroup | None] = ()
 ) -> InnerOptimizer | None:
-    """None: the replicas of this job make no steps of their own."""
+    """The optimiser of the job; None: its replicas make no steps of their own."""
     return None if choice.name == NONE else InnerOptimizer(choice, tensors, groups)
 
 
@@ -253,7 +253,9 @@ def _parts(
 def _in_groups(
     tensors: list[Tensor], groups: Sequence[ParameterGroup | None], options: Mapping[str, Any]
 ) -> tuple[list[Any], list[int]]:
-    """As torch's optimisers take them; and which tensor of these each parameter of theirs is."""
+    """The parameter groups for torch's optimiser; and the index of the tensor of each of its
+    parameters.
+    """
     if not any(groups):
         return list(tensors), [*range(len(tensors))]
     kinds: dict[ParameterGroup | None, list[int]] = {}
@@ -270,7 +272,7 @@ def _in_groups(
 
 
 def _scale(group: Mapping[str, Any], optimizer: torch.optim.Optimizer, lr: float) -> float:
-    """What the job's rate, of which lr is the peak, is multiplied by for a group of torch's."""
+    """The rate of a torch parameter group, relative to the job's rate. lr: the job's peak rate."""
     if not lr:
         return float(group.get(_SCALE, 1.0))
     if _SCALE in group:

@@ -1,7 +1,7 @@
-"""Imports of the task's files as they were when the run was started (`dlctl/runs/task_code.py`).
+"""Imports the task's files as they were when the run was started (`dlctl/runs/task_code.py`).
 
-This holds for what lies in the directory of the task's file, or below; not for what is installed
-there, in a virtual environment. Places (`__file__`, tracebacks) are those of the files themselves.
+This applies to files in the directory of the task's file, or below, except packages installed there
+in a virtual environment. `__file__` and tracebacks have the paths of the files themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INSTALLED = {
 
 
 class KeptSource(SourceFileLoader):
-    """Loads a file as it was. No bytecode: that of the file as it is would be another one's."""
+    """Loads the stored version of a file, not from cached bytecode, which is of the current one."""
 
     def __init__(self, directory: Path, name: str, path: str) -> None:
         """directory: of the run."""
@@ -47,24 +47,22 @@ class KeptSource(SourceFileLoader):
         if data is None:
             raise FileNotFoundError(path)
         if data != now:
-            self._tell(path, data)
+            self._report(path, data)
         return data
 
     def path_stats(self, path: str) -> Any:
         raise OSError
 
-    def _tell(self, path: str, data: bytes) -> None:
-        """Also to tracebacks, which would show lines of the file as it is."""
+    def _report(self, path: str, data: bytes) -> None:
+        """Warn, and have tracebacks show the lines of the stored version."""
         lines = decode_source(data).splitlines(keepends=True)
         linecache.cache[path] = (len(data), None, lines, path)
-        text = "%s has changed since the run was started: it is used as it was then"
+        text = "%s has changed since the run was started: using the version that was stored then"
         log.warning(text, os.path.basename(path))
 
 
 class _Finder:
-    """Finds the task's modules, also those whose files were read for this run and are there no
-    longer.
-    """
+    """Finds the task's modules, also if their files were deleted after the run had stored them."""
 
     def __init__(self, directory: Path, root: Path) -> None:
         self._directory = directory
@@ -86,7 +84,7 @@ class _Finder:
 
 
 def import_kept(directory: Path, root: Path) -> None:
-    """From now on import what lies below `root` as it was for the run in `directory`."""
+    """Import files below `root` in the version that the run in `directory` has stored."""
     finder: Any = _Finder(directory, root)
     sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
 

@@ -1,8 +1,7 @@
-"""Which tensors a model is made of: parameters, buffers, tied ones, as `state_dict` names them.
+"""The tensors of a model, by their names in `state_dict`: parameters, buffers, tied tensors.
 
-`model.state_dict()` is the judge of what belongs to the model, because that is what an export must
-fit: buffers that are not persistent stay out, and so does state that is no tensor
-(`get_extra_state`).
+`model.state_dict()` defines what belongs to the model, because an export must fit it: it leaves out
+buffers that are not persistent. State that is no tensor (`get_extra_state`) is left out as well.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _INTEGER_MAX = 2**53
 def layout_of(model: nn.Module, tables: tuple[Entry, ...] = ()) -> Layout:
     """The layout of a model, in the order of its state_dict; behind it the tables of rows.
 
-    Tensors that are the same object have one entry; all other names are its aliases. Raises
-    TaskError for a model that cannot be laid out, with `where` left to the caller.
+    A tensor with several names has one entry; its other names are aliases. Raises TaskError for a
+    model that cannot be laid out; the caller sets its `where`.
     """
     tensors, names = _tensors(model)
     _check_complete(model, tensors, may_be_empty=bool(tables))
@@ -126,7 +125,8 @@ def _check(name: str, tensor: Tensor) -> None:
         )
     if kind(tensor) == CONSTANT:
         if str(tensor.dtype).removeprefix("torch.") not in frozen.DTYPES:
-            raise TaskError(f"{what} is {tensor.dtype}, which no file has".replace("torch.", ""))
+            text = f"{what} is {tensor.dtype}, which cannot be stored"
+            raise TaskError(text.replace("torch.", ""))
     elif not tensor.is_floating_point() and tensor.dtype is not torch.bool and tensor.numel():
         largest = max(abs(int(tensor.min())), abs(int(tensor.max())))
         if largest > _INTEGER_MAX:
@@ -137,7 +137,7 @@ def _check(name: str, tensor: Tensor) -> None:
 
 
 def _check_no_overlap(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Two parameters in the same memory would be torn apart when they move into the flat vector."""
+    """Raises TaskError for parameters that share memory: the flat vector would separate them."""
     spans = sorted(
         (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + _extent_bytes(tensor), name)
         for name, tensor in named

@@ -1,11 +1,11 @@
-"""A model that its task changes after `model()` has returned it, so that nobody else hears of it.
+"""Detects a task that changes its model after `model()` has returned it.
 
-The run has the tensors that were there then: servers step those that are trained, buffers are
-averaged, frozen parameters are taken to be the same everywhere. What the task does beyond that, in
-a forward pass or between two, would be trained on one worker, evaluated there, and be missing or
-stale in what is saved. So it ends the run, with the name of the first such tensor.
+A run has the tensors that existed then: servers step the trained ones, buffers are averaged, frozen
+parameters are assumed to be the same everywhere. Other changes, in a forward pass or between two,
+would affect one worker only, and be missing or stale in what is saved. So such a change fails the
+run, with the name of the first changed tensor.
 
-A look costs some milliseconds for hundreds of tensors. There is one after 1, 2, 4, 8 ... steps and
+A check costs some milliseconds for hundreds of tensors. It runs after 1, 2, 4, 8 ... steps and
 every `LOOK_S`; values are compared by samples.
 """
 
@@ -22,8 +22,9 @@ from daemons.worker.layout import describe
 from daemons.worker.task import Task, TaskError
 
 SAMPLE = 256
-"""Elements of a tensor, evenly spread, that are looked at."""
+"""Elements of a tensor, evenly spread, that are compared."""
 LOOK_S = 10.0
+"""Interval between checks."""
 _MADE = "is different on every worker, is not trained, and is missing in what is saved"
 _AS_BUFFER = (
     "make it a buffer (register_buffer): the workers' buffers are averaged, evaluated and exported"
@@ -31,8 +32,8 @@ _AS_BUFFER = (
 
 
 class ModelChanges:
-    """Made when the model is bound to its vector. `begin` comes before each loss of a batch, `end`
-    after its backward pass, while there are gradients. All raise TaskError but `begin`.
+    """Created when the model is bound to its vector. Call `begin` before a batch's loss, `end`
+    after its backward pass, before the gradients are dropped. All but `begin` raise TaskError.
     """
 
     def __init__(self, task: Task, model: nn.Module) -> None:
@@ -49,15 +50,15 @@ class ModelChanges:
         }
         self._steps, self._look_at = 0, 0.0
         self._before: dict[str, bytes] | None = None
-        """Of the trained parameters, if this step is looked at."""
+        """Samples of the trained parameters, if this step is checked."""
         self.record()
 
     def record(self) -> None:
-        """The frozen parameters are meant to be what they are now: they have been loaded."""
+        """Take the current frozen parameters as the reference, after they were loaded."""
         self._values = _samples(self._frozen)
 
     def others_step(self) -> None:
-        """The trained parameters may change at any time: it need not be the task that does it."""
+        """Do not check the trained parameters: other processes step them at any time."""
         self._trained = {}
 
     def begin(self) -> None:
@@ -68,22 +69,22 @@ class ModelChanges:
     def end(self) -> None:
         if self._before is None:
             return
-        # To keep weights within bounds a task may write into them: it lasts until the next fetch.
+        # A task may clamp weights that have gradients: the next fetch overwrites them.
         for key, was in self._before.items():
             parameter = self._trained[key]
             is_left = parameter.grad is None and parameter.requires_grad
             if is_left and was != _some(parameter):
                 raise self._error(
                     f'the task changes parameter "{key}", which has no gradient: the servers do '
-                    "not hear of it, and evaluate and save it as it was at first",
+                    "not get the change, and evaluate and save its initial value",
                     _AS_BUFFER,
                 )
         self.check()
         self._look_at = time.monotonic() + LOOK_S
 
     def check(self) -> None:
-        """Raises TaskError for a tensor that was made, removed, replaced, or trained or changed
-        though it is frozen.
+        """Raises TaskError for a tensor that was added, removed or replaced, and for a frozen one
+        that was trained or changed.
         """
         now = _tensors(self._model)
         for key, tensor in now.items():
@@ -111,14 +112,14 @@ class ModelChanges:
             if parameter.requires_grad:
                 raise self._error(
                     f'parameter "{key}" was frozen, and has been trained (requires_grad=True): the '
-                    "servers go on as when model() had returned",
-                    "set requires_grad in model(); to change it, stop and begin a new run with "
-                    "what is exported",
+                    "servers still treat it as frozen",
+                    "set requires_grad in model(); to change it, stop and start a new run from the "
+                    "exported model",
                 )
             if self._values[key] != _some(parameter):
                 raise self._error(
                     f'the task changes parameter "{key}", which is frozen (requires_grad=False): '
-                    "each worker has other values then, and what is saved has none of them",
+                    "the values of the workers differ then, and none of them are saved",
                     _AS_BUFFER,
                 )
 
@@ -127,8 +128,8 @@ class ModelChanges:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and persistent buffers by all their names. Not by `state_dict`, which calls
-    code of the task's and copies nothing, but makes a view of each.
+    """All parameters and persistent buffers, by each of their names. `state_dict` would call the
+    task's code, and create a view of each.
     """
     found: dict[str, Tensor] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -143,7 +144,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _samples(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
-    """Of each, some of its elements, bit by bit."""
+    """The bytes of some elements of each tensor."""
     return {key: _some(tensor) for key, tensor in tensors.items()}
 
 

@@ -1,5 +1,5 @@
-"""Tensors in lists, tuples and dicts, as they go from one rank of a replica to another: a form that
-JSON has, and the tensors one by one. Nothing else can go.
+"""Serialises tensors in lists, tuples and dicts, to send them between the ranks of a replica: as a
+form in JSON, and the tensors one by one. Other types cannot be sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dlctl.messages import Array
 
 
 def taken_apart(value: Any, tensors: list[Tensor]) -> Any:
-    """Its form; its tensors and arrays are appended to `tensors`. Raises TaskError."""
+    """The form of a value; appends its tensors and arrays to `tensors`. Raises TaskError."""
     if isinstance(value, Tensor | np.ndarray):
         tensors.append(value if isinstance(value, Tensor) else torch.from_numpy(value))
         return ["tensor" if isinstance(value, Tensor) else "array"]
@@ -27,15 +27,14 @@ def taken_apart(value: Any, tensors: list[Tensor]) -> Any:
     if type(value) is dict and all(type(key) in (str, int) for key in value):
         return ["dict", [[key, taken_apart(each, tensors)] for key, each in value.items()]]
     raise TaskError(
-        f"a value of type {type(value).__name__} cannot go from one process of a replica to "
-        "another",
+        f"a value of type {type(value).__name__} cannot be sent between the processes of a replica",
         hint="use tensors, arrays, numbers and text in lists, tuples and plain dicts; a collate of "
         "the task's may return dict(batch)",
     )
 
 
 def put_together(form: Any, tensors: Sequence[Tensor]) -> Any:
-    """What `taken_apart` has taken apart."""
+    """The inverse of `taken_apart`."""
     return _put_together(form, iter(tensors))
 
 
@@ -53,11 +52,11 @@ def _put_together(form: Any, tensors: Any) -> Any:
             return tuple(_put_together(item, tensors) for item in items)
         case ["dict", items]:
             return {key: _put_together(item, tensors) for key, item in items}
-    raise ValueError(f"no form of anything: {form!r:.100}")
+    raise ValueError(f"unknown form: {form!r:.100}")
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Of a name that `dtype_name` gives."""
+    """The dtype of a name from `dtype_name`."""
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
@@ -68,7 +67,7 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def packed(value: Any) -> tuple[Any, list[Array]]:
-    """The form of a value, and its tensors as bytes: numpy has not all dtypes."""
+    """The form of a value, and its tensors as bytes: numpy lacks some dtypes."""
     tensors: list[Tensor] = []
     form = taken_apart(value, tensors)
     kinds = [[dtype_name(tensor), list(tensor.shape)] for tensor in tensors]
@@ -77,7 +76,7 @@ def packed(value: Any) -> tuple[Any, list[Array]]:
 
 
 def unpacked(form: Any, arrays: Sequence[Array]) -> Any:
-    """The value whose `packed` this is."""
+    """The inverse of `packed`."""
     tensors = [
         torch.from_numpy(array).view(dtype_of(name)).view(shape)
         if array.size

@@ -1,8 +1,9 @@
 """Which samples a data epoch has, and in which order: the same in every worker.
 
-Without a word of the task it is a random order of all samples, which follows from the seed and the
-data epoch; or their own one. A task may have a `sampler(dataset, epoch)` that returns the order, or
-`sample_weights(dataset)`, by which an epoch draws as many samples as there are, with replacement.
+By default it is a random order of all samples, which depends on the seed and the data epoch, or the
+dataset's own order without a shuffle. A task may have a `sampler(dataset, epoch)` that returns the
+order, or `sample_weights(dataset)`, by which an epoch draws as many samples as there are, with
+replacement.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ import torch
 from daemons.worker.task import Task, TaskError, is_stream
 
 Rows = npt.NDArray[np.int64]
-"""Of the dataset, by number."""
+"""Indices of samples in the dataset."""
 Draw = Callable[[int], Rows]
 """Data epoch -> its whole order."""
 SHUFFLED_MAX = 2**32
-"""Samples: the whole order is made at once, 4 bytes of each, in every worker."""
+"""Samples: every worker creates the whole order at once, 4 bytes for each."""
 ORDERS_KEPT = 2
-"""Around the end of a data epoch portions of two epochs are in work."""
+"""Around the end of a data epoch, portions of two epochs are leased."""
 
 
 class Order:
-    """length: samples of an epoch, the same for all epochs. digest: of what the task has chosen,
-    for a comparison of workers; "": it has chosen nothing.
+    """length: samples of an epoch, the same for all epochs. digest: of the task's order, to compare
+    workers; "": the task does not choose one.
     """
 
     def __init__(self, size: int, *, seed: int, shuffle: bool, draw: Draw | None = None) -> None:
@@ -42,7 +43,7 @@ class Order:
         if shuffle and draw is None and size > SHUFFLED_MAX:
             raise TaskError(
                 f"task.dataset() has {size} samples; at most {SHUFFLED_MAX} can be shuffled",
-                hint="set data.shuffle = false, or make it a stream, which shuffles by itself",
+                hint="set data.shuffle = false, or make it a stream that shuffles on its own",
             )
         self.length, self.digest = size, ""
         if draw is not None:
@@ -50,7 +51,7 @@ class Order:
             self.length, self.digest = len(first), sha256(first.tobytes()).hexdigest()
 
     def rows(self, data_epoch: int, start: int, stop: int) -> Rows:
-        """Which samples stand at [start, stop) of the order of a data epoch. Raises TaskError."""
+        """The samples at [start, stop) of the order of a data epoch. Raises TaskError."""
         if self._draw is None and not self._shuffle:
             return np.arange(start, stop)
         return self._whole(data_epoch)[start:stop].astype(np.int64, copy=False)
@@ -65,21 +66,21 @@ class Order:
     def _made(self, data_epoch: int) -> npt.NDArray[Any]:
         if self._draw is not None:
             return self._draw(data_epoch)
-        dice = np.random.default_rng([self._seed, data_epoch])
-        return dice.permutation(np.arange(self._size, dtype=np.uint32))
+        generator = np.random.default_rng([self._seed, data_epoch])
+        return generator.permutation(np.arange(self._size, dtype=np.uint32))
 
 
 def chosen_by(task: Task, dataset: Any, seed: int) -> Draw | None:
-    """The order that the task has chosen; None: none. Raises TaskError."""
+    """The task's own order; None: it has none. Raises TaskError."""
     chosen = [part for part in ("sampler", "sample_weights") if task.has(part)]
     if not chosen:
         return None
     if is_stream(dataset):
         raise TaskError(
-            f"the task has {chosen[0]}(), and its dataset is a stream, which has an order of its "
+            f"the task has {chosen[0]}(), but its dataset is a stream, which has an order of its "
             "own",
             where=task.place(chosen[0]),
-            hint="remove it, or give a dataset with __len__ and __getitem__",
+            hint="remove it, or return a dataset with __len__ and __getitem__",
         )
     if len(chosen) > 1:
         raise TaskError(
@@ -103,10 +104,10 @@ class _Sampler:
         self._length = len(rows) if self._length is None else self._length
         if len(rows) != self._length:
             raise TaskError(
-                f"task.sampler returned {len(rows)} samples for epoch {data_epoch}, and "
+                f"task.sampler returned {len(rows)} samples for epoch {data_epoch}, but "
                 f"{self._length} for epoch 0",
                 where=self._task.place("sampler"),
-                hint="every epoch must have as many: dlctl hands out ranges of them",
+                hint="every epoch must have the same number: dlctl leases ranges of them",
             )
         return rows
 
@@ -123,8 +124,8 @@ class _Weighted:
 
 @contextmanager
 def _drawing(seed: list[int]) -> Iterator[None]:
-    """Whatever is drawn inside is the same in every worker, and nothing is drawn of what the
-    replica draws from: torch on the CPU, numpy, random.
+    """Seed all generators inside, so that every worker draws the same, and restore their states:
+    torch on the CPU, numpy, random.
     """
     state = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()

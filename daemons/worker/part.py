@@ -1,7 +1,7 @@
 """A rank's part of a replica: what it computes of a step, and what its optimiser steps.
 
 Every rank makes the same calls with its own batches. A step's loss and norm are those of the whole
-replica, so that all decide alike what becomes of it.
+replica, so all ranks decide alike whether the step is usable.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dlctl.flat import AVERAGED, Layout
 from dlctl.messages import Array
 
 FEW_BYTES = 32 << 20
-"""Of gradients that are stepped along at once, if that makes what an optimiser keeps."""
+"""Gradients per optimiser call, in a step in which the optimiser creates its state."""
 Weighted = tuple[Any, float]
-"""A batch, and what part of the step's samples it has."""
+"""A batch, and its fraction of the step's samples."""
 Kept = Mapping[str, Array | int]
-"""An optimiser's state by its names, as a rank tells of it; a number: of the vector in the
-replica's memory in which the pieces of all ranks make up the whole."""
+"""An optimiser's state by name, as a rank reports it. An int is the number of the vector in the
+replica's memory to which all ranks contribute their pieces."""
 
 
 class Part:
@@ -53,7 +53,7 @@ class Part:
         tells: bool,
         precision: str,
     ) -> None:
-        """tells: whether its losses count, or are what another rank has, too."""
+        """tells: whether its losses count; False: they repeat those of another rank."""
         self.task, self.model, self.layout = task, model, layout
         self.pieces, self.memory, self.device = pieces, memory, device
         self.rank, self.tells = rank, tells
@@ -62,11 +62,11 @@ class Part:
         self._buffers = [(self.holder(e.name), e, lo, hi) for e, lo, hi in layout.slices(AVERAGED)]
 
     def holder(self, name: str) -> int:
-        """The rank whose buffer of that name is the replica's."""
+        """The rank whose copy of the buffer of that name counts."""
         return 0
 
     def begin(self) -> None:
-        """Have the values that are in the replica's memory, and no gradients."""
+        """Take the values from the replica's memory, and drop the gradients."""
         self.let_go()
         with torch.no_grad():
             for each in self.pieces:
@@ -79,15 +79,15 @@ class Part:
                     each.local.copy_(each.value)
 
     def let_go(self) -> None:
-        """Have nothing resident here of what other ranks compute with."""
+        """Unmap the elements that only other ranks compute with."""
         for number in range(PARAMETERS, FREE):
             self.memory.let_go(number, self._not_mine)
 
     def run(
         self, batches: Sequence[Weighted], step: int, epoch: int
     ) -> list[tuple[float, Measured]]:
-        """Add the gradients of these batches to what autograd keeps; returns what counts of their
-        losses, with its part of the samples. Raises TaskError.
+        """Accumulate the gradients of these batches in autograd. Returns the losses that count,
+        each with its fraction of the samples. Raises TaskError.
         """
         if not self.model.training:
             self.set_training()
@@ -109,8 +109,8 @@ class Part:
         except TaskError as error:
             if "DTensor" in error.message:
                 error.hint = error.hint or (
-                    "a slice was computed with: the model has to be called as a whole, model(...), "
-                    "or the task has to cut it itself, by parallelize(model, mesh)"
+                    "the loss uses a slice directly: call the model as a whole, model(...), or cut "
+                    "it in the task, by parallelize(model, mesh)"
                 )
             raise
 
@@ -119,7 +119,7 @@ class Part:
             self.model.train(True)
 
     def gradients(self) -> list[Tensor | None]:
-        """float32, of each piece; None: there is none, or it is another rank's to tell."""
+        """float32, of each piece; None: there is none, or another rank reports it."""
         return [self._gradient(each) if each.is_owned else None for each in self.pieces]
 
     def _gradient(self, piece: Piece) -> Tensor | None:
@@ -134,7 +134,7 @@ class Part:
         return dense.to(torch.float32)
 
     def gather(self, gradients: Sequence[Tensor | None], number: int) -> None:
-        """Put them into a vector of zeros in the replica's memory."""
+        """Copy the gradients into a zeroed vector of the replica's memory."""
         vector = self.memory.vector(number)
         for each, gradient in zip(self.pieces, gradients, strict=True):
             if gradient is not None:
@@ -143,8 +143,8 @@ class Part:
     # ---------------------------------------------------------------- buffers
 
     def averaged(self) -> Array:
-        """float64[n], as `Replica.averaged`; all ranks have it and go on with these. Every rank
-        calls this.
+        """float64[n], as `Replica.averaged`; all ranks load these values. Every rank has to call
+        this.
         """
         values = np.zeros(self.layout.size(AVERAGED), np.float64)
         if not values.size:
@@ -177,7 +177,7 @@ class PartStepper:
         self.inner = inner.make(job.inner, [each.value for each in part.pieces], groups)
         self.steps = 0
         self._is_placed = False
-        """What its optimiser keeps is in the replica's memory."""
+        """The optimiser's state is in the replica's memory."""
 
     def step(
         self,
@@ -189,14 +189,14 @@ class PartStepper:
         epoch: int = 0,
         pull: tuple[float, int] | None = None,
         fresh: bool = False,
-        dice: int | None = None,
+        seed: int | None = None,
     ) -> tuple[Stepped, list[tuple[float, Measured]]]:
-        """As `Stepper.step`; and what this rank has measured. gather: number of the vector that
-        the gradient goes to. pull: strength, and number of the vector that it goes toward. dice:
-        what all ranks draw from.
+        """As `Stepper.step`; also returns what this rank has measured. gather: number of the vector
+        that receives the gradient. pull: strength, and number of the vector to pull toward. seed:
+        for torch's generator, the same in all ranks.
         """
-        if dice is not None:
-            torch.manual_seed(dice)
+        if seed is not None:
+            torch.manual_seed(seed)
         self.part.begin()
         measured = self.part.run(batches, self.steps, epoch)
         gradients = self.part.gradients()
@@ -215,8 +215,8 @@ class PartStepper:
         return Stepped(loss, None, norm, is_usable=True), measured
 
     def _of_all(self, loss: float, gradients: Sequence[Tensor | None]) -> tuple[float, float]:
-        """The loss and the norm of all ranks together. No rank goes beyond this before all are
-        here: from now on the values in the replica's memory may change.
+        """The loss and the norm over all ranks. This is a barrier: the values in the replica's
+        memory may change only after it.
         """
         both = torch.tensor([loss, norm_of(gradients) ** 2], dtype=torch.float64)
         dist.all_reduce(both)
@@ -254,8 +254,8 @@ class PartStepper:
     # ---------------------------------------------------------------- what is saved
 
     def _in_memory(self, index: int, keys: Sequence[str], key: str, value: Tensor) -> Tensor:
-        """Have what an optimiser keeps of each element in the replica's memory: nothing has to be
-        moved then when it is saved.
+        """Keep an optimiser's state tensors in the replica's memory: saving it copies nothing
+        then.
         """
         each, at = self.part.pieces[index], STATES + keys.index(key)
         if value.shape != each.value.shape or value.dtype is not torch.float32 or at >= FREE:
@@ -266,7 +266,7 @@ class PartStepper:
         return place
 
     def state(self) -> Kept:
-        """What its optimiser keeps; of its pieces' elements in the replica's memory."""
+        """The optimiser's state; tensors of its pieces' shapes are in the replica's memory."""
         if self.inner is None:
             return {}
         pieces, keys = self.part.pieces, self.inner.keys()
@@ -285,9 +285,7 @@ class PartStepper:
         return found
 
     def restore(self, kept: Kept) -> None:
-        """Go on with what `state` was, of all ranks. Raises DlctlError if it is another
-        optimiser's.
-        """
+        """Load the `state` of all ranks. Raises DlctlError if it is of another optimiser."""
         if self.inner is None:
             return
         mine: dict[str, Array] = {}
@@ -305,8 +303,8 @@ class PartStepper:
 
 
 def _a_few_each(gradients: Sequence[Tensor | None]) -> Iterator[list[Tensor | None]]:
-    """All of them, each once, others None: with its first step an optimiser makes what it keeps,
-    which then goes elsewhere, and not all of that should be there twice.
+    """The gradients in groups, the others None. In its first step an optimiser creates its state,
+    which is then moved: this way only part of it exists twice at a time.
     """
     some: list[Tensor | None] = [None] * len(gradients)
     held = 0

@@ -1,13 +1,13 @@
-"""A replica whose ranks are stages: each has some modules of a sequence, one behind the other.
+"""A replica whose ranks are pipeline stages: each has some consecutive modules of a sequence.
 
-Every stage runs the task's own loss. Modules of the stages before it are not computed: they give
-what the stage before has sent; and behind the last module of its own, a stage sends on what that
-gives and leaves the rest of the loss alone. So whatever lies ahead of the sequence is computed by
-all stages, which have its parameters, and what lies behind it by the last one; gradients of these
-parameters are summed up by the first stage, which steps them.
+Every stage runs the task's own loss. Modules of earlier stages are not computed: they return what
+the previous stage has sent. After its own last module, a stage sends the output to the next stage
+and aborts the rest of the loss. So all stages compute what precedes the sequence, and have its
+parameters; the last stage computes what follows the sequence. The first stage sums the gradients of
+these shared parameters, and steps them.
 
-A step's micro-batches go through by GPipe's schedule, all forward and then all backward, or by 1F1B
-(PipeDream-Flush): a stage goes backward as soon as it can, and keeps fewer activations.
+A step's micro-batches follow GPipe's schedule, all forward and then all backward, or 1F1B
+(PipeDream-Flush): a stage runs backward as soon as it can, and stores fewer activations.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from daemons.worker.task import TaskError, calling
 from dlctl.flat import TRAINED, Layout
 
 FORM_BYTES = 4096
-"""Of what says which tensors come."""
+"""Size of the header that describes the tensors that follow."""
 
 
 class _Sent(KeyboardInterrupt):
-    """A stage has sent on what it has come to, and the rest of the loss is not its to compute. No
-    guard of the task's code stops such an error.
+    """A stage has sent its output; it does not compute the rest of the loss. The guards of the
+    task's code let a KeyboardInterrupt pass.
     """
 
 
 class _Forward(NamedTuple):
-    """What a stage keeps of a micro-batch until it goes backward."""
+    """What a stage stores of a micro-batch until its backward pass."""
 
-    came: list[Tensor]
-    """What the stage before has sent, as far as it wants gradients."""
-    went: list[Tensor]
-    """What this one has sent, likewise; of the last one its loss."""
+    inputs: list[Tensor]
+    """The tensors from the previous stage that require gradients."""
+    outputs: list[Tensor]
+    """The tensors for the next stage that require gradients; the last stage's loss."""
 
 
 def schedule(kind: str, stage: int, stages: int, batches: int) -> Iterator[str]:
-    """ "forward" and "backward", as a stage makes them, each in the order of the batches."""
+    """The "forward" and "backward" passes of a stage, each kind in the order of the batches."""
     ahead = batches if kind == "gpipe" else min(stages - 1 - stage, batches)
     yield from ["forward"] * ahead
     for _ in range(batches - ahead):
@@ -61,30 +61,30 @@ def schedule(kind: str, stage: int, stages: int, batches: int) -> Iterator[str]:
 
 
 class Link:
-    """To the stage before or behind, one way."""
+    """One direction of the traffic between neighbouring stages."""
 
     def __init__(self, group: Any, device: torch.device, ahead: int) -> None:
-        """ahead: so many values may be on their way; who sends more waits for the first of them."""
+        """ahead: how many values may be in flight; a further `send` waits for the oldest."""
         self._group, self._device, self._ahead = group, device, ahead
         self._sent: deque[list[tuple[Any, Tensor]]] = deque()
 
     def send(self, value: Any, to: int) -> list[Tensor]:
-        """Returns its tensors; they are on their way. Raises TaskError."""
+        """Start to send a value; returns its tensors. Raises TaskError."""
         tensors: list[Tensor] = []
         form = taken_apart(value, tensors)
         kinds = [[dtype_name(t), list(t.shape), t.requires_grad] for t in tensors]
-        told = json.dumps([form, kinds]).encode()
-        if len(told) > FORM_BYTES:
+        encoded = json.dumps([form, kinds]).encode()
+        if len(encoded) > FORM_BYTES:
             raise TaskError("a module of a stage returns too many tensors for the next stage")
         head = torch.zeros(FORM_BYTES, dtype=torch.uint8)
-        head[: len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+        head[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
         flat = [tensor.detach().contiguous() for tensor in (head, *tensors) if tensor.numel()]
         self._sent.append([(dist.isend(each, to, group=self._group), each) for each in flat])
         self._wait(self._ahead)
         return tensors
 
     def receive(self, of: int) -> tuple[Any, list[Tensor]]:
-        """What the rank has sent, as new tensors; and those of them that want gradients."""
+        """The value that the rank has sent, with new tensors; and those that require gradients."""
         head = torch.zeros(FORM_BYTES, dtype=torch.uint8)
         dist.recv(head, of, group=self._group)
         form, kinds = json.loads(head.numpy().tobytes().rstrip(b"\0"))
@@ -97,7 +97,7 @@ class Link:
         return put_together(form, tensors), [each for each in tensors if each.requires_grad]
 
     def finish(self) -> None:
-        """All of it has arrived."""
+        """Wait until all sends are complete."""
         self._wait(0)
 
     def _wait(self, but: int) -> None:
@@ -109,8 +109,8 @@ class Link:
 def stage_pieces(
     model: nn.Module, layout: Layout, vector: Tensor, cut: Cut, device: torch.device, rank: int
 ) -> tuple[list[Piece], list[int]]:
-    """Give a stage its values; and the numbers of the pieces that all stages have. Modules of the
-    other stages stay without.
+    """Load the values of a stage; modules of other stages stay without values. Returns the pieces,
+    and the numbers of those that all stages have.
     """
     users: dict[int, set[int]] = {}
     inside: dict[int, int] = {}
@@ -145,7 +145,7 @@ def stage_pieces(
 
 
 class StagePart(Part):
-    """See `Part`. Every stage is given all micro-batches."""
+    """The `Part` of a pipeline stage. Every stage gets all micro-batches."""
 
     def __init__(
         self, *arguments: Any, cut: Cut, shared: Sequence[int], kind: str, **rest: Any
@@ -153,14 +153,14 @@ class StagePart(Part):
         self._stages = cut.stages
         super().__init__(*arguments, **rest)
         self._kind, self._shared = kind, shared
-        # One each way, so that none waits for another that waits for it.
-        ahead = len(cut.stages)  # With 1F1B what is older has arrived anyway.
+        # One link for each direction, against deadlocks.
+        ahead = len(cut.stages)  # With 1F1B older values have arrived anyway.
         self._down, self._up = (Link(dist.new_group(), self.device, ahead) for _ in range(2))
-        self._goes_backward = False
-        """What modules compute now, they compute again, as activation checkpointing does."""
+        self._is_backward = False
+        """Modules that run now are recomputed, by activation checkpointing."""
         self._is_last = self.rank == len(cut.stages) - 1
-        self._came: tuple[Any, list[Tensor]] | None = None
-        self._went: list[Tensor] = []
+        self._received: tuple[Any, list[Tensor]] | None = None
+        self._outputs: list[Tensor] = []
         self._calls = 0
         self._replace_modules()
 
@@ -184,40 +184,39 @@ class StagePart(Part):
                     module.forward = self._and_send(module.forward)
 
     def _from_before(self, *values: Any, **named: Any) -> Any:
-        if self._came is None:
-            self._came = self._down.receive(self.rank - 1)
+        if self._received is None:
+            self._received = self._down.receive(self.rank - 1)
         else:
-            self._check_that_it_came((values, named))
-        return self._came[0]
+            self._check_input((values, named))
+        return self._received[0]
 
-    def _check_that_it_came(self, values: Any) -> None:
-        """A module gets what the one before it has returned, or a stage would be without what the
-        model does in between. Raises TaskError.
+    def _check_input(self, values: Any) -> None:
+        """Check that a module gets the output of the previous one. If the model changes it in
+        between, the stage would miss that change. Raises TaskError.
         """
-        assert self._came is not None
-        came = [id(each) for each in tree_leaves(self._came[0]) if isinstance(each, Tensor)]
-        if not any(id(each) in came for each in tree_leaves(values)):
-            what = "does something with a value between two modules of the sequence"
-            raise self._out_of_order(what)
+        assert self._received is not None
+        ids = [id(each) for each in tree_leaves(self._received[0]) if isinstance(each, Tensor)]
+        if not any(id(each) in ids for each in tree_leaves(values)):
+            raise self._out_of_order("changes a value between two modules of the sequence")
 
     def _too_early(self, *_: Any, **__: Any) -> Any:
         raise self._out_of_order("calls a module of a later stage first")
 
     def _checked(self, forward: Any) -> Any:
         def computed(*values: Any, **named: Any) -> Any:
-            if self._came is not None and not self._goes_backward:
-                self._check_that_it_came((values, named))
+            if self._received is not None and not self._is_backward:
+                self._check_input((values, named))
             return forward(*values, **named)
 
         return computed
 
     def _and_send(self, forward: Any) -> Any:
         def computed(*values: Any, **named: Any) -> Any:
-            if self._goes_backward:
+            if self._is_backward:
                 return forward(*values, **named)
             if not (torch.is_grad_enabled() or self._is_last):
                 raise self._without_gradients()
-            if self.rank and self._came is None:
+            if self.rank and self._received is None:
                 raise self._out_of_order("calls no module of an earlier stage first")
             self._calls += 1
             if self._calls > 1:
@@ -225,16 +224,16 @@ class StagePart(Part):
             result = forward(*values, **named)
             if self._is_last:
                 return result
-            went = self._down.send(result, self.rank + 1)
-            self._went = [tensor for tensor in went if tensor.requires_grad]
+            sent = self._down.send(result, self.rank + 1)
+            self._outputs = [tensor for tensor in sent if tensor.requires_grad]
             raise _Sent
 
         return computed
 
     def _without_gradients(self) -> TaskError:
         return TaskError(
-            "a module of a stage is computed without gradients, so that stages before it would "
-            "not be trained",
+            "a module of a stage is computed without gradients, so earlier stages would not be "
+            "trained",
             where=self.task.place("loss"),
             hint="torch.utils.checkpoint does that with use_reentrant=True: use False",
         )
@@ -243,7 +242,7 @@ class StagePart(Part):
         return TaskError(
             f"task.loss {what}: the model cannot be cut into these stages",
             where=self.task.place("loss"),
-            hint="stages(model) of the task says in which order its modules are called",
+            hint="write stages(model), with the modules in the order of their calls",
         )
 
     # ---------------------------------------------------------------- a step
@@ -270,33 +269,33 @@ class StagePart(Part):
         self, batch: Any, part: float, step: int, epoch: int,
         measured: list[tuple[float, Measured]],
     ) -> _Forward:  # fmt: skip
-        self._came, self._went, self._calls = None, [], 0
+        self._received, self._outputs, self._calls = None, [], 0
         try:
             loss = self.loss(batch, step, epoch)
         except _Sent:
             assert not self._is_last
         else:
-            if not self._is_last or self._came is None:
+            if not self._is_last or self._received is None:
                 raise self._out_of_order(f"does not call the modules of stage {self.rank}")
             measured.append((part, in_numbers(loss)))
-            self._went = [loss.value * part]
-        return _Forward(self._came[1] if self._came is not None else [], self._went)
+            self._outputs = [loss.value * part]
+        return _Forward(self._received[1] if self._received is not None else [], self._outputs)
 
     def _backward(self, kept: _Forward) -> None:
         gradients: list[Tensor] | None = None
-        if not self._is_last and kept.went:
+        if not self._is_last and kept.outputs:
             gradients, _ = self._up.receive(self.rank + 1)
-        self._goes_backward = True
+        self._is_backward = True
         with calling("the backward pass of task.loss", self.task.at("loss")):
-            if kept.went:
-                torch.autograd.backward(kept.went, gradients)
-        self._goes_backward = False
-        if kept.came:
-            back = [torch.zeros_like(t) if t.grad is None else t.grad for t in kept.came]
+            if kept.outputs:
+                torch.autograd.backward(kept.outputs, gradients)
+        self._is_backward = False
+        if kept.inputs:
+            back = [torch.zeros_like(t) if t.grad is None else t.grad for t in kept.inputs]
             self._up.send(back, self.rank - 1)
 
     def _sum_shared(self) -> None:
-        """Of parameters that all stages have the first one has the gradient of all."""
+        """Sum the gradients of parameters that all stages have, in the first stage."""
         mine = [self.pieces[number].parameter for number in self._shared]
         if not mine:
             return
@@ -315,7 +314,7 @@ class StagePart(Part):
 
 
 def shown(cut: Cut) -> str:
-    """For the log: how much each stage has."""
+    """The modules of each stage and their part of the parameter bytes, for the log."""
     total = max(1, sum(cut.stage_bytes))
     parts = [
         f"{names[0]} to {names[-1]}: {size / total:.0%}"

@@ -1,7 +1,6 @@
 """A later rank: `python -m daemons.worker.rank RUN_DIRECTORY NAME INCARNATION RANK FD`.
 
-Its worker, which is rank 0, has started it and talks to it over the socket FD. It ends when that
-one does.
+The worker, rank 0, starts it and talks to it over the socket FD. It exits when the worker does.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ PR_SET_PDEATHSIG = 1
 
 class Rank:
     def __init__(self, link: Connection, job: JobFile, rank: int, run: Path | None) -> None:
-        """run: directory of the run whose code it is to be; None: the task's files as they are."""
+        """run: directory of the run whose stored code is used; None: the current files."""
         self.link = link
         self._run = run
         self.job = job
         self.rank = rank
         self.step = 0
         self._lock = threading.Lock()
-        """One message at a time."""
+        """Held while a message is sent."""
         self._calls: queue.SimpleQueue[Said] = queue.SimpleQueue()
-        for does in (self._listen, self._say_alive):
+        for does in (self._listen, self._send_heartbeats):
             threading.Thread(target=does, daemon=True).start()
 
     def run(self) -> None:
-        """Until the worker ends; what is raised goes to it."""
+        """Serve until the worker exits, and report errors to it."""
         from daemons.worker.failures import failure_of
 
         try:
             self._serve()
         except BaseException as error:
             failed = failure_of(error)
-            self._say("failed", error=failed.error, detail=failed.detail)
-        # Others would take a closed connection for the reason, so it waits here for its end.
+            self._send("failed", error=failed.error, detail=failed.detail)
+        # Keep the connection open: others would take its end for the cause. The worker kills us.
         threading.Event().wait()
 
     def _serve(self) -> None:
@@ -66,7 +65,7 @@ class Rank:
             self._step_without_locks(begin)
         replica = build_replica(self.job, begin["slot"], self.rank, self._run)
         replica.reseed(begin["slot"], begin["epoch"], self.rank * (self.job.replica.ranks > 1))
-        self._came_to(BUILT)
+        self._report_step(BUILT)
         meet = self._calls.get().header
         group = join_group(
             begin["store"], self.rank, begin["ranks"], meet["limit_s"], meet["device"]
@@ -81,28 +80,28 @@ class Rank:
                 self.job, method.shape.engine, replica, self.rank, begin["ranks"], group
             )
             make = partial(_make, engine)
-        del replica  # A part does without the whole model.
-        self._came_to(MET)
+        del replica  # A part does not need the whole model.
+        self._report_step(MET)
         while True:
-            said, arrays = make(self._calls.get())
-            self._came_to(self.step + 1, arrays, **said)
+            answer, arrays = make(self._calls.get())
+            self._report_step(self.step + 1, arrays, **answer)
 
     def _step_without_locks(self, begin: dict[str, Any]) -> NoReturn:
         from daemons.worker.hogwild_ranks import Later
 
         later = Later(self.job, begin, self.rank, self._run)
-        self._came_to(BUILT)
+        self._report_step(BUILT)
         self._calls.get()
         later.share()
-        self._came_to(MET)
+        self._report_step(MET)
         while True:
-            self._came_to(self.step + 1, result=later.batch(self._calls.get().header))
+            self._report_step(self.step + 1, result=later.batch(self._calls.get().header))
 
-    def _came_to(self, step: int, arrays: Sequence[Array] = (), **said: Any) -> None:
+    def _report_step(self, step: int, arrays: Sequence[Array] = (), **answer: Any) -> None:
         self.step = step
-        self._say("at", arrays, step=step, **said)
+        self._send("at", arrays, step=step, **answer)
 
-    def _say(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
+    def _send(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
         try:
             with self._lock:
                 send(self.link, kind, arrays, **header)
@@ -114,16 +113,16 @@ class Rank:
             while True:
                 self._calls.put(receive(self.link))
         except (EOFError, OSError):
-            os._exit(0)  # The worker is gone.
+            os._exit(0)  # The worker has exited.
 
-    def _say_alive(self) -> None:
+    def _send_heartbeats(self) -> None:
         while True:
-            self._say("alive")
+            self._send("alive")
             time.sleep(ALIVE_S)
 
 
 def _make(engine: Operations, call: Said) -> tuple[dict[str, Any], Sequence[Array]]:
-    """What comes of it is rank 0's to use."""
+    """Make an engine call; only rank 0 uses its result."""
     match call.kind:
         case "run":
             engine.run(call.header["op"], call.arrays)
@@ -135,7 +134,7 @@ def _make(engine: Operations, call: Said) -> tuple[dict[str, Any], Sequence[Arra
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that has started it ends."""
+    """Have the kernel kill this process when the thread that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -144,7 +143,7 @@ def main() -> None:
     _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    # A parent that has ended before that has closed its end of the socket.
+    # If the parent exited before that call, the closed socket shows it.
     run = Path(directory)
     is_home = not (run / HOST_FILE).exists()
     Rank(Connection(int(fd)), read_job(run), int(rank), run if is_home else None).run()

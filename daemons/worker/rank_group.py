@@ -18,15 +18,15 @@ import torch.distributed as dist
 from dlctl.messages import Array
 
 OPERATION_S = 1800.0
-"""For a collective. A rank that dies ends it at once, one that is silent after `silent_s`."""
+"""Timeout of a collective. The death of a rank ends it at once, a silent rank after `silent_s`."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def join_group(store: int, rank: int, ranks: int, within_s: float, device: str = "cpu") -> Any:
-    """The group, when all ranks are in it. store: a file without a name that all of them have open.
-    device: of tensors that it takes; those on the CPU in any case.
+    """The group, once all ranks have joined. store: an anonymous file (memfd) that all of them have
+    open. device: of the tensors that it takes, besides those on the CPU.
 
-    Raises RuntimeError if they are not there in time.
+    Raises RuntimeError if a rank does not join in time.
     """
     file = dist.FileStore(f"/proc/self/fd/{store}", ranks)  # type: ignore[attr-defined]
     hook = sys.excepthook
@@ -40,7 +40,7 @@ def join_group(store: int, rank: int, ranks: int, within_s: float, device: str =
                 timeout=timedelta(seconds=within_s),
             )
     finally:
-        sys.excepthook = hook  # It would put a name of its own before every line.
+        sys.excepthook = hook  # torch's hook would prefix every line with the rank.
     group = dist.group.WORLD
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=OPERATION_S), group)
     return group
@@ -48,7 +48,7 @@ def join_group(store: int, rank: int, ranks: int, within_s: float, device: str =
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Groups that are made within this have their traffic there."""
+    """Groups created within this use the loopback."""
     before = os.environ.get(INTERFACE)
     os.environ[INTERFACE] = _loopback()
     try:
@@ -65,10 +65,11 @@ def _loopback() -> str:
 
 
 BUILT, MET = 1, 2
-"""The steps of a rank: its model is built; it is in the group and has its engine. Every call is one
-more.
+"""The steps of a rank: its model is built; it has joined the group and has its engine. Every call
+adds one.
 """
 ALIVE_S = 1.0
+"""Interval between heartbeats."""
 
 
 class Said(NamedTuple):
@@ -78,7 +79,7 @@ class Said(NamedTuple):
 
 
 def send(link: Connection, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
-    """Raises OSError if nobody is there any more."""
+    """Raises OSError if the other process has exited."""
     forms = [(array.dtype.str, array.shape) for array in arrays]
     link.send_bytes(json.dumps([kind, header, forms]).encode())
     for array in arrays:
@@ -86,7 +87,7 @@ def send(link: Connection, kind: str, arrays: Sequence[Array] = (), **header: An
 
 
 def receive(link: Connection) -> Said:
-    """Raises EOFError or OSError if nobody is there any more."""
+    """Raises EOFError or OSError if the other process has exited."""
     kind, header, forms = json.loads(link.recv_bytes())
     arrays = []
     for dtype, shape in forms:
@@ -97,5 +98,5 @@ def receive(link: Connection) -> Said:
 
 
 def _bytes_of(array: Array) -> Any:
-    """The memory of an array that is in one piece."""
+    """The memory of a contiguous array."""
     return array.reshape(-1).view(np.uint8)

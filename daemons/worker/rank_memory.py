@@ -1,9 +1,9 @@
 """Host memory that all ranks of a replica share: vectors of the model's size, of which each rank
 writes and reads its own parts.
 
-It is one file without a name, which the ranks inherit, so nothing is left when they have ended.
-Pages that nobody has touched take no memory. What a rank has looked at and has no part in it lets
-go: it stays in the file, and is mapped by those who compute with it.
+It is one anonymous file (memfd) that the ranks inherit, so nothing is left when they have exited.
+Untouched pages take no memory. A rank unmaps the pages that it has read outside its own parts; they
+stay in the file, mapped by the ranks that compute with them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from dlctl.util import pages
 
 PARAMETERS, STATES = 0, 1
-"""The numbers of vectors: what is trained; from here on what optimisers keep of each element."""
+"""Numbers of vectors: the trained parameters; from STATES on, optimiser state of each element."""
 FREE = STATES + 6
 """From here on: gradients, and vectors of the method (`spread.py`)."""
 VECTORS = FREE + 64
@@ -33,7 +33,7 @@ class RankMemory:
     """VECTORS times float32[size]."""
 
     def __init__(self, file: int, size: int) -> None:
-        """file: one that all ranks have open. Raises OSError."""
+        """file: a descriptor that all ranks have open. Raises OSError."""
         self.size = size
         self._stride = -(-size // ALIGNED) * mmap.PAGESIZE
         os.ftruncate(file, VECTORS * self._stride)
@@ -50,7 +50,9 @@ class RankMemory:
         return torch.from_numpy(self.array(number, 0, self.size))
 
     def place(self, array: npt.NDArray[np.generic]) -> tuple[int, int] | None:
-        """The vector that an array is in, and its first element there; None: it is in none."""
+        """The number of the vector that an array is in, and the index of its first element there;
+        None: it is in no vector.
+        """
         at = array.ctypes.data - self._begin
         is_here = 0 <= at < VECTORS * self._stride and array.ndim == 1
         if not (is_here and array.dtype == np.float32 and array.flags.c_contiguous):
@@ -59,24 +61,24 @@ class RankMemory:
         return number, place // 4
 
     def clear(self, number: int, lo: int, hi: int) -> None:
-        """These elements of a vector are zeros, for all ranks, and take no memory any more."""
+        """Zero these elements of a vector, for all ranks, and free their memory."""
         begin, end = number * self._stride + 4 * lo, number * self._stride + 4 * hi
         first, last = pages.inner(begin, end)
         try:
             self._memory.madvise(mmap.MADV_REMOVE, first, max(0, last - first))
-        except OSError:  # A kernel that cannot do that.
+        except OSError:  # The kernel does not support it.
             last = first
         for at, until in ((begin, min(first, end)), (max(last, begin), end)):
             ctypes.memset(self._begin + at, 0, max(0, until - at))
 
     def let_go(self, number: int, parts: Iterable[tuple[int, int]]) -> None:
-        """Do without these elements [lo, hi) of a vector here; who looks at one has it again."""
+        """Unmap these elements [lo, hi) of a vector in this process; an access maps them again."""
         for lo, hi in parts:
             pages.let_go(self.array(number, lo, hi))
 
 
 def others(mine: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
-    """What is in none of these parts of [0, size)."""
+    """The gaps between these parts of [0, size)."""
     end = 0
     for lo, hi in [*sorted(mine), (size, size)]:
         if end < lo:

@@ -1,12 +1,12 @@
 """The processes of one replica, seen by rank 0, which is the worker itself.
 
-Later ranks are its children (`rank.py`) and make every call to the engine with it. They live and
-die together, under one incarnation: a rank that ends takes the worker along, which is replaced with
-all of them; and when the worker ends, by SIGKILL too, the kernel kills the ranks (they ask for that
-when they begin), and their sockets close.
+Later ranks are its child processes (`rank.py`) and make every engine call together with it. All
+ranks share one incarnation and fail together: if a rank exits, the worker exits too, and it is
+replaced with all its ranks. When the worker exits, even by SIGKILL, the kernel kills the ranks
+(they request this at their start) and their sockets close.
 
-They find each other by a store in memory without a name, which they inherit; their group's traffic
-stays on the loopback, neither encrypted nor authenticated.
+They rendezvous through a store in anonymous memory (memfd), which they inherit. Their group's
+traffic stays on the loopback, neither encrypted nor authenticated.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from dlctl.roles.protocol.effects import TaskFailed
 
 log = logging.getLogger("dlctl")
 MEET_S = 30.0
-"""For all ranks to come into their group, once all models are built."""
+"""For all ranks to join their group, once all models are built."""
 BLAME_S = 1.0
-"""An error in one rank may be about another one that has died: so long that is waited for."""
+"""An error in one rank may be caused by the death of another: how long to wait for that news."""
 DRAIN_S = 0.5
-"""For the last lines of a rank that has ended."""
+"""To read the last lines of a rank that has exited."""
 
 
 Call = tuple[Sequence[Array], Mapping[str, Any]]
-"""The arrays and the header of what a rank is told."""
+"""The arrays and the header of a call to a rank."""
 
 
 class RankLost(ProcessLost):
-    """A rank has ended, or does not answer."""
+    """A rank has exited, or does not answer."""
 
 
 class RanksEnded(Exception):
-    """A rank has failed: whoever has to know has been told."""
+    """A rank has failed, and the failure has been reported."""
 
 
 class Ranks:
-    """All but rank 0. What is wrong with one is told at once, whatever rank 0 does: `fail` is given
-    a RankLost, `post` what the engine or the task of a rank has raised.
+    """All ranks but rank 0. A failure is reported at once, whatever rank 0 does: `fail` gets a
+    RankLost, `post` what the engine or the task of a rank has raised.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Ranks:
         ready_s: float,
         silent_s: float,
     ) -> None:
-        """count: rank 0 included. ready_s: for their models to be built. silent_s: without a word
-        of a rank whose model is built, after which it counts as lost.
+        """count: rank 0 included. ready_s: limit for building the models. silent_s: without a
+        heartbeat of a rank whose model is built, after which it counts as lost.
         """
         self.count = count
         self.silent_s = silent_s
@@ -82,16 +82,16 @@ class Ranks:
         self._changed = threading.Condition()
         self._is_over = False
         self.store = self.memory = -1
-        """Files without a name that all ranks have inherited; the one for `RankMemory`."""
+        """Anonymous files (memfd) that all ranks inherit; `memory` is for `RankMemory`."""
         self._begun = 0.0
         self._calls = 0
-        self.turn = threading.RLock()  # Of the thread that has them make a call.
-        self.error = RankLost("a rank has failed")  # Why they have ended.
+        self.turn = threading.RLock()  # Held by the thread that makes a call to the ranks.
+        self.error = RankLost("a rank has failed")  # Why they were ended.
 
-    # ------------------------------------------------------------ from the thread that computes
+    # ------------------------------------------------------------ from the compute thread
 
     def start(self, slot: int, epoch: int) -> None:
-        """Start all processes; they build their models meanwhile. Raises DlctlError."""
+        """Start all processes, which then build their models. Raises DlctlError."""
         self.store, self._begun = os.memfd_create("dlctl-ranks", os.MFD_CLOEXEC), time.monotonic()
         self.memory = os.memfd_create("dlctl-replica", os.MFD_CLOEXEC)
         self.order = {"slot": slot, "epoch": epoch, "ranks": self.count, "store": self.store,
@@ -106,39 +106,39 @@ class Ranks:
             each.watch()
 
     def meet(self, device: str = "cpu") -> Any:
-        """torch.distributed's group of all ranks, when each of them is in it; device: of its
-        tensors. Raises RanksEnded.
+        """torch.distributed's group, once all ranks have joined it; device: of its tensors. Raises
+        RanksEnded.
         """
         from daemons.worker.rank_group import join_group
 
         self._await(BUILT, "to build its model", self._begun + self._ready_s)
         deadline = time.monotonic() + MEET_S
-        self._tell("meet", [((), {"limit_s": MEET_S, "device": device})] * len(self._ranks))
+        self._send_all("meet", [((), {"limit_s": MEET_S, "device": device})] * len(self._ranks))
         try:
             group = join_group(self.store, 0, self.count, MEET_S, device)
         except Exception as error:
             self.blame()
-            self._lose(self._late(MET, "to come into the group", f"; {error}"))
-        self._await(MET, "to come into the group", deadline)
+            self._lose(self._late(MET, "to join the group", f"; {error}"))
+        self._await(MET, "to join the group", deadline)
         pids = ", ".join(str(each.process.pid) for each in self._ranks)
         log.info("%d ranks make up this replica; the pids of the others: %s", self.count, pids)
         return group
 
     def share(self) -> None:
-        """Return when all ranks have the model that stands in the store. Raises RanksEnded."""
+        """Return when all ranks use the model in the store. Raises RanksEnded."""
         self._await(BUILT, "to build its model", self._begun + self._ready_s)
-        self._tell("meet", [((), {})] * len(self._ranks))
-        self._await(MET, "to come to the model of all", time.monotonic() + MEET_S)
+        self._send_all("meet", [((), {})] * len(self._ranks))
+        self._await(MET, "to map the shared model", time.monotonic() + MEET_S)
 
     def ask(self, rank: int, kind: str, **header: Any) -> None:
-        """Have one later rank do something, and then say what has come of it (`result_of`)."""
+        """Have one later rank do something; `result_of` returns its result."""
         each = self._ranks[rank - 1]
         each.said = Said("", {}, ())
-        with suppress(OSError):  # Whoever watches it knows.
+        with suppress(OSError):  # The thread that watches the rank reports it.
             send(each.link, kind, **header)
 
     def result_of(self, rank: int) -> dict[str, Any]:
-        """Of what it was asked for last, when that is done. Raises RanksEnded."""
+        """Wait for the result of the newest `ask`. Raises RanksEnded."""
         each = self._ranks[rank - 1]
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or "result" in each.said.header)
@@ -150,35 +150,35 @@ class Ranks:
     def same(
         self, kind: str, arrays: Sequence[Array] = (), **header: Any
     ) -> AbstractContextManager[list[Said]]:
-        """All later ranks make the same call meanwhile."""
+        """All later ranks make the same call while the block runs."""
         return self.each(kind, [(arrays, header)] * len(self._ranks))
 
     @contextmanager
     def each(self, kind: str, calls: Sequence[Call]) -> Iterator[list[Said]]:
-        """Each of them makes one of its own, and has made it then; the list has what they have said
-        of it. Raises RanksEnded.
+        """Each later rank makes its own call while the block runs, and has finished it at the
+        block's end; then the list has their answers. Raises RanksEnded.
         """
-        told: list[Said] = []
+        answers: list[Said] = []
         with self.turn:
             self._calls += 1
-            self._tell(kind, calls)
+            self._send_all(kind, calls)
             try:
-                yield told
+                yield answers
             except Exception:
                 self.blame()
                 raise
             self._await(MET + self._calls, "", None)
-            told += [each.said for each in self._ranks]
+            answers += [each.said for each in self._ranks]
 
     def blame(self) -> None:
-        """Rank 0 has failed. Raises RanksEnded if that is because another one has ended."""
+        """Rank 0 has failed. Raises RanksEnded if another rank has exited, which is the cause."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over, BLAME_S)
         if self._is_over:
             raise RanksEnded
 
     def end(self) -> None:
-        """Kill all of them; returns when they are gone."""
+        """Kill all ranks and wait for them."""
         with self._changed:
             self._is_over = True
         for each in self._ranks:
@@ -190,36 +190,38 @@ class Ranks:
                 os.close(file)
         self.store = self.memory = -1
 
-    def _tell(self, kind: str, calls: Sequence[Call]) -> None:
+    def _send_all(self, kind: str, calls: Sequence[Call]) -> None:
         for each, (arrays, header) in zip(self._ranks, calls, strict=True):
-            with suppress(OSError):  # Whoever watches it knows.
+            with suppress(OSError):  # The thread that watches the rank reports it.
                 send(each.link, kind, arrays, **header)
 
     def _await(self, step: int, what: str, deadline: float | None) -> None:
-        """Until all ranks have come to this step; deadline: None if they may compute for long."""
+        """Wait until all ranks have reached this step; deadline: None if they may compute for
+        long.
+        """
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
 
-        def is_there() -> bool:
+        def is_done() -> bool:
             return self._is_over or all(each.step >= step for each in self._ranks)
 
         with self._changed:
-            came = self._changed.wait_for(is_there, left_s)
+            in_time = self._changed.wait_for(is_done, left_s)
         if self._is_over:
             raise RanksEnded
-        if not came:
+        if not in_time:
             self._lose(self._late(step, what))
 
     def _late(self, step: int, what: str, more: str = "") -> RankLost:
         missing = [str(each.rank) for each in self._ranks if each.step < step] or ["0"]
         took_s = time.monotonic() - self._begun
-        who = f"rank {' and '.join(missing)} of {self.count}"
-        return RankLost(f"{who} took too long {what}: {took_s:.0f} s{more}")
+        late = f"rank {' and '.join(missing)} of {self.count}"
+        return RankLost(f"{late} took too long {what}: {took_s:.0f} s{more}")
 
     def _lose(self, error: RankLost) -> None:
         self.lost(error)
         raise RanksEnded
 
-    # ------------------------------------------------------------ from those who watch
+    # ------------------------------------------------------------ from the watching threads
 
     def lost(self, error: RankLost) -> None:
         with self._changed:
@@ -230,7 +232,7 @@ class Ranks:
             self._fail(error)
 
     def failed(self, event: TaskFailed) -> None:
-        """What the engine or the task of a rank has raised, unless another one has ended."""
+        """Report what the engine or the task of a rank has raised, unless another rank exited."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over, BLAME_S)
             is_news, self._is_over = not self._is_over, True
@@ -247,7 +249,7 @@ class Ranks:
 
 
 class _Rank:
-    """One of the later ranks, and the threads that watch it."""
+    """A later rank, and the threads that watch it."""
 
     def __init__(
         self, owner: Ranks, rank: int, argv: Sequence[str], order: Mapping[str, Any]
@@ -256,7 +258,7 @@ class _Rank:
         self.rank = rank
         self.step = 0
         self.said = Said("", {}, ())
-        """With its newest step."""
+        """Its message of the newest step."""
         self._owner = owner
         self._last: deque[str] = deque(maxlen=LINES)
         ours, theirs = socket.socketpair()
@@ -282,7 +284,7 @@ class _Rank:
             thread.start()
 
     def _read_prints(self) -> None:
-        """What it prints goes to our log, its last words among it."""
+        """Copy its output to the worker's log, and remember the last lines."""
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for raw in lines:
@@ -291,7 +293,7 @@ class _Rank:
                 log.info("%s", line, extra={"stream": "stderr", "rank": self.rank})
 
     def end(self) -> None:
-        """It has been killed: wait for it, and for its threads."""
+        """Wait for the killed process and for its threads."""
         self.process.wait()
         for thread in self._threads:
             if thread.ident is not None:
@@ -299,14 +301,14 @@ class _Rank:
         self.link.close()
 
     def _watch(self) -> None:
-        # A process that it has left behind may hold the socket open.
+        # The socket alone does not do: an orphaned child of the rank may hold it open.
         pidfd = os.pidfd_open(self.process.pid)
         try:
-            self._hear(pidfd)
+            self._receive(pidfd)
         finally:
             os.close(pidfd)
 
-    def _hear(self, pidfd: int) -> None:
+    def _receive(self, pidfd: int) -> None:
         while ready := wait([self.link, pidfd], self._silent_s()):
             try:
                 if self.link not in ready:
@@ -321,11 +323,13 @@ class _Rank:
                 error, detail = said.header["error"], said.header["detail"]
                 failed = TaskFailed(f"rank {self.rank}: {error}", detail)
                 threading.Thread(target=self._owner.failed, args=(failed,), daemon=True).start()
-        silent = f"has said nothing for {self._owner.silent_s:g} s: it is stopped, or hangs"
+        silent = f"has sent nothing for {self._owner.silent_s:g} s: it is stopped, or hangs"
         self._owner.lost(RankLost(f"{self._named()} {silent}"))
 
     def _silent_s(self) -> float | None:
-        """An import may hold up all threads for long: what begins has its own limit."""
+        """None before the model is built: an import may block all threads, and the start has its
+        own limit.
+        """
         return self._owner.silent_s if self.step >= BUILT else None
 
     def _how_it_ended(self) -> RankLost:

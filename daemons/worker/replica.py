@@ -2,11 +2,11 @@
 
 On the CPU the vector is a numpy array that *is* the model: its float32 parameters are views of that
 memory, so a local step or a fetched value needs no copy. On a GPU it is a torch tensor there.
-Parameters of another dtype (bfloat16, float16, float64) keep their float32 masters in the vector
-and are cast from them before each forward pass.
+Parameters of another dtype (bfloat16, float16, float64) have float32 masters in the vector and are
+cast from them before each forward pass.
 
-How gradients reach the flat vector was measured: letting autograd keep its own tensors and copying
-them over once is faster than adding into views of it, from 5 thousand to 25 million parameters.
+Autograd keeps its own gradient tensors, which are copied to the flat vector once: for 5 thousand to
+25 million parameters this was measured to be faster than accumulating into views of the vector.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dlctl.vector import Vector
 log = logging.getLogger("dlctl")
 
 SWAPPED = 1 << 20
-"""Elements that are exchanged at once."""
+"""Elements that are swapped at a time."""
 _BACKWARD = "the backward pass of task.loss"
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -47,7 +47,7 @@ Told = tuple[Any, int, int, dict[str, Tensor] | None]
 
 
 class Step(NamedTuple):
-    """The loss of one batch and its gradient; the vector is reused by the next step."""
+    """The loss of one batch and its gradient; the next step overwrites the vector."""
 
     loss: float
     """May be NaN or infinite."""
@@ -56,12 +56,12 @@ class Step(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What one batch has come to."""
+    """The results of one batch."""
 
     loss: float
     """May be NaN or infinite."""
     metrics: dict[str, float]
-    """What else the task's loss returns, as far as it is finite."""
+    """The finite ones of the metrics that the task's loss returns."""
 
 
 class Replica:
@@ -85,7 +85,7 @@ class Replica:
         prepare: Callable[[nn.Module], None] | None = None,
     ) -> None:
         """precision: of the forward pass, by autocast. compiled: by torch.compile.
-        prepare: what is done to the new model before it is laid out.
+        prepare: changes the new model before it is laid out.
         """
         self.task = task
         self.seed = seed
@@ -114,8 +114,8 @@ class Replica:
         """If gradients are summed while they are computed."""
 
     def move_to(self, vector: Tensor, *, is_shared: bool = False) -> None:
-        """From now on the model is in this memory of the CPU, float32[d]. is_shared: it is what
-        stands there already, and others may write to it, too, at any time.
+        """Move the model to this host memory, float32[d]. is_shared: take the values that are there
+        already; other processes may write to them at any time.
         """
         if not is_shared:
             vector.copy_(self._vector)
@@ -126,7 +126,7 @@ class Replica:
             self._changes.others_step()
 
     def _place(self, vector: Tensor) -> None:
-        """Have the values of the model be views of this memory; they remain the same tensors."""
+        """Make the model's values views of this memory; the tensor objects remain the same."""
         for (parameter, value), view in zip(self._bound, _views(vector, self.layout), strict=True):
             value.data = view
             if parameter.dtype is torch.float32:
@@ -134,7 +134,7 @@ class Replica:
 
     @cached_property
     def _gradient(self) -> Tensor:
-        """Made when somebody asks for a gradient in one piece."""
+        """Allocated when a flat gradient is first needed."""
         return torch.zeros_like(self._vector)
 
     @cached_property
@@ -142,9 +142,9 @@ class Replica:
         return _views(self._gradient, self.layout)
 
     def _room(self) -> tuple[Tensor, bool]:
-        """The vector for the parameters, and whether their values are to be there.
+        """The vector for the parameters, and whether it receives their values.
 
-        Here and below dtypes and devices are spelled out: the task may have set other defaults.
+        Dtypes and devices are explicit here and below: the task may have changed the defaults.
         """
         return torch.empty(self.layout.size(), dtype=torch.float32, device=self.device), True
 
@@ -167,9 +167,9 @@ class Replica:
         return vector, bound
 
     def reseed(self, slot: int, epoch: int, rank: int = 0) -> None:
-        """From now on draw what belongs to this epoch of this slot (dropout, augmentation).
+        """Seed all generators (dropout, augmentation) for this epoch of this slot.
 
-        Processes that load the data draw for themselves: `PortionLoader.reseed`.
+        The loader processes have their own seed: `PortionLoader.reseed`.
         """
         sequence = np.random.SeedSequence([self.seed, slot, epoch, *[rank][: rank > 0]])
         seed_all(int(sequence.generate_state(1, np.uint64)[0] >> 1))
@@ -185,19 +185,19 @@ class Replica:
                     f'parameter "{entry.name}" of the new model has {wrong} of {hi - lo} values '
                     "that are NaN or infinite",
                     where=self.task.place("model"),
-                    hint="initialise it in model(): torch.empty leaves whatever was in the memory",
+                    hint="initialise it in model(): torch.empty returns uninitialised memory",
                 )
 
     # ---------------------------------------------------------------- gradients
 
     def gradient(self, batch: Any) -> Step:
-        """Loss and gradient of one batch at the present parameters. Raises TaskError."""
+        """Loss and gradient of one batch at the current parameters. Raises TaskError."""
         self.forget_gradients()
         loss = self.backward(batch).loss
         return Step(loss, self.gathered(self.gradients()))
 
     def try_batch(self, batch: Any) -> None:
-        """Take the memory that the gradient of one batch needs; nothing of it stays. Raises
+        """Compute the gradient of one batch to measure its memory, and discard it. Raises
         TaskError."""
         with self._restored():
             self.forget_gradients()
@@ -209,12 +209,12 @@ class Replica:
             self.gradients()
 
     def forget_gradients(self) -> None:
-        """A step begins."""
+        """Drop the gradients at the start of a step."""
         self._changes.begin()
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
-        """Nobody needs them any more, nor their memory."""
+        """Free the gradients and their memory."""
         for parameter, _ in self._bound:
             parameter.grad = None
 
@@ -227,15 +227,15 @@ class Replica:
         epoch: int = 0,
         rows: dict[str, Tensor] | None = None,
     ) -> Measured:
-        """Add weight times the gradient of one batch to what autograd keeps. step, epoch, rows: for
-        a loss that asks for them. Raises TaskError.
+        """Accumulate weight times the gradient of one batch in autograd. step, epoch, rows: for a
+        loss that takes them. Raises TaskError.
         """
         with calling("moving the batch to the device", self.task.at("dataset")):
             batch = to_device(batch, self.device)
         if not self.model.training:
             self._set_mode(training=True)
         self._cast()
-        # A compiled module has a `len()`, which fails for most: no truth of it is asked.
+        # Not by truth value: a compiled module has a `len()` that fails for most models.
         model = self.model if self._compiled is None else self._compiled
         return self._backward(model, (batch, step, epoch, rows), weight)
 
@@ -245,30 +245,29 @@ class Replica:
         with calling(_BACKWARD, self.task.at("loss")):
             value = loss.value if weight == 1.0 else loss.value * weight
             value.backward()  # type: ignore[no-untyped-call]
-            return in_numbers(loss)  # A GPU tells of its errors only now.
+            return in_numbers(loss)  # A GPU reports its errors only now.
 
     def _autocast_or_nothing(self) -> AbstractContextManager[Any]:
         if self._autocast is None:
-            return (
-                nullcontext()
-            )  # One that is switched off costs a small model a tenth of its step.
+            # A disabled autocast costs a small model a tenth of its step.
+            return nullcontext()
         return torch.autocast(self.device.type, self._autocast)
 
     def gradients(self) -> list[Tensor | None]:
-        """What autograd has kept, float32, one for each of `values`; it keeps none any more."""
+        """Take the gradients from autograd: float32, one for each of `values`."""
         return [
             gradient if gradient is None or gradient.dtype is torch.float32 else gradient.float()
             for gradient in self._gradients()
         ]
 
     def gathered(self, gradients: Sequence[Tensor | None]) -> Vector:
-        """float32[d]: all in their places, zeros where there is none."""
+        """The flat gradient, float32[d], with zeros for missing ones."""
         _put(self._slots, gradients)
         return _own(self._gradient)
 
     def sum_early(self, begin: BeginSum, weight: float) -> bool:
-        """Sum the gradient during the next backward pass, which is its last one; False: there is
-        nobody to sum with.
+        """Sum the gradient during the next backward pass, the last one of the step; False: there is
+        no group.
         """
         early = begin(len(self._vector), weight)
         if early is None:
@@ -280,17 +279,17 @@ class Replica:
         return True
 
     def gathered_early(self) -> Vector:
-        """The same as `gathered`, right after that pass."""
+        """As `gathered`, right after the pass of `sum_early`."""
         assert self._parts is not None
         return _own(self._parts.end())
 
     def _gather_kept(self, numbers: Sequence[int]) -> Tensor:
-        """Those of some parameters, which autograd keeps on."""
+        """Copy the gradients of some parameters; autograd keeps them."""
         _put([self._slots[n] for n in numbers], [self._bound[n][0].grad for n in numbers])
         return self._gradient
 
     def views_of(self, vector: Vector) -> list[Tensor]:
-        """float32[d] as tensors of the shapes of `values`; of the same memory."""
+        """Views of float32[d] in the shapes of `values`."""
         whole = torch.from_numpy(vector) if isinstance(vector, np.ndarray) else vector
         return _views(whole, self.layout)
 
@@ -299,19 +298,19 @@ class Replica:
             self.model.train(training)
 
     def _cast(self) -> None:
-        """Bring parameters that are no views up to date with their float32 masters."""
+        """Update parameters that are no views from their float32 masters."""
         for parameter, view in self._bound:
             if parameter.dtype is not torch.float32:
                 parameter.data.copy_(view)
 
     def _gradients(self) -> Iterator[Tensor | None]:
-        """Of each parameter, which has none any more."""
+        """Take the gradient of each parameter."""
         self._changes.end()
         for parameter, view in self._bound:
             gradient, parameter.grad = parameter.grad, None
             is_view = parameter.dtype is torch.float32
             if is_view and parameter.data_ptr() != view.data_ptr():
-                # The user's code has given the parameter other memory (`flatten_parameters`).
+                # The user's code has moved the parameter to other memory (`flatten_parameters`).
                 view.copy_(parameter.detach())
                 parameter.data = view
             yield gradient
@@ -319,7 +318,7 @@ class Replica:
     # ---------------------------------------------------------------- buffers and what is frozen
 
     def averaged(self) -> npt.NDArray[np.float64]:
-        """All buffers that a state_dict has, float64[n]; integers are exact."""
+        """All persistent buffers, float64[n]; integers are exact."""
         return self._gather(AVERAGED, torch.float64)
 
     def frozen(self) -> list[Tensor]:
@@ -327,11 +326,11 @@ class Replica:
         return [self._tensor(entry).detach() for entry in entries(self.layout)]
 
     def load_averaged(self, values: npt.NDArray[Any]) -> None:
-        """Put values of `averaged()` in; those of integers are rounded."""
+        """Load values of `averaged()`; integer buffers are rounded."""
         self._scatter(AVERAGED, values)
 
     def load_frozen(self, values: Mapping[int, Tensor]) -> None:
-        """Other values for some of `frozen()`, by their positions."""
+        """Replace some of `frozen()`, by position."""
         for entry, source in ((entries(self.layout)[n], value) for n, value in values.items()):
             for tensor in self._tensors(entry):
                 tensor.detach().copy_(source.view(entry.shape))
@@ -355,7 +354,7 @@ class Replica:
                 tensor.detach().copy_(source)
 
     def _tensors(self, entry: Entry) -> Iterator[Tensor]:
-        """A tensor under all its names: a move to a GPU separates buffers that were shared."""
+        """The tensor under each of its names: a move to a GPU separates shared buffers."""
         tensor = self._tensor(entry)
         yield tensor
         for alias in entry.aliases:
@@ -381,8 +380,7 @@ class Replica:
     ) -> dict[str, float]:
         """The task's metrics at these values; {} if it has no `evaluate`. Raises TaskError.
 
-        Training goes on afterwards as if nothing had happened: values, modes and random numbers are
-        what they were.
+        Training is not affected: values, modes and RNG states are restored.
         """
         if not self.task.has("evaluate"):
             return {}
@@ -406,8 +404,8 @@ class Replica:
     def _at(
         self, parameters: npt.NDArray[np.float32], averaged: npt.NDArray[np.float64]
     ) -> Iterator[None]:
-        """Within this, the model has these values and is in eval mode. `parameters` has its own
-        meanwhile: another copy may be one too many.
+        """Within this, the model has these values and is in eval mode. Meanwhile `parameters` holds
+        the model's own values: there may be no memory for another copy.
         """
         values = torch.from_numpy(parameters if parameters.flags.writeable else parameters.copy())
         with self._apart(), self._restored(values), torch.no_grad():
@@ -418,12 +416,12 @@ class Replica:
             yield
 
     def _swap(self, values: Tensor) -> None:
-        """Exchange them with the model's."""
+        """Swap these values with the model's."""
         _swap(self._vector, values)
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Within this, what is written to a model that others step in is not seen by them."""
+        """Within this, a shared model is private: other processes do not see what is written."""
         if not self._is_shared:
             yield
             return
@@ -438,8 +436,8 @@ class Replica:
 
     @contextmanager
     def _restored(self, swapped: Tensor | None = None) -> Iterator[None]:
-        """Afterwards values, modes and random numbers are what they were. swapped: what is going to
-        hold the parameters.
+        """Restore values, modes and RNG states at the end. swapped: the vector that will hold the
+        parameters meanwhile; None: clone them.
         """
         vector = self._vector.clone() if swapped is None else swapped
         masters = [(p, p.detach().clone()) for p, _ in self._bound if p.dtype is not torch.float32]
@@ -450,13 +448,13 @@ class Replica:
         ]
         modes = [(module, module.training) for module in self.model.modules()]
         devices = [self.device] if self.device.type == "cuda" else []
-        dice, numpy_dice = random.getstate(), np.random.get_state()
+        python_state, numpy_state = random.getstate(), np.random.get_state()
         try:
             with torch.random.fork_rng(devices=devices):
                 yield
         finally:
-            random.setstate(dice)
-            np.random.set_state(numpy_dice)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
             self._swap(vector)
             for parameter, view in self._bound:
                 if parameter.dtype is torch.float32:
@@ -471,7 +469,7 @@ class Replica:
 
 
 def _swap(a: Tensor, b: Tensor) -> None:
-    """Exchange the values of two vectors, wherever they are."""
+    """Swap the values of two vectors, on any devices."""
     for lo in range(0, len(a), SWAPPED):
         cut = slice(lo, lo + SWAPPED)
         before = a[cut].clone()
@@ -480,7 +478,7 @@ def _swap(a: Tensor, b: Tensor) -> None:
 
 
 def in_numbers(loss: Loss) -> Measured:
-    """What is on the loss's device comes from there with it, all in one transfer."""
+    """Convert a loss and its metrics; those on the loss's device take a single transfer."""
     if not loss.metrics:
         return Measured(float(loss.value.detach()), {})
     beside = {
@@ -490,8 +488,8 @@ def in_numbers(loss: Loss) -> Measured:
     }
     together = [t.detach().reshape(()).to(torch.float64) for t in (loss.value, *beside.values())]
     value, *others = torch.stack(together).tolist()
-    came = dict(zip(beside, others, strict=True))
-    metrics = {n: came[n] if n in came else number_of(v) for n, v in loss.metrics.items()}
+    moved = dict(zip(beside, others, strict=True))
+    metrics = {n: moved[n] if n in moved else number_of(v) for n, v in loss.metrics.items()}
     return Measured(value, {n: number for n, number in metrics.items() if math.isfinite(number)})
 
 
@@ -517,7 +515,9 @@ def choose_device(name: str, index: int = 0) -> torch.device:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch with its tensors on the device: in lists, tuples and dicts, and what has `.to`."""
+    """The batch with its tensors on the device: in lists, tuples and dicts, and objects with a
+    `.to` method.
+    """
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if type(batch) is list:
@@ -533,7 +533,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def seed_all(seed: int) -> None:
-    """Users draw from any of these: torch, numpy, random."""
+    """Seed torch, numpy and random: the user's code may draw from any of them."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
@@ -555,13 +555,13 @@ def _views(vector: Tensor, layout: Layout) -> list[Tensor]:
 
 
 def _put(into: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Zeros where there is none."""
+    """Copy the gradients; zeros for missing ones."""
     slots, dense = [], []
     for slot, gradient in zip(into, gradients, strict=True):
         if gradient is None:
             slot.zero_()
         elif gradient.is_sparse:
-            slot.zero_().add_(gradient)  # Rows that occur twice add up.
+            slot.zero_().add_(gradient)  # This sums duplicate rows.
         else:
             slots.append(slot)
             dense.append(gradient)
@@ -570,5 +570,5 @@ def _put(into: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
 
 
 def _own(vector: Tensor) -> Vector:
-    """What the outside sees of a vector: the same memory, as numpy where there is no GPU."""
+    """The same memory as callers get it: a numpy array on the CPU, a torch tensor on a GPU."""
     return vector.numpy() if vector.device.type == "cpu" else vector

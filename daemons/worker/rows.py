@@ -1,9 +1,9 @@
-"""Rows of the task's tables, of which a replica has those that its batches name, for a moment.
+"""Rows of the task's tables: a replica holds only those that its current batches name.
 
-The task says which rows a batch needs (`rows(batch)`); they are fetched, and its loss gets them as
-leaves of autograd, or its `change` as they are. What is pushed is how they have changed. Each batch
-makes a step of plain SGD on them, along the gradient of the *sum* over its samples: every sample
-has a step of its own as in word2vec.c and GloVe, and those of a batch are made at once.
+The task returns the rows that a batch needs (`rows(batch)`). They are fetched, and its loss gets
+them as autograd leaves, or its `change` as plain tensors. Their change is pushed. Each batch makes
+a step of plain SGD on them, along the gradient of the *sum* over its samples: every sample makes
+its own step, as in word2vec.c and GloVe, and those of a batch are made at once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _TABLE = (
     '("uniform", from, to) or ("normal", mean, standard deviation)'
 )
 MARKED = 16
-"""Of a table that has up to so many rows for each that is named, these are marked in an array,
-which is faster than sorting, and in memory much smaller than the rows that come."""
+"""If a table has up to so many rows per named row, duplicates are found by marks in an array. That
+is faster than sorting, and takes much less memory than the fetched rows."""
 
 
 def entries_of(task: Task) -> tuple[Entry, ...]:
@@ -53,44 +53,44 @@ def _entry(task: Task, name: str, table: Any) -> Entry:
 
 @dataclass(slots=True)
 class _Used:
-    """Rows of one table, as a batch has named them."""
+    """Rows of one table that a batch has named."""
 
     name: str
     where: Tensor
-    """int64[k], which of those that are named."""
+    """int64[k], their positions among all named rows of the table."""
     rows: Tensor
-    """Their values, k of them in the shape of their names."""
+    """Their values, k rows in the shape of their indices."""
     change: Tensor | None = None
-    """The gradient at each of the k, or what is added there."""
+    """The gradient of each of the k rows, or what is added to it."""
 
 
 class RowSteps:
-    """What the batches that come next have named, and the rows themselves while they compute."""
+    """The row indices of the next batches, and the rows themselves while the batches compute."""
 
     def __init__(self, task: Task, layout: Layout, device: torch.device) -> None:
         self._task = task
         self._device = device
         self.tables = RowTables(layout)
         self.fetch: Callable[[Array], Array] = _no_servers
-        """Fetches these rows from the servers; whoever has some sees to it."""
+        """Fetches these rows from the servers; set by the compute thread."""
         self._places: list[dict[str, Tensor]] = []
-        """Of each batch that is ahead: table -> which of its rows that are named, in the shape in
-        which the task has named them."""
+        """For each coming batch: table -> positions among the table's named rows, in the shape of
+        the task's indices."""
         self._counts: dict[str, int] = {}
-        """Table -> rows that are named."""
+        """Table -> number of named rows."""
         self._values: dict[str, Tensor] = {}
-        """Table -> its rows that are named, as the steps so far have left them."""
+        """Table -> its named rows, after the steps so far."""
         self._begun: Array | None = None
-        """As they came."""
+        """The rows as fetched."""
         self._used: list[_Used] = []
-        """By the batches of the step that is made now."""
+        """The rows of the batches of the current step."""
         self._rate, self._scale = 0.0, 1.0
 
     # ------------------------------------------------------------ names
 
     def name(self, steps: Sequence[Sequence[Any]]) -> Array:
-        """The rows that the batches of these steps need: int64[n], ascending, each once. Raises
-        TaskError.
+        """The rows that the batches of these steps need: int64[n], ascending, without duplicates.
+        Raises TaskError.
         """
         named = [self._named(batch) for batches in steps for batch in batches]
         self._places = [{} for _ in named]
@@ -111,7 +111,7 @@ class RowSteps:
         return np.concatenate(found)
 
     def _named(self, batch: Any) -> dict[str, Tensor]:
-        """What the task says of a batch, checked: int64 on the CPU."""
+        """The row indices that the task returns for a batch, checked: int64 on the CPU."""
         return self._checked(self._task.rows(batch), "task.rows returned", "rows")
 
     def _checked(self, named: Mapping[str, Any], what: str, part: str) -> dict[str, Tensor]:
@@ -119,7 +119,7 @@ class RowSteps:
         for name, rows in named.items():
             fault = ""
             if name not in sizes:
-                fault = f'a table "{name}", and there are {", ".join(sizes)}'
+                fault = f'a table "{name}"; the tables are {", ".join(sizes)}'
             elif not isinstance(rows, Tensor) or rows.dtype not in (torch.int64, torch.int32):
                 fault = f'for "{name}" no int64 tensor'
             elif rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= sizes[name]):
@@ -133,7 +133,7 @@ class RowSteps:
         return {name: rows.detach().cpu().long() for name, rows in named.items()}
 
     def read(self, name: str, rows: Tensor) -> Tensor:
-        """As the servers have them now, for the task's `evaluate`. Raises TaskError."""
+        """The current rows of the servers, for the task's `evaluate`. Raises TaskError."""
         rows = self._checked({name: rows}, "task.evaluate asked", "evaluate")[name]
         number = [entry.name for entry in self.tables.entries].index(name)
         entry, flat = self.tables.entries[number], rows.numpy().ravel()
@@ -146,7 +146,7 @@ class RowSteps:
     # ------------------------------------------------------------ steps
 
     def begin(self, values: Array) -> None:
-        """These are the rows, in the order of their names: float32[n]."""
+        """Set the fetched rows, in the order of `name`: float32[n]."""
         self._begun, at = values, 0
         for entry in self.tables.entries:
             count, width = self._counts[entry.name], entry.shape[1]
@@ -155,13 +155,13 @@ class RowSteps:
             at += count * width
 
     def next_step(self, rate: float, scale: float) -> None:
-        """A step begins, of this rate along the gradient of the mean. scale: of its loss."""
+        """Start a step. rate: along the gradient of the mean. scale: of the loss."""
         self._rate, self._scale = rate, scale
         self._used = []
 
     def of_next_batch(self) -> dict[str, Tensor]:
-        """The rows that it has named, in the shapes of their names: leaves of autograd, if the task
-        has no `change`.
+        """The rows that the next batch has named, in the shapes of their indices: autograd leaves,
+        if the task has no `change`.
         """
         found = {}
         for name, where in self._places.pop(0).items():
@@ -172,14 +172,14 @@ class RowSteps:
         return found
 
     def add(self, changes: Mapping[str, Tensor]) -> None:
-        """What the task's own `change` adds to these."""
+        """Record what the task's `change` adds to the rows."""
         for used in self._used:
             if used.change is None and used.name in changes:
                 used.change = changes[used.name].float()
 
     def gradients(self, *, summed: bool) -> list[Tensor]:
-        """Of the mean loss; or what is added in place of a step along it. summed: over the places
-        where a row is named, as its own gradient is.
+        """The gradients of the mean loss, or what `change` adds. summed: over the duplicates of a
+        row.
         """
         found = []
         for used in self._used:
@@ -197,7 +197,7 @@ class RowSteps:
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
-        """Make it, `factor` times as long: it was clipped."""
+        """Make the step. factor: by which it was clipped."""
         rate = 1.0 if self._task.has_change else -self._rate
         for used in self._used:
             if used.change is not None:
@@ -206,7 +206,7 @@ class RowSteps:
 
     @torch.no_grad()
     def changes(self) -> Array:
-        """float32[n]: how the rows have changed since `begin`, of which nothing is kept."""
+        """float32[n]: the change of the rows since `begin`. Then drops the rows."""
         parts = [rows.reshape(-1).cpu() for rows in self._values.values()]
         values: Array = torch.cat(parts).numpy() if len(parts) > 1 else parts[0].numpy()
         assert self._begun is not None
@@ -220,7 +220,7 @@ def _no_servers(rows: Array) -> Array:
 
 
 def _unique(rows: Array, size: int) -> tuple[Array, Array]:
-    """Each of them once, ascending, and the place there of each: int64."""
+    """The unique rows, ascending, and the position of each row among them: int64."""
     if size > MARKED * len(rows):
         once, where = np.unique(rows, return_inverse=True)
         return once, where

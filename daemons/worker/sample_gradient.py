@@ -2,11 +2,11 @@
 
 `dlctl compressors --job` runs this.
 
-The job comes as JSON on standard input; with --checkpoint DIR the gradient is at the parameters of
-that checkpoint, without at the model's initial ones. The task is loaded as by a worker, and so are
-the samples: those that the first batches of the run consist of. OUTPUT becomes a .npy file with a
-float32 vector: the sum of their gradients, of which the servers' slices are what is pushed; of
-local SGD and EASGD the sum of a replica's own steps.
+The job is read as JSON from standard input. The gradient is computed at the parameters of the
+checkpoint, with --checkpoint DIR, otherwise at the model's initial ones. The task is loaded as in a
+worker, and so are the samples, those of the run's first batches. OUTPUT is a .npy file with a
+float32 vector: the sum of their gradients, of which each server gets a slice in a push; for local
+SGD and EASGD the sum of a replica's own steps.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def gradient(job: JobFile, checkpoint: Path | None) -> Array:
-    """float32[d]: what one push of the job's method would hold, of the job's first portion.
+    """float32[d]: the content of one push of the job's method, from the job's first portion.
 
     Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
     DlctlError if the checkpoint is of another model.
@@ -97,7 +97,7 @@ def _load(replica: Replica, checkpoint: Path) -> None:
         raise DlctlError(
             f"the checkpoint has {manifest['size']} elements, the task's model {size}",
             where=str(checkpoint),
-            hint="the task was changed since; name the job file instead of the run",
+            hint="the task has changed since; name the job file instead of the run",
         )
     copy_into(replica.parameters, checkpoints.read_slice(checkpoint, manifest, "w", 0, size))
     replica.load_averaged(checkpoints.read_extra(checkpoint, manifest, "averaged"))

@@ -1,5 +1,5 @@
-"""The sequence of modules that most of a model is made of, such as the blocks of a transformer:
-where it can be cut into stages, and what FSDP gathers at a time.
+"""The sequence of modules that forms most of a model, such as the blocks of a transformer: where it
+can be cut into stages, and what FSDP gathers at a time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Cut(NamedTuple):
     """A model cut into stages."""
 
     stages: tuple[tuple[str, ...], ...]
-    """The names of the modules of each, in the order in which they are called."""
+    """The names of the modules of each stage, in the order of their calls."""
     stage_bytes: tuple[int, ...]
-    """Of the parameters of each; what is in none of them is counted with the first."""
+    """Of each stage's parameters; those outside all stages count with the first."""
 
 
 def units(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules in sequences, the outermost ones that are no sequences themselves, as far as they
-    share no parameter with what is outside of them.
+    """The outermost modules in sequences that are not sequences themselves, and share no parameter
+    with other modules.
     """
     uses: dict[int, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
@@ -46,8 +46,8 @@ def units(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def cut(task: Task, model: nn.Module, count: int) -> Cut:
-    """So many stages, as the task says, or so that the largest is as small as it can be. Raises
-    TaskError.
+    """Cut a model into `count` stages: as the task's `stages` says, or so that the largest stage is
+    as small as possible. Raises TaskError.
     """
     if task.has("stages"):
         return _as_told(task, model, count)
@@ -60,8 +60,8 @@ def cut(task: Task, model: nn.Module, count: int) -> Cut:
         raise TaskError(
             f"the model has no sequence of modules that could be cut into {count} stages",
             where=task.place("model"),
-            hint="have them in an nn.Sequential or nn.ModuleList, or write stages(model), which "
-            "returns a list of names of modules for each stage",
+            hint="put them into an nn.Sequential or nn.ModuleList, or write stages(model), which "
+            "returns a list of module names for each stage",
         )
     return min(cuts, key=lambda each: max(each.stage_bytes))
 
@@ -123,7 +123,7 @@ def _balanced(model: nn.Module, names: tuple[str, ...], count: int) -> Cut:
 
 
 def _filled(sizes: Sequence[int], outside: int, most: int) -> list[int]:
-    """Where stages end that are each filled up to so many bytes."""
+    """The ends of the stages if each is filled with up to `most` bytes."""
     ends, held = [], outside
     for at, size in enumerate(sizes):
         if at and held + size > most:

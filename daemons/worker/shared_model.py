@@ -1,10 +1,10 @@
-"""One model in the memory of a host, for all workers there: whose it is, and how one gets at it.
+"""One model in the memory of a host, shared by all workers there.
 
-The memory has no name (memfd): it lives as long as anybody has it open, so whoever is killed takes
-nothing along, and nothing is left behind when all are gone. A small file beside the run says who
-has it open, and under which number: others open it through /proc. It is read and written under a
-lock, so that of several workers that begin one makes the memory. What is opened has to know the
-same secret as the file: the number of a process may be used again.
+The memory is anonymous (memfd): it exists as long as a process has it open. So a killed worker
+destroys nothing, and nothing is left behind when all have exited. A small file beside the run lists
+the pid and descriptor of each worker that has the memory open; other workers open it through /proc.
+The file is read and written under a lock, so that only one of several starting workers creates the
+memory. The memory must contain the same secret as the file, because a pid may be reused.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Shared(NamedTuple):
     mark: Array
     """uint8[1], `ModelBuilt.mark`."""
     is_new: bool
-    """The memory was made just now."""
+    """This call has created the memory."""
     descriptor: int
-    """Of the memory, which stays open for others."""
+    """Of the memory; it stays open for other workers."""
 
 
 def share(replica: Replica, directory: Path) -> Shared:
-    """Have the model lie where that of this host's other workers does: with the values that are
-    there, or if nobody has any, with its own. directory: the same for all of them.
+    """Move the model into the memory that the workers of this host share. It takes the values
+    there; the first worker puts in its own. directory: the same for all workers.
 
-    Raises DlctlError if the model is another one than theirs, or lies on a GPU.
+    Raises DlctlError if the model differs from theirs, or is on a GPU.
     """
     if replica.device.type != "cpu":
         raise DlctlError(
@@ -78,26 +78,26 @@ def share(replica: Replica, directory: Path) -> Shared:
 
 
 def _read(text: str, inode: int) -> tuple[bytes, list[Any]]:
-    """The secret, and (process, number of its open file) of those that have had the memory open. A
-    copy of the file, as of a whole run, tells of nobody.
+    """The secret, and (pid, descriptor) of each worker that has had the memory open: none if the
+    file is a copy, as in a copied run.
     """
     try:
         of, key, rows = json.loads(text)
         known = [(int(pid), int(fd)) for pid, fd in rows] if of == inode else []
         return bytes.fromhex(key), known
     except (ValueError, TypeError):
-        return b"", []  # Nobody has written it, or not to its end: who did is dead.
+        return b"", []  # It is empty, or incomplete: its writer has died.
 
 
 def _open_any(key: bytes, rows: list[Any], size: int) -> int:
-    """The memory, from the first that has it; -1: nobody has. Raises DlctlError."""
+    """The memory, opened from the first process that has it; -1: none has. Raises DlctlError."""
     for pid, fd in rows:
         path = f"/proc/{pid}/fd/{fd}"
         try:
             if not os.readlink(path).startswith(f"/memfd:{MEMORY}"):
                 continue
             memory = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # Ended, or by now a process of somebody else's.
+        except OSError:  # The process has exited, or the pid belongs to another user's process.
             continue
         if os.pread(memory, KEY_BYTES, 0) != key:
             os.close(memory)
@@ -114,8 +114,8 @@ def _open_any(key: bytes, rows: list[Any], size: int) -> int:
 
 
 def reserve(memory: int, size: int) -> None:
-    """Have a file in memory take so many bytes now: where there are none left, a write into it
-    would end the process. Raises DlctlError.
+    """Allocate `size` bytes of a memory file now: a later write would kill the process (SIGBUS) if
+    memory had run out. Raises DlctlError.
     """
     try:
         os.posix_fallocate(memory, 0, size)

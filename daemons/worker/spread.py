@@ -1,10 +1,10 @@
 """Vectors of the method of a cut replica, in the memory of its ranks: each works on its own part.
 
-A method, and what reads and writes for it, is one program in rank 0, which sees whole vectors. What
-it does with them element by element all ranks do, each with an even part of all elements, and a
-compressor of each takes from that part what is pushed. So no rank has looked at a whole vector
-afterwards, and rank 0 moves what comes and goes, block by block. Anything else that numpy can do
-with an array is done in rank 0, and comes to the same.
+A method, with the code that reads and writes for it, is one program in rank 0, which sees whole
+vectors. All ranks share its elementwise operations, each on an even part of all elements; each rank
+has its own compressor, which takes what is pushed from that part. So no rank touches a whole
+vector; rank 0 moves received and sent data block by block. Any other numpy operation runs in rank
+0, with the same result.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from dlctl.vector import Spread, squared_norm
 ELEMENTWISE = {np.add, np.subtract, np.multiply, np.divide}
 SCALARS = (int, float, np.float32)
 ALIGNED_BYTES = 64
-"""Of what is pushed: arrays of any type may begin there."""
+"""Alignment of pushed arrays, for any dtype."""
 Answer = tuple[dict[str, Any], Sequence[Array]]
-"""What a rank says of a piece of work."""
+"""The answer of a rank to a piece of work."""
 
 
 class Share:
-    """The part of a rank, the same of every vector."""
+    """A rank's part of the elements, the same in every vector."""
 
     def __init__(self, memory: RankMemory, rank: int, ranks: int, compressor: Compressor) -> None:
-        """compressor: this rank's own, with its dice."""
+        """compressor: this rank's own, with its own random generator."""
         pages_of = slice_bounds(-(-memory.size // ALIGNED), ranks, rank)
         self.lo, self.hi = (min(n * ALIGNED, memory.size) for n in pages_of)
         self._memory, self._compressor = memory, compressor
 
     def work(self, op: str, lo: int, hi: int, operands: Sequence[Any], **more: Any) -> Answer:
-        """Its part of what is to be done with the elements [lo, hi); operands: the result first;
-        [number] of a vector, or a number.
+        """Do this rank's part of an operation on the elements [lo, hi). operands: the result first;
+        each is a vector, as [its number], or a scalar.
         """
         begin, lo, hi = lo, max(lo, self.lo), min(hi, self.hi)
         if lo >= hi:
@@ -69,24 +69,26 @@ class Share:
         return {}, ()
 
     def _take(self, begin: int, into: Array, u: Array, shard: int, settings: Json) -> Answer:
-        """What travels lies in `into`, as far as it has room: at `begin` of what all ranks have."""
+        """Compress a part. The packed arrays go into `into`, as far as they fit. begin: offset of
+        this rank's elements in the whole.
+        """
         for key, value in settings.items():
             setattr(self._compressor, key, value)
         packed = self._compressor.take(u, shard)
-        room, at, told, rest = into.view(np.uint8), 0, [], []
+        room, at, forms, rest = into.view(np.uint8), 0, [], []
         for array in packed.arrays:
             end = at + -(-array.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
             if fits := end <= room.size:
                 room[at : at + array.nbytes] = array.view(np.uint8)
             else:
                 rest.append(array)
-            told.append([array.dtype.str, array.size, at if fits else -1])
+            forms.append([array.dtype.str, array.size, at if fits else -1])
             at = end if fits else at
-        return {"part": [begin, packed.kind, packed.length, told]}, rest
+        return {"part": [begin, packed.kind, packed.length, forms]}, rest
 
 
 class Vectors:
-    """What rank 0 has of them."""
+    """All vectors, as rank 0 sees and allocates them."""
 
     def __init__(
         self,
@@ -95,19 +97,19 @@ class Vectors:
         all_work: Callable[[Json], Sequence[Answer]],
         turn: threading.RLock,
     ) -> None:
-        """all_work: have every rank do its part of a piece of work; returns what each says of it.
-        turn: of the thread that has the ranks do something, whatever it is.
+        """all_work: has every rank do its part of a piece of work; returns their answers. turn:
+        held by a thread while it makes a call to the ranks.
         """
         self.memory = memory
         self._mine, self._all_work, self._turn = mine, all_work, turn
         self._taken: dict[int, list[tuple[int, int]]] = {n: [] for n in range(FREE, VECTORS)}
-        """Number of a vector -> its elements that are in use."""
+        """Number of a vector -> its ranges in use."""
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # What is not used any more may go at any time.
+        self._lock = threading.RLock()  # The garbage collector may free a vector at any time.
         self.parameters = self.seen_as(memory.array(PARAMETERS, 0, memory.size))
 
     def new(self, lo: int, hi: int) -> SpreadVector:
-        """Zeros at these places of a vector. Raises DlctlError."""
+        """Allocate zeros at [lo, hi) of a vector. Raises DlctlError."""
         with self._lock:
             number = self._take(lo, hi)
         array = self.memory.array(number, lo, hi)
@@ -116,7 +118,7 @@ class Vectors:
 
     def _take(self, lo: int, hi: int) -> int:
         for number, taken in self._taken.items():
-            # A copy: what the garbage collector finds unused meanwhile leaves the list.
+            # Iterate over a copy: the garbage collector may remove ranges meanwhile.
             if not any(max(lo, a) < min(hi, b) for a, b in tuple(taken)):
                 taken.append((lo, hi))
                 return number
@@ -126,7 +128,7 @@ class Vectors:
         )
 
     def holding(self, values: Array) -> SpreadVector:
-        """A whole vector in parts, or a copy that is."""
+        """The values as a vector in the shared memory: themselves, or a copy there."""
         if isinstance(values, SpreadVector) and self.memory.place(values) is not None:
             return values
         other = self.new(0, self.memory.size)
@@ -135,7 +137,7 @@ class Vectors:
 
     def _is_unused(self, number: int, lo: int, hi: int) -> None:
         if os.getpid() != self._pid:
-            return  # A process that was forked off drops it; its parent may have it still.
+            return  # A forked process drops its reference; its parent may still use the vector.
         with self._lock:
             self.memory.clear(number, lo, hi)
             self._taken[number].remove((lo, hi))
@@ -146,14 +148,14 @@ class Vectors:
         return vector
 
     def let_go(self) -> None:
-        """What rank 0 has looked at, and has no part in, need not be resident here."""
+        """Unmap what rank 0 has read outside its own part."""
         mine = [(self._mine.lo, self._mine.hi)]
         for number in [number for number, taken in self._taken.items() if taken]:
             self.memory.let_go(number, others(mine, self.memory.size))
 
     def do(self, op: str, result: Any, *operands: Any, waits: bool = False, **more: Any) -> Any:
-        """Have all ranks work on vectors; returns what they say. None: these are not all at one
-        place of vectors, or the ranks compute, and nobody waits for that.
+        """Have all ranks work on vectors; returns their answers. None: the operands are not the
+        same range of vectors, or the ranks are busy and `waits` is False.
         """
         found: list[Any] = []
         bounds = set()
@@ -203,7 +205,7 @@ class SpreadVector(Spread):
             return
         place = self.of.memory.place
         if isinstance(value, SpreadVector) and place(target) == place(value) is not None:
-            return  # What was done in place.
+            return  # The operation was done in place.
         if self.of.do("copy", target, value) is None:
             if np.shape(value) == target.shape:
                 pages.copy(plain(target), plain(value))
@@ -220,29 +222,29 @@ class SpreadVector(Spread):
         return self.of.new(begin + lo, begin + hi)
 
     def squared_norm(self) -> float:
-        said = self.of.do("squares", self)
-        if said is None:
+        answers = self.of.do("squares", self)
+        if answers is None:
             return squared_norm(plain(self))
-        return float(sum(header.get("squares", 0.0) for header, _ in said))
+        return float(sum(header.get("squares", 0.0) for header, _ in answers))
 
     def packed(self, shard: int, settings: Json) -> Packed:
         into = self.empty(0, self.size)
-        said = self.of.do("take", into, self, waits=True, shard=shard, settings=settings)
-        if said is None:  # It was made by something else that numpy does.
+        answers = self.of.do("take", into, self, waits=True, shard=shard, settings=settings)
+        if answers is None:  # It is not in the shared memory: another numpy operation made it.
             other = self.copy()
             packed = other.packed(shard, settings)
             self[:] = other
             return packed
-        return joined([_part(plain(into), *answer) for answer in said if answer[0]])
+        return joined([_part(plain(into), *answer) for answer in answers if answer[0]])
 
 
 def _part(into: Array, header: Json, rest: Sequence[Array]) -> Packed:
-    """What one rank has taken."""
-    begin, kind, length, told = header["part"]
+    """The packed part of one rank."""
+    begin, kind, length, forms = header["part"]
     left = list(rest)
     room = into.view(np.uint8)
     arrays = []
-    for dtype, size, at in told:
+    for dtype, size, at in forms:
         nbytes = np.dtype(dtype).itemsize * size
         here = room[4 * begin + at : 4 * begin + at + nbytes] if at >= 0 else None
         arrays.append(left.pop(0) if here is None else here.view(dtype))
@@ -250,5 +252,5 @@ def _part(into: Array, header: Json, rest: Sequence[Array]) -> Packed:
 
 
 def plain(each: Any) -> Any:
-    """The same memory as any other array."""
+    """The same memory as an ordinary numpy array."""
     return each.view(np.ndarray) if isinstance(each, SpreadVector) else each

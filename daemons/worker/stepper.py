@@ -1,10 +1,10 @@
-"""One step of a replica: what becomes of the gradient of its batches before it is used.
+"""One step of a replica: from the gradient of its batches to its use.
 
     batches -> gradient (accumulated, in the job's precision) -> its norm -> clipped
             -> a step of the replica's own optimiser, a vector for the method, or both
 
-Of a gradient that is not finite, or too large, nothing is used. In float16 the loss is scaled
-first, by torch.amp.GradScaler; a gradient that this makes infinite is skipped.
+A gradient that is not finite, or too large, is discarded as a whole. In float16 the loss is scaled
+first, by torch.amp.GradScaler; a gradient that overflows because of the scale is skipped.
 """
 
 from __future__ import annotations
@@ -29,29 +29,28 @@ from dlctl.messages import Array
 from dlctl.vector import Vector, euclidean_norm
 
 SCALER = f"{SAVED_AS}scaler"
-"""The scale of the loss, and how many steps it has been good for, in a checkpoint."""
+"""Name in a checkpoint: the loss scale, and the number of good steps since it changed."""
 CLOSE = 1e-3
-"""Below the limit by more than this part of it a norm needs no clipping, in torch's float32 either.
+"""A norm that is below the limit by more than this fraction needs no clipping, not even by torch's
+float32 arithmetic.
 """
 SCALE_MIN = 1.0
-"""Below it, it is not the scale that makes a gradient infinite."""
+"""At or below this scale, an infinite gradient has another cause than the scale."""
 
 
 class Stepped(NamedTuple):
     loss: float
     """The mean over all samples of the step; may be NaN or infinite."""
     gradient: Vector | None
-    """float32[d], clipped; the vector is used again by the next step. None: it was not asked for.
-    """
+    """float32[d], clipped; the next step overwrites it. None: it was not requested."""
     norm: float
-    """Euclidean, before it was clipped; not finite if it is too large for that, or was not needed.
-    """
+    """Euclidean, before clipping; not finite if it overflows, or was not needed."""
     is_usable: bool
     """If not, no step was made."""
     is_skipped: bool = False
-    """It is not, because of the scale of the loss."""
+    """It is unusable because of the loss scale."""
     metrics: Mapping[str, float] = MappingProxyType({})
-    """What else the task's loss returns: means over the samples of the step."""
+    """The metrics that the task's loss returns: means over the samples of the step."""
 
 
 class Stepper:
@@ -64,18 +63,20 @@ class Stepper:
         self.replica = replica
         is_clipped_here = options is not None and options.clip == "replica"
         self.clip_norm = options.clip_norm if options is not None and is_clipped_here else 0.0
-        """Of gradients that are computed here."""
+        """The limit for gradients that are computed here."""
         self.clip_norm_along = 0.0 if options is None or is_clipped_here else options.clip_norm
-        """Of those that are not."""
+        """The limit for gradients from elsewhere (`along`)."""
         self.inner = inner
         self.steps = 0
         """Made so far, by this process."""
         self._along: tuple[int, list[Tensor]] | None = None
-        """Where the newest gradient from elsewhere lies, which these keep there, and its parts."""
+        """The address of the newest gradient from elsewhere, and its views, which keep its memory
+        alive.
+        """
         self._scaler: torch.amp.GradScaler | None = None
         if options is not None and options.precision == "fp16":
             self._scaler = torch.amp.GradScaler(replica.device.type)
-            self._scaler.scale(torch.zeros((), device=replica.device))  # Else it has no scale yet.
+            self._scaler.scale(torch.zeros((), device=replica.device))  # Initialises its scale.
             # It unscales the gradients of an optimiser's parameters; this one makes no steps.
             self._holder = torch.optim.SGD(replica.values, lr=0.0)
 
@@ -92,11 +93,11 @@ class Stepper:
         samples: int = 1,
         begin_sum: BeginSum | None = None,
     ) -> Stepped:
-        """batches: with the part of the step's samples that each has. own_lr: the replica's own
-        optimiser makes a step with this rate. gather: hand the gradient out. norm_max: of what is
-        used. epoch: of the data. pull: added to the gradient of the own step. fresh: the optimiser
-        begins anew with it. samples: of the step, for rows that were begun (`RowSteps.begin`), and
-        the weight in a sum. begin_sum: of what is handed out, as it is. Raises TaskError.
+        """batches: each with its fraction of the step's samples. own_lr: the replica's own
+        optimiser makes a step with this rate. gather: return the gradient. norm_max: of a usable
+        gradient. epoch: of the data. pull: added to the gradient of the own step. fresh: reset the
+        optimiser first. samples: of the step, for rows (`RowSteps.begin`) and as the weight in a
+        sum. begin_sum: sums the returned gradient early, if it stays unchanged. Raises TaskError.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         self.replica.forget_gradients()
@@ -104,7 +105,7 @@ class Stepper:
         rows = self.replica.rows
         if rows is not None:
             rows.next_step((own_lr or 0.0) * samples, scale)
-        if not self._hands_out_as_it_is(own_lr):
+        if not self._returns_unchanged(own_lr):
             begin_sum = None
         measured, is_early = [], False
         for number, (batch, part) in enumerate(batches, 1):
@@ -153,7 +154,7 @@ class Stepper:
     def _clip_what_is_used(
         self, vector: Array | None, gradients: Sequence[Tensor | None], norm: float, clipped: float
     ) -> None:
-        """The gradient that is handed out, else those of the replica's own step."""
+        """Clip the returned gradient, or else those of the replica's own step."""
         if vector is not None:
             vector *= min(1.0, self.clip_norm / (norm + 1e-6))
         elif self.replica.rows is not None:
@@ -164,8 +165,8 @@ class Stepper:
             for gradient in (g for g in gradients if g is not None):
                 gradient.mul_(factor)
 
-    def _hands_out_as_it_is(self, own_lr: float | None) -> bool:
-        """Whether autograd's gradient is what comes out in the end, in the host's memory."""
+    def _returns_unchanged(self, own_lr: float | None) -> bool:
+        """Whether `step` returns autograd's gradient unchanged, in host memory."""
         is_whole = self._scaler is None and not self.clip_norm and self.replica.rows is None
         return is_whole and own_lr is None and self.replica.device.type == "cpu"
 
@@ -194,7 +195,7 @@ class Stepper:
         self.replica.drop_gradients()
 
     def _views_along(self, whole: Tensor) -> list[Tensor]:
-        """Made once for a memory that comes with every step, as that of a group's sums."""
+        """The views, cached for memory that every step reuses, as that of a group's sums."""
         if whole.device.type != "cpu":
             return self.replica.views_of(whole)
         if self._along is None or self._along[0] != whole.data_ptr():
@@ -202,7 +203,7 @@ class Stepper:
         return self._along[1]
 
     def _pulled(self, gradients: Sequence[Tensor | None], pull: Pull) -> list[Tensor | None]:
-        """With strength * (value - toward); what has no gradient has not gone anywhere."""
+        """Add strength * (value - toward); a tensor without a gradient has not moved."""
         found: list[Tensor | None] = []
         aims = self.replica.views_of(pull.toward)
         for gradient, value, aim in zip(gradients, self.replica.values, aims, strict=True):
@@ -221,8 +222,8 @@ class Stepper:
             value.grad = None
 
     def _update_scale(self, loss: float, norm: float, scale: float) -> None:
-        """It grows after many good steps, and halves for an infinite gradient; but not for one that
-        has nothing to do with it.
+        """Grow it after many good steps, and halve it after an infinite gradient, unless that has
+        another cause than the scale.
         """
         assert self._scaler is not None
         may_change = math.isfinite(loss) and (math.isfinite(norm) or scale > SCALE_MIN)
@@ -238,7 +239,7 @@ class Stepper:
         return found
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from what `state` was. Raises DlctlError if it is another optimiser's."""
+        """Load what `state` returned. Raises DlctlError if it is of another optimiser."""
         of_inner = {name: array for name, array in state.items() if name != SCALER}
         if self.inner is not None:
             self.inner.restore(of_inner)
@@ -249,7 +250,7 @@ class Stepper:
 
 
 def together(measured: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Of every metric the mean over the batches that have it, by their parts of the samples."""
+    """The mean of each metric over the batches that have it, weighted by their samples."""
     sums: dict[str, tuple[float, float]] = {}
     for part, metrics in measured:
         for name, value in metrics.items():
@@ -265,8 +266,8 @@ def _parts(gradients: Sequence[Tensor | None]) -> list[Tensor]:
 
 
 def _is_below(gradients: Sequence[Tensor | None], norm_max: float) -> bool:
-    """Whether some of them are sparse, and the norm of all is surely not above this. To sum up the
-    rows that occur more than once, for the norm itself, takes longer than many a step.
+    """Whether some gradients are sparse, and an upper bound shows that the norm of all is not above
+    this. The norm itself needs the sums of duplicate rows, which take longer than many steps.
     """
     found = [gradient for gradient in gradients if gradient is not None]
     sparse = [gradient for gradient in found if gradient.is_sparse]
@@ -278,7 +279,7 @@ def _is_below(gradients: Sequence[Tensor | None], norm_max: float) -> bool:
 
 
 def norm_of(gradients: Sequence[Tensor | None]) -> float:
-    """Of all of them, on one device; not finite if squares overflow in float32."""
+    """The norm of all gradients, on one device; not finite if squares overflow in float32."""
     parts = _parts(gradients)
     if not parts:
         return 0.0
@@ -292,6 +293,6 @@ def _norm_of(parts: list[Tensor]) -> float:
 
 
 def _clip_factor(gradients: Sequence[Tensor | None], norm_max: float) -> Tensor:
-    """What torch.nn.utils.clip_grad_norm_ multiplies all of them by, to the bit."""
+    """The factor of torch.nn.utils.clip_grad_norm_, to the bit."""
     total = torch.nn.utils.get_total_norm(_parts(gradients))
     return torch.clamp(norm_max / (total + 1e-6), max=1.0)

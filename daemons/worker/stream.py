@@ -1,18 +1,18 @@
 """Batches of a stream: a dataset that has no length and no samples by number, read in order.
 
-A task's dataset() is one if it is an IterableDataset of torch, or if it has no `__len__` and either
-`__iter__` or `shards` and `open`. Of these there are three kinds:
+A task's dataset() is a stream if it is an IterableDataset of torch, or if it has no `__len__` and
+either `__iter__` or `shards` and `open`. There are three kinds:
 
-    shards() -> names, or how many       what knows its parts, and gets to a sample fast: opened at
-    open(shard, offset) -> samples       sample `offset` of a shard: its name, or number from 0
-    num_shards, shard(...), skip(n)      what `datasets` gives with streaming=True
+    shards() -> names, or how many       has known shards with fast seeks: opened at sample `offset`
+    open(shard, offset) -> samples       of a shard, which is a name, or a number from 0
+    num_shards, shard(...), skip(n)      from `datasets` with streaming=True
     __iter__ alone                       one shard; every worker reads all of it, and skips what
-                                         the others compute
+                                         the other workers compute
 
-It has to give the same samples in the same order whenever a shard is opened; after
-`set_epoch(epoch)`, if it has that, in the order of this epoch. What shuffles must draw from a seed.
-A worker opens a shard once and reads on; it skips if others compute what lies between, and opens it
-anew if a portion has come back that lies before.
+It must return the same samples in the same order whenever a shard is opened; after
+`set_epoch(epoch)`, if it has that, in the order of this epoch. A shuffle must be seeded. A worker
+opens a shard once and reads sequentially. It skips what other workers compute, and reopens the
+shard if an earlier portion is returned to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from daemons.worker.task import TaskError, calling
 from dlctl.flat import slice_bounds
 
 OPEN_MAX = 4
-"""Shards that a worker keeps open: its own, and those of which portions have come back."""
+"""Shards that a worker keeps open: its own, and those of returned portions."""
 
 
 class Wanted(NamedTuple):
@@ -41,15 +41,15 @@ class Wanted(NamedTuple):
 
 
 class StreamLoader(PortionLoader):
-    """The same for a stream; in a process of its own if there are any `processes`. `shuffle` means
-    nothing here. Raises TaskError if it does not say what its shards are.
+    """A PortionLoader of a stream; it reads in a single process if there are `processes`. `shuffle`
+    has no effect. Raises TaskError if the stream does not define its shards.
     """
 
     _shard = -1
     """Of the newest step."""
 
     def _length_of(self, dataset: Any) -> int:
-        return 0  # Nobody knows.
+        return 0  # It is unknown.
 
     def _guard(
         self, dataset: Any, collate: Collate | None, place: str | None, tolerant: bool
@@ -59,13 +59,13 @@ class StreamLoader(PortionLoader):
         return _Guarded(stream, collate, place)
 
     def _with(self, processes: int) -> DataLoader[Any]:
-        return super()._with(1)  # A shard is read by one, in order.
+        return super()._with(1)  # One process reads a shard, in order.
 
     def step(
         self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1
     ) -> list[tuple[Any, float]]:
-        """The batches of step `number` of samples [start, stop) of a shard. If that ends before,
-        `ended_after` says after how many samples of this step; there may be none.
+        """The batches of step `number` of samples [start, stop) of a shard. If the shard ends
+        earlier, `ended_after` is the number of samples in this step, which may be 0.
         """
         wanted = (data_epoch, start, stop, number)
         if wanted != self._next or shard != self._shard:
@@ -92,14 +92,14 @@ class StreamLoader(PortionLoader):
         self._begin([portion._replace(start=at + lo, samples=hi - lo) for lo, hi in bounds])
 
     def _batches_of(self, samples: int, number: int) -> list[tuple[int, int]]:
-        """The bounds of the batches of a step of a portion of so many samples."""
+        """The bounds of the batches of a step, for a portion of so many samples."""
         lo, hi = slice_bounds(samples, -(-samples // self._step_samples), number)
         return [(lo + a, lo + b) for a, b in self._cut(hi - lo)]
 
 
 class _Guarded(Batching):
-    """The stream with its errors as values. It lives in the loader's process if there is one, and
-    the shards that are open there stay open from one portion to the next.
+    """The stream, with errors as values. It runs in the loader process, if there is one, and its
+    shards stay open from one portion to the next.
     """
 
     def __init__(self, stream: _Stream, collate: Collate | None, place: str | None) -> None:
@@ -125,11 +125,11 @@ class _Open:
     def __init__(self, samples: Iterator[Any], at: int) -> None:
         self.samples = samples
         self.at = at
-        """Samples of the shard that have been read or skipped."""
+        """Samples read or skipped so far."""
         self.has_ended = False
 
     def read(self, count: int) -> list[Any]:
-        """Fewer if it ends."""
+        """The next `count` samples; fewer if the shard ends."""
         found = [] if self.has_ended else list(islice(self.samples, count))
         self.at += len(found)
         self.has_ended |= len(found) < count
@@ -150,7 +150,7 @@ class _Stream:
         self._epoch: int | None = None
         self._open: dict[tuple[int, int], _Open] = {}
         self._names: list[Any] | None = None
-        """Of its shards, if it opens them itself."""
+        """Of its shards, if it has `open`."""
         self.shards = self._count()
 
     def read(self, wanted: Wanted) -> list[Any]:
@@ -168,7 +168,7 @@ class _Stream:
             raise
 
     def _at(self, key: tuple[int, int], start: int) -> _Open:
-        """The shard, open at a sample, if it has so many."""
+        """The shard, open at sample `start`, if it has so many."""
         shard = self._open.pop(key, None)
         is_here = shard is not None and (
             shard.at == start or (shard.has_ended and shard.at < start)
@@ -185,7 +185,7 @@ class _Stream:
     def _opened(self, epoch: int, number: int, start: int) -> _Open:
         if epoch != self._epoch:
             self._epoch = epoch
-            _tell(self._dataset, epoch)
+            _set_epoch(self._dataset, epoch)
         if self._names is not None:
             return _Open(iter(self._dataset.open(self._names[number], start)), start)
         part = self._dataset
@@ -194,7 +194,7 @@ class _Stream:
         skips = start > 0 and callable(getattr(part, "skip", None))
         part = part.skip(start) if skips else part
         if part is not self._dataset:
-            _tell(part, epoch)  # `datasets` does not hand it on.
+            _set_epoch(part, epoch)  # `datasets` does not pass it on.
         if skips:
             return _Open(iter(part), start)
         found = _Open(iter(part), 0)
@@ -208,20 +208,20 @@ class _Stream:
                 is_number = isinstance(given, int)
                 self._names = list(range(given) if is_number else _listed(given))
             if not callable(getattr(self._dataset, "open", None)):
-                raise self._wrong("has shards() and no open(shard, offset)")
+                raise self._wrong("has shards() but no open(shard, offset)")
             if not self._names:
-                raise self._wrong("has no shards: shards() gives none")
+                raise self._wrong("has no shards: shards() returns none")
             return len(self._names)
         if callable(getattr(self._dataset, "shard", None)):
             return max(int(getattr(self._dataset, "num_shards", 1)), 1)
         return 1
 
     def _wrong(self, text: str) -> TaskError:
-        hint = "shards() gives their names or number, open(shard, offset) the samples of one"
+        hint = "shards() returns their names or number, open(shard, offset) the samples of one"
         return TaskError(f"task.dataset() {text}", where=self._place, hint=hint)
 
 
-def _tell(dataset: Any, epoch: int) -> None:
+def _set_epoch(dataset: Any, epoch: int) -> None:
     if callable(getattr(dataset, "set_epoch", None)):
         dataset.set_epoch(epoch)
 

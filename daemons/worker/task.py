@@ -9,33 +9,32 @@ A task is any object, class or module with these; there is no base class to inhe
     evaluate(model) -> dict of numbers       optional
     finish(model, metrics) -> text or None   optional; once, when the run has finished
     collate(samples) -> batch                optional; torch's default_collate if absent
-    sampler(dataset, epoch) -> rows          optional; the samples of an epoch in their order, by
-                                             number: as many in every epoch, the same in all workers
+    sampler(dataset, epoch) -> rows          optional; the indices of an epoch's samples in their
+                                             order: as many in every epoch, the same in all workers
     sample_weights(dataset) -> weights       optional, instead: one number >= 0 for each sample
 
 With tables of rows that only the servers hold (`rows.py` beside this file), it also has
 
     tables() -> {name: (rows, width, init)}  init: a number, ("uniform", from, to) or
                                              ("normal", mean, standard deviation)
-    rows(batch) -> {name: numbers of rows}   int64 tensors of any shape, the same row often
-    loss(model, batch, rows)                 rows: name -> float32[shape of its numbers, width]
+    rows(batch) -> {name: row indices}       int64 tensors of any shape; rows may repeat
+    loss(model, batch, rows)                 rows: name -> float32[shape of its indices, width]
     change(model, batch, rows, lr)           optional, instead: (loss, {name: what is added to its
                                              rows}), or a dict of numbers behind these
-    evaluate(model, rows)                    rows(name, numbers of rows) fetches and returns them:
-    finish(model, metrics, rows)             float32[shape of the numbers, width]
+    evaluate(model, rows)                    rows(name, row indices) fetches and returns them:
+    finish(model, metrics, rows)             float32[shape of the indices, width]
 
 and may do without model().
 
-A replica of several processes (`[replica]`) may ask for more, all optional. The parameters of the
-model have no values then (they are on torch's meta device):
+A replica of several processes (`[replica]`) may use more functions, all optional. They get a model
+whose parameters have no values (they are on torch's meta device):
 
     stages(model) -> names of modules, a list for each stage of `replica.pipeline`
     tensor_plan(model) -> {names of modules: "colwise", "rowwise" or a ParallelStyle of torch's}
     parallelize(model, mesh)                 instead of what `fsdp` or `tensor` would do with it
 
-Whatever the user's code does wrong comes out as a TaskError: what was called, what it raised, and
-where in the user's files. This holds for SystemExit and the like: only KeyboardInterrupt passes
-through.
+Every error of the user's code becomes a TaskError: what was called, what it raised, and where in
+the user's files. This includes SystemExit and the like; only KeyboardInterrupt passes through.
 """
 
 from __future__ import annotations
@@ -72,11 +71,11 @@ MESSAGE_CHARS_MAX = 2_000
 DETAIL_CHARS_MAX = 7_000
 """At most 4 bytes each: message and detail fit into a message's header."""
 TOLD = ("step", "epoch", "rows")
-"""What a task's loss is told if it takes arguments of these names behind model and batch."""
+"""Arguments that a task's loss gets by name, behind model and batch, if it takes them."""
 
 
 class TaskError(JobFailed):
-    """The user's code failed. `detail` is its traceback, cut to the frames that are not ours."""
+    """The user's code failed. `detail` is its traceback, without dlctl's own frames."""
 
     def __init__(
         self,
@@ -100,11 +99,11 @@ class Loss(NamedTuple):
 
 
 ReadRows = Callable[[str, Tensor], Tensor]
-"""Name of a table and numbers of its rows -> these: float32[shape of the numbers, width]."""
+"""Name of a table and row indices -> these rows: float32[shape of the indices, width]."""
 
 
 class UserTask(Protocol):
-    """What a user writes; the other functions named above may stand beside these."""
+    """What a user writes; the other functions above are optional."""
 
     def model(self) -> nn.Module: ...
 
@@ -116,7 +115,7 @@ class UserTask(Protocol):
 class Task:
     """A user's task with every call guarded and every result checked.
 
-    Raises TaskError, and only that, for what the user's code does; also if a part is missing.
+    Raises only TaskError for errors of the user's code, and for a missing part.
     """
 
     def __init__(self, user: UserTask, name: str = "task") -> None:
@@ -133,16 +132,16 @@ class Task:
                 where=_place(user),
                 hint="a task has model(), dataset() and loss(model, batch)",
             )
-        self._told = () if self.has_change else _taken(_get(user, "loss"))
-        """Of `TOLD`, what the task's loss takes."""
+        self._loss_takes = () if self.has_change else _taken(_get(user, "loss"))
+        """The names in `TOLD` that the task's loss takes."""
 
     def has(self, part: str) -> bool:
-        """Whether the user has written it."""
+        """Whether the user's task has this function."""
         return callable(_get(self._user, part))
 
     @property
     def collate(self) -> Callable[[list[Any]], Any] | None:
-        """The user's way to make a batch of samples; None: torch's."""
+        """The user's collate function; None: use torch's."""
         collate: Callable[[list[Any]], Any] | None = _get(self._user, "collate")
         return collate
 
@@ -151,8 +150,8 @@ class Task:
             return getattr(self._user, part)(*arguments, **by_name)
 
     def _numbers(self, part: str, *arguments: Any) -> tuple[Any, npt.NDArray[Any]]:
-        """What the user's part returns, also as an array: of a tensor, an array, or anything that
-        can be gone through.
+        """What the user's part returns, as it is and as an array: it may be a tensor, an array or
+        any iterable.
         """
         returned = self._call(part, *arguments)
         with calling(f"task.{part}", self.at(part)):
@@ -163,10 +162,10 @@ class Task:
             return returned, np.array(list(returned))
 
     def _need(self, part: str, of: str, key: str, hint: str) -> None:
-        """Raises TaskError if the user has not written a part that the job file asks for."""
+        """Raises TaskError if the task lacks a part that the job file requires."""
         if not self.has(part):
             raise TaskError(
-                f"the job file says {key}, and the task has no {part}",
+                f"the job file has {key}, but the task has no {part}",
                 where=self.place(of),
                 hint=f"write one that returns {hint}",
             )
@@ -176,7 +175,7 @@ class Task:
         return _place(_get(self._user, part))
 
     def at(self, part: str) -> Place:
-        """Says where the user's `part` is, when that is asked for: it takes milliseconds."""
+        """`place`, evaluated only when it is needed: it takes milliseconds."""
         return partial(self.place, part)
 
     def model(self) -> nn.Module:
@@ -196,7 +195,7 @@ class Task:
                 "dataset",
                 dataset,
                 "a map-style dataset with __len__ and __getitem__, or a stream with __iter__",
-                hint="a generator is none: give what has the generator as its __iter__"
+                hint="a generator is neither: return an object whose __iter__ is the generator"
                 if hasattr(dataset, "__next__")
                 else None,
             )
@@ -207,7 +206,7 @@ class Task:
         return dataset
 
     def sampler(self, dataset: Any, epoch: int) -> npt.NDArray[np.int64]:
-        """The samples of an epoch in their order, by number: at least one."""
+        """The indices of an epoch's samples in their order: at least one."""
         returned, rows = self._numbers("sampler", dataset, epoch)
         if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
             raise self._wrong("sampler", returned, "the numbers of samples, at least one")
@@ -216,7 +215,7 @@ class Task:
     def _below(
         self, part: str, numbers: npt.NDArray[Any], limit: int, what: str
     ) -> npt.NDArray[np.int64]:
-        """The same numbers, which have to be 0 or more, and below the limit."""
+        """The same numbers as int64. Raises TaskError unless 0 <= number < limit for all."""
         if wrong := numbers[(numbers < 0) | (numbers >= limit)].tolist():
             raise TaskError(
                 f"task.{part} returned the number {wrong[0]}; {what.format(limit)}",
@@ -238,7 +237,7 @@ class Task:
         return weights
 
     def clients(self, dataset: Any, count: int) -> npt.NDArray[np.int64]:
-        """int64[samples], whose each sample is: 0 <= n < count."""
+        """int64[samples], the client of each sample: 0 <= n < count."""
         key, hint = 'partition = "task"', "a number for each sample, or another partition"
         self._need("clients", "dataset", key, hint)
         returned, owners = self._numbers("clients", dataset)
@@ -252,20 +251,20 @@ class Task:
         self._need("client_sizes", "dataset", key, hint)
         returned, sizes = self._numbers("client_sizes")
         if sizes.shape != (count,) or sizes.dtype.kind not in "iu" or sizes.min() < 1:
-            expected = f"{count} whole numbers, 1 or more: data.clients says how many"
+            expected = f"{count} whole numbers of 1 or more, one for each of data.clients"
             raise self._wrong("client_sizes", returned, expected)
         return sizes.astype(np.int64)
 
     def client_dataset(self, client: int, size: int) -> Any:
-        """What the task's dataset(client) returns; size: as `client_sizes` has it."""
+        """What the task's dataset(client) returns; size: its length by `client_sizes`."""
         with calling(f"task.dataset({client})", self.at("dataset")):
             dataset = self._user.dataset(client)  # type: ignore[call-arg]
             samples = len(dataset)
         if samples != size:
             raise TaskError(
-                f"task.dataset({client}) has {samples} samples, and client_sizes() says {size}",
+                f"task.dataset({client}) has {samples} samples, but client_sizes() returned {size}",
                 where=self.place("dataset"),
-                hint="client_sizes() must be the same everywhere, and true",
+                hint="client_sizes() must return the true sizes, the same in every worker",
             )
         return dataset
 
@@ -305,11 +304,13 @@ class Task:
         epoch: int = 0,
         rows: dict[str, Tensor] | None = None,
     ) -> Loss:
-        """step: that this worker has made before. epoch: of the data. rows: that the batch has
-        named."""
-        told = {"step": step, "epoch": epoch, "rows": rows} if self._told else {}
+        """step: the number of steps that this worker has made before. epoch: of the data. rows:
+        those that the batch has named."""
+        values = {"step": step, "epoch": epoch, "rows": rows} if self._loss_takes else {}
         with calling("task.loss", self.at("loss")):
-            returned = self._user.loss(model, batch, **{name: told[name] for name in self._told})
+            returned = self._user.loss(
+                model, batch, **{name: values[name] for name in self._loss_takes}
+            )
         loss, metrics = returned, dict[str, Any]()
         if type(returned) is tuple and len(returned) == 2:
             loss, metrics = returned
@@ -360,19 +361,19 @@ class Task:
     def finish(
         self, model: nn.Module, metrics: dict[str, float], rows: ReadRows | None = None
     ) -> str:
-        """What it returns, which is text or None, and "" for that."""
+        """The text that it returns; "" for None."""
         text = self._call("finish", model, metrics, **self._with_rows("finish", 2, rows))
         if text is not None and not isinstance(text, str):
             raise self._wrong("finish", text, "text or None")
         return text or ""
 
     def _with_rows(self, part: str, behind: int, rows: ReadRows | None) -> dict[str, Any]:
-        """What the user's `part` is told behind so many arguments."""
+        """The keyword arguments of the user's `part` behind so many positional ones."""
         takes = rows is not None and "rows" in _taken(_get(self._user, part), behind)
         return {"rows": rows} if takes else {}
 
     def _check_metrics(self, part: str, metrics: Any) -> None:
-        """Nothing is fetched from a device for that."""
+        """Raises TaskError. It copies nothing from a device."""
         if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
             raise self._wrong(part, metrics, "a dict of names and numbers")
         self._check_size(part, metrics)
@@ -383,7 +384,7 @@ class Task:
     def _check_size(self, part: str, metrics: dict[str, Any]) -> None:
         if len(metrics) > METRICS_MAX:
             raise TaskError(
-                f"task.{part} returned {len(metrics)} metrics; at most {METRICS_MAX} can be kept",
+                f"task.{part} returned {len(metrics)} metrics; at most {METRICS_MAX} can be stored",
                 where=self.place(part),
                 hint="return averages over classes or layers",
             )
@@ -407,10 +408,10 @@ class Task:
 
 def load_task(spec: str, directory: Path, run: Path | None = None) -> Task:
     """The task that "train.py:task" names: a path relative to `directory`, and a name in that file.
-    run: directory of a run, for which the task's files are what they were when it was started.
+    run: directory of a run, whose stored copy of the task's files is used.
 
     The name may stand for an instance, a class (made without arguments) or a module; without a name
-    the file itself is the task. Its directory comes first on sys.path, as with `python train.py`.
+    the file itself is the task. Its directory is first on sys.path, as with `python train.py`.
     Raises TaskError.
     """
     file, _, attribute = spec.partition(":")
@@ -442,7 +443,7 @@ def _import(path: Path, directory: Path, run: Path | None) -> ModuleType:
         if folder in sys.path:
             sys.path.remove(folder)
         sys.path.insert(0, folder)
-    # The plain name lets the data loader's processes import the file, too; but not if it is taken.
+    # With the plain name, unless it is taken, the loader processes can import the file as well.
     taken = getattr(sys.modules.get(path.stem), "__file__", str(path)) != str(path)
     name = f"dlctl_task_{path.stem}" if taken else path.stem
     loader = None
@@ -479,15 +480,14 @@ def _meant(attribute: str, module: ModuleType) -> str:
 
 
 Place = str | Callable[[], str | None] | None
-"""file:line of what was called, or what says it, if that is known."""
+"""file:line of what was called, or a function that returns it; None: unknown."""
 
 
 class calling:  # noqa: N801  it reads like a function, and is a class because that is faster
-    """Turn whatever the user's code raises inside into a TaskError saying that `what` raised it.
+    """Turn any exception that the user's code raises inside into a TaskError: "`what` raised ...".
 
-    place: of the user's code to look at if none of its lines has raised the error, but a library
-    that got something wrong from it. A TaskError passes through unchanged: the innermost call is
-    the one to name.
+    place: the user's code to name if the error was raised by a library that got something wrong
+    from it. A TaskError passes through unchanged, so the innermost call is named.
     """
 
     __slots__ = ("place", "what")
@@ -504,23 +504,23 @@ class calling:  # noqa: N801  it reads like a function, and is a class because t
 
 
 def blame(what: str, error: BaseException, place: Place = None) -> TaskError:
-    """What `calling` makes of an error of the user's code."""
+    """The TaskError for an error of the user's code."""
     report = traceback.TracebackException.from_exception(error)
     _cut(report)
     return TaskError(
         plain(f"{what} raised {type(error).__name__}: {_text(error)}", MESSAGE_CHARS_MAX),
         where=_where(error, report.stack, place),
         hint=_hint(error),
-        # The end of a long traceback says more than its beginning.
+        # The end of a long traceback is more useful than its beginning.
         detail=plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX),
     )
 
 
 def _cut(report: traceback.TracebackException | None) -> None:
-    """Leave out our own frames, torch's and the import system's, unless there are no others.
+    """Remove the frames of dlctl, torch and the import system, unless there are no others.
 
-    What the import system raises by itself is about a file (it cannot be read, it is no Python) and
-    names that file: how we came there helps nobody.
+    An error of the import system itself is about a file (unreadable, or not Python) and names that
+    file: it needs no frames at all.
     """
     while report is not None:
         kept = _without_machinery(report.stack)
@@ -563,8 +563,8 @@ def _where(error: BaseException, stack: traceback.StackSummary, place: Place) ->
 
 
 def whereabouts(thread: threading.Thread) -> tuple[str, str]:
-    """Where a task is that does not come back, by its thread: (file:line of the innermost of the
-    user's frames, all frames that are not ours).
+    """Where a hanging task is, by its thread: (file:line of the innermost frame of the user's code,
+    all frames that are not dlctl's).
     """
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:
@@ -604,7 +604,7 @@ def _hint(error: BaseException) -> str | None:
 
 
 def plain(text: str, chars_max: int) -> str:
-    """Text that can be encoded whatever it was, and is not too long."""
+    """The text in a form that UTF-8 can always encode, cut to `chars_max`."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= chars_max else text[: chars_max - 3] + "..."
 
@@ -613,8 +613,8 @@ def plain(text: str, chars_max: int) -> str:
 
 
 def is_stream(dataset: object) -> bool:
-    """Whether it has no samples by number. An IterableDataset may have a length all the same. What
-    is its own iterator can be gone through only once, and a run may begin it anew.
+    """Whether its samples have no index. An IterableDataset may have a length all the same. An
+    object that is its own iterator is none: it can be read only once, and a run may restart it.
     """
     if isinstance(dataset, IterableDataset):
         return True
@@ -624,7 +624,7 @@ def is_stream(dataset: object) -> bool:
 
 
 def _is_map_style(dataset: object) -> bool:
-    """A Dataset of torch that has no `__getitem__` of its own inherits one that only raises."""
+    """A torch Dataset without its own `__getitem__` inherits one that only raises."""
     inherited = getattr(type(dataset), "__getitem__", None) is Dataset.__getitem__
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not inherited
 
@@ -655,17 +655,19 @@ def _describe(value: object) -> str:
 
 
 def _taken(function: Callable[..., Any], behind_them: int = 2) -> tuple[str, ...]:
-    """Of `TOLD`, the parameters behind the first ones, which are a loss's model and batch."""
+    """The names in `TOLD` among a function's parameters behind the first ones: for a loss, model
+    and batch.
+    """
     try:
         behind = list(inspect.signature(function).parameters.values())[behind_them:]
-    except (TypeError, ValueError):  # not every callable tells
+    except (TypeError, ValueError):  # not every callable has a signature
         return ()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return tuple(p.name for p in behind if p.name in TOLD and p.kind in by_name)
 
 
 def _is_number(value: object) -> bool:
-    """Whether `number_of` takes it."""
+    """Whether `number_of` accepts it."""
     if isinstance(value, Tensor) and not value.is_cpu:  # It may not be computed yet.
         return value.numel() == 1 and not value.is_complex()
     try:
@@ -676,8 +678,8 @@ def _is_number(value: object) -> bool:
 
 
 def number_of(value: Any) -> float:
-    """Of a Python or numpy number, or a tensor or array of one element. Raises for anything else,
-    also for one that no float can be.
+    """The float of a Python or numpy number, or of a tensor or array of one element. Raises for
+    anything else, and for a number that is too large for a float.
     """
     number = value if isinstance(value, numbers.Real) else value.item()
     if not isinstance(number, numbers.Real):

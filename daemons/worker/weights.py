@@ -1,7 +1,7 @@
-"""`[job] weights`: where training begins, from .safetensors files, by the names of a state_dict.
+"""`[job] weights`: initial values from .safetensors files, by the names of a state_dict.
 
-All names and shapes are compared before the first value is read, so that one error has all that is
-wrong; a tied tensor has to be there by one of its names.
+All names and shapes are compared before the first value is read, so that one error lists every
+mismatch. A tied tensor must be present under one of its names.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SHOWN_MAX = 10
 
 class Mismatch(NamedTuple):
     missing: list[str]
-    """Of the model, and not in the files."""
+    """In the model, but not in the files."""
     unexpected: list[str]
-    """In the files, and not of the model."""
+    """In the files, but not in the model."""
     shapes: dict[str, str]
     """Name -> as in "fc.weight [3, 4], and not [4, 4]"."""
 
@@ -43,10 +43,11 @@ class Mismatch(NamedTuple):
 
 
 def load(model: nn.Module, place: Path, *, strict: bool, warns: bool = True) -> None:
-    """Put the values of a file, or of all in a directory, into a model.
+    """Load the values of a file, or of all files in a directory, into a model.
 
-    strict: raises DlctlError, which lists all names that are missing, unexpected or of another
-    shape; else a warning does, if this process `warns`. Raises DlctlError for what cannot be read.
+    strict: raise DlctlError, which lists all names that are missing, unexpected or of another
+    shape; otherwise log a warning, if this process `warns`. Raises DlctlError for an unreadable
+    file.
     """
     shapes = {path: _shapes(path) for path in _files(place)}
     _check_once(shapes)
@@ -58,10 +59,10 @@ def load(model: nn.Module, place: Path, *, strict: bool, warns: bool = True) -> 
     if any(found):
         what, where = f"the weights do not fit the model: {found}", str(place)
         if strict:
-            hint = "strict = false in [job] begins with those that fit"
+            hint = "strict = false in [job] loads those that fit"
             raise DlctlError(what, where=where, hint=hint)
         if not any(of_file.keys() - unfit for of_file in shapes.values()):
-            raise DlctlError(what, where=where, hint="none fits: names are those of a state_dict")
+            raise DlctlError(what, where=where, hint="none fits: use the names of a state_dict")
         if warns:
             log.warning("%s (%s)", what, where)
     for path, of_file in shapes.items():
@@ -75,8 +76,7 @@ def _files(place: Path) -> list[Path]:
         raise DlctlError(
             "the weights are not on this host",
             where=str(place),
-            hint="job.weights has to be at the same full path there; it does not travel "
-            "with the task",
+            hint="job.weights must be at the same full path there; it is not copied with the task",
         )
     files = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]
     if not files:
@@ -114,10 +114,10 @@ def _check_once(shapes: dict[Path, dict[str, list[int]]]) -> None:
 
 
 def _compare(tensors: dict[str, Tensor], shapes: dict[str, list[int]]) -> Mismatch:
-    is_there = {id(tensors[name]) for name in shapes if name in tensors}
+    present = {id(tensors[name]) for name in shapes if name in tensors}
     missing: dict[int, str] = {}
     for name, tensor in tensors.items():
-        if id(tensor) not in is_there:
+        if id(tensor) not in present:
             missing.setdefault(id(tensor), name)
     unexpected = [name for name in shapes if name not in tensors]
     wrong = {

@@ -415,7 +415,7 @@ def test_several_steps_at_once_are_for_rows_alone() -> None:
         ({"in": (0, 3, 0.0)}, None, r'tables\(\)\["in"\] is \(0, 3, 0.0\)'),
         ({"in": (5, 3, ("gauss", 0, 1))}, None, "gauss"),
         ({"in": (5, 3)}, None, "is \\(5, 3\\)"),
-        ({"in": (5, 3, 0.0)}, {"out": torch.tensor([1])}, 'a table "out", and there are in'),
+        ({"in": (5, 3, 0.0)}, {"out": torch.tensor([1])}, 'a table "out"; the tables are in'),
         ({"in": (5, 3, 0.0)}, {"in": torch.tensor([1.0])}, "no int64 tensor"),
         ({"in": (5, 3, 0.0)}, {"in": torch.tensor([1, 5])}, "rows 1 to 5 of 5"),
     ],

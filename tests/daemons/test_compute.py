@@ -119,7 +119,7 @@ def test_an_error_that_is_no_exception_is_the_task_s_and_the_thread_lives_on(bui
 def test_even_a_keyboard_interrupt_in_the_thread_is_answered(build):
     events = build("raise KeyboardInterrupt", times=2)
     assert [event.error for event in events] == [
-        "something ended the computing with KeyboardInterrupt: "
+        "the compute thread was interrupted by KeyboardInterrupt: "
     ] * 2
 
 
@@ -221,7 +221,7 @@ def test_a_process_that_loads_data_and_is_killed_ends_the_worker_and_not_the_run
     loop = prepared("return nn.Linear(2, 1)", "Deadly(range(4))", 1)
     of_torch = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Other tests have loaders in here.
     try:
-        with pytest.raises(LoaderLost, match="was ended by SIGKILL") as caught:
+        with pytest.raises(LoaderLost, match="was killed by SIGKILL") as caught:
             run_script(loop, BuildModel(0, 1), Compute(0, 0, 4, 0), awaited=3)
     finally:
         signal.signal(signal.SIGCHLD, of_torch)
@@ -232,6 +232,6 @@ def test_rows_that_do_not_come_are_waited_for_so_long_and_no_longer(monkeypatch)
     monkeypatch.setattr(compute, "EVALUATE_S_MAX", 0.01)
     loop = Loop()
     thread = ComputeThread(loop, config.JobFile(job=config.Job(name="rows", task="train.py:")))
-    with pytest.raises(DlctlError, match="the rows that evaluate asks for have not come"):
+    with pytest.raises(DlctlError, match="the rows that evaluate reads have not arrived"):
         thread._fetch_rows(np.arange(3))
     loop.transport.close()

@@ -254,7 +254,7 @@ def test_a_rank_that_dies_in_a_step_ends_the_replica(house) -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RanksEnded):
         cut.stepper.step(cut.loader.step(0, 0, 60, 0), norm_max=1e9)
-    assert at.told[0].message == f"rank 1 of 2 (pid {pid}) was ended by SIGKILL"
+    assert at.told[0].message == f"rank 1 of 2 (pid {pid}) was killed by SIGKILL"
     assert at.told[0].exit_code == 5
 
 
@@ -289,9 +289,9 @@ def test_a_rank_without_memory_is_one_error_that_says_what_to_try(house) -> None
 @pytest.mark.parametrize(
     ("more", "replica", "message"),
     [
-        ("", {"tensor": 2}, "the job file says replica.tensor, and the task has no tensor_plan"),
+        ("", {"tensor": 2}, "the job file has replica.tensor, but the task has no tensor_plan"),
         ("def tensor_plan(model):\n    return {'layers.*': 'colwise'}", {"tensor": 2},
-         'task.tensor_plan has "layers.*", and the model has no such module'),
+         'task.tensor_plan has "layers.*", but the model has no such module'),
         ("def model():\n    return nn.Linear(6, 11)", {"pipeline": 2},
          "the model has no sequence of modules that could be cut into 2 stages"),
         ("def parallelize(model, mesh):\n    pass", {"fsdp": 2},

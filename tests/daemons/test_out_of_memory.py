@@ -36,7 +36,7 @@ def test_it_names_the_batch_size_and_a_step_as_large(error: Exception, is_guarde
     assert type(error).__name__ in caught.value.message
     assert caught.value.hint == (
         "a batch has 64 samples (workers.batch_size): try workers.batch_size = 32 with "
-        "gradient.accumulate = 6, which leaves the step as large, or gradient.precision = "
+        "gradient.accumulate = 6, for the same samples per step, or gradient.precision = "
         '"bf16", or fewer workers on this device'
     )
 

@@ -143,7 +143,7 @@ def test_rank_0_that_waits_for_a_rank_hears_of_its_death(house) -> None:
     # Its part of the collective fails, too, and that is not the engine's fault.
     with pytest.raises(RanksEnded), at.ranks.same("run", (gradient,), op="way"):
         engine.run("way", (gradient,))
-    assert at.told[0].message == f"rank 1 of 2 (pid {at.pid()}) was ended by SIGKILL"
+    assert at.told[0].message == f"rank 1 of 2 (pid {at.pid()}) was killed by SIGKILL"
     assert at.told[0].exit_code == 5
 
 
@@ -153,7 +153,7 @@ def test_a_rank_that_ends_by_itself_is_told_of_with_its_last_lines(house) -> Non
         at.until_built()
     (lost,) = at.told
     assert isinstance(lost, RankLost)
-    assert lost.message == f"rank 1 of 2 (pid {at.pid()}) has ended with exit code 3"
+    assert lost.message == f"rank 1 of 2 (pid {at.pid()}) exited with code 3"
     assert lost.detail == "no disk"
     assert lost.exit_code == 1
 
@@ -176,4 +176,4 @@ def test_a_rank_that_is_stopped_is_noticed(house) -> None:
     at = house(silent_s=1.5).begin()
     at.until_built()
     os.kill(at.pid(), signal.SIGSTOP)
-    assert at.until_told().message.endswith("has said nothing for 1.5 s: it is stopped, or hangs")
+    assert at.until_told().message.endswith("has sent nothing for 1.5 s: it is stopped, or hangs")

@@ -52,7 +52,7 @@ def test_a_run_finishes_although_a_process_that_loads_data_is_killed(place: Work
     ended = run.end()
     assert ended.code == 0, ended.err
     assert place.run()["step"] == 64, "16 portions of 2 batches, twice"
-    assert re.search(r"a process that loads the data, pid \d+, was ended by SIGKILL", ended.err)
+    assert re.search(r"data loader process \d+ was killed by SIGKILL", ended.err)
     assert any(text.startswith("worker-1 starts again") for text in place.events("lost"))
     place.nothing_left(timeout_s=0.5)
 

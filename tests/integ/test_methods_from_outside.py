@@ -151,7 +151,7 @@ def test_a_replica_of_several_processes_lives_and_dies_with_all_of_them(place: W
     first = rank_of(place)
     with replaced(place, "worker-0"):
         os.kill(first, signal.SIGKILL)
-    assert f"rank 1 of 2 (pid {first}) was ended by SIGKILL" in logged(place, "worker-0")
+    assert f"rank 1 of 2 (pid {first}) was killed by SIGKILL" in logged(place, "worker-0")
     second = rank_of(place)
     with replaced(place, "worker-0") as pid:
         os.kill(pid, signal.SIGKILL)

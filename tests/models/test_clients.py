@@ -156,8 +156,10 @@ def test_of_clients_that_stay_where_they_are_only_those_are_made_that_are_used()
     ((batch, _),) = data.step(0, 0, 6, 0, 1)
     assert sorted(batch.tolist()) == [100, 101, 102, 103, 104, 105]
     assert made == [1]
-    with pytest.raises(TaskError, match=r"dataset\(2\) has 6 samples, and client_sizes\(\) says 5"):
+    with pytest.raises(
+        TaskError, match=r"dataset\(2\) has 6 samples, but client_sizes\(\) returned 5"
+    ):
         data.step(0, 0, 5, 0, 2)
     sizes[0] = 0
-    with pytest.raises(TaskError, match=r"client_sizes returned .*3 whole numbers, 1 or more"):
+    with pytest.raises(TaskError, match=r"client_sizes returned .*3 whole numbers of 1 or more"):
         dataset_of(job, task)

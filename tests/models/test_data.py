@@ -244,8 +244,8 @@ def leave_this_process() -> None:
 @pytest.mark.parametrize(
     ("does", "how", "code"),
     [
-        (kill_this_process, "was ended by SIGKILL; perhaps for want of memory", 5),
-        (leave_this_process, "has ended with exit code 3", 1),
+        (kill_this_process, "was killed by SIGKILL; if memory ran out", 5),
+        (leave_this_process, "exited with code 3", 1),
     ],
 )
 def test_a_loader_process_that_ends_is_no_error_of_the_task(does, how, code):
@@ -254,7 +254,7 @@ def test_a_loader_process_that_ends_is_no_error_of_the_task(does, how, code):
         data.batch(0, 12, 16, 0)
     data.close()
     error = caught.value
-    assert error.message.startswith("a process that loads the data, pid ")
+    assert error.message.startswith("data loader process ")
     assert how in error.message
     assert error.exit_code == code
     assert not isinstance(error, TaskError)
@@ -274,9 +274,9 @@ def test_what_is_waited_for_is_named_while_no_batch_comes():
         place, text = waits
         assert place == "train.py:7"
         pid = int(text.rpartition(" ")[2])
-        assert text == f"no batch has come from those that load the data, pids {pid}"
+        assert text == f"waiting for a batch from the data loaders, pids {pid}"
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(LoaderLost, match=rf"pid {pid}, was ended by SIGKILL"):
+        with pytest.raises(LoaderLost, match=rf"process {pid} was killed by SIGKILL"):
             batch.result(timeout=30)
     assert data.waits_for() is None
     data.close()

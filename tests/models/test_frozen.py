@@ -101,7 +101,7 @@ def test_a_damaged_file_is_not_loaded(tmp_path):
     lo, _ = plan(made.layout).places[0]
     data[lo] ^= 1
     (tmp_path / "file").write_bytes(data)
-    with pytest.raises(DlctlError, match='frozen parameter "of_float64" is damaged'):
+    with pytest.raises(DlctlError, match='frozen parameter "of_float64" is corrupted'):
         frozen.load(other, tmp_path / "file", digests)
     assert bits(other.model.state_dict()) == before
 
@@ -211,5 +211,7 @@ def test_a_dtype_that_no_file_has_is_refused_by_name() -> None:
             self.odd = nn.Parameter(values, requires_grad=False)
 
     task = SimpleNamespace(model=Odd, dataset=list, loss=lambda model, batch: None)
-    with pytest.raises(TaskError, match='parameter "odd" is float8_e4m3fnuz, which no file has'):
+    with pytest.raises(
+        TaskError, match='parameter "odd" is float8_e4m3fnuz, which cannot be stored'
+    ):
         Replica(Task(task), device="cpu", seed=0)

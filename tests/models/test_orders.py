@@ -133,7 +133,7 @@ def test_weights_that_are_none_are_said_with_the_line_of_the_task(value):
 
 def test_every_epoch_has_as_many_samples():
     chosen = order(sampler=lambda dataset, epoch: range(5 + epoch))
-    with pytest.raises(TaskError, match="returned 6 samples for epoch 1, and 5 for epoch 0"):
+    with pytest.raises(TaskError, match="returned 6 samples for epoch 1, but 5 for epoch 0"):
         chosen.rows(1, 0, 5)
 
 
@@ -144,5 +144,5 @@ def test_a_task_has_a_sampler_or_weights():
 
 def test_a_stream_has_an_order_of_its_own():
     chosen = task(sample_weights=lambda dataset: [1.0])
-    with pytest.raises(TaskError, match=r"sample_weights\(\), and its dataset is a stream"):
+    with pytest.raises(TaskError, match=r"sample_weights\(\), but its dataset is a stream"):
         chosen_by(chosen, Endless(), 5)
