@@ -927,5 +927,5 @@ def test_without_servers_nothing_is_read_or_written(need: Need) -> None:
 def test_a_method_that_comes_to_its_end_is_named() -> None:
     at = Replica(())
     at.training._run = at._each(())
-    with pytest.raises(TypeError, match=rf"^{__name__}: run\(\) has come to its end"):
+    with pytest.raises(TypeError, match=rf"^{__name__}: run\(\) has returned"):
         at.advance()
