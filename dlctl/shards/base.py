@@ -293,7 +293,7 @@ class Shard:
 
     @property
     def lr(self) -> float:
-        """The optimiser's learning rate, the peak of its schedule, effective with the next update."""
+        """The optimiser's peak learning rate, effective with the next update."""
         return self._peak
 
     @lr.setter

@@ -1,4 +1,4 @@
-"""The contract of all services: a need is begun, and looked at again after every event."""
+"""The contract of all services: a need is begun, and polled after every event."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Phase(NamedTuple):
     what: str
     """"fetching", "pushing", "waiting for data" ..."""
     whom: tuple[str, ...] = ()
-    """The daemons that must answer before it can go on."""
+    """The daemons that must answer before it can continue."""
 
 
 class Service(Protocol[N]):
-    """A replica waits for one need at a time; what a need has begun may go on after it.
+    """A replica waits for one need at a time; operations that a need began may outlast it.
 
-    Events and messages come to a service by methods of its own, from the role.
+    The role passes events and messages to a service by methods of its own.
     """
 
     def begin(self, need: N, now: float) -> None:
-        """The replica waits for this from now on."""
+        """The replica now waits for this need."""
         ...
 
     def poll(self, now: float) -> tuple[bool, Any]:
-        """(whether the replica can go on, what it is resumed with). Asked after every event."""
+        """(whether the replica can continue, its result). Called after every event."""
         ...
 
     def phase(self) -> Phase:
@@ -40,7 +40,7 @@ class Service(Protocol[N]):
         ...
 
     def deadline(self) -> float | None:
-        """When to ask again if nothing happens; None: never."""
+        """When to poll again if no event arrives; None: never."""
         ...
 
 
