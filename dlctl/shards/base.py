@@ -383,7 +383,7 @@ class Shard:
             rule = self.history.watch(self.version + 1, delta, rule)
         self.storage.update(delta, rule, self.optimizer.lr, told)
         if self._alarm.has_rung:
-            self._look_for_what_is_not_finite()
+            self._raise_if_diverged()
         self.version += 1
         self.samples += samples
         if self._factor is not None:
@@ -392,7 +392,7 @@ class Shard:
     def _sweeps_next(self) -> bool:
         return self._sweeping is not None and self._sweeping.sweeps_next()
 
-    def _look_for_what_is_not_finite(self) -> None:
+    def _raise_if_diverged(self) -> None:
         self._alarm.has_rung = False
         for name, array in {W: self.w, **self.slots}.items():
             if not all_finite(array):

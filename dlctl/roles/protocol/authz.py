@@ -54,7 +54,7 @@ def _shard(message: m.Message) -> str:
     return f"{SERVER}-{getattr(message, 'shard', '')}"
 
 
-def _anybody(message: m.Message) -> str:
+def _any_daemon(message: m.Message) -> str:
     return ""
 
 
@@ -88,11 +88,11 @@ _RULES: dict[type[m.Message], _Rule] = {
     m.VectorResult: (frozenset({SERVER}), _shard),
     m.Holding: (frozenset({SERVER}), _shard),
     m.NormPart: (frozenset({SERVER}), _shard),
-    m.Spawned: (frozenset({AGENT}), _anybody),
-    m.ProcessExited: (frozenset({AGENT}), _anybody),
+    m.Spawned: (frozenset({AGENT}), _any_daemon),
+    m.ProcessExited: (frozenset({AGENT}), _any_daemon),
     m.FileData: (frozenset({AGENT}), _named),
-    m.ReadFile: (frozenset({WORKER, SERVER}), _anybody),
-    m.Request: (frozenset({CLIENT, READER}), _anybody),
+    m.ReadFile: (frozenset({WORKER, SERVER}), _any_daemon),
+    m.Request: (frozenset({CLIENT, READER}), _any_daemon),
 }
 """Message -> (roles that may send it, the daemon it is about). Other messages are never sent to a
 daemon that listens."""
@@ -102,7 +102,7 @@ def offence(identity: str, message: m.Message) -> str:
     """Why `identity` may not send this message; "" if it may."""
     if not identity:
         return ""
-    roles, speaks_for = _RULES.get(type(message), (frozenset(), _anybody))
+    roles, speaks_for = _RULES.get(type(message), (frozenset(), _any_daemon))
     if role_of(identity) not in roles:
         return f"{identity} may not send {type(message).__name__}"
     claimed = speaks_for(message)
@@ -122,7 +122,7 @@ class Authz:
         """Set the admitted keys: public key -> name. No effect if they are unchanged."""
         if names != self._names:
             self._names = names
-            self._put_in_force()
+            self._apply()
 
     def check(self, identity: str, message: m.Message) -> None:
         """Raises RemoteProtocolError if this message is not authorized, and NotPermitted if a
@@ -135,10 +135,10 @@ class Authz:
         reason = offence(identity, message)
         if reason:
             self._offences[identity] += 1
-            if self._is_shut_out(identity):
+            if self._is_revoked(identity):
                 text = f"{identity} sent {OFFENCES_MAX} unauthorized messages: its key is revoked"
                 self.context.note("error", text)
-                self._put_in_force()
+                self._apply()
             raise RemoteProtocolError(reason)
 
     def may(self, identity: str, message: m.Message) -> bool:
@@ -146,11 +146,11 @@ class Authz:
         is_in = not identity or identity in self._admitted
         return is_in and not offence(identity, message)
 
-    def _is_shut_out(self, identity: str) -> bool:
+    def _is_revoked(self, identity: str) -> bool:
         return self._offences[identity] >= OFFENCES_MAX
 
-    def _put_in_force(self) -> None:
-        names = {key: name for key, name in self._names.items() if not self._is_shut_out(name)}
+    def _apply(self) -> None:
+        names = {key: name for key, name in self._names.items() if not self._is_revoked(name)}
         self._admitted = frozenset(names.values())
         self.context.do(Admit(names))
 

@@ -244,7 +244,7 @@ class Transfers:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._outstanding = context.measures_apart()
-        self._under_way: dict[str, _Transfer] = {}
+        self._in_flight: dict[str, _Transfer] = {}
         self._piece_bytes: dict[str, int] = {}
         """By peer."""
         self._numbers = RequestNumbers()
@@ -255,21 +255,21 @@ class Transfers:
         """Fetch a file from `peer`; `done` is called once, unless it is cancelled."""
         self.cancel(wanted.file)
         progress = progress or (lambda now: None)
-        self._under_way[wanted.file] = _Transfer(peer, wanted, done, progress, wanted.nbytes)
+        self._in_flight[wanted.file] = _Transfer(peer, wanted, done, progress, wanted.nbytes)
         if wanted.nbytes == 0:
-            self._seal(self._under_way[wanted.file])
-        self._ask_more(peer, now)
+            self._seal(self._in_flight[wanted.file])
+        self._request_more(peer, now)
 
     def check(self, file: str, nbytes: int, sha256: str, done: Done, progress: Progress) -> None:
         """Verify a file that another process on this host wrote, as if it had been fetched."""
         wanted = Wanted(file, nbytes, sha256)
         nothing_to_ask = nbytes
-        self._under_way[file] = _Transfer("", wanted, done, progress, nbytes, nothing_to_ask)
+        self._in_flight[file] = _Transfer("", wanted, done, progress, nbytes, nothing_to_ask)
         self.context.do(CheckFile(file, nbytes, sha256))
 
     def cancel(self, file: str) -> None:
         """Abandon the transfer of this file, if there is one."""
-        transfer = self._under_way.pop(file, None)
+        transfer = self._in_flight.pop(file, None)
         if transfer is not None:
             for request in transfer.asked:
                 self._outstanding.drop(request)
@@ -277,7 +277,7 @@ class Transfers:
 
     def fail_all(self, peer: str, error: str, now: float) -> None:
         """Fail all transfers from this peer."""
-        for transfer in [t for t in self._under_way.values() if t.peer == peer]:
+        for transfer in [t for t in self._in_flight.values() if t.peer == peer]:
             self._fail(transfer, error, now)
 
     def deadline(self) -> float | None:
@@ -290,7 +290,7 @@ class Transfers:
 
     def on_data(self, message: m.FileData, now: float) -> None:
         """A piece has arrived. Raises RemoteProtocolError if another peer was asked for it."""
-        transfer = self._under_way.get(message.file)
+        transfer = self._in_flight.get(message.file)
         if transfer is None or message.request not in transfer.asked:
             return
         if message.name != transfer.peer:
@@ -307,21 +307,21 @@ class Transfers:
         transfer.progress(now)
         if transfer.is_complete():
             self._seal(transfer)
-        self._ask_more(transfer.peer, now)
+        self._request_more(transfer.peer, now)
 
     def on_sealed(self, event: FileSealed, now: float) -> None:
-        transfer = self._under_way.get(event.file)
+        transfer = self._in_flight.get(event.file)
         if transfer is None:
             return
         if event.error:
             self._fail(transfer, event.error, now)
         else:
-            del self._under_way[event.file]
+            del self._in_flight[event.file]
             transfer.done("", now)
 
     def on_reading(self, now: float) -> None:
         """One reader verifies all complete files: its progress counts for each of them."""
-        for transfer in self._under_way.values():
+        for transfer in self._in_flight.values():
             if transfer.is_complete():
                 transfer.progress(now)
 
@@ -334,17 +334,17 @@ class Transfers:
     def _fail(self, transfer: _Transfer, error: str, now: float) -> None:
         self.cancel(transfer.wanted.file)
         transfer.done(error, now)
-        self._ask_more(transfer.peer, now)
+        self._request_more(transfer.peer, now)
 
-    def _ask_more(self, peer: str, now: float) -> None:
+    def _request_more(self, peer: str, now: float) -> None:
         """Send requests up to the peer's window, which all files from it share."""
-        here = [t for t in self._under_way.values() if t.peer == peer]
+        here = [t for t in self._in_flight.values() if t.peer == peer]
         free = WINDOW - sum(len(t.asked) for t in here)
         while free > 0 and (ready := [t for t in here if t.has_more()]):
-            self._ask(min(ready, key=lambda t: len(t.asked)), now)
+            self._request(min(ready, key=lambda t: len(t.asked)), now)
             free -= 1
 
-    def _ask(self, transfer: _Transfer, now: float) -> None:
+    def _request(self, transfer: _Transfer, now: float) -> None:
         number = self._numbers.next(now)
         nbytes = self._piece_bytes.get(transfer.peer, PIECE_BYTES_FIRST)
         offset, nbytes = transfer.asked[number] = transfer.next_piece(nbytes)

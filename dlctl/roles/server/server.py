@@ -214,7 +214,7 @@ class Server:
             except RemoteProtocolError:
                 raise
             except DlctlError as error:
-                self._do_without(message, error)
+                self._on_unusable_shard(message, error)
                 return
             self._lacks_room = False
             self._vectors = Vectors(self.serving.tables)
@@ -300,7 +300,7 @@ class Server:
     def _bounds(self, table: Table, layout: Layout, index: int) -> tuple[int, int]:
         return table.bounds(layout, self.job.servers.count, index)
 
-    def _do_without(self, message: m.Assign, error: DlctlError) -> None:
+    def _on_unusable_shard(self, message: m.Assign, error: DlctlError) -> None:
         """There is no shard to serve. A stored shard without disk space waits for space: another
         process would fail as well. An unusable state must not silently be replaced by zeros, so the
         error is fatal, unless another process holds the state and may release it.

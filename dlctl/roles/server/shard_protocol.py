@@ -123,7 +123,7 @@ class ShardProtocol:
         self.last_checkpoint = 0
         """The run ends with it: later updates would be in no checkpoint, so none are applied."""
         self.buffers: AveragedBuffers | None = None
-        self._told_of: dict[int, int] = {}
+        self._logged: dict[int, int] = {}
         """Slot -> its last epoch for which refused buffers were logged."""
         self.rates = Rates("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
         self.staleness = Staleness()
@@ -311,7 +311,7 @@ class ShardProtocol:
             self._ask_to_join(peer)
         return known
 
-    def _is_at_work(self, peer: Peer, slot: int, epoch: int) -> bool:
+    def _is_ready(self, peer: Peer, slot: int, epoch: int) -> bool:
         """Whether that worker has joined on this connection and the shard is initialised."""
         if not self.initialised:
             self._ask_to_join(peer)
@@ -340,7 +340,7 @@ class ShardProtocol:
             table.fence(peer, push)
         elif push.generation != self.generation:
             self._ask_to_join(peer)
-        elif self._is_at_work(peer, push.slot, push.epoch):
+        elif self._is_ready(peer, push.slot, push.epoch):
             table.on_push(peer, push, verdict)
 
     def on_push_coming(self, peer: Peer, push: m.Push, come: Sequence[int]) -> None:
@@ -352,22 +352,22 @@ class ShardProtocol:
 
     def on_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
         table = self._table(fetch.table)
-        if self._is_at_work(peer, fetch.slot, fetch.epoch):
+        if self._is_ready(peer, fetch.slot, fetch.epoch):
             table.on_fetch(peer, fetch)
 
     # ------------------------------------------------------------ buffers and members
 
     def on_push_buffers(self, peer: Peer, message: m.PushBuffers) -> None:
-        if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):
+        if self.buffers is not None and self._is_ready(peer, message.slot, message.epoch):
             taken = self.buffers.push(message.slot, message.samples, message.values)
             self.buffers.keep(self._members)
-            if not taken and self._told_of.get(message.slot) != message.epoch:
-                self._told_of[message.slot] = message.epoch
+            if not taken and self._logged.get(message.slot) != message.epoch:
+                self._logged[message.slot] = message.epoch
                 what = "its buffers do not fit or are not finite; earlier ones are retained"
                 self.context.note("warning", f"worker-{message.slot}: {what}")
 
     def on_fetch_buffers(self, peer: Peer, message: m.FetchBuffers) -> None:
-        if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):
+        if self.buffers is not None and self._is_ready(peer, message.slot, message.epoch):
             self.context.send(peer, m.Buffers(message.request, self.buffers.average()))
 
     def on_members(self, slots: frozenset[int]) -> None:

@@ -203,7 +203,7 @@ class TableShard:
 
     def join(self, slot: int, epoch: int) -> bool:
         """A worker joins or rejoins. True if this is a new epoch of the slot on this table."""
-        if self._is_beside_replicas() or not self.dedup.join(slot, epoch):
+        if self._ignores_members() or not self.dedup.join(slot, epoch):
             return False
         for key in [key for key in self._held_fetches if key[0] == slot]:
             del self._held_fetches[key]
@@ -212,7 +212,7 @@ class TableShard:
         return True
 
     def members(self, slots: frozenset[int]) -> None:
-        if self._is_beside_replicas():
+        if self._ignores_members():
             return
         self._early_apply.keep(slots)
         self._settle(self.side.members(slots), at_once=True)
@@ -233,7 +233,7 @@ class TableShard:
         """Whether operations of the lead may change it."""
         return isinstance(self.shard.optimizer, Accrue | Set)
 
-    def _is_beside_replicas(self) -> bool:
+    def _ignores_members(self) -> bool:
         """Whether the table can ignore joins, which saves one commit per joining worker."""
         return self.table > 0 and not self.side.takes_pushes
 
@@ -398,7 +398,7 @@ class TableShard:
             return
         told = (self.table, self.side.clock(), shard.samples)
         shown = None if fetch.exact else self.side.shown(fetch.slot)
-        version, seen = shown or (shard.version, self._asked_for(fetch))
+        version, seen = shown or (shard.version, self._requested(fetch))
         of = (self.index, self.generation, fetch.request, version)
         changes = None
         if shown is None and fetch.have_generation == self.generation and not fetch.hi:
@@ -421,7 +421,7 @@ class TableShard:
         told = (self.table, self.side.clock(), self.shard.samples)
         self.context.send(peer, m.Parameters(*of, values, False, *told))
 
-    def _asked_for(self, fetch: m.Fetch) -> m.Array:
+    def _requested(self, fetch: m.Fetch) -> m.Array:
         if fetch.average:
             return self.shard.slots[AVERAGE]
         return self.shard.w if fetch.exact else self._seen()

@@ -24,7 +24,7 @@ class Telling:
     def __init__(self, context: Context, serving: ShardProtocol) -> None:
         self.context = context
         self.serving = serving
-        self._told: Any = None
+        self._sent: Any = None
         self._number = 0
         self._pause_s = 0.0
         self._due_at: float | None = None
@@ -39,18 +39,18 @@ class Telling:
         raise NotImplementedError
 
     def _message(self, shard: int, generation: int, number: int) -> m.Message:
-        """`_told` as a message; number: counts the changes of the state."""
+        """`_sent` as a message; number: counts the changes of the state."""
         raise NotImplementedError
 
     def tell_if_due(self, now: float) -> None:
         """Send a state that has changed, or that was not sent for a while."""
         state = self._state() if self._is_open else None
         if state is None:
-            self._told = self._due_at = None
+            self._sent = self._due_at = None
             return
         resend_s = self.context.retries.resend_s
-        if state != self._told:
-            self._told, self._pause_s = state, resend_s
+        if state != self._sent:
+            self._sent, self._pause_s = state, resend_s
             self._number += 1
         elif self._due_at is not None and now < self._due_at:
             return
@@ -77,7 +77,7 @@ class AsksLead(Telling):
         return self.serving.shard.version, self.serving.side.held()
 
     def _message(self, shard: int, generation: int, number: int) -> m.Message:
-        clock, pushes = self._told
+        clock, pushes = self._sent
         return m.Holding(shard, generation, number, clock, packed(pushes))
 
     def on_decided(self, message: m.Decided) -> None:
@@ -97,7 +97,7 @@ class SharesNorm(Telling):
         return self.serving.side.norm_part()
 
     def _message(self, shard: int, generation: int, number: int) -> m.Message:
-        return m.NormPart(shard, generation, *self._told)
+        return m.NormPart(shard, generation, *self._sent)
 
     def on_total(self, message: m.NormTotal) -> None:
         if self._is_open:

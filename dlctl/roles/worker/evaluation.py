@@ -33,9 +33,9 @@ class Mean:
         # Drained replicas included; a joining one answers that it has no model.
         self._waits_for = {*asking.members.known} - {training.identity.slot}
         for slot in sorted(self._waits_for):
-            asking.ask(slot, MODEL, (), now + ANSWER_S, partial(self._come, slot), now)
+            asking.ask(slot, MODEL, (), now + ANSWER_S, partial(self._on_model, slot), now)
 
-    def _come(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
+    def _on_model(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
         self._waits_for.discard(slot)
         if arrays and arrays[0].size == self._sum.size:
             self.add(arrays[0])
@@ -99,7 +99,7 @@ class Evaluation:
         if self.rows is not None and self.rows.complete:
             context.do(BringRows(training.fetcher.assemble(self.rows, None)))
             self.rows = None
-        if self.running or not self._is_here() or not training.pause(now):
+        if self.running or not self._has_arrived() or not training.pause(now):
             return
         self.running = True
         averaged = np.array(training.computing.averaged)
@@ -113,7 +113,7 @@ class Evaluation:
             averaged = self.buffers.averaged
         context.do(RunEvaluation(self.number, parameters, averaged, self.finish_with))
 
-    def _is_here(self) -> bool:
+    def _has_arrived(self) -> bool:
         if self.mean is not None:
             return self.mean.is_here()
         return self.fetched is None or (self.buffers is not None and self.fetched.complete)

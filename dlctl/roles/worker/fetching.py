@@ -75,7 +75,7 @@ class Fetcher:
         self.placed: Callable[[ShardClient, Slice, Vector], None] = lambda *_: None
         """Called when a slice was placed in the model; for checkers."""
         self._requests = 0
-        self._under_way: dict[int, Fetched] = {}
+        self._in_flight: dict[int, Fetched] = {}
         self._model_changes = True
 
     def model_changes(self, changes: bool) -> None:
@@ -108,12 +108,12 @@ class Fetcher:
         fetched = Fetched(
             self._requests, clients, clock_min, part, rows, whole, after_own, average, len(clients)
         )
-        self._under_way[fetched.request] = fetched
+        self._in_flight[fetched.request] = fetched
         for client in clients:
-            self._ask(fetched, client)
+            self._request(fetched, client)
         return fetched
 
-    def _ask(self, fetched: Fetched, client: ShardClient, *, again: bool = False) -> None:
+    def _request(self, fetched: Fetched, client: ShardClient, *, again: bool = False) -> None:
         """again: the changes received do not fit the basis, so the whole slice is needed."""
         message = self._message(fetched, client, again)
         nbytes = fetched.charged[client.shard] = client.expected_bytes(message)
@@ -143,7 +143,7 @@ class Fetcher:
         if message.table >= len(self.tables):
             raise RemoteProtocolError(f"there is no table {message.table}")
         answer = self.tables[message.table][message.shard].on_parameters(message, now)
-        fetched = self._under_way.get(message.request)
+        fetched = self._in_flight.get(message.request)
         if answer is None or fetched is None:
             return
         self.latency.add(answer.took_s)
@@ -154,7 +154,7 @@ class Fetcher:
         fetched.samples = max(fetched.samples, answer.samples)
         fetched.missing -= 1
         if fetched.complete:
-            del self._under_way[message.request]
+            del self._in_flight[message.request]
 
     def place(
         self,
@@ -171,10 +171,10 @@ class Fetcher:
             if arrived is None:
                 continue
             if not client.basis.fits(arrived):
-                self._under_way[fetched.request] = fetched
+                self._in_flight[fetched.request] = fetched
                 fetched.missing += 1
                 del fetched.clocks[client.shard]
-                self._ask(fetched, client, again=True)
+                self._request(fetched, client, again=True)
                 continue
             lo, hi = fetched.within(client)
             model = parameters[lo:hi]

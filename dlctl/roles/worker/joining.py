@@ -58,7 +58,7 @@ class Joining:
         """Every shard is joined and the buffers are requested, or there are none."""
         self.restoring = False
         """The residual from before a stop is being loaded."""
-        self._kept: m.FrozenKept | None = None
+        self._frozen_answer: m.FrozenKept | None = None
         """The last answer, in case it was lost."""
 
     def phase(self) -> str:
@@ -86,19 +86,19 @@ class Joining:
 
     def on_keep_frozen(self, message: m.KeepFrozen) -> None:
         """Write the frozen parameters; a repeated request gets the same answer."""
-        if self._kept is not None and self._kept.file == message.file:
-            self.context.send(COORDINATOR, self._kept)
+        if self._frozen_answer is not None and self._frozen_answer.file == message.file:
+            self.context.send(COORDINATOR, self._frozen_answer)
         elif self.model is not None and self._phase != WRITING:
-            self._phase, self._kept = WRITING, None
+            self._phase, self._frozen_answer = WRITING, None
             self.context.do(WriteFrozen(message.file))
 
     def on_frozen_written(self, event: FrozenWritten) -> None:
         if self._phase == WRITING:
             self._phase = "waiting for the servers"
-        self._kept = m.FrozenKept(
+        self._frozen_answer = m.FrozenKept(
             self.birth.name, event.file, event.sha256, event.nbytes, event.error
         )
-        self.context.send(COORDINATOR, self._kept)
+        self.context.send(COORDINATOR, self._frozen_answer)
 
     def on_topology(self, message: m.Topology, now: float) -> LoadFrozen | None:
         """What has to be loaded before the servers are joined (`join`).
@@ -185,7 +185,7 @@ class Joining:
             self._initialise_or_wait(link, now)
         elif not self.is_complete and all(each.joined and each.initialised for each in self.links):
             self.is_complete = True
-            self._ask_for_buffers(link.identity, now)
+            self._request_buffers(link.identity, now)
         return True
 
     def _initialise_or_wait(self, link: Link, now: float) -> None:
@@ -201,7 +201,7 @@ class Joining:
         nbytes = values.nbytes + averaged.nbytes
         self.context.ask(("join", link.shard), link.peer, initialise, now, nbytes)
 
-    def _ask_for_buffers(self, me: Identity, now: float) -> None:
+    def _request_buffers(self, me: Identity, now: float) -> None:
         """Load the run's buffers, so that BatchNorm continues with its statistics."""
         if self.has_buffers():
             self._phase = "loading the buffers"

@@ -110,7 +110,7 @@ class Portions:
     """Push number -> portions that end with it."""
     _counted: list[Counted] = field(default_factory=list)
     """Batches that are in no push."""
-    _under_way: dict[int, list[Counted]] = field(default_factory=dict)
+    _in_flight: dict[int, list[Counted]] = field(default_factory=dict)
     """Push number -> the batches in it."""
 
     def take(self, lease: Lease) -> None:
@@ -181,7 +181,7 @@ class Portions:
             if whole := self._in_parts.popleft():
                 self._pushed.setdefault(number, []).extend(whole)
         if self._counted:
-            self._under_way.setdefault(number, []).extend(self._counted)
+            self._in_flight.setdefault(number, []).extend(self._counted)
             self._counted = []
 
     def begin_parts_anew(self) -> None:
@@ -205,7 +205,7 @@ class Portions:
 
     def late(self, number: int) -> None:
         """All shards have dropped push `number`: its batches were not trained."""
-        for portion, samples, loss, metrics in self._under_way.pop(number, ()):
+        for portion, samples, loss, metrics in self._in_flight.pop(number, ()):
             portion.count(samples, loss, metrics, -1)
 
     def done_now(self, steps: int, but: int) -> list[Portion]:
@@ -219,7 +219,7 @@ class Portions:
 
     def settled(self, number: int) -> list[Portion]:
         """Push `number` is settled on every shard; returns the portions done with it."""
-        self._under_way.pop(number, None)
+        self._in_flight.pop(number, None)
         return self._pushed.pop(number, [])
 
 
@@ -258,9 +258,9 @@ class Leasing:
     def look_ahead(self, batch_s: float, now: float) -> None:
         """A batch is being computed: request more data if little is left."""
         if not self.portions.batches_left():
-            self._ask(False, now)
+            self._request(False, now)
         elif now >= self._ahead_at and self.portions.wants_more_ahead(batch_s):
-            self._ask(True, now)
+            self._request(True, now)
 
     def wait(self, now: float) -> bool:
         """There is nothing to compute. True if the method has to be notified of it."""
@@ -272,10 +272,10 @@ class Leasing:
             self.ask_again_at = now + IDLE_S
         if self.ask_again_at is None or now >= self.ask_again_at:
             self.ask_again_at = None
-            self._ask(False, now)
+            self._request(False, now)
         return False
 
-    def _ask(self, ahead: bool, now: float) -> None:
+    def _request(self, ahead: bool, now: float) -> None:
         if "lease" not in self.context.retries:
             self._number += 1
             self._is_ahead = ahead

@@ -16,28 +16,28 @@ class Progress:
     def __init__(self, replicas: Callable[[], int]) -> None:
         """replicas: how many train."""
         self._replicas = replicas
-        self._told = self._own = self._unpushed = 0
+        self._reported = self._own = self._unpushed = 0
         self.samples = 0
         """Of all replicas so far; it never decreases."""
 
     def told(self, samples: int) -> None:
         """This number of samples is in the tables; a stale report has no effect."""
-        if samples > self._told:
-            self._told, self._own = samples, self._unpushed
-            self._look()
+        if samples > self._reported:
+            self._reported, self._own = samples, self._unpushed
+            self._update()
 
     def computed(self, samples: int) -> None:
         """This replica has processed this number of further samples."""
         self._own += samples
         self._unpushed += samples
-        self._look()
+        self._update()
 
     def pushed(self) -> None:
         """All samples of this replica are pushed."""
         self._unpushed = 0
 
-    def _look(self) -> None:
-        self.samples = max(self.samples, self._told + self._own * max(1, self._replicas()))
+    def _update(self) -> None:
+        self.samples = max(self.samples, self._reported + self._own * max(1, self._replicas()))
 
 
 class OwnRate:

@@ -135,7 +135,7 @@ class Worker:
         """Requested; taken when no step is unpushed, so the residual has only what pushes left."""
         self._saves: tuple[m.Save, dict[str, m.Array], m.Json] | None = None
         """A save that lacks only torch's state: its arrays, and their state."""
-        self._hanging = StallDetector(self.context)
+        self._stalls = StallDetector(self.context)
         self._report_at = 0.0
         self._reported_phase = ""
 
@@ -202,7 +202,7 @@ class Worker:
             case TaskFailed(error, detail):
                 self._fail(error, detail)
             case TaskLocated():
-                self._report_at = now if self._hanging.located(event) else self._report_at
+                self._report_at = now if self._stalls.located(event) else self._report_at
             case CoordinatorGone():
                 self._lifeline.lost(now)
             case Started():
@@ -603,7 +603,7 @@ class Worker:
         metrics |= {"settings": self.live.values(), **self.send_queue.waiting(now)}
         metrics["checkpoint"] = self._saving.newest
         if self.training is not None:
-            stuck, phase = self._hanging.look(self.training, phase, now)
+            stuck, phase = self._stalls.look(self.training, phase, now)
             metrics |= stuck
         report = m.Report(
             self.birth.name, self.birth.incarnation, phase, self.waiting_for(), metrics

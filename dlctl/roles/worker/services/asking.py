@@ -169,28 +169,28 @@ class Asking:
         self._number = 0
         self._open: dict[int, Question] = {}
         """Number -> a question in flight."""
-        self._behind: list[Question] = []
+        self._queued: list[Question] = []
         """Questions queued behind one to the same replica."""
         self._waits_for = 0
         """The question that the replica waits for; 0: none."""
         self._answer: tuple[m.Array, ...] | None = None
-        self._ended: list[tuple[int, tuple[m.Array, ...] | None]] = []
+        self._completed: list[tuple[int, tuple[m.Array, ...] | None]] = []
         """Slot and answer of completed questions that the method does not wait for."""
 
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Ask, now: float) -> None:
         """Raises TypeError for a question that every replica would refuse."""
-        self._forget(self._waits_for)
+        self._abandon(self._waits_for)
         self._answer, self._waits_for = None, self._number + 1 if need.wait else 0
-        then: Then = self._come if need.wait else partial(self._end, need.slot)
+        then: Then = self._on_awaited if need.wait else partial(self._on_completed, need.slot)
         self.ask(need.slot, need.op, need.arrays, now + need.within_s, then, now)
 
-    def _forget(self, number: int) -> None:
+    def _abandon(self, number: int) -> None:
         """Abandon this question."""
         if number in self._open:
             self._give_up(number)
-        self._behind = [question for question in self._behind if question.number != number]
+        self._queued = [question for question in self._queued if question.number != number]
 
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
         self.go_on(now)
@@ -202,16 +202,16 @@ class Asking:
 
     def deadline(self) -> float | None:
         """When to call `go_on`, whatever the replica waits for."""
-        every = (*self._open.values(), *self._behind)
+        every = (*self._open.values(), *self._queued)
         times = [question.until for question in every if question.until < math.inf]
         repeat = self._outstanding.deadline() if self._open else None
         return min([*times, *([] if repeat is None else [repeat])], default=None)
 
-    def _come(self, answer: tuple[m.Array, ...] | None) -> None:
+    def _on_awaited(self, answer: tuple[m.Array, ...] | None) -> None:
         self._answer, self._waits_for = answer, 0
 
-    def _end(self, slot: int, answer: tuple[m.Array, ...] | None) -> None:
-        self._ended.append((slot, answer))
+    def _on_completed(self, slot: int, answer: tuple[m.Array, ...] | None) -> None:
+        self._completed.append((slot, answer))
 
     # ------------------------------------------------------------ questions
 
@@ -227,15 +227,15 @@ class Asking:
         if len(op) > OP_CHARS_MAX:
             raise TypeError(f"it asks {op!r:.80}: that has more than {OP_CHARS_MAX} characters")
         self._number += 1
-        self._behind.append(Question(self._number, slot, op, payload, until, then))
+        self._queued.append(Question(self._number, slot, op, payload, until, then))
         self._send_next(now)
 
     def _send_next(self, now: float) -> None:
         """Send each queued question whose replica has none in flight."""
-        behind, self._behind = self._behind, []
+        behind, self._queued = self._queued, []
         for question in behind:
             if any(other.slot == question.slot for other in self._open.values()):
-                self._behind.append(question)
+                self._queued.append(question)
             else:
                 self._send(question, now)
 
@@ -257,15 +257,15 @@ class Asking:
 
     def is_open(self) -> bool:
         """Whether any question is unanswered."""
-        return bool(self._open or self._behind)
+        return bool(self._open or self._queued)
 
     def go_on(self, now: float) -> None:
         """Resend unanswered questions, and abandon those that cannot be answered any more."""
         for number, question in list(self._open.items()):
             if now >= question.until or self._has_left(question.slot, question.epoch):
                 self._give_up(number)
-        late = [question for question in self._behind if now >= question.until]
-        self._behind = [question for question in self._behind if now < question.until]
+        late = [question for question in self._queued if now >= question.until]
+        self._queued = [question for question in self._queued if now < question.until]
         for question in late:
             self.unanswered += 1
             question.then(None)
@@ -274,7 +274,7 @@ class Asking:
 
     def hand_out(self, side: ReplicaSide) -> None:
         """Pass the method the answers that it does not wait for, while it computes nothing."""
-        ended, self._ended = self._ended, []
+        ended, self._completed = self._completed, []
         for slot, answer in ended:
             side.answered(slot, answer)
 
@@ -356,11 +356,11 @@ class Answering:
             return  # This replica does not know that member yet; the member will retry.
         epoch, answer = self._answers.get(ask.slot, (-1, None))
         if answer is None or epoch != ask.epoch or answer.request < ask.request:
-            self._let_wait(peer, ask)
+            self._enqueue(peer, ask)
         elif answer.request == ask.request:
             self.context.send(peer, answer)
 
-    def _let_wait(self, peer: Peer, ask: m.Ask) -> None:
+    def _enqueue(self, peer: Peer, ask: m.Ask) -> None:
         """Queue a question, unless it is a duplicate older than the newest one."""
         _, newest = self._waiting.get(ask.slot, (peer, ask))
         if newest.epoch != ask.epoch or newest.request <= ask.request:
@@ -378,7 +378,7 @@ class Answering:
 
     def serve(self) -> None:
         """Answer the queued questions; to be called while no gradient is being computed."""
-        self._forget_gone()
+        self._prune_answers()
         waiting, self._waiting = self._waiting, {}
         for slot, (peer, ask) in waiting.items():
             if not self._is_known(ask) or self.is_fenced():
@@ -388,7 +388,7 @@ class Answering:
                 self._answers[slot] = ask.epoch, answer
             self.context.send(peer, answer)
 
-    def _forget_gone(self) -> None:
+    def _prune_answers(self) -> None:
         """Drop the answers, which may be large, to epochs that are gone: none ever returns."""
         if self._list == self.members.number:
             return

@@ -82,7 +82,7 @@ class Collecting:
         """This replica has taken part in no sum yet, and the others have trained without it."""
         self._is_behind = False
         """It has joined, but has not received the others' current model."""
-        self._no_way = ""
+        self._join_error = ""
         """Why the newest group could not be formed, until one is."""
         self._is_ready = self._is_reducing = False
         self._store = 0, ""
@@ -105,7 +105,7 @@ class Collecting:
         copied = None if need.given else True
         self._vector = np.array(to_host(need.vector), np.float32, copy=copied)
         if self.slots and self.identity.slot not in self.slots:
-            self._tell_broken("it takes part again", now)
+            self._report_broken("it takes part again", now)
 
     def poll(self, now: float) -> tuple[bool, Summed | None]:
         if self._until is not None and now >= self._until:
@@ -124,7 +124,7 @@ class Collecting:
             return
         assert self._vector is not None
         self._is_reducing = True
-        self._is_heard(now)
+        self._extend_deadline(now)
         self.context.do(
             Reduce(
                 self.generation, self._vector, need.weight, need.step, self._joins,
@@ -132,7 +132,7 @@ class Collecting:
             )
         )  # fmt: skip
 
-    def _is_heard(self, now: float) -> None:
+    def _extend_deadline(self, now: float) -> None:
         """The driver is active: extend its deadline."""
         nbytes = 0 if self._vector is None else self._vector.nbytes
         self._until = now + PATIENCE * self.timeout_s + nbytes / BYTES_PER_S_MIN
@@ -149,8 +149,8 @@ class Collecting:
 
     def phase(self) -> Phase:
         others = tuple(slot for slot in self.slots if slot != self.identity.slot)
-        if self._no_way:
-            return Phase(f"joining its group ({self._no_way})", _names(others))
+        if self._join_error:
+            return Phase(f"joining its group ({self._join_error})", _names(others))
         if self._is_reducing:
             if self._missing is None:
                 return Phase("summing")
@@ -209,7 +209,7 @@ class Collecting:
             return
         self._joined_to = self.generation
         rank = self.slots.index(self.identity.slot)
-        self._is_heard(now)
+        self._extend_deadline(now)
         self.context.do(JoinGroup(self.generation, rank, len(self.slots), store, self.timeout_s))
 
     def _note(self, store: str) -> None:
@@ -229,7 +229,7 @@ class Collecting:
             begins = self._begins or self._is_new or not self._hands_on
             self._joins = event.number > 0 or not begins
         if event.generation == self.generation:
-            self._is_ready, self._until, self._no_way = True, None, ""
+            self._is_ready, self._until, self._join_error = True, None, ""
 
     def on_reduced(self, event: Reduced, now: float) -> None:
         """Take a result, even of a stale generation: others may have continued from it."""
@@ -252,18 +252,18 @@ class Collecting:
         if event.generation == self.generation and self._is_reducing:
             slots = tuple(self.slots[rank] for rank in event.ranks if rank < len(self.slots))
             self._missing = slots or None
-            self._is_heard(now)
+            self._extend_deadline(now)
 
     def on_failed(self, event: GroupFailed, now: float) -> None:
         if event.generation == self.generation:
             self._break(event.reason, now, event.why)
 
     def _break(self, reason: str, now: float, why: str) -> None:
-        self._no_way = reason[:REASON_CHARS_MAX] if why == m.UNMADE else ""
+        self._join_error = reason[:REASON_CHARS_MAX] if why == m.UNMADE else ""
         self._forget_sum()
-        self._tell_broken(reason, now, why)
+        self._report_broken(reason, now, why)
 
-    def _tell_broken(self, reason: str, now: float, why: str = "") -> None:
+    def _report_broken(self, reason: str, now: float, why: str = "") -> None:
         me = self.identity
         text = reason[:REASON_CHARS_MAX]
         message = m.GroupBroken(me.slot, me.epoch, self.generation, text, why)

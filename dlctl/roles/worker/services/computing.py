@@ -100,19 +100,19 @@ class Computing:
         self.is_told_of_end = False
         """The method was notified that there is no data, because the replica leaves."""
         self._need: NextData | Gradient | Done | None = None
-        self._at_work: tuple[Portion, int, int] | None = None
+        self._running: tuple[Portion, int, int] | None = None
         """Portion, first batch and number of batches that are being computed."""
         self._busy_since = 0.0
         self.batch_s = 0.0
         """Time per batch, smoothed; 0: unknown yet."""
         self._step: Step | None = None
-        self._announced = self._left_out = False
+        self._announced = self._was_refused = False
         """`NextData` has announced the next batch; that batch was computed and refused."""
         self._naming: int | None = None
         """Number of batches whose rows are being determined."""
         self._named: Named | None = None
         """The rows of those batches."""
-        self._was_nothing = False
+        self._was_empty = False
         """The announced batch was empty or skipped: the next one, if any, is computed instead."""
 
     # ------------------------------------------------------------ the service
@@ -134,7 +134,7 @@ class Computing:
                 return True, None
 
     def phase(self) -> Phase:
-        if self._at_work or self._naming is not None:
+        if self._running or self._naming is not None:
             return Phase("computing")
         if self.is_held():
             return Phase("saving")
@@ -142,12 +142,12 @@ class Computing:
 
     def deadline(self) -> float | None:
         """When to ask for data again; only while data is what this replica waits for."""
-        waits = isinstance(self._need, Gradient | NextData) and not self._at_work
+        waits = isinstance(self._need, Gradient | NextData) and not self._running
         return self.leasing.ask_again_at if waits else None
 
     @property
     def is_computing(self) -> bool:
-        return self._at_work is not None
+        return self._running is not None
 
     def ends_here(self) -> bool:
         """Whether this replica leaves, and no portion is partly done."""
@@ -159,26 +159,26 @@ class Computing:
         are_own = need.step and not need.gather
         assert need.steps == 1 or are_own, "several steps are the replica's own"
         assert need.pull is None or are_own, "what is handed out is the loss's gradient"
-        if self._at_work:
+        if self._running:
             return False, None
-        if self._step is not None or self._left_out:
-            step, self._step, self._left_out = self._step, None, False
+        if self._step is not None or self._was_refused:
+            step, self._step, self._was_refused = self._step, None, False
             return True, step
-        if need.rows is not None and self._was_nothing:
-            self._was_nothing = False  # The rows of the next batch are not known.
+        if need.rows is not None and self._was_empty:
+            self._was_empty = False  # The rows of the next batch are not known.
             return True, None
-        if (self._announced or self._was_nothing) and self.ends_here():
+        if (self._announced or self._was_empty) and self.ends_here():
             # The batch was announced before the end: the method must be notified of the end where
             # it requests data, which is where it pushes its accrued gradients.
-            self._announced = self._was_nothing = False
+            self._announced = self._was_empty = False
             return True, None
         done, data = self._find_data(now)
         if data is not None:
             if not self.is_held():
                 self._compute(need, now)
             return False, None
-        if done and self._was_nothing:
-            self._was_nothing = self.leasing.told_no_data = False  # Here, too.
+        if done and self._was_empty:
+            self._was_empty = self.leasing.told_no_data = False  # Here, too.
         return done, None
 
     def is_held(self) -> bool:
@@ -232,7 +232,7 @@ class Computing:
 
     def _compute(self, need: Gradient, now: float) -> None:
         portion, number, count = self.portions.next_batches(need.steps)
-        self._at_work, self._busy_since = (portion, number, count), now
+        self._running, self._busy_since = (portion, number, count), now
         for clients in self.writing.tables[:1]:
             for c in clients:
                 c.base_version = c.version
@@ -254,9 +254,9 @@ class Computing:
 
     def on_computed(self, event: Computed, now: float) -> None:
         """Gradients have arrived. An unusable one is discarded."""
-        assert self._at_work is not None
-        portion, number, _ = self._at_work
-        self._at_work = None
+        assert self._running is not None
+        portion, number, _ = self._running
+        self._running = None
         losses = [*event.before, *([event.loss] if event.is_usable else [])]
         took_s = (now - self._busy_since) / max(len(losses), 1)
         self.batch_s += (BATCH_WEIGHT if self.batch_s else 1.0) * (took_s - self.batch_s)
@@ -276,12 +276,12 @@ class Computing:
             norm = event.norm if event.is_usable else math.inf
             self._step = Step(event.gradient, samples, mean, norm, len(losses), event.rows)
             self.averaged = event.averaged
-        is_named = (announced or self._was_nothing) and not losses
-        self._was_nothing = is_named and event.is_skipped
+        is_named = (announced or self._was_empty) and not losses
+        self._was_empty = is_named and event.is_skipped
         if not event.is_usable:
             if not event.is_skipped:
                 self._refuse(event, portion, number)
-                self._left_out = is_named
+                self._was_refused = is_named
             number += 1
         portion.next_number = number
         if portion.is_last(number - 1):
@@ -363,13 +363,13 @@ class Computing:
 
     def stuck_s(self, now: float, *, evaluates: bool) -> float:
         """How long the current batch or evaluation has taken, if far too long, else 0."""
-        is_busy = self._at_work or self._naming is not None or evaluates
+        is_busy = self._running or self._naming is not None or evaluates
         took_s = now - self._busy_since if is_busy else 0.0
         return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self.batch_s) else 0.0
 
     def long_s(self, now: float) -> float:
         """How long the current batch has taken, if longer than usual, else 0."""
-        took_s = now - self._busy_since if self._at_work else 0.0
+        took_s = now - self._busy_since if self._running else 0.0
         return took_s if took_s > max(LONG_S_MIN, LONG_BATCHES * self.batch_s) else 0.0
 
 

@@ -88,7 +88,7 @@ class Reading:
         self._need: Read | None = None
         self._placing: OneRead | None = None
         """The read into the model that is in flight."""
-        self._wanted: OneRead | None = None
+        self._queued: OneRead | None = None
         """The next one."""
         self._beside: OneRead | None = None
         self._result: View | None = None
@@ -110,21 +110,21 @@ class Reading:
         if need.into == "beside":
             if self._beside is None or not self._beside.is_alike(read):
                 self._beside = read
-                self._ask(read, whole=True)
-        elif self._wanted is not None:
-            self._wanted.take_in(read)
+                self._request(read, whole=True)
+        elif self._queued is not None:
+            self._queued.take_in(read)
         elif self._placing is None or not self._placing.serves(read):
-            self._wanted = read
+            self._queued = read
         self.go_on(now)
 
     def go_on(self, now: float) -> None:
         """Send the queued read, if none is in flight."""
-        if self._wanted is not None and self._placing is None:
-            self._placing, self._wanted = self._wanted, None
-            self._ask(self._placing, whole=False)
+        if self._queued is not None and self._placing is None:
+            self._placing, self._queued = self._queued, None
+            self._request(self._placing, whole=False)
             self.pacing.fetch_began(now, waits=self._placing.waits)
 
-    def _ask(self, read: OneRead, *, whole: bool) -> None:
+    def _request(self, read: OneRead, *, whole: bool) -> None:
         settled = self.writing.settled_until(read.table)
         read.includes = self.writing.number if read.after_own else settled
         parts: tuple[Range | None, ...] = read.ranges or (None,)
@@ -165,7 +165,7 @@ class Reading:
             self._result = read.view()._replace(values=joined)
             return True
         waits = need.wait or not self.has_parameters
-        return not waits or (self._placing is None and self._wanted is None)
+        return not waits or (self._placing is None and self._queued is None)
 
     def phase(self) -> Phase:
         is_beside = self._need is not None and self._need.into == "beside"

@@ -31,7 +31,7 @@ class TakingOver:
         self._again_at: float | None = None
         """When all are asked again."""
         self._asked_at: float | None = None
-        self._whom = ""
+        self._waits_for = ""
         """The replica that has not answered yet."""
         self._until: float | None = None
         """The deadline."""
@@ -39,7 +39,7 @@ class TakingOver:
 
     def advance(self, now: float) -> bool:
         """Whether the model has arrived. Raises JobFailed if no replica has it."""
-        if self._is_done or self._whom:
+        if self._is_done or self._waits_for:
             return self._is_done
         if self._asked_at is not None and now > self._asked_at + NOBODY_S:
             self._until = None  # The replica that was asked has died: restart the timeout.
@@ -51,8 +51,8 @@ class TakingOver:
         for slot, member in sorted(known.items()):
             if slot != me and member.takes_part and (slot, member.epoch) not in self._asked:
                 self._asked.add((slot, member.epoch))
-                self._whom, self._asked_at = f"worker-{slot}", now
-                self._asking.ask(slot, MODEL, (), math.inf, self._come, now)
+                self._waits_for, self._asked_at = f"worker-{slot}", now
+                self._asking.ask(slot, MODEL, (), math.inf, self._on_model, now)
                 return self._is_done
         others = (member for slot, member in known.items() if slot != me)
         if self._until is None or not all(member.takes_part for member in others):
@@ -66,20 +66,20 @@ class TakingOver:
             self._again_at = now + AGAIN_S
         return False
 
-    def _come(self, arrays: tuple[m.Array, ...] | None) -> None:
-        self._whom = ""
+    def _on_model(self, arrays: tuple[m.Array, ...] | None) -> None:
+        self._waits_for = ""
         if arrays and arrays[0].shape == to_host(self._side.parameters).shape:
             copy_into(self._side.parameters, arrays[0])
             self._is_done = True
 
     def phase(self) -> Phase:
-        whom = (self._whom,) if self._whom else ()
+        whom = (self._waits_for,) if self._waits_for else ()
         return Phase("waiting for the model of another worker", whom)
 
     def deadline(self) -> float | None:
         """None while a replica that was asked is alive: it is waited for without a timeout."""
         times = [time for time in (self._until, self._again_at) if time is not None]
-        return min(times) if times and not self._whom else None
+        return min(times) if times and not self._waits_for else None
 
 
 class Sharing:
@@ -94,7 +94,7 @@ class Sharing:
         """mark: `ModelBuilt.mark`, to which other replicas write as well."""
         self._mark = mark
         self._until: float | None = None
-        self._look_at: float | None = None
+        self._poll_at: float | None = None
 
     def has_model(self) -> bool:
         return bool(self._mark[0])
@@ -114,11 +114,11 @@ class Sharing:
                 "no other worker has the model of this run in the memory of this host",
                 hint="the run resumes from its newest checkpoint when it is started again",
             )
-        self._look_at = now + LOOK_S
+        self._poll_at = now + LOOK_S
         return False
 
     def phase(self) -> Phase:
         return Phase("waiting for the model of the other workers")
 
     def deadline(self) -> float | None:
-        return self._look_at
+        return self._poll_at

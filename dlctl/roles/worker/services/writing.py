@@ -100,8 +100,8 @@ class Writing:
         """The number of the newest write that contains all steps before it."""
         self.number = -1
         """Of the newest write to any table."""
-        self._under_way: dict[int, _Pushed] = {}
-        self._behind: list[int] = []
+        self._in_flight: dict[int, _Pushed] = {}
+        self._settled_early: list[int] = []
         """Settled writes that wait for the writes before them."""
         self._numbers: dict[tuple[int, int, int], int] = {}
         """(table, shard, its number there) -> number of the write."""
@@ -134,7 +134,7 @@ class Writing:
             self._push(need, now)
             self._is_sent = True
         is_for_receipt = isinstance(need, Settle) or need.wait
-        if is_for_receipt and self.number in self._under_way:
+        if is_for_receipt and self.number in self._in_flight:
             self.pacing.waits(PUSH, now)
             return False, None
         self.pacing.waits("", now)
@@ -151,14 +151,14 @@ class Writing:
 
     def settled_until(self, table: int) -> int:
         """All writes to a table up to this number are settled."""
-        under_way = (n for n, pushed in self._under_way.items() if pushed.table == table)
+        under_way = (n for n, pushed in self._in_flight.items() if pushed.table == table)
         return min(under_way, default=self.number + 1) - 1
 
     def is_under_way(self, number: int) -> bool:
-        return number in self._under_way or number in self._behind
+        return number in self._in_flight or number in self._settled_early
 
     def busy(self) -> bool:
-        return bool(self._under_way)
+        return bool(self._in_flight)
 
     def has_unpushed_steps(self) -> bool:
         """Whether there are steps that are not even partly in a push."""
@@ -182,7 +182,7 @@ class Writing:
         pieces = self._pieces(need, table)
         self.number += 1
         number, steps = self.number, (self.steps_pushed, max(self.steps - 1, 0))
-        self._under_way[number] = _Pushed(table, steps, len(pieces), need.of > 1, need.behind)
+        self._in_flight[number] = _Pushed(table, steps, len(pieces), need.of > 1, need.behind)
         for client, lo, values in pieces:
             self._send(client, lo, values, need, number, steps)
         if table == self._progress:
@@ -318,20 +318,20 @@ class Writing:
         number = self._numbers.pop((ack.table, ack.shard, ack.seq))
         if ack.outcome == m.REFUSED:
             self._refused(number, ack.reason, f"server-{ack.shard} refused a push")
-        pushed = self._under_way[number]
+        pushed = self._in_flight[number]
         before = pushed.outcomes.get(ack.shard, ack.outcome)
         pushed.outcomes[ack.shard] = max(before, ack.outcome, key=WORSE.index)
         pushed.missing -= 1
         done = self._settled(number, now) if not pushed.missing else []
-        if self._behind:
-            oldest = min(self._under_way, default=self.number + 1)
-            done += [n for n in self._behind if n < oldest]
-            self._behind = [n for n in self._behind if n >= oldest]
+        if self._settled_early:
+            oldest = min(self._in_flight, default=self.number + 1)
+            done += [n for n in self._settled_early if n < oldest]
+            self._settled_early = [n for n in self._settled_early if n >= oldest]
         return done
 
     def _settled(self, number: int, now: float) -> list[int]:
         """All shards have settled it; returns its number if it contains steps and is settled."""
-        pushed = self._under_way.pop(number)
+        pushed = self._in_flight.pop(number)
         if number == self.number:
             self._receipt = Receipt(pushed.outcomes)
         self.bad_gradients.settled(number, pushed.table)
@@ -341,13 +341,13 @@ class Writing:
             self.portions.late(number)
         self.pacing.settled(number, now)
         if pushed.is_behind:
-            self._behind.append(number)
+            self._settled_early.append(number)
             return []
         return [number]
 
     def _refused(self, number: int, reason: str, what: str) -> None:
         """A shard gets nothing of this write."""
-        pushed = self._under_way[number]
+        pushed = self._in_flight[number]
         self.bad_gradients.refused(number, reason, *pushed.steps, table=pushed.table)
         self.portions.refused(number)
         self.context.note("warning", f"{what} ({self.bad_gradients.last}): {reason}")
