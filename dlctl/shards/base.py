@@ -396,7 +396,7 @@ class Shard:
         self._alarm.has_rung = False
         for name, array in {W: self.w, **self.slots}.items():
             if not all_finite(array):
-                what = f'an update would have made "{name}" infinite or NaN, and was not kept'
+                what = f'an update would have made "{name}" infinite or NaN, and was discarded'
                 raise Diverged(what, hint="a smaller lr or weight_decay may help")
 
     def changes_since(self, version: int, seen: Array | None = None) -> Changes | None:

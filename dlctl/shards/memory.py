@@ -73,7 +73,7 @@ class InMemory:
 
     def reopen(self, spec: Spec) -> Memory:
         raise Unusable(
-            f"nothing of shard {spec.shard} survives its server: it was kept in memory only",
+            f"shard {spec.shard} does not survive its server: it was stored in memory only",
             hint='with [servers] durability = "process" a server is replaced without loss',
         )
 

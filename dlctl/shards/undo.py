@@ -67,7 +67,7 @@ class Undo:
                 raise Unusable("its undo record is damaged")
             return
         if found > number:
-            raise Unusable(f"its newest commit is number {number - 1}; it had a later one")
+            raise Unusable(f"its newest commit is number {number - 1}, but it had a later one")
         if found < number:
             return
         for block in np.flatnonzero(self.marks).tolist():

@@ -1,4 +1,4 @@
-"""A worker that goes on with what it had not pushed before: it does nothing without it."""
+"""A worker resumes with its unpushed updates, and does nothing without them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_nothing_is_asked_for_before_the_residual_has_come() -> None:
     play = Play()
     play.joined()
     assert play.of(m.LeaseRequest) == []
-    assert play.worker.phase() == "loading what it had not pushed"
+    assert play.worker.phase() == "loading its unpushed updates"
     play.happens(ArraysLoaded({"residual": RESIDUAL}, {}))
     assert len(play.of(m.LeaseRequest)) == 1
 

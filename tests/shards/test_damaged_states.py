@@ -159,7 +159,7 @@ def test_a_commit_that_is_gone_although_updates_came_behind_it_is_missed():
     newest = image.newest_commit(buffer, FORM).number
     image.done_mark(buffer)[:] = 1, 2
     buffer[FORM.commit_at(newest % 2) + 50] ^= 1
-    assert reason(buffer) == f"its newest commit is number {newest - 1}; it had a later one"
+    assert reason(buffer) == f"its newest commit is number {newest - 1}, but it had a later one"
 
 
 def test_what_was_saved_is_put_back_before_the_seal_of_a_closed_state_is_looked_at():

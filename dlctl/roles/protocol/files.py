@@ -364,8 +364,8 @@ def _wrong(transfer: _Transfer, message: m.FileData, offset: int, nbytes: int) -
     if message.error:
         return message.error
     if transfer.nbytes is not None and message.size != transfer.nbytes:
-        return f"it has {message.size} bytes there, and should have {transfer.nbytes}"
+        return f"it has {message.size} bytes there instead of {transfer.nbytes}"
     expected = min(nbytes, max(0, message.size - offset))
     if message.offset != offset or len(message.data) != expected:
-        return f"{len(message.data)} bytes came where {expected} were asked for"
+        return f"{len(message.data)} bytes arrived instead of {expected}"
     return ""

@@ -22,7 +22,7 @@ SAY_S = 60.0
 class _Patience:
     left: float
     at: float
-    """When `left` was so much."""
+    """Time of that value of `left`."""
     say_at: float
 
 

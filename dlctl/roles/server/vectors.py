@@ -55,7 +55,7 @@ class Vectors:
 
     def _parse(self, message: VectorOp) -> tuple[list[Change], list[Sum]]:
         if not len(message.ops) == len(message.x) == len(message.y) == len(message.a) < OPS_MAX:
-            raise RemoteProtocolError("its operations have not one x, y and a each")
+            raise RemoteProtocolError("its operations do not have one x, y and a each")
         changes: list[Change] = []
         sums: list[Sum] = []
         for op, x, y, a in zip(message.ops, message.x, message.y, message.a, strict=True):
@@ -71,7 +71,7 @@ class Vectors:
             elif op in ("dot", "norm1"):
                 sums.append(Sum(op, x, y))
             else:
-                raise RemoteProtocolError(f'"{op:.20}" is no operation, or comes behind a sum')
+                raise RemoteProtocolError(f'"{op:.20}" is not an operation, or follows a sum')
         return changes, sums
 
     def _change(self, change: Change, number: int) -> None:
@@ -87,7 +87,7 @@ class Vectors:
         threads.in_parts(made.size, part)
         if not all_finite(made):
             what = f'"{change.op}" from "{change.x}" would have made "{change.y}"'
-            raise Diverged(f"{what} infinite or NaN, and was not kept")
+            raise Diverged(f"{what} infinite or NaN, and was discarded")
         target.change(Delta(made), number)
 
     def _sum(self, wanted: Sum) -> float:

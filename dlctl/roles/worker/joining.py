@@ -248,7 +248,7 @@ class Joining:
 
     def begin_to_restore(self) -> None:
         self.restoring = True
-        self._phase = "loading what it had not pushed"
+        self._phase = "loading its unpushed updates"
 
     def on_deadline(self, now: float) -> None:
         if self.rejoin_at is not None and self.rejoin_at <= now:

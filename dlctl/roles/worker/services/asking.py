@@ -56,11 +56,11 @@ def fault(payload: m.Packed, nbytes_max: int) -> str:
     if len(payload.arrays) > ARRAYS_MAX:
         return f"it has {len(payload.arrays)} arrays; at most {ARRAYS_MAX}"
     if payload.length != sum(array.size for array in payload.arrays):
-        return f"it has other than {payload.length} elements"
+        return f"it does not have {payload.length} elements"
     if payload.nbytes > nbytes_max:
         return f"it has {payload.nbytes} bytes; at most {nbytes_max}"
     strange = [str(a.dtype) for a in payload.arrays if a.dtype not in wire.DTYPES]
-    return f"{strange[0]} is no type that can be sent" if strange else ""
+    return f"{strange[0]} is not a type that can be sent" if strange else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,9 +394,9 @@ class Answering:
             return
         self._list, known = self.members.number, self.members.known
         self._answers = {
-            slot: kept
-            for slot, kept in self._answers.items()
-            if slot in known and known[slot].epoch == kept[0]
+            slot: stored
+            for slot, stored in self._answers.items()
+            if slot in known and known[slot].epoch == stored[0]
         }
 
     def _answer(self, ask: m.Ask) -> m.Answer:

@@ -50,13 +50,13 @@ def check_rows(rows: Array | None, clients: Sequence[ShardClient]) -> None:
         return
     slices = [client.rows for client in clients if client.rows is not None]
     if not slices:
-        raise ValueError("rows of a table that is none of rows")
+        raise ValueError("rows of a table that has no rows")
     if not rows.size or rows[0] < 0 or rows[-1] >= slices[-1].hi or (rows[1:] <= rows[:-1]).any():
-        raise ValueError(f"{rows.size} rows, ascending and of {slices[-1].hi}, are possible")
+        raise ValueError(f"{rows.size} rows must be ascending and below {slices[-1].hi}")
 
 
 def check_ranges(ranges: Iterable[Range], size: int) -> None:
     """Raises ValueError unless each has at least one element of a table of this size."""
     for lo, hi in ranges:
         if not 0 <= lo < hi <= size:
-            raise ValueError(f"[{lo}, {hi}) is no range of a table of {size} elements")
+            raise ValueError(f"[{lo}, {hi}) is not a range of a table of {size} elements")

@@ -158,7 +158,7 @@ class Computing:
     def _gradient(self, need: Gradient, now: float) -> tuple[bool, Step | None]:
         are_own = need.step and not need.gather
         assert need.steps == 1 or are_own, "several steps are the replica's own"
-        assert need.pull is None or are_own, "what is handed out is the loss's gradient"
+        assert need.pull is None or are_own, "only the loss's own gradient is returned"
         if self._running:
             return False, None
         if self._step is not None or self._was_refused:
