@@ -221,7 +221,7 @@ class Journaled(Memory):
         number, base = self._newest_base()
         self._take_base(base)
         self._state = check_state(base.body.get("state"), optimizer)
-        _load_counters(optimizer, self._state)
+        _load_optimizer(optimizer, self._state)
         self._number = number
         for record in records.read_all(self._log.read_journal(number))[0]:
             self._state = self._repeat(record, optimizer)
@@ -326,7 +326,7 @@ def _is_update(value: Any) -> bool:
     return is_told and type(value[2]) in (int, float) and abs(value[2]) <= FLOAT32_MAX
 
 
-def _load_counters(optimizer: Optimizer, state: Json) -> None:
+def _load_optimizer(optimizer: Optimizer, state: Json) -> None:
     if state:
         optimizer.lr = state["lr"]
         optimizer.counters.update(state["counters"])

@@ -113,8 +113,7 @@ class Claim(NamedTuple):
     finished_in: int
     """The generation that computed the newest of them."""
     kept_in: int
-    """The generation that computed the next sum, which it has stored and was not delivered; 0:
-    none."""
+    """The generation that computed the next sum, stored here but not delivered yet; 0: none."""
 
     def has(self, number: int, generation: int) -> bool:
         """Whether it has the result of this sum, as computed by that generation."""
