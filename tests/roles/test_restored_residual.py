@@ -1,4 +1,4 @@
-"""A worker resumes with its unpushed updates, and does nothing without them."""
+"""A worker that goes on with what it had not pushed before: it does nothing without it."""
 
 from __future__ import annotations
 

@@ -483,9 +483,10 @@ class Worker:
             self._save = message
 
     def _holds(self) -> bool:
-        """Whether no batch may begin until a save has taken its state. Torch's state is requested
-        asynchronously, and the next batch could be computed first. Its arrays are not copied, which
-        could take twice the memory of the model, so batches wait until they are written.
+        """Whether no batch is begun until all is taken that is about to be saved. What torch keeps
+        is here when it says so: the next batch might be computed before it is asked for that. It is
+        not copied, which may take twice the memory of the model, so it is waited for until it has
+        been written.
         """
         is_taken = self._save is None and self._saves is None
         if is_taken:
@@ -493,12 +494,12 @@ class Worker:
         return self._is_quiet_to_save()
 
     def _keeps_more(self) -> bool:
-        """Whether torch has state of this replica besides the servers' parameters."""
+        """Whether torch keeps something for this replica beside the servers' parameters."""
         shape = self.algorithm.shape
         return self._has_inner or bool(shape.engine) or self.job.gradient.precision == "fp16"
 
     def _is_quiet_to_save(self) -> bool:
-        """Whether the saved state changes with every step, not only with pushes."""
+        """Whether what is saved changes with every step, and not only with pushes."""
         return self._keeps_more() or self.algorithm.shape.model != "tables"
 
     def _save_if_clean(self, training: Training) -> bool:
