@@ -1,8 +1,8 @@
-"""A dense update that is worked on while its values are still coming.
+"""A dense update that is computed while its values are still arriving.
 
-It goes from the vectors that count into others, so that it is nothing until a commit says that the
-others count from now on. If the rest of the values never comes, if they turn out to be poison, or
-if another update comes first, what was done is dropped, and nobody has seen it.
+It reads the active vectors and writes to inactive ones, so it has no effect until a commit makes
+those active. If the rest of the values never arrives, if they are invalid, or if another update is
+applied first, the result is dropped, and it was never visible.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dlctl.util import threads
 
 class Ahead:
     def __init__(self, delta: Delta, cut: Cut, rule: Rule) -> None:
-        """`delta`: dense; its memory is used for nothing else as long as somebody holds it.
-        `cut`: its blocks, whose next values go where nobody reads. `rule`: the one of this update.
+        """`delta`: dense; its memory is not reused while this object refers to it. `cut`: its
+        blocks, whose next values go to inactive memory. `rule`: of this update.
         """
         self._delta = delta
         self._cut = cut
         self._rule = rule
         self._begun = 0
-        """So many of the first values have been taken up."""
+        """Number of leading values whose processing has begun."""
         self._parts: list[Future[None]] = []
 
     def is_of(self, delta: Delta) -> bool:
@@ -33,24 +33,24 @@ class Ahead:
         return np.may_share_memory(self._delta.values, delta.values)
 
     def come(self, count: int) -> None:
-        """The first `count` values are there."""
+        """The first `count` values have arrived."""
         if count > self._begun:
             self._parts += threads.begin(self._begun, count, self._work)
             self._begun = count
 
     def _work(self, lo: int, hi: int) -> None:
-        with np.errstate(all="ignore"):  # Whether they are finite is seen when all have come.
+        with np.errstate(all="ignore"):  # They are checked when all have arrived.
             self._rule(self._cut(lo, hi))
 
     def finish(self) -> None:
-        """All values are there; when this returns, their update is made."""
+        """All values have arrived; when this returns, the update is computed."""
         self.come(self._delta.values.size)
         wait(self._parts)
         for part in self._parts:
             part.result()
 
     def drop(self) -> None:
-        """When this returns, nothing is written any more."""
+        """Cancel; after this returns, nothing is written any more."""
         for part in self._parts:
             part.cancel()
         wait(self._parts)

@@ -1,8 +1,8 @@
-"""A shard, and the contract of what is behind it.
+"""A shard, and the contract of its storage.
 
-An update becomes part of the shard at once and part of what survives at the next `commit`. Nothing
-may be acknowledged before the commit that holds it. A commit is all or nothing: whatever moment a
-server is killed at, the next one finds the state of a commit, never anything between two.
+An update takes effect in the shard immediately and becomes durable with the next `commit`. Nothing
+may be acknowledged before the commit that holds it. A commit is atomic: whenever a server is
+killed, the next one finds the state of a commit, never anything between two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dlctl.vector import all_finite, euclidean_norm
 W = "w"
 """The name of the parameters among the vectors of a shard; all others are slots."""
 Point = Callable[[str], None]
-"""Called with a name at every step that may be the last one: where tests and failpoints kill."""
+"""Called with a name at every step at which tests and failpoints may kill the process."""
 
 
 POINTS = (
@@ -40,56 +40,58 @@ POINTS = (
     # of a journal
     "record written", "base written",
 )  # fmt: skip
-"""All there are; not every commit passes each of them."""
+"""All kill points; not every commit passes each of them."""
 
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def no_point(name: str) -> None:
-    """Nobody wants to kill here."""
+    """Without kill points."""
 
 
 class Unusable(DlctlError):
-    """A state that was kept cannot be gone on from; the message says why."""
+    """A persisted state cannot be resumed; the message says why."""
 
 
 class NoRoom(DlctlError):
-    """The disk has no room for a state just now. What is on it comes to no harm by that."""
+    """The disk has no room for a state at the moment. Existing data is not damaged."""
 
 
 class Held(DlctlError):
-    """Another process has this state open. It may be about to end; a later attempt may succeed."""
+    """Another process has this state open. It may be about to exit; a retry may succeed."""
 
 
 class Diverged(DlctlError):
-    """An update has made something infinite or NaN. It is in no commit, and none may follow: of
-    this shard there is what survives.
+    """An update has produced an infinity or a NaN. It is in no commit, and no commit may follow:
+    only the last committed state of this shard is valid.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Whose state it is, and how large. A state that was made for another one is never used."""
+    """Which shard of which run a state belongs to, and its size. A state that was created for
+    another spec is never used.
+    """
 
     run_id: str
     shard: int
     lo: int
     hi: int
     slots: Mapping[str, float]
-    """The optimiser's slots: name -> what every element begins with."""
+    """The optimiser's slots: name -> initial value of every element."""
     averaged: int = 0
     """Elements of the averaged buffers, float64; only shard 0 has any."""
     workers: int = 1
-    """At most so many slots of workers are ever in the committed state."""
+    """Upper bound of the worker slots in the committed state."""
     table: str = ""
-    """Which table of the method it is; "": the parameters."""
+    """The table of the method; "": the parameters."""
     dtype: str = "float32"
     """Of every vector."""
 
     @property
     def place(self) -> str:
-        """What its files are called by: the shard, and the table."""
+        """The stem of its file names: the shard, and the table."""
         return f"{self.shard}-{self.table}" if self.table else f"{self.shard}"
 
     @property
@@ -99,7 +101,7 @@ class Spec:
 
     @property
     def vector_bytes(self) -> int:
-        """Of all vectors together; what a state takes beside them is small."""
+        """Of all vectors together; the rest of a state is small."""
         return np.dtype(self.dtype).itemsize * self.size * len(self.names)
 
     @property
@@ -113,55 +115,55 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def check_state(state: Any, optimizer: Optimizer) -> Json:
-    """What `Shard.commit` has written, or {} if nothing was committed. Raises Unusable.
+    """The state that `Shard.commit` wrote, or {} if nothing was committed. Raises Unusable.
 
-    Checksums say that it is what was written; this, that who wrote it meant the same by it.
+    Checksums verify the bytes; this verifies that they have the meaning this version expects.
     """
     if state == {}:
         return {}
     whole = type(state) is dict and type(state.get("meta")) is dict
     if not whole or not all(is_natural(state.get(key)) for key in ("version", "samples")):
-        raise Unusable("the state that was committed is not of our kind")
+        raise Unusable("the committed state has an unknown format")
     lr, counters = state.get("lr"), state.get("counters")
     if type(lr) not in (int, float) or not abs(lr) <= FLOAT32_MAX:
-        raise Unusable(f"the rate that was committed is {lr!r:.60}")
+        raise Unusable(f"the committed learning rate is {lr!r:.60}")
     if type(counters) is not dict or counters.keys() != optimizer.counters.keys():
-        raise Unusable("the optimiser's counters that were committed are of another optimiser")
+        raise Unusable("the committed optimiser counters belong to another optimiser")
     if not all(map(is_natural, counters.values())):
-        raise Unusable("the optimiser's counters that were committed are not numbers")
+        raise Unusable("the committed optimiser counters are not numbers")
     return dict(state)
 
 
 def is_natural(value: Any) -> bool:
-    """Also after more updates than there will ever be, or the next commit could not be read."""
+    """Below a bound that no number of updates reaches, so the next commit stays readable."""
     return type(value) is int and 0 <= value < COUNT_MAX
 
 
 def unusable(spec: Spec, error: DlctlError, where: str) -> Unusable:
-    """The same reason, with the shard, the place and a way on."""
+    """The same reason, with the shard, the place and a hint."""
     return Unusable(
-        f"the kept state of shard {spec.shard} cannot be used: {error.message}",
+        f"the stored state of shard {spec.shard} cannot be used: {error.message}",
         where=where,
-        hint=error.hint or "start the run again: it goes on from its newest checkpoint",
+        hint=error.hint or "start the run again: it resumes from its newest checkpoint",
     )
 
 
 def not_replaced(spec: Spec, where: str) -> Unusable:
-    """A new state is wanted, and there is one of this run with updates that somebody was told of.
+    """A new state is requested, but this run already has a state with acknowledged updates.
 
-    Whoever begins anew on purpose removes the states of before; this one was not to be lost.
+    A deliberate fresh start removes old states first, so this one must not be lost.
     """
     return Unusable(
         f"shard {spec.shard} has a state of this run with updates; a new one must not replace it",
         where=where,
-        hint="`dlctl recover` goes on with it if it can; `dlctl recover --from-checkpoint` and "
-        "`dlctl start --fresh` give it up",
+        hint="`dlctl recover` resumes from it if possible; `dlctl recover --from-checkpoint` and "
+        "`dlctl start --fresh` discard it",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What only the first shard holds; it is set once, with the initial values."""
+    """Data that only the first shard holds; set once, with the initial values."""
 
     averaged: Array
     """float64"""
@@ -188,25 +190,24 @@ class Storage(Protocol):
     def extras(self) -> Extras: ...
 
     def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> bool:
-        """The first `count` values of a dense delta are there, of the shard's length; all of it may
-        be the next update, or never come. Nothing that can be seen here may change. Returns whether
-        something was made of it.
+        """Start an update early: the first `count` values of a dense delta of the shard's length
+        have arrived; the rest may never arrive. No visible value may change. Returns whether the
+        storage uses them.
 
-        `next_rule`: makes the rule of that update; None: go on if it was begun, or leave it.
-        Whoever holds its values keeps their memory from being used for anything else.
+        `next_rule`: makes the rule of that update; None: continue it if it was begun, else ignore
+        it. A storage that refers to the values keeps their memory from being reused.
         """
         ...
 
     def forget_prepared(self) -> None:
-        """Drop what is prepared: when this returns, nothing of it is written or held."""
+        """Drop a prepared update: after this returns, nothing of it is written or referenced."""
         ...
 
     def update(
         self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
     ) -> None:
-        """Have `rule` go over all that `delta`, of the shard's length, touches; what it leaves is
-        the shard's then. lr, told: the rate that the rule has, and the counters that were set for
-        it, for who repeats it.
+        """Apply `rule` to all elements that `delta`, of the shard's length, touches. lr, told: the
+        rule's learning rate and the counters that were set for it, stored for a replay.
         """
         ...
 
@@ -215,42 +216,42 @@ class Storage(Protocol):
         ...
 
     def commit(self, state: Json) -> None:
-        """Make all changes since the last commit survive, together with `state`."""
+        """Make all changes since the last commit durable, together with `state`."""
         ...
 
     def resume(self, optimizer: Optimizer) -> Json:
-        """The state of the last commit; {} if there was none. To be called once, at first.
+        """The state of the last commit; {} if there was none. To be called once, before all else.
 
-        Leaves the optimiser's counters and rate as they were. Raises Unusable.
+        Restores the optimiser's counters and learning rate. Raises Unusable.
         """
         ...
 
     def close(self) -> None:
-        """No update comes any more; what survives may be checked in full when it is opened."""
+        """No update follows; the durable state can be verified in full when it is reopened."""
         ...
 
 
 class Storages(Protocol):
-    """Where a server gets its storage from: the one thing of a shard that is a driver's."""
+    """The factory of a server's storages: the only part of a shard that a driver provides."""
 
     def create(self, spec: Spec) -> Storage:
-        """A new state, zeros and the slots' first values; replaces one without updates.
+        """A new state: zeros and the slots' initial values; replaces one without updates.
 
-        Raises DlctlError, naming place and size, if there is no room for it; Unusable if there is
-        a state of this run that updates were committed to.
+        Raises DlctlError, naming place and size, if there is no room for it; Unusable if this run
+        already has a state with committed updates.
         """
         ...
 
     def reopen(self, spec: Spec) -> Storage:
-        """The state that an earlier server of this shard has left. Raises Unusable."""
+        """The state that an earlier server of this shard stored. Raises Unusable."""
         ...
 
     def of_table(self, name: str) -> Storages:
-        """The storages of another table of this server; what ends here ends there."""
+        """The storages of another table of this server; discarded together with this one."""
         ...
 
     def discard(self) -> None:
-        """The run has come to its end: remove what survives."""
+        """The run has ended: remove the durable state."""
         ...
 
 
@@ -264,25 +265,25 @@ class Shard:
         self.samples = 0
         """In the updates so far."""
         self.clip_norm = 0.0
-        """The most that the norm of an update's gradient may be: it is scaled to that; 0: any."""
+        """Maximum norm of an update's gradient, which is scaled down to it; 0: no limit."""
         self.shares_norm = False
-        """Whether that norm is the one of all shards together: `apply` is told it."""
+        """Whether clipping uses the norm over all shards, which `apply` is then given."""
         self._peak = optimizer.lr
         self._factor: Callable[[int], float] | None = None
         self.size = storage.w.size
         """Elements of each vector."""
         self.history = History(self.size)
-        """What the newest updates changed. It does not survive, either."""
+        """What the newest updates changed; not durable."""
         self.remembers = True
-        """Whether the newest updates are kept in mind."""
+        """Whether `history` records the newest updates."""
         self._alarm = Alarm()
-        # To ask a protocol takes as long as a tenth of a sparse update.
+        # isinstance of a Protocol takes a tenth of the time of a sparse update.
         self._sweeping = optimizer if isinstance(optimizer, Sweeping) else None
 
     @property
     def w(self) -> Array:
-        """float32[n], or of the table's dtype. Who writes to it otherwise than by `apply` has to
-        `history.forget()` and to `forget_prepared()`."""
+        """float32[n], or of the table's dtype. A caller that writes to it other than by `apply` has
+        to call `history.forget()` and `forget_prepared()`."""
         return self.storage.w
 
     @property
@@ -292,7 +293,7 @@ class Shard:
 
     @property
     def lr(self) -> float:
-        """The optimiser's rate, the peak of its schedule. It changes with the next update."""
+        """The optimiser's peak learning rate, effective with the next update."""
         return self._peak
 
     @lr.setter
@@ -302,21 +303,21 @@ class Shard:
 
     @property
     def scheduled_lr(self) -> float | None:
-        """The rate of the next update, if it follows a schedule."""
+        """The learning rate of the next update, if it follows a schedule."""
         return None if self._factor is None else self.optimizer.lr
 
     def begins_with(self, values: Array) -> Mapping[str, Array]:
-        """What a new shard is to be filled with if the model begins with these values."""
+        """The initial vectors of a new shard of a model with these initial values."""
         is_averaged = AVERAGE in self.optimizer.slots
         return {W: values, AVERAGE: values} if is_averaged else {W: values}
 
     def restore(self, version: int, samples: int) -> None:
-        """Go on from a checkpoint with so many updates, of so many samples."""
+        """Resume from a checkpoint with this number of updates and samples."""
         self.version, self.samples = version, samples
         self._set_rate()
 
     def follow(self, factor: Callable[[int], float]) -> None:
-        """From now on the rate is lr times this, a function of `samples`."""
+        """From now on the learning rate is lr times this function of `samples`."""
         self._factor = factor
         self._set_rate()
 
@@ -327,22 +328,22 @@ class Shard:
             self.optimizer.lr = lr
 
     def prepare(self, values: Array, count: int, *, is_new: bool) -> bool:
-        """The first `count` of a dense delta's values, float32[n], have come: do what can be done
-        with them, and return whether something was. `apply` goes on from there if it gets these
-        values, in this memory, as the next update; all others come to what they would have come to
-        without this. is_new: it may be begun; else it is only resumed.
+        """The first `count` of a dense delta's values, float32[n], have arrived: process them if
+        possible, and return whether that was done. `apply` continues from there if the next update
+        has these values in this memory; the result of any other update is not affected. is_new: it
+        may be begun; else it is only resumed.
         """
         assert count <= values.size == self.size, f"{count} of {values.size} for {self.size}"
         if self.clip_norm:
-            return False  # Its norm is known when all of it is there.
+            return False  # The norm is unknown until the whole delta has arrived.
         return self.storage.prepare(Delta(values), count, self._next_rule if is_new else None)
 
     def forget_prepared(self) -> None:
-        """Drop what is prepared: when this returns, nothing of it is written or held."""
+        """Drop a prepared update: after this returns, nothing of it is written or referenced."""
         self.storage.forget_prepared()
 
     def _next_rule(self) -> Rule:
-        """Of an update that is not counted yet."""
+        """The rule of the next update, without advancing the optimiser's counters."""
         counters = dict(self.optimizer.counters)
         rule = self._alarm.over(self.optimizer.begin_update())
         self.optimizer.counters.update(counters)
@@ -356,13 +357,13 @@ class Shard:
         told: Mapping[str, int] = NOTHING,
         changes: Array | None = None,
     ) -> None:
-        """One update by the optimiser's rule, of so many samples. A sparse one costs O(its length),
-        unless the rule is one for all elements then. Raises Diverged.
+        """Apply one update by the optimiser's rule, of this number of samples. A sparse update
+        costs O(its length), unless the rule then sweeps all elements. Raises Diverged.
 
-        norm: to be clipped by; None: the delta's own. told: counters of the optimiser that are set
-        for this update, whole numbers from 0 on: what a method's shard side has to tell a rule that
-        it has put before the optimiser. changes: where alone the parameters change by it, int64[n],
-        strictly increasing; None: all that the delta has, or that the rule goes over.
+        norm: for clipping; None: the delta's own. told: optimiser counters to set for this update,
+        integers >= 0, by which a method's shard side passes values to the rule that wraps the
+        optimiser. changes: the only positions where the parameters change, int64[n], strictly
+        increasing; None: all that the delta has, or that the rule sweeps.
         """
         check_length(delta, self.size)
         self.optimizer.counters.update(told)
@@ -382,7 +383,7 @@ class Shard:
             rule = self.history.watch(self.version + 1, delta, rule)
         self.storage.update(delta, rule, self.optimizer.lr, told)
         if self._alarm.has_rung:
-            self._look_for_what_is_not_finite()
+            self._raise_if_diverged()
         self.version += 1
         self.samples += samples
         if self._factor is not None:
@@ -391,22 +392,22 @@ class Shard:
     def _sweeps_next(self) -> bool:
         return self._sweeping is not None and self._sweeping.sweeps_next()
 
-    def _look_for_what_is_not_finite(self) -> None:
+    def _raise_if_diverged(self) -> None:
         self._alarm.has_rung = False
         for name, array in {W: self.w, **self.slots}.items():
             if not all_finite(array):
-                what = f'an update would have made "{name}" infinite or NaN, and was not kept'
+                what = f'an update would have made "{name}" infinite or NaN, and was discarded'
                 raise Diverged(what, hint="a smaller lr or weight_decay may help")
 
     def changes_since(self, version: int, seen: Array | None = None) -> Changes | None:
-        """What differs from an earlier version of this shard; None: that is not known.
+        """The difference from an earlier version of this shard; None: unknown.
 
-        seen: what workers see of it, if these are not the parameters themselves.
+        seen: the values as workers see them, if these are not the parameters themselves.
         """
         return self.history.since(version, self.version, self.w if seen is None else seen)
 
     def commit(self, meta: Json) -> None:
-        """Make everything so far survive, with `meta`: what else has to be known to go on."""
+        """Make all updates so far durable, with `meta`: the other state needed to resume."""
         self.storage.commit(
             {
                 "version": self.version,
@@ -418,7 +419,7 @@ class Shard:
         )
 
     def resume(self) -> Json:
-        """Go on where the last commit was; returns its `meta`, {} if nothing was committed yet.
+        """Resume from the last commit; returns its `meta`, {} if nothing was committed yet.
 
         Raises Unusable.
         """
@@ -432,7 +433,7 @@ class Shard:
 
 
 def _clipped(delta: Delta, norm_max: float, norm: float) -> Delta:
-    """As torch.nn.utils.clip_grad_norm_ does it."""
+    """As torch.nn.utils.clip_grad_norm_."""
     factor = norm_max / (norm + 1e-6)
     if factor >= 1.0:
         return delta
@@ -440,7 +441,7 @@ def _clipped(delta: Delta, norm_max: float, norm: float) -> Delta:
 
 
 def _with_zeros(delta: Delta, size: int) -> Array:
-    """float32[size]: a sparse delta, and zeros where it has nothing."""
+    """float32[size]: a sparse delta with its missing elements as zeros."""
     full = np.zeros(size, np.float32)
     full[delta.indices] = delta.values
     return full

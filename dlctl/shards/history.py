@@ -1,13 +1,12 @@
-"""What the newest versions of a shard have changed: which elements, hardly any values.
+"""The changes of a shard's newest versions: which elements, but hardly any values.
 
-Who has version v, and asks a shard at version v + 3, needs the present values of what the last
-three updates touched and nothing else. This remembers which elements those are, for as many of the
-newest versions as there is room for. It knows them or says that it does not; a version that was
-made in another way than by a sparse update (dense, a barrier's step without data, a method's own
-writing) is never guessed at.
+A worker that has version v, and fetches at version v + 3, needs only the current values of the
+elements that the last three updates touched. The history records those elements, for as many of the
+newest versions as fit. Its answer is exact or None: a version that was not made by a sparse update
+(but by a dense one, a barrier's step without data, a method's own write) is unknown.
 
-What several updates have touched is sent several times: the values are the same, and to merge the
-positions would take longer than all the rest.
+An element that several updates touched is sent several times: the values are equal, and merging the
+positions would take longer than everything else.
 """
 
 from __future__ import annotations
@@ -27,33 +26,32 @@ from dlctl.vector import chosen
 
 VERSIONS_MAX = 64
 PART = 8
-"""Of a shard's elements, one in so many may be remembered, in about 0.6 bytes per parameter. Within
-one machine it is quicker from a third of that on to send all of them; over a network of 10 Gbit/s
-it is not.
+"""At most 1/8 of a shard's elements are recorded, in about 0.6 bytes per parameter. Within one
+machine sending all elements is faster from a third of that on; over a 10 Gbit/s network it is not.
 """
 
 
 class Changes(NamedTuple):
-    """What differs from an earlier version, as it is now. Nobody may write to it."""
+    """The difference from an earlier version, as current values. Read-only."""
 
     values: Array
-    """[n], of the type of what it was asked of."""
+    """[n], of the type of `seen`."""
     positions: Array
     """uint8[...], as `compress/indices.py` packs them, update by update."""
     counts: tuple[int, ...]
-    """How many of the n each update has touched."""
+    """How many of the n each update touched."""
     lengths: tuple[int, ...]
     """Bytes of its positions."""
 
 
 @dataclass(slots=True)
 class _Update:
-    """What one update has touched."""
+    """The elements that one update touched."""
 
     where: Array
     """uint32[n], or int64[n] if the shard is too large for that."""
     positions: Array | None
-    """The same, packed; None: nobody has needed it yet."""
+    """The same, packed; None: not needed yet."""
 
     def packed(self, size: int) -> Array:
         if self.positions is None:
@@ -69,16 +67,16 @@ class History:
         self._version: int | None = None
         """The version that `_updates` lead to; None: nothing is known."""
         self._updates: deque[_Update] = deque()
-        """Those that made the newest versions, oldest first."""
+        """The updates of the newest versions, oldest first."""
         self._total = 0
         """Positions in all of them."""
         self._values: Array | None = None
-        """What the newest of them has left; None: nobody has looked."""
+        """The values that the newest update wrote; None: not recorded."""
         self.forgotten = 0
         """How often `forget` was called: the values may have changed while the version has not."""
 
     def forget(self) -> None:
-        """Somebody has written to the shard: no difference to an earlier version is known."""
+        """The shard was written to directly: no difference from an earlier version is known."""
         self.forgotten += 1
         self._clear()
 
@@ -88,9 +86,9 @@ class History:
         self._total, self._values = 0, None
 
     def watch(self, version: int, delta: Delta, rule: Rule) -> Rule:
-        """The rule of the update by `delta` that makes `version`, with an eye on what it leaves.
+        """Wrap the rule of the update by `delta` that makes `version`, to record its results.
 
-        Costs O(n) for n indices, however large the shard is; nothing if the delta is dense.
+        Costs O(n) for n indices, independent of the shard's size; nothing if the delta is dense.
         """
         if not self.note(version, delta.indices, delta.positions):
             return rule
@@ -98,8 +96,8 @@ class History:
         return lambda blocks: rule(_noting(blocks, values))
 
     def note(self, version: int, where: Array | None, positions: Array | None = None) -> bool:
-        """The update that makes `version` changes these elements (strictly increasing), and no
-        others; None: any. positions: the same, packed. Returns whether that is remembered.
+        """Record that the update that makes `version` changes only these elements (strictly
+        increasing); None: any. positions: the same, packed. Returns whether they are recorded.
         """
         is_known = where is not None and where.size <= self._size // PART
         if not is_known or self._version != version - 1:
@@ -107,7 +105,7 @@ class History:
         if where is None or not is_known:
             return False
         self._version, self._values = version, None
-        # Copies: what has come lies in memory that is wanted back soon.
+        # Copies: the originals are in receive buffers, which are reused soon.
         positions = None if positions is None else positions.copy()
         self._updates.append(_Update(where.astype(self._dtype), positions))
         self._total += where.size
@@ -116,13 +114,13 @@ class History:
         return True
 
     def reaches(self, version: int) -> bool:
-        """Whether what comes after `version` will be known."""
+        """Whether changes after `version` will be known."""
         return self._version == version
 
     def _after(self, base: int, version: int) -> list[_Update] | None:
-        """The updates between `base` and the present `version`.
+        """The updates between `base` and the current `version`.
 
-        None: they are not known, as `base` is too old, or newer than this shard has ever been.
+        None: unknown, since `base` is too old, or newer than this shard has ever been.
         """
         steps = version - base
         if self._version != version or not 0 <= steps <= len(self._updates):
@@ -130,12 +128,12 @@ class History:
         return [*self._updates][len(self._updates) - steps :]
 
     def touched(self, base: int, version: int) -> list[Array] | None:
-        """Where each of these updates has been (uint32 or int64); None: that is not known."""
+        """The elements that each of these updates touched (uint32 or int64); None: unknown."""
         updates = self._after(base, version)
         return None if updates is None else [update.where for update in updates]
 
     def since(self, base: int, version: int, seen: Array) -> Changes | None:
-        """What differs between `base` and the present `version`; None: that is not known.
+        """The difference between `base` and the current `version`; None: unknown.
 
         seen: the parameters (float32), or what workers see of them (16 bits).
         """
@@ -153,7 +151,7 @@ class History:
 
 
 def _noting(blocks: Iterable[Block], values: Array) -> Iterator[Block]:
-    """The blocks; what an update leaves in them goes to its place in `values`."""
+    """The blocks, whose updated values are copied to their places in `values`."""
     for block in blocks:
         yield block
         values[block.at : block.at + block.w_next.size] = block.w_next

@@ -1,17 +1,17 @@
 """The bytes of a mapped state.
 
-    header        4096 bytes, written once: what the state is of, and its sizes; behind it, from
-                  byte 3072 on, twice the number of the last commit that was written to its end
+    header        4096 bytes, written once: identity and sizes of the state; from byte 3072 on,
+                  the number of the last completely written commit, twice
     commit 0, 1   written in turn; the valid one with the higher number is the state
     undo          old values of the elements that a sparse update touches, until it is committed
     extras        averaged float64
-    buffer A, B   each: "w", then the slots, of n elements; a commit says which of the two counts
+    buffer A, B   each: "w", then the slots, of n elements; a commit names the active one
 
-What is checked: header, commits and extras by CRC-32, the undo record by sums of its 64-bit words
-(as fast as the memory; a CRC would cost a third of the update). The buffers have a CRC-32 only in
-a state that was closed in order; after a kill, a bit that flipped in a buffer is noticed only if
-it made a value NaN or infinite. A commit that a kill has cut short does not count, the one before
-it does; one that is damaged although it was written to its end makes the state unusable.
+Checksums: CRC-32 of header, commits and extras; sums of the 64-bit words of the undo record (as
+fast as the memory; a CRC would cost a third of the update). The buffers have a CRC-32 only in a
+state that was closed properly; after a kill, a flipped bit in a buffer is detected only if it made
+a value NaN or infinite. A commit truncated by a kill is ignored, and the one before it is valid; a
+commit that was written completely but is damaged makes the state unusable.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PAGE = 4096
 DONE_AT = 3072
 COMMIT_BYTES_MIN = 16 * 1024
 COMMIT_BYTES_PER_WORKER = 64
-"""What is known of a slot has at most 62 bytes while its numbers are below 2^32."""
+"""The state of a slot takes at most 62 bytes while its numbers are below 2^32."""
 UNDO_PART = 16
-"""A delta of more than 1/16 of the shard is written to the other buffer instead: about as fast
-from there on, and a smaller undo record."""
+"""A delta of more than 1/16 of the shard is written to the other buffer instead: about as fast from
+that size on, and the undo record stays small."""
 BUFFERS = 2
 _HEADER = struct.Struct("<8sII")
 """Magic, CRC-32 of the body, its length; the body is msgpack."""
@@ -51,7 +51,7 @@ _CRC_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a state is of, and where everything lies in it."""
+    """Identity and layout of a state."""
 
     run_id: str
     shard: int
@@ -61,8 +61,8 @@ class Form:
     averaged: int
     commit_bytes: int
     boot_id: str
-    """Of the kernel that the state was made under: it may have written some pages and not others
-    before a power loss."""
+    """Of the boot in which the state was created: before a power loss the kernel may have written
+    some pages and not others."""
     table: str = ""
     dtype: str = "float32"
 
@@ -92,10 +92,10 @@ class Form:
 
     @property
     def undo_max(self) -> int:
-        """Elements that a sparse update may have."""
+        """Maximum number of elements of a sparse update."""
         return self.size // UNDO_PART
 
-    # ------------------------------------------------------------ places
+    # ------------------------------------------------------------ offsets
 
     def commit_at(self, which: int) -> int:
         return PAGE + which * self.commit_bytes
@@ -125,8 +125,7 @@ class Form:
         return len(self.names) * self._array_bytes
 
     def _undo_parts(self) -> list[int]:
-        """Bytes that are set aside for its number and marks, the indices, and the values of each
-        vector."""
+        """Bytes reserved for its number and marks, the indices, and the values of each vector."""
         marks = 8 * (2 + -(-self.undo_max // PLACES))
         indices = _whole_words(self.index_dtype.itemsize * self.undo_max)
         values = _whole_words(self.value_dtype.itemsize * self.undo_max)
@@ -187,14 +186,14 @@ def write_header(buffer: Any, form: Form) -> None:
 
 
 def read_header(buffer: Any) -> Form:
-    """What the state is of, its length checked. Raises Unusable."""
+    """The form of a state, its length checked. Raises Unusable."""
     view = memoryview(buffer)
     if len(view) < PAGE:
         raise Unusable(f"it has {len(view)} bytes, less than its header")
     magic, crc, length = _HEADER.unpack_from(view)
     body = bytes(view[_HEADER.size : _HEADER.size + length])
     if magic == bytes(8):
-        raise Unusable("the server that made it was killed before it had finished")
+        raise Unusable("the server that created it was killed before it had finished")
     if magic != MAGIC:
         raise Unusable("it is not the state of a shard")
     if length > DONE_AT - _HEADER.size or zlib.crc32(body) != crc:
@@ -211,7 +210,7 @@ def read_header(buffer: Any) -> Form:
 
 
 def _form_of(found: Json) -> Form:
-    """Raises Unusable if a value has not the type that it should; sizes are natural numbers."""
+    """Raises Unusable if a value has the wrong type; sizes are natural numbers."""
     values: dict[str, Any] = {field.name: found.get(field.name) for field in fields(Form)}
     texts = [values["run_id"], values["boot_id"], values["table"], values["dtype"]]
     slots = values["slots"]
@@ -228,18 +227,18 @@ def _form_of(found: Json) -> Form:
         raise Unusable("its header has no sizes")
     form = Form(**values)
     if form.commit_bytes < COMMIT_BYTES_MIN or form.total_bytes != found.get("bytes"):
-        raise Unusable("the sizes in its header do not belong together")
+        raise Unusable("the sizes in its header are inconsistent")
     return form
 
 
 def check_is(form: Form, wanted: Form) -> None:
-    """Raises Unusable, naming the first thing in which a state is not the wanted one."""
+    """Raises Unusable, naming the first field in which a state differs from the wanted one."""
     if form.run_id != wanted.run_id:
         raise Unusable(f"it is of run {form.run_id:.100}, not of {wanted.run_id}")
     if form.boot_id != wanted.boot_id:
         raise Unusable(
             "it is of before a reboot: not all of it may have come to the disk",
-            hint='go on from a checkpoint; [servers] durability = "disk" survives a power loss',
+            hint='resume from a checkpoint; [servers] durability = "disk" survives a power loss',
         )
     for field in fields(Form):
         found, expected = getattr(form, field.name), getattr(wanted, field.name)
@@ -253,16 +252,16 @@ def check_is(form: Form, wanted: Form) -> None:
 
 @dataclass(slots=True)
 class Commit:
-    """What was true at one moment."""
+    """A consistent state of the shard."""
 
     number: int
     """Counts commits; the state was created with commit 1."""
     current: int
-    """The buffer that counts: 0 is A, 1 is B."""
+    """The active buffer: 0 is A, 1 is B."""
     body: Json
-    """{"state": of the shard, "updated": whether anything came in since its values were set,
-    "extras": their CRC-32 or None as long as there are none, "sealed": CRC-32 of the vectors or
-    None}."""
+    """{"state": of the shard, "updated": whether there was an update since its values were set,
+    "extras": their CRC-32 or None while there are none, "sealed": CRC-32 of the vectors or None}.
+    """
 
 
 def pack_commit(form: Form, commit: Commit) -> bytes:
@@ -271,17 +270,17 @@ def pack_commit(form: Form, commit: Commit) -> bytes:
     head = _COMMIT.pack(0, len(body), commit.number, commit.current)
     data = head[_CRC_BYTES:] + body
     if _CRC_BYTES + len(data) > form.commit_bytes:
-        raise DlctlError(f"a commit has {len(data)} bytes; {form.commit_bytes} are set aside")
+        raise DlctlError(f"a commit has {len(data)} bytes; {form.commit_bytes} are reserved")
     return struct.pack("<I", zlib.crc32(data)) + data
 
 
 def read_commit(buffer: Any, form: Form, which: int) -> Commit | None:
-    """A commit, or None if it was never written to its end or is damaged."""
+    """A commit, or None if it was not written completely or is damaged."""
     place = memoryview(buffer)[form.commit_at(which) : form.commit_at(which + 1)]
     crc, length, number, current = _COMMIT.unpack_from(place)
     if number == 0 or _COMMIT.size + length > form.commit_bytes:
         return None
-    data = bytes(place[_CRC_BYTES : _COMMIT.size + length])  # A server may write there just now.
+    data = bytes(place[_CRC_BYTES : _COMMIT.size + length])  # A server may be writing there.
     if zlib.crc32(data) != crc:
         return None
     try:
@@ -298,9 +297,9 @@ def _is_body(body: Json) -> bool:
 
 
 def done_mark(buffer: Any) -> Array:
-    """uint64[2]: twice the number of the last commit that was written to its end.
+    """uint64[2]: the number of the last completely written commit, twice.
 
-    Different ones are of a kill between two stores, and say nothing.
+    If the two differ, a kill came between the stores, and they are not used.
     """
     return np.frombuffer(buffer, "<u8", 2, DONE_AT)
 
@@ -310,18 +309,18 @@ def _whole_commits(buffer: Any, form: Form) -> list[Commit]:
 
 
 def last_seen_commit(buffer: Any, form: Form) -> Commit:
-    """The newest one that is whole. Raises Unusable."""
+    """The newest complete commit. Raises Unusable."""
     commits = _whole_commits(buffer, form)
     if not commits:
-        raise Unusable("neither of its two commits is whole")
+        raise Unusable("neither of its two commits is complete")
     return max(commits, key=lambda commit: commit.number)
 
 
 def commit_of_living(buffer: Any, form: Form) -> Commit:
-    """The newest one of a state that a server may write at this moment: at least the last one that
-    was done when this was called.
+    """The newest commit of a state that a running server may be writing: at least the last one that
+    was complete when this was called.
 
-    Raises Unusable, also if that was overwritten while it was read: look again.
+    Raises Unusable, also if that was overwritten while it was read: retry.
     """
     done = min(done_mark(buffer).tolist())
     seen = last_seen_commit(buffer, form)
@@ -331,7 +330,7 @@ def commit_of_living(buffer: Any, form: Form) -> Commit:
 
 
 def newest_commit(buffer: Any, form: Form) -> Commit:
-    """The state that counts, of a server that is not there any more; its extras checked.
+    """The valid commit of a state whose server is gone; its extras checked.
 
     Raises Unusable.
     """
@@ -345,15 +344,15 @@ def newest_commit(buffer: Any, form: Form) -> Commit:
 
 
 def check_seal(buffer: Any, form: Form, newest: Commit) -> None:
-    """Raises Unusable if the vectors are not those that a state was closed with. What has to be put
-    back must have been."""
+    """Raises Unusable if the vectors have changed since the state was closed. The undo record must
+    have been applied before."""
     sealed = newest.body["sealed"]
     if sealed is not None and sealed != form.vectors_crc(buffer, newest.current):
-        raise Unusable("its vectors are damaged: they are not what they were when it was closed")
+        raise Unusable("its vectors are damaged: they have changed since it was closed")
 
 
 def has_updates(buffer: Any, spec: Spec, boot_id: str) -> bool:
-    """Whether a buffer is this very shard's state, and an update was committed to it."""
+    """Whether a buffer is a state of this shard with committed updates."""
     try:
         form = read_header(buffer)
     except Unusable:

@@ -1,14 +1,14 @@
 """`durability = "disk"`: plain arrays, and every commit in a journal before it is acknowledged.
 
-A commit writes its updates as they were pushed, and what the optimiser had to be told besides: the
-rate, the counters, the state. Who opens the journal begins with the newest base, a record of
-everything, and makes the same updates again; the rules are pure, so the outcome is the same to the
-last bit. When the journal has grown larger than the state, a new base is written and the journal
-begins anew, so that opening never takes long and the disk holds no more than about three states.
+A commit writes its updates as they were pushed, and the optimiser's learning rate, counters and
+state. Recovery loads the newest base, a snapshot of everything, and replays the updates of the
+journal; the rules are pure, so the result is identical bit for bit. When the journal has grown
+larger than the state, a new base is written and the journal starts over, so opening is always fast
+and the disk holds at most about three states.
 
-Whoever opens a log writes a new base, into new files. After a failed sync the kernel may take pages
-for written that are not: what was read may never have come to the disk, and syncing the same file
-again would say nothing. From the new base on everything is known to be there.
+A server that opens a log writes a new base, into new files. After a failed sync the kernel may
+consider pages clean that were never written: data that was read may not be on the disk, and
+another sync of the same file would not report that. Everything since the new base is durable.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ FORMAT = 5
 
 
 class Log(Protocol):
-    """The files of one shard: bases, and behind each a journal. What returns is on the disk.
+    """The files of one shard: bases, each with a journal. When a method returns, its data is on the
+    disk.
 
-    Every method raises DlctlError, naming the file, if the disk does not do what it should. Nobody
-    knows then what is on it: only a new base may follow, or the end of the server.
+    Every method raises DlctlError, naming the file, if the disk fails. The content of the disk is
+    then unknown: only a new base may follow, or the end of the server.
     """
 
     where: str
@@ -62,13 +63,13 @@ class Log(Protocol):
     def read_base(self, number: int) -> bytes: ...
 
     def read_journal(self, number: int) -> bytes:
-        """b"" if it was never begun."""
+        """b"" if it does not exist."""
         ...
 
     def begin(self, number: int, parts: list[Bytes]) -> None:
         """Write a base and begin its journal; remove all others when both are on the disk. Raises
-        NoRoom if there is none for it: either all is as before, and records may follow, or the base
-        may be there already, and `append` refuses all."""
+        NoRoom if the disk is full: either the log is unchanged, and records may follow, or the base
+        may already exist, and `append` refuses all records."""
         ...
 
     def append(self, parts: list[Bytes]) -> None:
@@ -77,12 +78,12 @@ class Log(Protocol):
 
 
 class Journaled(Memory):
-    """The arrays of one shard in memory, with a log of what was done to them."""
+    """The arrays of one shard in memory, with a log of their updates."""
 
     survives = True
 
     def __init__(self, log: Log, spec: Spec, point: Point = no_point) -> None:
-        """For what is in the log already; it is read by `resume`."""
+        """For an existing log, which `resume` reads."""
         super().__init__(fresh(spec.size, spec.slots, spec.dtype))
         self._dtype = np.dtype(spec.dtype).newbyteorder("<").str
         self._log = log
@@ -93,10 +94,10 @@ class Journaled(Memory):
         """Updates since the last commit."""
         self._was_filled = False
         self._is_doubtful = False
-        """Whether nobody knows what the log has of it: something was to be written, and the log has
-        not said that it is there. Then nothing is appended; a base says it all."""
+        """Whether the content of the log is unknown, because a write has not been confirmed. Then
+        nothing is appended; the next commit writes a base."""
         self._updated = False
-        """Whether anything came in since the values were set."""
+        """Whether there was an update since the values were set."""
         self._state: Json = {}
         """Of the last commit."""
         self._journal_bytes = 0
@@ -104,14 +105,14 @@ class Journaled(Memory):
 
     @staticmethod
     def create(log: Log, spec: Spec, point: Point = no_point) -> Journaled:
-        """A new state, in place of all that the log holds.
+        """A new state that replaces everything in the log.
 
-        Raises Unusable if that is a state of this run that updates were committed to.
+        Raises Unusable if the log holds a state of this run with committed updates.
         """
         storage = Journaled(log, spec, point)
         if storage._has_updates():
             raise not_replaced(spec, log.where)
-        # Above all that is there: until that is removed, the newest one must be this one.
+        # Above all existing numbers: until those are removed, this base must be the newest.
         storage._number = max(log.bases(), default=-1) + 1
         storage._write_base()
         return storage
@@ -143,10 +144,10 @@ class Journaled(Memory):
         self._point("commit written")
 
     def rewrite(self) -> None:
-        """Write everything once more, into new files; the old ones may be gone.
+        """Write everything again, into new files; the old ones may be gone.
 
-        An update that is not committed is written by its commit, and all the rest with it. If this
-        fails, the caller may go on: the next commit writes all of it, or fails, too.
+        Uncommitted updates are left to their commit, which then writes everything. If this fails,
+        the caller may continue: the next commit writes everything, or fails, too.
         """
         self._is_doubtful = True
         if not self._deltas and not self._was_filled:
@@ -154,7 +155,7 @@ class Journaled(Memory):
             self._write_base()
 
     def close(self) -> None:
-        """Write one more record, behind which damage of the others can be told from a cut end."""
+        """Write a last record, so that damage before it is distinguished from a truncated end."""
         if self._deltas or self._was_filled or self._is_doubtful or not self._journal_bytes:
             return
         self._number += 1
@@ -175,8 +176,8 @@ class Journaled(Memory):
         self._point("record written")
 
     def _rotate(self) -> None:
-        """Begin the journal anew, if there is room for a base. There is a later time if not: what
-        was committed is in the journal that there is, and in the base, should that be there."""
+        """Start the journal over if the disk has room for a base, else retry later: all commits are
+        in the present journal, and in the new base if that was written."""
         try:
             self._write_base()
         except NoRoom:
@@ -220,7 +221,7 @@ class Journaled(Memory):
         number, base = self._newest_base()
         self._take_base(base)
         self._state = check_state(base.body.get("state"), optimizer)
-        _tell(optimizer, self._state)
+        _load_optimizer(optimizer, self._state)
         self._number = number
         for record in records.read_all(self._log.read_journal(number))[0]:
             self._state = self._repeat(record, optimizer)
@@ -229,7 +230,7 @@ class Journaled(Memory):
         return self._state
 
     def _has_updates(self) -> bool:
-        """Whether the log has a state of this very shard that an update was committed to."""
+        """Whether the log has a state of this shard with committed updates."""
         try:
             number, base = self._newest_base()
         except Unusable:
@@ -244,15 +245,15 @@ class Journaled(Memory):
         return bool(base.body.get("updated")) or any(record.body.get("updates") for record in found)
 
     def _newest_base(self) -> tuple[int, Record]:
-        """A base that is damaged counts for nothing as long as no record goes on from it: the one
-        before it is removed only when the newer one is on the disk, and its journal goes as far."""
+        """A damaged base without records in its journal is ignored: the base before it is removed
+        only when the newer one is on the disk, and its journal reaches as far."""
         numbers = self._log.bases()
         for number in numbers:
             found = records.read(self._log.read_base(number))
             if found is not None and found[0].number == number:
                 return number, found[0]
             if self._log.read_journal(number):
-                raise Unusable(f"its base {number} is damaged, and its journal goes on from that")
+                raise Unusable(f"its base {number} is damaged, and its journal depends on that")
         raise Unusable(f"its base {numbers[0]} is damaged" if numbers else "there is none")
 
     def _take_base(self, base: Record) -> None:
@@ -260,14 +261,14 @@ class Journaled(Memory):
             records.same(base.body.get(what), wanted, what)
         averaged = base.body.get("extras")
         if type(averaged) is not int or averaged < 0:
-            raise Unusable("it does not say how large its averaged buffers are")
+            raise Unusable("it does not state the size of its averaged buffers")
         shapes = [(self._dtype, self._spec.size)] * len(self._vectors)
         *vectors, mean = base.arrays([*shapes, ("<f8", averaged)])
         super().fill(dict(zip(self._vectors, vectors, strict=True)), Extras(mean))
         self._updated = bool(base.body.get("updated"))
 
     def _repeat(self, record: Record, optimizer: Optimizer) -> Json:
-        """Do again what was done in one commit."""
+        """Replay one commit."""
         if record.number != self._number + 1:
             raise Unusable(f"record {record.number} of its journal follows {self._number}")
         self._number = record.number
@@ -286,12 +287,12 @@ class Journaled(Memory):
             self._updated = True
         optimizer.lr = state["lr"]
         if optimizer.counters != state["counters"]:
-            raise Unusable(f"record {record.number} of its journal does not come to what it says")
+            raise Unusable(f"replaying record {record.number} of its journal gives other counters")
         return state
 
     def _deltas_of(self, record: Record, updates: list[Any]) -> Iterator[tuple[Delta, float, Json]]:
-        """The updates of a commit as they were pushed, their rates, and what else their rules were
-        told: [elements, whether it has indices, rate, perhaps counters] each.
+        """The updates of a commit as they were pushed, their learning rates, and the counters set
+        for them. updates: [elements, whether it has indices, rate, optional counters] each.
         """
         shapes = [
             shape
@@ -308,7 +309,7 @@ class Journaled(Memory):
 
 
 def _fits(values: Array, indices: Array | None, size: int) -> bool:
-    """Whether an update is one for a shard of `size` elements."""
+    """Whether an update fits a shard of `size` elements."""
     if indices is None:
         return values.size == size
     is_inside = not indices.size or bool(indices[0] >= 0 and indices[-1] < size)
@@ -316,7 +317,7 @@ def _fits(values: Array, indices: Array | None, size: int) -> bool:
 
 
 def _is_update(value: Any) -> bool:
-    """Whether it is [elements, whether it has indices, rate], or that and counters."""
+    """Whether it is [elements, whether it has indices, rate, optional counters]."""
     if type(value) is not list or len(value) not in (3, 4):
         return False
     is_told = len(value) == 3 or (
@@ -325,7 +326,7 @@ def _is_update(value: Any) -> bool:
     return is_told and type(value[2]) in (int, float) and abs(value[2]) <= FLOAT32_MAX
 
 
-def _tell(optimizer: Optimizer, state: Json) -> None:
+def _load_optimizer(optimizer: Optimizer, state: Json) -> None:
     if state:
         optimizer.lr = state["lr"]
         optimizer.counters.update(state["counters"])

@@ -1,18 +1,18 @@
 """`durability = "process"`: the arrays of a shard in a mapped file, every commit atomic.
 
-Nothing of the last commit is lost before the next one is whole; that is all there is to it.
+The last commit stays intact until the next one is complete.
 
-- Dense: the next values are read from the buffer that counts and written into the other one. The
-  commit says that the other one counts from now on.
-- Sparse: what the touched elements are is saved in the undo record, block by block, before they are
-  changed in the buffer that counts. Who opens the state puts back what was saved for a commit that
-  never came; to do so twice changes nothing.
+- Dense: an update reads the active buffer and writes the other one. The commit makes the other one
+  active.
+- Sparse: the old values of the touched elements are saved in the undo record, block by block,
+  before they are changed in the active buffer. Recovery rolls back an update that was not
+  committed; that is idempotent.
 - Without an update a commit is a few hundred bytes.
-- The extras have one place only: no commit refers to it before they are set, which is done once.
+- The extras have a single place: no commit refers to it before they are set, which happens once.
 
-The order of the stores of one thread is all that this relies on: the kernel shows them in that
-order to whoever maps the file after the process was killed. It says nothing about a power loss.
-Other threads that help with an update have ended their part of it before its commit begins.
+This relies only on the order of the stores of one thread: a process that maps the file after a kill
+sees them in that order. It does not cover a power loss. Other threads that help with an update
+complete their parts before its commit begins.
 """
 
 from __future__ import annotations
@@ -48,17 +48,16 @@ class Mapped:
         self._commits_at = [form.commit_at(which) for which in (0, 1)]
         self._use(buffer)
         self._vectors = self._views[newest.current]
-        """The buffer that counts, or the other one while it has an update without a commit."""
+        """The active buffer, or the other one while it has an uncommitted update."""
         self._is_undoable = False
-        """Whether that buffer has an update that is not committed, and the undo record has what it
-        was before."""
+        """Whether that buffer has an uncommitted update whose old values are in the undo record."""
         self._ahead: Ahead | None = None
-        """What is done of an update that may be the next one."""
+        """A prepared update that may be the next one."""
         self._extras_crc: int | None = newest.body["extras"]
         self._updated = bool(newest.body.get("updated"))
 
     def _use(self, buffer: Any) -> None:
-        """All views are of this buffer from now on."""
+        """Point all views to this buffer."""
         form = self._form
         self._buffer = memoryview(buffer)
         self._undo = form.undo(buffer)
@@ -67,7 +66,7 @@ class Mapped:
 
     @staticmethod
     def create(buffer: Any, spec: Spec, boot_id: str, point: Point = no_point) -> Mapped:
-        """A new state. The header comes last: without it nobody takes the rest for a state."""
+        """A new state. The header is written last: without it the file is no state."""
         form = Form.of(spec, boot_id)
         view = memoryview(buffer)
         assert len(view) == form.total_bytes, f"{len(view)} bytes for {form.total_bytes}"
@@ -86,7 +85,7 @@ class Mapped:
 
     @staticmethod
     def reopen(buffer: Any, spec: Spec, boot_id: str, point: Point = no_point) -> Mapped:
-        """The state of the last commit; what came after it is undone.
+        """The state of the last commit; later changes are rolled back.
 
         Raises Unusable if it is of another run, shard, size, format or boot, or damaged.
         """
@@ -127,7 +126,7 @@ class Mapped:
     # ------------------------------------------------------------ updates
 
     def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> bool:
-        """Into the buffer that does not count: one update at a time, and only while it is free."""
+        """Into the inactive buffer: one update at a time, and only while it is free."""
         is_free = self._ahead is None and not self._is_dirty() and not self._is_undoable
         if next_rule is not None and is_free:
             self._ahead = Ahead(delta, self._across(delta), next_rule())
@@ -180,11 +179,11 @@ class Mapped:
 
     @property
     def _following(self) -> dict[str, Array]:
-        """The vectors of the buffer that does not count."""
+        """The vectors of the inactive buffer."""
         return self._views[1 - self._newest.current]
 
     def _across(self, delta: Delta) -> Cut:
-        """The blocks of a dense update under way from one buffer to the other."""
+        """The blocks of a dense update from the active buffer to the other one."""
         present, following = list(self._vectors.values()), list(self._following.values())
 
         def across(lo: int, hi: int) -> Iterator[Block]:
@@ -200,7 +199,7 @@ class Mapped:
         return across
 
     def _undoable(self, delta: Delta, where: Array, rule: Rule) -> None:
-        """A sparse update in the buffer that counts. Nothing else of it is read or written."""
+        """A sparse update in the active buffer, of which only the touched elements are accessed."""
         undo, vectors = self._undo, list(self._vectors.values())
         undo.begin(self._newest.number + 1)
         self._point("undo begun")
@@ -213,7 +212,7 @@ class Mapped:
                 indices, present = undo.cut(at, end)
                 indices[:] = chosen
                 for array, old in zip(vectors, present, strict=True):
-                    # The indices were checked on their way in; checking them again takes a copy.
+                    # The indices were checked on arrival; checking them again needs a copy.
                     np.take(array, chosen, out=old, mode="clip")
                 self._point("undo block written")
                 undo.mark(at, end)
@@ -262,24 +261,24 @@ class Mapped:
         """Seal the state: commit it once more, with a checksum of everything."""
         self.forget_prepared()
         if self._is_undoable or self._is_dirty():
-            return  # An update that was never committed; the last commit is what counts.
+            return  # An uncommitted update; the last commit is the state.
         current = self._newest.current
         body = {**self._newest.body, "sealed": self._form.vectors_crc(self._buffer, current)}
         self._write(body, current)
         self._point("state sealed")
 
-    # ------------------------------------------------------------ another place
+    # ------------------------------------------------------------ moving
 
     @property
     def size_bytes(self) -> int:
-        """Of the buffer that this state needs."""
+        """Of the buffer of this state."""
         return self._form.total_bytes
 
     def move(self, buffer: Any) -> None:
-        """Go on in another buffer of `size_bytes` bytes, with all that is in the present one.
+        """Move everything to another buffer of `size_bytes` bytes, and continue there.
 
-        The header comes last, as in `create`. What was seen through `w`, `slots` and `extras`
-        stays what it was. Of the old buffer nothing is needed any more.
+        The header is written last, as in `create`. The values of `w`, `slots` and `extras` do not
+        change. The old buffer is not needed any more.
         """
         self.forget_prepared()
         view, old = memoryview(buffer), self._buffer

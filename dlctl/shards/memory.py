@@ -1,4 +1,4 @@
-"""`durability = "none"`: plain arrays, updated in place, gone with their process."""
+"""`durability = "none"`: plain arrays, updated in place, lost with their process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Memory:
         return self._extras
 
     def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> bool:
-        """An update in place cannot be taken back."""
+        """An update in place cannot be rolled back."""
         return False
 
     def forget_prepared(self) -> None:
@@ -52,28 +52,28 @@ class Memory:
         for name, values in vectors.items():
             self._vectors[name][:] = values
         if extras is not None:
-            # A copy: what came may be a small part of a message or of a file, and keep all of it.
+            # A copy: the array may be a view that keeps a whole message or file in memory.
             self._extras = Extras(np.array(extras.averaged))
 
     def commit(self, state: Json) -> None:
-        """Nothing survives."""
+        """Nothing is durable."""
 
     def resume(self, optimizer: Optimizer) -> Json:
         return {}
 
     def close(self) -> None:
-        """Nothing survives."""
+        """Nothing is durable."""
 
 
 class InMemory:
-    """Storages that nobody finds again."""
+    """Storages that no later server can reopen."""
 
     def create(self, spec: Spec) -> Memory:
         return Memory(fresh(spec.size, spec.slots, spec.dtype))
 
     def reopen(self, spec: Spec) -> Memory:
         raise Unusable(
-            f"nothing of shard {spec.shard} survives its server: it was kept in memory only",
+            f"shard {spec.shard} does not survive its server: it was stored in memory only",
             hint='with [servers] durability = "process" a server is replaced without loss',
         )
 
@@ -85,7 +85,7 @@ class InMemory:
 
 
 def fresh(size: int, slots: Mapping[str, float], dtype: str = "float32") -> dict[str, Array]:
-    """The vectors of a new shard: "w" all zero, and every slot as the optimiser wants it."""
+    """The vectors of a new shard: "w" all zero, and every slot with its initial value."""
     vectors = {W: np.zeros(size, dtype)}
     return vectors | {name: np.full(size, value, dtype) for name, value in slots.items()}
 

@@ -2,13 +2,13 @@
 
     head     magic, CRC of the head, CRC of the rest, number, bytes of the body, bytes of the arrays
     body     msgpack
-    arrays   one after the other, as the body says
+    arrays   concatenated, as described in the body
 
-A base is one record with everything in it; a journal has one record per commit. The last record of
-a journal may be cut short by a crash: it was not on the disk yet, so nobody was told of it. A
-record that is damaged before the end is something else, and is never passed over. After a crash
-damage of the very last one looks like a write that was cut short, and is taken for it: so a log
-that is closed in order ends with a record that nobody needs.
+A base is a single record with everything in it; a journal has one record per commit. A crash may
+truncate the last record of a journal: it was not on the disk yet, so it was never acknowledged. A
+damaged record before the end is an error, and is never skipped. After a crash, damage of the very
+last record cannot be distinguished from a truncated write, and is treated as one: so a log that is
+closed properly ends with a redundant record.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from dlctl.util.json_depth import is_deep
 Bytes = bytes | memoryview
 MAGIC = b"dlJ1"
 LEVELS_MAX = 64
-"""Of maps and lists within each other in a body."""
+"""Maximum nesting of maps and lists in a body."""
 _HEAD = struct.Struct("<4sIIQIQ")
 _HEAD_CRC_AT = 8
-"""The CRC of the head is of what follows it: the CRC of the rest, number and lengths."""
+"""The CRC of the head covers the fields after it: the CRC of the rest, number and lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     number: int
-    """Of the commit that it holds."""
+    """Of the commit in it."""
     body: Json
     data: memoryview
     """All arrays."""
 
     def arrays(self, shapes: Sequence[tuple[str, int]]) -> Iterator[Array]:
-        """The arrays, whose dtypes and lengths the body has told. Raises Unusable."""
+        """The arrays, whose dtypes and lengths the body describes. Raises Unusable."""
         at = 0
         for dtype, count in shapes:
             if type(count) is not int or count < 0:
@@ -57,7 +57,7 @@ class Record:
 
 
 def pack(number: int, body: Json, arrays: Sequence[Array]) -> list[Bytes]:
-    """A record as parts to be written one after the other; the arrays are not copied."""
+    """A record as consecutive parts; the arrays are not copied."""
     packed: bytes = msgpack.packb(body)
     parts: list[Bytes] = [
         packed,
@@ -77,9 +77,9 @@ def _head(crc: int, number: int, body_bytes: int, arrays_bytes: int) -> bytes:
 
 
 def read(data: Bytes, at: int = 0) -> tuple[Record, int] | None:
-    """The record at a place and where it ends; None if there is no whole one.
+    """The record at an offset and the offset of its end; None if there is no complete one.
 
-    Raises Unusable for a whole one that no dlctl of this format has written.
+    Raises Unusable for a complete one that no dlctl of this format has written.
     """
     head = _read_head(data, at)
     if head is None:
@@ -95,13 +95,13 @@ def read(data: Bytes, at: int = 0) -> tuple[Record, int] | None:
 
 
 def read_body(data: Bytes) -> Json:
-    """The msgpack of a record, header or commit. Raises Unusable if it is no map."""
+    """The msgpack body of a record, header or commit. Raises Unusable if it is not a map."""
     try:
         body = msgpack.unpackb(bytes(data))
     except ValueError as error:
         raise Unusable(f"it has a part that is not msgpack: {error!s:.100}") from None
     if type(body) is not dict or is_deep(body, LEVELS_MAX):
-        raise Unusable("it has a part that is no map, or a very deep one")
+        raise Unusable("it has a part that is not a map, or is nested too deep")
     return body
 
 
@@ -116,9 +116,9 @@ def _read_head(data: Bytes, at: int) -> tuple[int, int, int, int] | None:
 
 
 def read_all(data: bytes) -> tuple[list[Record], int]:
-    """All records of a journal, and how many of its bytes they are; the rest is a cut tail.
+    """All records of a journal, and their total bytes; the rest is a truncated tail.
 
-    Raises Unusable if a damaged record has another one behind it.
+    Raises Unusable if a damaged record is followed by another one.
     """
     records: list[Record] = []
     at = 0
@@ -134,6 +134,6 @@ def read_all(data: bytes) -> tuple[list[Record], int]:
 
 
 def same(found: Any, wanted: Any, what: str) -> None:
-    """Raises Unusable if a state is not the wanted one in something."""
+    """Raises Unusable if a property `what` of a state is not the wanted one."""
     if found != wanted:
         raise Unusable(f"it has {what} {found!s:.100}, this server has {wanted}")

@@ -1,4 +1,4 @@
-"""What a sparse update has found where it writes, kept until the update is committed."""
+"""The undo record: the old values under a sparse update, stored until the update is committed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _SUM_MODULUS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """What a sparse update has found where it writes, in blocks of `PLACES` elements.
+    """The old values under a sparse update, in blocks of `PLACES` elements.
 
-    A block is saved, then marked, and then overwritten. The record is of the update that becomes
-    one certain commit; when that is written it says nothing any more.
+    A block is saved, then marked, and then overwritten. The record belongs to one future commit;
+    once that is written, the record is void.
     """
 
     number: Array
-    """uint64[2]: of the commit that will be, and its complement."""
+    """uint64[2]: of the future commit, and its complement."""
     marks: Array
-    """uint64, for each block: how many elements it has and their sum; 0: it was not saved."""
+    """uint64 per block: its number of elements and their sum; 0: it was not saved."""
     words: list[Array]
     """uint64: the parts below, in their order."""
     indices: Array
@@ -36,20 +36,20 @@ class Undo:
     """One part for each vector, of its dtype."""
 
     def begin(self, number: int) -> None:
-        """Nothing is saved yet of the update that becomes this commit."""
+        """Start the record of the update of commit `number`, with nothing saved."""
         self.marks[:] = 0
         self.number[:] = number, number ^ _WORD
 
     def cut(self, lo: int, hi: int) -> tuple[Array, list[Array]]:
-        """(indices, the old values of each vector) of elements of the update."""
+        """(indices, old values per vector) of elements [lo, hi) of the update."""
         return self.indices[lo:hi], [values[lo:hi] for values in self.values]
 
     def mark(self, lo: int, hi: int) -> None:
-        """The block that begins at `lo` is saved: from now on it may be overwritten."""
+        """Mark the block that begins at `lo` as saved: its elements may be overwritten."""
         self.marks[lo // PLACES] = self._mark(lo, hi)
 
     def _mark(self, lo: int, hi: int) -> int:
-        """Where a part ends within a word, the rest of that word counts: nobody writes there."""
+        """If a part ends within a word, the sum includes the rest of the word: it never changes."""
         total = 0
         for words, part in zip(self.words, (self.indices, *self.values), strict=True):
             begin, end = lo * part.itemsize // 8, -(-hi * part.itemsize // 8)
@@ -57,17 +57,17 @@ class Undo:
         return _IS_MARK | (total % 2**64 % _SUM_MODULUS) << 32 | hi - lo
 
     def pending(self, number: int, size: int) -> Iterator[tuple[Array, list[Array]]]:
-        """(indices, old values) of each block to be put back, if commit `number` never came.
+        """(indices, old values) of each block to roll back, if commit `number` was not written.
 
         Raises Unusable if anything in it is damaged.
         """
         found, complement = self.number.tolist()
         if found != complement ^ _WORD:
-            if self.marks.any():  # Otherwise a kill came between the two.
+            if self.marks.any():  # Else a kill came between the two stores.
                 raise Unusable("its undo record is damaged")
             return
         if found > number:
-            raise Unusable(f"its newest commit is number {number - 1}; it had a later one")
+            raise Unusable(f"its newest commit is number {number - 1}, but it had a later one")
         if found < number:
             return
         for block in np.flatnonzero(self.marks).tolist():

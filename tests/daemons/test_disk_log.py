@@ -234,7 +234,7 @@ def test_a_damaged_base_with_a_journal_is_not_passed_over_for_the_one_before(
         (state / name).write_bytes(content)
     base.write_bytes(b"damaged")
     journal.write_bytes(b"records")
-    with pytest.raises(Unusable, match="is damaged, and its journal goes on from that"):
+    with pytest.raises(Unusable, match="is damaged, and its journal depends on that"):
         found(state)
     with pytest.raises(Unusable):
         DiskLogs(state, lambda name: None).create(SPEC)
@@ -393,7 +393,7 @@ def test_a_base_that_is_damaged_is_never_used(tmp_path):
         with pytest.raises(Unusable, match="its base 1 is damaged"):
             found(tmp_path / "state")
     base.unlink()
-    with pytest.raises(Unusable, match="the kept state of shard 0 cannot be used: there is none"):
+    with pytest.raises(Unusable, match="the stored state of shard 0 cannot be used: there is none"):
         found(tmp_path / "state")
 
 

@@ -323,6 +323,6 @@ def test_a_server_whose_state_is_gone_says_so_and_ends(make_run: MakeRun) -> Non
     run.coordinator.transport.send(peer, m.Assign(0, run.size, run.layout, "", keep=True))
     _, failed = run.coordinator.wait_for(m.Failed)
     assert failed.fatal
-    assert failed.error.startswith("the kept state of shard 0 cannot be used: there is none")
+    assert failed.error.startswith("the stored state of shard 0 cannot be used: there is none")
     assert "shard-0.state" in failed.detail
     assert process.wait(20) == 1

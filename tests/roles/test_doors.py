@@ -86,13 +86,13 @@ def test_everybody_may_say_what_is_theirs(doors: Authz, identity: str, message: 
         ("worker-0", m.Kill("server-0", 1, 9), "worker-0 may not send Kill"),
         ("worker-0", m.Guests(1, b"{}"), "worker-0 may not send Guests"),
         ("worker-0", DATA, "worker-0 may not send FileData"),
-        ("agent-1", DATA, "agent-1 is not let in any more"),
+        ("agent-1", DATA, "agent-1 is not admitted any more"),
         ("agent-0", READ, "agent-0 may not send ReadFile"),
         (CLIENT, READ, "client may not send ReadFile"),
         (READER, REGISTER, "reader may not send Register"),
         (READER, PUSH, "reader may not send Push"),
         ("worker-0", m.FileTaken("x"), "worker-0 may not send FileTaken"),
-        ("worker-7", REGISTER, "worker-7 is not let in any more"),
+        ("worker-7", REGISTER, "worker-7 is not admitted any more"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
@@ -119,11 +119,11 @@ def test_after_three_offences_the_key_is_shut_out_and_the_others_are_not(doors: 
             doors.check("worker-1", REGISTER)
     note, admit = doors.context.clear()
     assert isinstance(note, Note)
-    assert note.text == "worker-1 said 3 times what it may not: its key is shut out"
+    assert note.text == "worker-1 sent 3 unauthorized messages: its key is revoked"
     assert isinstance(admit, Admit)
     assert set(admit.names.values()) == set(NAMES) - {"worker-1"}
     own = m.LeaseRequest(1, 1, 0, False)
-    with pytest.raises(RemoteProtocolError, match="not let in any more"):
+    with pytest.raises(RemoteProtocolError, match="not admitted any more"):
         doors.check("worker-1", own)
     doors.check("worker-0", REGISTER)
     doors.admit(keys_of(KEYS, [*NAMES, "worker-2"]))
@@ -135,7 +135,7 @@ def test_after_three_offences_the_key_is_shut_out_and_the_others_are_not(doors: 
 def test_a_name_that_is_gone_is_not_heard_on_the_connection_that_it_has(doors: Authz) -> None:
     doors.check("worker-1", m.LeaseRequest(1, 1, 0, False))
     doors.admit(keys_of(KEYS, ["agent-0", "server-0", "worker-0"]))
-    with pytest.raises(RemoteProtocolError, match="not let in any more"):
+    with pytest.raises(RemoteProtocolError, match="not admitted any more"):
         doors.check("worker-1", m.LeaseRequest(1, 1, 0, False))
 
 

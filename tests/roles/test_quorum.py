@@ -500,7 +500,7 @@ def test_a_report_of_another_form_is_refused(rows: np.ndarray) -> None:
     office = Office()
     peer = office.members.daemons["server-0"].peer
     assert peer is not None
-    with pytest.raises(RemoteProtocolError, match="no rows"):
+    with pytest.raises(RemoteProtocolError, match="not rows"):
         office.quorums.on_holding(peer, m.Holding(0, 1, 1, 0, rows), 0.0)
 
 

@@ -85,7 +85,7 @@ def test_nothing_is_asked_for_before_the_residual_has_come() -> None:
     play = Play()
     play.joined()
     assert play.of(m.LeaseRequest) == []
-    assert play.worker.phase() == "loading what it had not pushed"
+    assert play.worker.phase() == "loading its unpushed updates"
     play.happens(ArraysLoaded({"residual": RESIDUAL}, {}))
     assert len(play.of(m.LeaseRequest)) == 1
 

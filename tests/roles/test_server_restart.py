@@ -550,7 +550,7 @@ def test_an_update_that_comes_to_infinity_ends_the_server_before_anybody_hears_o
     failure = failed(life)
     assert (failure.name, failure.fatal) == ("server-0", True)
     assert failure.error == (
-        'an update would have made "w" infinite or NaN, and was not kept; '
+        'an update would have made "w" infinite or NaN, and was discarded; '
         "a smaller lr or weight_decay may help"
     )
     assert [e for e in life.effects if isinstance(e, Send) and e.peer != COORDINATOR] == []

@@ -407,9 +407,9 @@ def test_ranges_into_the_model_leave_the_rest_of_it_alone() -> None:
 
 @pytest.mark.parametrize("ranges", [((1, 1),), ((3, 2),), ((0, SIZE + 1),), ((-1, 2),)])
 def test_ranges_that_the_table_does_not_have_are_the_methods_fault(ranges: Any) -> None:
-    with pytest.raises(ValueError, match="no range of a table of 6 elements"):
+    with pytest.raises(ValueError, match="not a range of a table of 6 elements"):
         replica(Read(wait=True, ranges=ranges))
-    with pytest.raises(ValueError, match="no range of a table of 6 elements"):
+    with pytest.raises(ValueError, match="not a range of a table of 6 elements"):
         replica(Write(vector=ONES, ranges=ranges))
 
 
@@ -927,5 +927,5 @@ def test_without_servers_nothing_is_read_or_written(need: Need) -> None:
 def test_a_method_that_comes_to_its_end_is_named() -> None:
     at = Replica(())
     at.training._run = at._each(())
-    with pytest.raises(TypeError, match=rf"^{__name__}: run\(\) has come to its end"):
+    with pytest.raises(TypeError, match=rf"^{__name__}: run\(\) has returned"):
         at.advance()

@@ -111,7 +111,7 @@ def test_two_damaged_commits_are_too_many():
     image.done_mark(buffer)[:] = 1, 2
     for which in (0, 1):
         buffer[FORM.commit_at(which) + 50] ^= 1
-    assert reason(buffer) == "neither of its two commits is whole"
+    assert reason(buffer) == "neither of its two commits is complete"
 
 
 def killed_in_an_update(count=4):
@@ -159,7 +159,7 @@ def test_a_commit_that_is_gone_although_updates_came_behind_it_is_missed():
     newest = image.newest_commit(buffer, FORM).number
     image.done_mark(buffer)[:] = 1, 2
     buffer[FORM.commit_at(newest % 2) + 50] ^= 1
-    assert reason(buffer) == f"its newest commit is number {newest - 1}; it had a later one"
+    assert reason(buffer) == f"its newest commit is number {newest - 1}, but it had a later one"
 
 
 def test_what_was_saved_is_put_back_before_the_seal_of_a_closed_state_is_looked_at():
@@ -204,6 +204,6 @@ def test_after_a_kill_damage_of_the_vectors_is_found_if_it_made_them_infinite():
 def test_a_state_with_more_workers_than_were_planned_for_is_an_error_not_a_broken_file():
     buffer, shard = created(adagrad(), spec_of(adagrad(), SIZE))
     before = bytes(buffer)
-    with pytest.raises(Exception, match="are set aside"):
+    with pytest.raises(Exception, match="are reserved"):
         shard.commit({"deliveries": [[slot, 1, 2**40] for slot in range(3000)]})
     assert bytes(buffer) == before

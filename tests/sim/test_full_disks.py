@@ -90,7 +90,7 @@ def test_a_server_waits_for_room_for_its_shard_however_long_that_takes():
     outcome = finish(simulation, LONG_S + 100.0)
     assert found == [("starting", 2, "waiting for room"), ("running", 2, "serving")]
     assert outcome.store.texts("silent") == []
-    said = "no space left on device; free some space there: it is tried again and again"
+    said = "no space left on device; free some space there; the server keeps retrying"
     assert outcome.store.texts("error") == [said], "once"
 
 

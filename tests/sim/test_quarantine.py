@@ -248,7 +248,7 @@ def test_weights_that_would_become_infinite_end_the_run_once_and_its_shards_are_
     job = job_file(workers=3, servers=2, optimizer=("sgd", {"lr": 1e38}), epochs=40.0)
     outcome = Simulation(job, LeastSquares(), compute=STEPS).run()
     assert (outcome.state, outcome.left_behind) == ("failed", [])
-    assert 'an update would have made "w" infinite or NaN, and was not kept' in outcome.reason
+    assert 'an update would have made "w" infinite or NaN, and was discarded' in outcome.reason
     assert outcome.store.texts("quarantine") == []
     assert [outcome.store.daemons[name]["restarts"] for name in ("server-0", "server-1")] == [0, 0]
     assert sorted(outcome.store.states) == [0, 1]

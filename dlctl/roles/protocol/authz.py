@@ -1,12 +1,12 @@
-"""Who may connect to a daemon, and what each of them may say.
+"""Authorization: which peers may connect to a daemon, and which messages each may send.
 
-The transport knows from a connection's key whose it is; here stands what follows. A daemon speaks
-for itself only, an agent besides of the processes that it looks after, a client asks. Who says
-what it may not is refused, and after the third time not let in any more: its key is in somebody
-else's hands, or its process is not ours any more. (Removing a key does not cut a connection that
-is there, so every message is looked at.)
+The transport derives a connection's identity from its key. A daemon sends messages about itself
+only, an agent also about the processes that it supervises, and a client sends requests. An
+unauthorized message is refused; after the third one the sender's key is revoked, since it is stolen
+or its process has been replaced. (Removing a key does not close an open connection, so every
+message is checked.)
 
-Without keys (identity "") everybody who can reach the socket is this user, and is believed.
+Without keys (identity "") every peer that can reach the socket is this user, and is trusted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.keyring import Keyring
 
 CLIENT = "client"
-"""The command line: whoever can read the key in the run directory."""
+"""The command line: any process that can read the key in the run directory."""
 READER = "reader"
-"""Somebody who may look on: `dlctl keys reader`."""
+"""A read-only observer: `dlctl keys reader`."""
 READABLE = frozenset({"status"})
 """The requests that change nothing."""
 COME_LATER = 500
-"""What a listener says to whom it may let in soon. RFC 27 has a 300 for that, of which libzmq tells
-nobody; and it may hold the connection for as long as a handshake may take.
+"""A listener's status code for a peer that it may admit soon. RFC 27 defines 300 for that, but
+libzmq does not report 300 to the peer, and may hold the connection until the handshake times out.
 """
 OFFENCES_MAX = 3
 WORKER, SERVER, AGENT = "worker", "server", "agent"
@@ -54,7 +54,7 @@ def _shard(message: m.Message) -> str:
     return f"{SERVER}-{getattr(message, 'shard', '')}"
 
 
-def _anybody(message: m.Message) -> str:
+def _any_daemon(message: m.Message) -> str:
     return ""
 
 
@@ -88,13 +88,13 @@ _RULES: dict[type[m.Message], _Rule] = {
     m.VectorResult: (frozenset({SERVER}), _shard),
     m.Holding: (frozenset({SERVER}), _shard),
     m.NormPart: (frozenset({SERVER}), _shard),
-    m.Spawned: (frozenset({AGENT}), _anybody),
-    m.ProcessExited: (frozenset({AGENT}), _anybody),
+    m.Spawned: (frozenset({AGENT}), _any_daemon),
+    m.ProcessExited: (frozenset({AGENT}), _any_daemon),
     m.FileData: (frozenset({AGENT}), _named),
-    m.ReadFile: (frozenset({WORKER, SERVER}), _anybody),
-    m.Request: (frozenset({CLIENT, READER}), _anybody),
+    m.ReadFile: (frozenset({WORKER, SERVER}), _any_daemon),
+    m.Request: (frozenset({CLIENT, READER}), _any_daemon),
 }
-"""Message -> (roles that may send it, whom it speaks for). What is not here, nobody sends to a
+"""Message -> (roles that may send it, the daemon it is about). Other messages are never sent to a
 daemon that listens."""
 
 
@@ -102,7 +102,7 @@ def offence(identity: str, message: m.Message) -> str:
     """Why `identity` may not send this message; "" if it may."""
     if not identity:
         return ""
-    roles, speaks_for = _RULES.get(type(message), (frozenset(), _anybody))
+    roles, speaks_for = _RULES.get(type(message), (frozenset(), _any_daemon))
     if role_of(identity) not in roles:
         return f"{identity} may not send {type(message).__name__}"
     claimed = speaks_for(message)
@@ -110,7 +110,7 @@ def offence(identity: str, message: m.Message) -> str:
 
 
 class Authz:
-    """Which keys are admitted, and whose are not any more."""
+    """The keys that are admitted, and those that are revoked."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -119,38 +119,38 @@ class Authz:
         self._admitted: frozenset[str] = frozenset()
 
     def admit(self, names: dict[str, str]) -> None:
-        """From now on these may connect: public key -> name. Nothing happens if it is as it was."""
+        """Set the admitted keys: public key -> name. No effect if they are unchanged."""
         if names != self._names:
             self._names = names
-            self._put_in_force()
+            self._apply()
 
     def check(self, identity: str, message: m.Message) -> None:
-        """Raises RemoteProtocolError if this message is not to be heard, and NotPermitted if a
-        reader asks for what is not to be read: whoever it is has only to be told.
+        """Raises RemoteProtocolError if this message is not authorized, and NotPermitted if a
+        reader sends a request that is not read-only, which is no offence.
         """
         if identity == READER and isinstance(message, m.Request):
             _require_readable(message)
         if identity and identity not in self._admitted:
-            raise RemoteProtocolError(f"{identity} is not let in any more")
+            raise RemoteProtocolError(f"{identity} is not admitted any more")
         reason = offence(identity, message)
         if reason:
             self._offences[identity] += 1
-            if self._is_shut_out(identity):
-                text = f"{identity} said {OFFENCES_MAX} times what it may not: its key is shut out"
+            if self._is_revoked(identity):
+                text = f"{identity} sent {OFFENCES_MAX} unauthorized messages: its key is revoked"
                 self.context.note("error", text)
-                self._put_in_force()
+                self._apply()
             raise RemoteProtocolError(reason)
 
     def may(self, identity: str, message: m.Message) -> bool:
-        """Whether a daemon may say this; nothing comes of it if not."""
+        """Whether a daemon may send this message; without effect if not."""
         is_in = not identity or identity in self._admitted
         return is_in and not offence(identity, message)
 
-    def _is_shut_out(self, identity: str) -> bool:
+    def _is_revoked(self, identity: str) -> bool:
         return self._offences[identity] >= OFFENCES_MAX
 
-    def _put_in_force(self) -> None:
-        names = {key: name for key, name in self._names.items() if not self._is_shut_out(name)}
+    def _apply(self) -> None:
+        names = {key: name for key, name in self._names.items() if not self._is_revoked(name)}
         self._admitted = frozenset(names.values())
         self.context.do(Admit(names))
 
@@ -167,7 +167,7 @@ def guests_in(data: bytes) -> dict[str, str]:
     except (ValueError, RecursionError):
         names = None
     if type(names) is not dict or not all(type(name) is str for name in names.values()):
-        raise RemoteProtocolError("this is no list of guests")
+        raise RemoteProtocolError("it is not a list of guests")
     return names
 
 

@@ -1,4 +1,4 @@
-"""What the parts of a role share: the effects of the present event, and the unanswered messages."""
+"""Shared by the parts of a role: the effects of the current event, and unanswered messages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from dlctl.util.names import COORDINATOR as COORDINATOR
 REPORT_S = 1.0
 """Between two reports of a daemon."""
 EXIT_FENCED = 75
-"""A process that found out that another one has taken its place."""
+"""The process found that another one has replaced it."""
 EXIT_POISONED = 79
-"""A worker that computes nothing that can be used: it is not to be replaced by itself. No exit code
-of a command, as 77 is (`dlctl.errors`), for people read both; `dlctl.text` has the words."""
+"""The worker's results are unusable: it must not be replaced automatically. Distinct from exit
+codes of commands, such as 77 (`dlctl.errors`), since people read both; `dlctl.text` has the words.
+"""
 EXIT_RESTART = 76
-"""A coordinator that wants to be started again; its run goes on meanwhile."""
+"""The coordinator requests its restart; its run continues meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """What a daemon knows about itself when it starts."""
+    """A daemon's identity, known when it starts."""
 
     run_id: str
     role: str
@@ -51,36 +52,38 @@ class Context:
         self._effects += effects
 
     def send(self, peer: str | bytes, message: Message) -> None:
-        """Send once; for what is repeated anyway, or answers a repeated question."""
+        """Send once: for periodic messages, or answers to requests that are resent."""
         self._effects.append(Send(peer, message))
 
     def ask(self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0) -> None:
-        """Send until `retries.done(key)`."""
+        """Send and resend until `retries.done(key)`."""
         self._effects.append(self.retries.add(key, peer, message, now, nbytes))
 
     def noted(self, key: Hashable, now: float, **fields: Any) -> None:
-        """The peer has what was sent under `key`, if these are its fields: nothing older."""
+        """The peer has acknowledged the message under `key`, if these are its fields and not those
+        of an older one.
+        """
         newest = self.retries.message(key)
         if newest is not None and all(getattr(newest, k, None) == v for k, v in fields.items()):
             self.retries.done(key, now)
 
     def measures_apart(self) -> Retries:
-        """Another one for messages whose answers say nothing about how soon a word is answered."""
+        """A separate `Retries` for messages whose answer times must not affect other timeouts."""
         self._others.append(Retries(self.retries.resend_s))
         return self._others[-1]
 
     @property
     def repeated(self) -> int:
-        """Messages that were sent again so far."""
+        """Number of messages resent so far."""
         return sum(outstanding.repeated for outstanding in (self.retries, *self._others))
 
     def again(self, peer: str, lost_at: float, now: float) -> None:
-        """What was sent to this peer until then is lost with its connection: it is due now."""
+        """The connection was lost: messages sent to this peer until `lost_at` are due now."""
         for outstanding in (self.retries, *self._others):
             outstanding.again(peer, lost_at, now)
 
     def answer_change(self, change: Change, name: str, before: Json, after: Json) -> None:
-        """Tell the coordinator what the keys of a change were and are; others are not ours."""
+        """Report to the coordinator old and new values of the changed keys that this daemon has."""
         keys = [key for key in change.settings if key in before]
         was, now_is = {k: before[k] for k in keys}, {k: after[k] for k in keys}
         self.send(COORDINATOR, Changed(change.change, name, was, now_is))
@@ -88,8 +91,8 @@ class Context:
     def fail(
         self, name: str, error: DlctlError, hint: str | None = None, *, is_fatal: bool = True
     ) -> str:
-        """Tell the coordinator why this daemon cannot go on; fatal: nor can another process in its
-        place. Returns the words."""
+        """Report to the coordinator why this daemon cannot continue; fatal: a replacement could not
+        either. Returns the message."""
         words = "; ".join(filter(None, (error.message, hint or error.hint)))
         self.send(COORDINATOR, Failed(name, words, error.where or "", is_fatal))
         self.note("error", words, where=error.where)

@@ -1,6 +1,6 @@
-"""What roles want from their daemons besides messages, and the events that answer.
+"""Effects that roles request from their daemons besides messages, and the events that answer.
 
-Arrays in an effect are not changed by the role until the answer has come.
+A role does not change the arrays in an effect until the answer has arrived.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from dlctl.messages import Array, Json, ModelReady
 from dlctl.util.record import record
 from dlctl.vector import Vector
 
-# ---------------------------------------------------------------- what is on record (coordinator)
+# ---------------------------------------------------------------- the database (coordinator)
 
 
 @record
 class OnRecord(Event):
-    """What `PutOnRecord` asked for is on the disk."""
+    """The write of `PutOnRecord` is on the disk."""
 
 
 @record
 class Unwritten(Event):
-    """The run's database cannot be written from now on, or it can again."""
+    """The run's database has become unwritable, or writable again."""
 
     error: str
-    """Why it cannot; "": it can."""
+    """Why it is unwritable; "": it is writable."""
 
 
 # ---------------------------------------------------------------- borrowed hosts (coordinator)
@@ -37,7 +37,7 @@ class Unwritten(Event):
 
 @record
 class AgentWaits(Event):
-    """There is no host for this agent yet: it is in a queue."""
+    """There is no host for this agent yet: it is queued."""
 
     name: str
     incarnation: int
@@ -46,10 +46,10 @@ class AgentWaits(Event):
 
 @record
 class HostsTaken(Event):
-    """Whoever owns the hosts takes them away, or is about to."""
+    """The owner of the hosts reclaims them, or is about to."""
 
     kind: str
-    """saving: soon, and perhaps to give them back; ending: soon, for good; over: now."""
+    """saving: soon, possibly returning them later; ending: soon, for good; over: now."""
     reason: str
 
 
@@ -72,11 +72,11 @@ class ArraysSaved(Event):
     sha256: str
     nbytes: int
     error: str
-    """"" if all went well."""
+    """"" on success."""
 
 
 class SavedTable(NamedTuple):
-    """A table beside the parameters, of which a server loads the elements [lo, hi)."""
+    """A table besides the parameters, of which a server loads the elements [lo, hi)."""
 
     name: str
     size: int
@@ -89,9 +89,9 @@ class SavedTable(NamedTuple):
 class LoadArrays(Effect):
     """Read this daemon's state from a checkpoint directory; answered by `ArraysLoaded`.
 
-    A server gets the elements [lo, hi) of its vectors, however they were cut when they were
-    written, and the first one also the extras; a worker gets its own file, or nothing if it had
-    none.
+    A server gets the elements [lo, hi) of its vectors, independent of how they were sliced when
+    they were written, and the first server also the extras; a worker gets its own file, or nothing
+    if it had none.
     """
 
     directory: str
@@ -101,7 +101,7 @@ class LoadArrays(Effect):
     lo: int = 0
     hi: int = 0
     tables: tuple[SavedTable, ...] = ()
-    """They come as "table.<name>"."""
+    """Loaded as "table.<name>"."""
 
 
 @record
@@ -120,20 +120,20 @@ class BuildModel(Effect):
     slot: int
     epoch: int
     finds: bool = False
-    """Find the batch size that there is memory for."""
+    """Find the largest batch size that fits into memory."""
 
 
 @record
 class ModelBuilt(Event):
     ready: ModelReady
-    """What the coordinator is told; the worker puts its name into it."""
+    """The message to the coordinator, to which the worker adds its name."""
     parameters: Vector
     """float32[d]: the model itself, not a copy."""
     averaged: Array
     """float64[n], initial values of the averaged buffers."""
     mark: Array | None = None
-    """If the replicas of this host share the model: uint8[1] that they share, too, not a copy. Not
-    0: what stands there is a model of the run."""
+    """If the replicas of this host share the model: uint8[1], shared as well, not a copy. Nonzero:
+    the shared model is a model of the run."""
 
 
 @record
@@ -149,13 +149,13 @@ class FrozenWritten(Event):
     sha256: str
     nbytes: int
     error: str
-    """"" if all went well."""
+    """"" on success."""
 
 
 @record
 class LoadFrozen(Effect):
-    """Have the run's frozen parameters in the model, of which these are the digests; answered by
-    `FrozenLoaded`, or on another host by `FilesMissing` before.
+    """Load the run's frozen parameters with these digests into the model; answered by
+    `FrozenLoaded`, preceded by `FilesMissing` on another host.
     """
 
     digests: bytes
@@ -163,12 +163,12 @@ class LoadFrozen(Effect):
 
 @record
 class FrozenLoaded(Event):
-    """All of them are the run's now."""
+    """The model has the run's frozen parameters."""
 
 
 @record
 class LoadBuffers(Effect):
-    """Put what the servers have into the model; answered by `BuffersLoaded`."""
+    """Load the servers' buffers into the model; answered by `BuffersLoaded`."""
 
     averaged: Array
 
@@ -187,29 +187,30 @@ class Compute(Effect):
     stop: int
     number: int
     own_lr: float | None = None
-    """If it is of use, the replica's own optimiser makes a step along it, with this rate."""
+    """If it is usable, the replica's own optimiser makes a step along it with this learning rate.
+    """
     gather: bool = True
-    """Hand the gradient out."""
+    """Return the gradient."""
     norm_max: float = sys.float_info.max
-    """A gradient with a larger Euclidean norm is of no use."""
+    """A gradient with a larger Euclidean norm is unusable."""
     count: int = 1
-    """Go on with the batches behind it, up to so many, each with an own step; the first one of no
-    use ends it."""
+    """Total number of consecutive batches, each with an own step; the first unusable one ends it.
+    """
     step_samples: int = 0
-    """The most samples of a batch, by which the portion is cut; 0: as the job file says."""
+    """Maximum samples per batch, by which the portion is divided; 0: as in the job file."""
     shard: int = -1
-    """Of the stream, or the client; -1: the dataset has no such."""
+    """Of the stream, or the client; -1: the dataset has neither."""
     pull: Pull | None = None
     """Added to the gradient before the own step."""
     fresh: bool = False
-    """The replica's own optimiser forgets what it keeps, before the first of these batches."""
+    """The replica's own optimiser resets its state before the first of these batches."""
     rows: Array | None = None
-    """float32[n]: the rows that these batches have named (`NameRows`)."""
+    """float32[n]: the rows that these batches need (`NameRows`)."""
     sums: bool = False
-    """The next `Reduce` is of this gradient, as it is, by its samples: it may begin already."""
+    """The next `Reduce` is of this gradient, weighted by its samples, so it may begin early."""
 
     def is_usable(self, loss: float, norm: float) -> bool:
-        """Whether what was computed is finite and not too large: what is not gets no further."""
+        """Whether the result is finite and not too large; else it is discarded."""
         return math.isfinite(loss) and norm <= self.norm_max
 
 
@@ -217,7 +218,7 @@ class FailedSample(NamedTuple):
     """A sample that could not be loaded."""
 
     number: int
-    """Of the batch that went on without it."""
+    """Of the batch, which was computed without it."""
     sample: int
     """In the dataset."""
     error: str
@@ -228,38 +229,38 @@ class FailedSample(NamedTuple):
 class Computed(Event):
     loss: float
     gradient: Vector | None
-    """float32[d], of the mean loss; valid until the next `Compute`. None: it was not asked for."""
+    """float32[d], of the mean loss; valid until the next `Compute`. None: not requested."""
     averaged: Array
     """float64[n], the buffers after this step."""
     norm: float
     """Euclidean, of the gradient; not finite if an element or the sum of their squares is not."""
     is_usable: bool
-    """See `Compute`; of several batches, whether the last one that was computed is of use."""
+    """See `Compute`; of several batches, whether the last computed one is usable."""
     before: tuple[float, ...] = ()
-    """The losses of the batches before it, all of use."""
+    """The losses of the batches before it, all usable."""
     is_skipped: bool = False
-    """It is of no use because the scale of the loss was too large (float16), or because none of its
-    samples could be loaded: no fault of the replica's."""
+    """It is unusable because the scale of the loss was too large (float16), or because none of its
+    samples could be loaded: no fault of the replica."""
     metrics: tuple[Mapping[str, float], ...] = ()
-    """What else the task's loss returns, of each batch of use; (): nothing of any of them."""
+    """Further metrics of the task's loss, per usable batch; (): none."""
     failed: tuple[FailedSample, ...] = ()
-    """Samples that these batches lack; one that lacks all of them is skipped."""
+    """Samples missing from these batches; a batch that lacks all its samples is skipped."""
     ended_after: int | None = None
-    """The stream's shard has ended in the last batch, after so many samples of it; 0: there was
-    nothing to compute. None: it had all."""
+    """The stream's shard ended in the last batch, after this number of its samples; 0: there was
+    nothing to compute. None: the batch was complete."""
     rows: Array | None = None
-    """float32[n]: how `Compute.rows` have changed, by all of these batches that are of use."""
+    """float32[n]: the change of `Compute.rows` by all usable batches of these."""
 
     @classmethod
     def of_nothing(cls, averaged: Array) -> Computed:
-        """The shard of the stream had ended before."""
+        """For a shard of the stream that had ended before."""
         return cls(
             math.nan, None, averaged, math.nan, is_usable=False, is_skipped=True, ended_after=0
         )
 
     @property
     def odd(self) -> str:
-        """Why it is of no use; a gradient may be too large to be squared beside a finite loss."""
+        """Why it is unusable; the gradient's norm may overflow although the loss is finite."""
         if not math.isfinite(self.loss):
             return f"loss {self.loss}"
         limit = ", above what servers.push_norm_max allows" if math.isfinite(self.norm) else ""
@@ -268,8 +269,8 @@ class Computed(Event):
 
 @record
 class NameRows(Effect):
-    """Load the batches that `Compute` with the same fields will be of, and find the rows that they
-    need; answered by `RowsNamed`.
+    """Load the batches of a following `Compute` with the same fields, and determine the rows that
+    they need; answered by `RowsNamed`.
     """
 
     data_epoch: int
@@ -284,7 +285,7 @@ class NameRows(Effect):
 @record
 class RowsNamed(Event):
     rows: Array
-    """int64[n], ascending, each once."""
+    """int64[n], strictly ascending."""
 
 
 @record
@@ -298,7 +299,7 @@ class RowsWanted(Event):
 @record
 class BringRows(Effect):
     values: Array
-    """float32[n], as the servers have them now."""
+    """float32[n], the servers' current values."""
 
 
 @record
@@ -313,7 +314,7 @@ class StepAlong(Effect):
 
 @record
 class ExchangeOwn(Effect):
-    """What the replica's own optimiser keeps, as one vector; it keeps `take` from then on, if it is
+    """Read the state of the replica's own optimiser as one vector, and replace it by `take`, if
     given. Answered by `EngineRan`, or by `TaskFailed`.
     """
 
@@ -337,8 +338,8 @@ class EngineRan(Event):
 
 @record
 class TakeComputeState(Effect):
-    """What torch keeps for the replica beside the parameters, after all that was asked for so far;
-    answered by `ComputeStateTaken`, or by `TaskFailed`.
+    """Take torch's state of the replica besides the parameters, after all operations requested so
+    far; answered by `ComputeStateTaken`, or by `TaskFailed`.
     """
 
 
@@ -349,7 +350,7 @@ class ComputeStateTaken(Event):
 
 @record
 class RestoreComputeState(Effect):
-    """Before the first operation; not answered but by `TaskFailed`."""
+    """Sent before the first operation; answered only on failure, by `TaskFailed`."""
 
     arrays: Mapping[str, Array]
 
@@ -370,9 +371,9 @@ class StoreOpened(Event):
 
 @record
 class JoinGroup(Effect):
-    """Leave the group of before and join this one; answered by `GroupJoined` or `GroupFailed`.
+    """Leave the previous group and join this one; answered by `GroupJoined` or `GroupFailed`.
 
-    From here on nothing of the generations before is answered any more.
+    From here on no effect of an earlier generation is answered.
     """
 
     generation: int
@@ -380,20 +381,20 @@ class JoinGroup(Effect):
     size: int
     store: str
     timeout_s: float
-    """Of joining, and of every sum once all members are there."""
+    """Of joining, and of every sum once all members have reached it."""
 
 
 @record
 class LeaveGroup(Effect):
-    """Be in no group, whatever goes on in it; not answered."""
+    """Leave the group immediately; not answered."""
 
     generation: int
 
 
 @record
 class Reduce(Effect):
-    """Sum with all members, when all have asked for it; answered by `Reduced` or `GroupFailed`, and
-    now and then by `GroupWaits`.
+    """Sum with all members, once all have requested it; answered by `Reduced` or `GroupFailed`, and
+    meanwhile by `GroupWaits`.
     """
 
     generation: int
@@ -404,11 +405,12 @@ class Reduce(Effect):
     joins: bool
     """This member has taken part in no sum yet."""
     is_behind: bool
-    """It has joined, and was not handed the model: it is no source of it yet."""
+    """It has joined, but has not received the model: it is no source of it yet."""
     slot: int
     beside: float = 0.0
     dtype: str = "float32"
-    """What is summed in: of the vectors by their parts of the weight, if that is fewer bits."""
+    """Type in which the sum is computed; if narrower, of the vectors times their share of the
+    weight."""
 
 
 @record
@@ -426,25 +428,25 @@ class Reduced(Event):
     joined: int
     """Members for whom this is the first sum; their weights are 0."""
     is_counted: bool
-    """Whether this member was at that step, and does not join."""
+    """Whether this member was at that step, and is not joining."""
     first: int
-    """The lowest slot of the members that neither join nor are behind, if there is one."""
+    """The lowest slot of the members that are neither joining nor behind, if there is one."""
     beside: float = 0.0
-    """The mean of what was `beside` the vectors, by weight."""
+    """The weighted mean of `Reduce.beside`."""
 
 
 @record
 class GroupJoined(Event):
     generation: int
     number: int
-    """Of the newest sum that counts."""
+    """Of the newest committed sum."""
     result: Reduced | None
-    """Of that one, if this member was not told it yet."""
+    """Of that sum, if it was not delivered to this member yet."""
 
 
 @record
 class GroupWaits(Event):
-    """These ranks have not asked for the sum; about once a second."""
+    """These ranks have not requested the sum yet; about once a second."""
 
     generation: int
     ranks: tuple[int, ...]
@@ -452,7 +454,7 @@ class GroupWaits(Event):
 
 @record
 class GroupFailed(Event):
-    """A member is gone, or has not come in time."""
+    """A member is gone, or missed a deadline."""
 
     generation: int
     reason: str
@@ -468,18 +470,18 @@ class RunEvaluation(Effect):
     parameters: Array
     averaged: Array
     finish_with: Json | None = None
-    """Metrics: it is the task's `finish` that runs, with these. What it raises is in the answer."""
+    """Metrics: run the task's `finish` with these instead. The answer has what it raises."""
 
 
 @record
 class LocateTask(Effect):
-    """The task does not come back: write into the log where it is; answered by `TaskLocated`."""
+    """The task hangs: log its current position; answered by `TaskLocated`."""
 
 
 @record
 class TaskLocated(Event):
     place: str
-    """The innermost line of the user's own, as in "/home/me/train.py:51"; "" if it is not known."""
+    """The innermost line of the user's code, as in "/home/me/train.py:51"; "" if unknown."""
 
 
 @record
@@ -487,9 +489,9 @@ class EvaluationRun(Event):
     evaluation: int
     metrics: Json
     text: str = ""
-    """What the task's `finish` has printed and returned."""
+    """What the task's `finish` printed and returned."""
     error: str = ""
-    """What it has raised."""
+    """What it raised."""
 
 
 @record
@@ -502,25 +504,25 @@ class TaskFailed(Event):
 
 @record
 class Settled(Effect):
-    """Put on record that the pushes 0..count-1 of this epoch are settled on `shard`."""
+    """Record that the pushes 0..count-1 of this epoch are settled on `shard`."""
 
     epoch: int
     shard: int
     count: int
 
 
-# ---------------------------------------------------------------- who looks after whom
+# ---------------------------------------------------------------- supervision
 
 
 @record
 class CoordinatorGone(Event):
-    """To an agent: the coordinator's process has ended. To others: the agent's has, too."""
+    """To an agent: the coordinator's process has exited. To others: the agent's has, too."""
 
 
 @record
 class RestartCoordinator(Effect):
-    """See to it that the run has a coordinator, unless it has ended in order: watch the one that is
-    there, or start one. Two do no harm.
+    """Ensure that the run has a coordinator, unless the run has ended properly: watch the running
+    one, or start one. Starting two is safe.
     """
 
 
@@ -538,7 +540,7 @@ class StartProcess(Effect):
 
 @record
 class SignalProcess(Effect):
-    """Signal a process that this agent started; a no-op if it has ended."""
+    """Signal a process that this agent started; a no-op if it has exited."""
 
     name: str
     incarnation: int
@@ -553,5 +555,5 @@ class ProcessEnded(Event):
     """Exit code, or minus the signal that killed it."""
     last_lines: tuple[str, ...]
     cause: str = ""
-    """Why the signal came, if that is known: "out of memory: limit 64 MiB". Of one that has exited,
-    that it said nothing of it (`crash_loops.UNSAID`)."""
+    """Why the process was signalled, if known: "out of memory: limit 64 MiB". Of one that exited,
+    that it logged no reason (`crash_loops.UNSAID`)."""

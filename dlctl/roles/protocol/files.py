@@ -1,14 +1,14 @@
-"""Files on their way between hosts: what the roles want done with them, and what comes back.
+"""File transfers between hosts: the effects that roles request, and the events they get back.
 
-Names of files are relative to the run directory, or to the directory that stands for it on another
-host, and always have slashes: "ckpt/000000000120-3/shard-0.safetensors", "logs/worker-0.3.jsonl".
+File names are relative to the run directory, or to its counterpart on another host, and always use
+slashes: "ckpt/000000000120-3/shard-0.safetensors", "logs/worker-0.3.jsonl".
 
-Whole files on their way from one host to another, piece by piece, asked for by who wants them.
-Or only looked at, where they are here already.
+The receiver requests a whole file from another host, piece by piece. A file that is already on
+this host is only checked.
 
-A lost piece is asked for again, a repeated one is dropped: pieces may come in any order. Few are
-under way at once, and they are small on a slow link, so that what else goes over it (reports, for
-one, without which a daemon is taken for dead) never waits for long.
+A lost piece is requested again, and a duplicate is dropped; pieces may arrive in any order. Few are
+in flight at once, and they are small on a slow link, so other traffic never waits for long: a
+daemon whose reports are late, for example, is considered dead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHECKPOINTS, LOGS, ACKS, FROZEN = "ckpt", "logs", "acks", frozen.FOLDER
 BYTES_MAX = 1 << 20
 """In one answer."""
 NOT_THERE = "there is no such file"
-"""The error of an answer that says so."""
+"""The error of an answer if the file does not exist."""
 
 
 def checkpoint_file(directory: str, file: str) -> str:
@@ -38,14 +38,14 @@ def checkpoint_file(directory: str, file: str) -> str:
 
 
 def saved_file(name: str) -> str:
-    """What a server or worker calls its file of a checkpoint: no two have the same one."""
+    """The name of a server's or worker's file in a checkpoint, unique per daemon."""
     role, _, index = name.partition("-")
     return f"shard-{index}.safetensors" if role == "server" else f"{name}.safetensors"
 
 
 class RequestNumbers:
-    """Of the questions of one process. They begin with the clock: a process before this one may
-    have asked for the same, and its answers must not be taken for ours.
+    """Numbers of one process's requests. They start at the clock: an earlier process may have sent
+    the same requests, and answers to those must not match.
     """
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class RequestNumbers:
         return self._newest
 
 
-# ---------------------------------------------------------------- who has a file
+# ---------------------------------------------------------------- the sender of a file
 
 
 @record
 class ReadBytes(Effect):
-    """Answer this question of `peer`; answered by `BytesRead`."""
+    """Read the bytes that `peer` has requested; answered by `BytesRead`."""
 
     peer: Peer
     question: ReadFile
@@ -80,25 +80,25 @@ class RemoveCopy(Effect):
     file: str
 
 
-# ---------------------------------------------------------------- who wants one, whole
+# ---------------------------------------------------------------- the receiver of a whole file
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A file that is to come."""
+    """A file to be fetched."""
 
     file: str
     nbytes: int | None = None
-    """None: as many as there are."""
+    """None: unknown, all of it."""
     sha256: str = ""
-    """"": its own content says whether it is right."""
+    """"": the file verifies itself by its content."""
     ranges: tuple[tuple[int, int], ...] = ()
-    """Only these bytes of it, in order, of a file whose size is known; (): all of it."""
+    """Only these byte ranges, in order, of a file of known size; (): all of it."""
 
 
 @record
 class TakeBytes(Effect):
-    """Put `data` at `offset` of a file that is not there yet, beside its place."""
+    """Write `data` at `offset` of the temporary file beside the file's final place."""
 
     file: str
     offset: int
@@ -107,7 +107,7 @@ class TakeBytes(Effect):
 
 @record
 class SealFile(Effect):
-    """All bytes have come: check them, and put the file durably in its place; answered by
+    """All bytes have arrived: verify them, and move the file durably to its place; answered by
     `FileSealed`.
     """
 
@@ -118,9 +118,7 @@ class SealFile(Effect):
 
 @record
 class CheckFile(Effect):
-    """See whether a file that is in its place has this size and checksum; answered by
-    `FileSealed`.
-    """
+    """Verify size and checksum of a file that is in its place; answered by `FileSealed`."""
 
     file: str
     nbytes: int
@@ -129,35 +127,35 @@ class CheckFile(Effect):
 
 @record
 class DiscardFile(Effect):
-    """Nothing comes of a file: remove what was taken of it."""
+    """A transfer was abandoned: remove the bytes received so far."""
 
     file: str
 
 
 @record
 class FileSealed(Event):
-    """A file is in its place and right, or not; then also an answer to `TakeBytes`."""
+    """A file is in its place and verified, or an error, also one of `TakeBytes`."""
 
     file: str
     error: str
-    """"" if all went well."""
+    """"" on success."""
 
 
 @record
 class StillReading(Event):
-    """Files are checked and sealed one after the other, and that takes long: more of one has been
-    read since this was said last.
+    """Progress of verifying files, which takes long and handles one file at a time: more bytes have
+    been read since the last such event.
     """
 
 
 @record
 class FilesMissing(Event):
-    """Answer to `LoadArrays` on another host: these have to be fetched before it can be done."""
+    """Answer to `LoadArrays` on another host: these files have to be fetched first."""
 
     files: tuple[Wanted, ...]
 
 
-# ---------------------------------------------------------------- who mirrors some as they grow
+# ---------------------------------------------------------------- mirrors of growing files
 
 
 @record
@@ -171,14 +169,14 @@ class TakeLog(Effect):
 
 @record
 class RotateLog(Effect):
-    """The log goes on in a new file, as at its origin: the present one is renamed."""
+    """Rename the present file and continue the log in a new one, as at its origin."""
 
     file: str
 
 
 @record
 class ReplaceFile(Effect):
-    """Have `data`, and nothing else, in a small file."""
+    """Replace the content of a small file by `data`."""
 
     file: str
     data: bytes
@@ -186,7 +184,7 @@ class ReplaceFile(Effect):
 
 @record
 class MirrorFailed(Event):
-    """What was to be taken of a log could not be written: from `offset` on it has to come again."""
+    """Bytes of a log could not be written: it has to be resent from `offset` on."""
 
     file: str
     offset: int
@@ -196,14 +194,14 @@ class MirrorFailed(Event):
 # ---------------------------------------------------------------- whole files, piece by piece
 
 WINDOW = 4
-"""Pieces that one peer is asked for at once, of all files together."""
+"""Pieces in flight from one peer, over all files."""
 PIECE_BYTES_FIRST, PIECE_BYTES_MIN = 64 * 1024, 16 * 1024
 QUICK_S, SLOW_S = 0.25, 1.0
-"""A piece that comes sooner is followed by larger ones, one that comes later by smaller ones."""
+"""A piece that arrives faster is followed by larger ones, a slower one by smaller ones."""
 Done = Callable[[str, float], None]
-"""Called with ("" or what is wrong, now)."""
+"""Called with ("" or the error, now)."""
 Progress = Callable[[float], None]
-"""Called with the present time when bytes have come, or have been read to check them."""
+"""Called with the current time when bytes have arrived, or have been read to verify them."""
 
 
 @dataclass(slots=True)
@@ -214,18 +212,18 @@ class _Transfer:
     progress: Progress
     nbytes: int | None
     next_offset: int = 0
-    """Everything before it has been asked for."""
+    """Everything before it has been requested."""
     asked: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Request -> (offset, bytes) of the pieces that are under way."""
+    """Request -> (offset, bytes) of the pieces in flight."""
 
     def has_more(self) -> bool:
-        """Whether there is something to ask for that was not asked for yet."""
+        """Whether there are pieces left to request."""
         if self.nbytes is None:
             return not self.asked
         return self.next_offset < self._ranges()[-1][1]
 
     def next_piece(self, nbytes: int) -> tuple[int, int]:
-        """(offset, bytes) of what is asked for next, at most so many; from then on it has been."""
+        """(offset, bytes) of the next piece, at most `nbytes` long; it then counts as requested."""
         if self.nbytes is None:
             offset = self.next_offset
         else:
@@ -246,7 +244,7 @@ class Transfers:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._outstanding = context.measures_apart()
-        self._under_way: dict[str, _Transfer] = {}
+        self._in_flight: dict[str, _Transfer] = {}
         self._piece_bytes: dict[str, int] = {}
         """By peer."""
         self._numbers = RequestNumbers()
@@ -254,32 +252,32 @@ class Transfers:
     def fetch(
         self, peer: str, wanted: Wanted, done: Done, now: float, progress: Progress | None = None
     ) -> None:
-        """Have a file come from `peer`; `done` is called once, unless it is cancelled."""
+        """Fetch a file from `peer`; `done` is called once, unless it is cancelled."""
         self.cancel(wanted.file)
         progress = progress or (lambda now: None)
-        self._under_way[wanted.file] = _Transfer(peer, wanted, done, progress, wanted.nbytes)
+        self._in_flight[wanted.file] = _Transfer(peer, wanted, done, progress, wanted.nbytes)
         if wanted.nbytes == 0:
-            self._seal(self._under_way[wanted.file])
-        self._ask_more(peer, now)
+            self._seal(self._in_flight[wanted.file])
+        self._request_more(peer, now)
 
     def check(self, file: str, nbytes: int, sha256: str, done: Done, progress: Progress) -> None:
-        """Look at a file that somebody on this host has put into its place: as if it had come."""
+        """Verify a file that another process on this host wrote, as if it had been fetched."""
         wanted = Wanted(file, nbytes, sha256)
         nothing_to_ask = nbytes
-        self._under_way[file] = _Transfer("", wanted, done, progress, nbytes, nothing_to_ask)
+        self._in_flight[file] = _Transfer("", wanted, done, progress, nbytes, nothing_to_ask)
         self.context.do(CheckFile(file, nbytes, sha256))
 
     def cancel(self, file: str) -> None:
-        """Nobody wants this file any more; nothing happens if it is not under way."""
-        transfer = self._under_way.pop(file, None)
+        """Abandon the transfer of this file, if there is one."""
+        transfer = self._in_flight.pop(file, None)
         if transfer is not None:
             for request in transfer.asked:
                 self._outstanding.drop(request)
             self.context.do(DiscardFile(file))
 
     def fail_all(self, peer: str, error: str, now: float) -> None:
-        """Nothing comes from this peer any more."""
-        for transfer in [t for t in self._under_way.values() if t.peer == peer]:
+        """Fail all transfers from this peer."""
+        for transfer in [t for t in self._in_flight.values() if t.peer == peer]:
             self._fail(transfer, error, now)
 
     def deadline(self) -> float | None:
@@ -291,8 +289,8 @@ class Transfers:
     # ------------------------------------------------------------ pieces
 
     def on_data(self, message: m.FileData, now: float) -> None:
-        """A piece has come. Raises RemoteProtocolError if it is not of whom it was asked."""
-        transfer = self._under_way.get(message.file)
+        """A piece has arrived. Raises RemoteProtocolError if another peer was asked for it."""
+        transfer = self._in_flight.get(message.file)
         if transfer is None or message.request not in transfer.asked:
             return
         if message.name != transfer.peer:
@@ -309,21 +307,21 @@ class Transfers:
         transfer.progress(now)
         if transfer.is_complete():
             self._seal(transfer)
-        self._ask_more(transfer.peer, now)
+        self._request_more(transfer.peer, now)
 
     def on_sealed(self, event: FileSealed, now: float) -> None:
-        transfer = self._under_way.get(event.file)
+        transfer = self._in_flight.get(event.file)
         if transfer is None:
             return
         if event.error:
             self._fail(transfer, event.error, now)
         else:
-            del self._under_way[event.file]
+            del self._in_flight[event.file]
             transfer.done("", now)
 
     def on_reading(self, now: float) -> None:
-        """All that have come wait for one reader: whichever file it is at, they get on."""
-        for transfer in self._under_way.values():
+        """One reader verifies all complete files: its progress counts for each of them."""
+        for transfer in self._in_flight.values():
             if transfer.is_complete():
                 transfer.progress(now)
 
@@ -336,17 +334,17 @@ class Transfers:
     def _fail(self, transfer: _Transfer, error: str, now: float) -> None:
         self.cancel(transfer.wanted.file)
         transfer.done(error, now)
-        self._ask_more(transfer.peer, now)
+        self._request_more(transfer.peer, now)
 
-    def _ask_more(self, peer: str, now: float) -> None:
-        """Files that come from one peer share what may be under way."""
-        here = [t for t in self._under_way.values() if t.peer == peer]
+    def _request_more(self, peer: str, now: float) -> None:
+        """Send requests up to the peer's window, which all files from it share."""
+        here = [t for t in self._in_flight.values() if t.peer == peer]
         free = WINDOW - sum(len(t.asked) for t in here)
         while free > 0 and (ready := [t for t in here if t.has_more()]):
-            self._ask(min(ready, key=lambda t: len(t.asked)), now)
+            self._request(min(ready, key=lambda t: len(t.asked)), now)
             free -= 1
 
-    def _ask(self, transfer: _Transfer, now: float) -> None:
+    def _request(self, transfer: _Transfer, now: float) -> None:
         number = self._numbers.next(now)
         nbytes = self._piece_bytes.get(transfer.peer, PIECE_BYTES_FIRST)
         offset, nbytes = transfer.asked[number] = transfer.next_piece(nbytes)
@@ -366,8 +364,8 @@ def _wrong(transfer: _Transfer, message: m.FileData, offset: int, nbytes: int) -
     if message.error:
         return message.error
     if transfer.nbytes is not None and message.size != transfer.nbytes:
-        return f"it has {message.size} bytes there, and should have {transfer.nbytes}"
+        return f"it has {message.size} bytes there instead of {transfer.nbytes}"
     expected = min(nbytes, max(0, message.size - offset))
     if message.offset != offset or len(message.data) != expected:
-        return f"{len(message.data)} bytes came where {expected} were asked for"
+        return f"{len(message.data)} bytes arrived instead of {expected}"
     return ""

@@ -1,7 +1,7 @@
 """The keys of a run, as the coordinator's role needs them: one pair for every name.
 
-Names keep their keys across restarts; which process of a name may speak, epochs and incarnations
-decide.
+A name keeps its keys across restarts; epochs and incarnations decide which of its processes is
+authorized.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Keyring(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Which run key this is: another one has another fingerprint, and nobody learns the key."""
+        """Identifies the run key without revealing it."""
         ...
 
     def public(self, name: str) -> str:
@@ -32,7 +32,7 @@ class Keyring(Protocol):
 
 
 def fingerprint(token_key: bytes) -> str:
-    """16 hexadecimal digits that tell one run key from another."""
+    """16 hexadecimal digits that identify a run key."""
     return hashlib.sha256(b"fingerprint" + token_key).hexdigest()[:16]
 
 

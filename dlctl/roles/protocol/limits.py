@@ -1,14 +1,14 @@
-"""Numbers that both ends of a conversation must know."""
+"""Limits that both ends of a protocol must know."""
 
 from __future__ import annotations
 
 REACH = 16
-"""Pushes of a slot whose outcomes a shard remembers. A worker's oldest push without an ack is no
+"""Pushes of a slot whose outcomes a shard stores. A worker's oldest unacknowledged push is no
 further behind its newest one (`ShardClient.has_room`)."""
 EVALUATE_S_MAX = 600.0
-"""An evaluation that takes longer hangs."""
+"""An evaluation that takes longer counts as hung."""
 METRICS_MAX = 64
 METRIC_NAME_CHARS_MAX = 200
-"""All metrics of an evaluation, or of a portion of data, travel in one message's header."""
+"""All metrics of an evaluation, or of a portion of data, are in one message's header."""
 STATUS_UNKNOWN = -255
-"""The exit status of a process that was not our child: nobody can say what it was."""
+"""The exit status of a process that was not a child of this one, so its status is unknown."""

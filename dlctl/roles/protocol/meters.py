@@ -1,4 +1,4 @@
-"""What roles count: rates between two reports, latencies as quantiles, staleness as a histogram."""
+"""Metrics of roles: rates between two reports, latency quantiles, a histogram of staleness."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dlctl.roles.protocol.limits import METRICS_MAX
 
 LATENCIES_KEPT = 512
 RATE_S_MIN = 0.5
-"""A rate over less would be noise: the last one is reported again."""
+"""Over less time a rate would be noise: the last one is reported again."""
 
 
 def median(values: Iterable[float]) -> float:
-    """The upper one of the two in the middle, if there are two; 0 of nothing."""
+    """The upper median; 0 of nothing."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2] if ordered else 0.0
 
 
 def follow(means: dict[str, float], newest: Mapping[str, float], weight: float) -> None:
-    """Take newest values into running means, each unless its mean would be no number any more, and
-    of no more than `METRICS_MAX` names.
+    """Update running means with the newest values, except those that would make a mean non-finite,
+    and for at most `METRICS_MAX` names.
     """
     for name, value in newest.items():
         if name not in means and len(means) >= METRICS_MAX:
@@ -68,7 +68,7 @@ class Rates:
     def report(self, now: float) -> dict[str, float]:
         """{name: total, name_per_s: rate since an earlier report}.
 
-        There is no rate before the second report, nor of what has never been counted.
+        There is no rate before the second report, nor for a total of 0.
         """
         if self._since is None:
             self._before, self._since = dict(self.total), now
@@ -84,11 +84,11 @@ class Rates:
 
 
 class Pace:
-    """Growth per second of counters that grow in jumps, such as work that is counted by portions.
+    """Growth per second of counters that grow in jumps, such as work counted by portions.
 
     It is measured from jump to jump, over about the last `window_s` seconds: a portion that takes
-    longer than that is measured from the end of the one before. None until there was a jump; zero
-    when nothing has come for twice the time that was measured over.
+    longer than that is measured from the end of the previous one. None until there was a jump; zero
+    after twice the measured time without a jump.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -96,7 +96,7 @@ class Pace:
         self._jumps: deque[tuple[float, tuple[int, ...]]] = deque()
 
     def look(self, now: float, counts: tuple[int, ...]) -> tuple[float, ...] | None:
-        """Take what the counters say now (first: when the work begins); the rates of each."""
+        """Add the current counters, first when the work begins; returns the rate of each."""
         jumps = self._jumps
         if not jumps or counts != jumps[-1][1]:
             jumps.append((now, counts))
@@ -112,7 +112,7 @@ class Pace:
 
 
 class Staleness:
-    """How many updates came between the fetch that a gradient used and its own application."""
+    """Number of updates between the fetch that a gradient used and its own application."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()

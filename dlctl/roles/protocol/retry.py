@@ -1,15 +1,14 @@
-"""Messages that wait for an answer, sent again until it comes. The one retry mechanism of all
-roles.
+"""Retries: messages are resent until they are answered. The only retry mechanism of all roles.
 
-The transport delivers at most once and may lose what was under way when a connection broke. So
-every message that matters is kept here under a key until its answer arrives. The timeout follows
-the measured round trip of small messages (four times its average, never under `resend_s`) plus the
-time that the bytes need (four times as long as they took lately to that peer; 1 MB/s as long as
-nothing is known of it), and doubles with every repetition up to four times, but for its first part
-not beyond the age at which a message counts as lost. On a slow link a copy too many makes all that
-is behind it late; so a link may be found to be as slow as it is. The first answer after an outage
-tells that the peer can be reached again: what else waits for it is sent again soon. What was on its
-way over a connection that has ended is sent again over the next one.
+The transport delivers at most once and may lose in-flight messages when a connection breaks. So
+every message that matters is stored here under a key until its answer arrives. The timeout is the
+measured round trip of small messages (four times its average, at least `resend_s`) plus the
+transfer time of the bytes (four times the latest measurement for that peer, or at 1 MB/s before
+one). It doubles with every retry up to a factor of four, but its first part is bounded by the age
+at which a message counts as lost. On a slow link a superfluous copy delays everything behind it, so
+the estimate of a link is allowed to become as slow as the link is. The first answer after an outage
+shows that the peer is reachable again: other messages to it are resent soon. In-flight messages of
+a closed connection are resent over the next one.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from dlctl.messages import Message
 
 BACKOFF_MAX = 4
 PUT_OFF = 8
-"""Times `resend_s`: for what the peer has, and cannot answer yet."""
+"""Multiple of `resend_s` for a message that the peer has, but cannot answer yet."""
 AGE_S_MAX = 8.0
 """A message that was answered later than this was lost, not slow."""
 BYTES_PER_S_FIRST = 1e6
-"""What a link is taken to carry until it was measured."""
+"""Assumed throughput of a link before it is measured."""
 MEASURED_BYTES_MIN = 64 * 1024
-"""Messages from this on say something about the link and not only about its latency."""
+"""Messages from this size on measure the throughput of a link, smaller ones its latency."""
 PATIENCE = 4
-"""Times the time that is to be expected."""
+"""Multiple of the expected time."""
 AWAY_S = 3.0
-"""What should have been sent again so long ago was not, because we ourselves stood still (SIGSTOP):
-how long its answer took, as we see it, says nothing of the peer."""
+"""A resend that is overdue by more means that this process itself was paused (SIGSTOP), so the
+measured time to the answer is not the peer's."""
 
 
 @dataclass(slots=True)
@@ -45,7 +44,7 @@ class _Item:
     first_sent: float
     sent: float
     sent_before: float
-    """The time of the copy before the newest one; if we stood still in between, of the newest."""
+    """The time of the copy before the newest one, or of the newest if this process was paused."""
     due: float = 0.0
     copies: int = 0
     backoff: int = 1
@@ -55,32 +54,32 @@ class Retries:
     def __init__(self, resend_s: float) -> None:
         self.resend_s = resend_s
         self.repeated = 0
-        """Messages sent again so far."""
+        """Messages resent so far."""
         self._items: dict[Hashable, _Item] = {}
         self._round_trip_s = 0.0
         self._bytes_per_s: dict[str, float] = {}
-        """Peer -> what was measured last; it falls at once, and at most doubles."""
+        """Peer -> measured throughput, which may fall at once, but at most doubles."""
         self.on_repeat: Callable[[Hashable, int, float], None] = lambda key, nbytes, now: None
-        """Called with (key, bytes, now) for every message that is sent again."""
+        """Called with (key, bytes, now) for every message that is resent."""
 
     def add(self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0) -> Send:
-        """Send `message` now and again until `done(key)`."""
+        """Send `message` now, and resend it until `done(key)`."""
         item = _Item(key, peer, message, nbytes, now, now, now, due=now)
         self._items[key] = item
         self._rearm(item, now)
         return Send(peer, message)
 
     def done(self, key: Hashable, now: float, nbytes: int | None = None) -> float | None:
-        """The answer has come: seconds since the first sending; None if nothing waited.
+        """The answer has arrived: seconds since the first copy; None if nothing waited for it.
 
-        nbytes: that there were, if it may be another number than was expected.
+        nbytes: actual bytes, if they may differ from the expected ones.
         """
         item = self._items.pop(key, None)
         if item is None:
             return None
         item.nbytes = item.nbytes if nbytes is None else nbytes
-        # Nobody knows which copy was answered, but hardly one older than the last two. Without this
-        # a slow link would repeat everything, and never learn that it is slow.
+        # It is unknown which copy was answered, but probably one of the last two. Without this a
+        # slow link would cause retries of everything, and never be measured as slow.
         took_s = now - (item.sent if item.copies == 1 else item.sent_before)
         if now <= item.due + AWAY_S:
             self._measure(item, took_s)
@@ -107,27 +106,27 @@ class Retries:
         self._bytes_per_s[peer] = min(measured, 2 * before)
 
     def _needs_s(self, item: _Item) -> float:
-        """How long its bytes may take before they are taken for lost."""
+        """How long its bytes may take before they count as lost."""
         rate = self._bytes_per_s.get(item.peer)
         return item.nbytes * PATIENCE / rate if rate else item.nbytes / BYTES_PER_S_FIRST
 
     def _hurry(self, peer: str, now: float) -> None:
-        """A peer that had been away answers: what else it has not got is sent again soon."""
+        """A peer answers again after an outage: resend other messages to it soon."""
         for item in self._items.values():
             if item.peer == peer and item.copies > 1:
                 item.backoff = 1
                 item.due = min(item.due, now + self.resend_s + self._needs_s(item))
 
     def again(self, peer: str, until: float, now: float) -> None:
-        """What was sent to this peer until then has gone, or its answer has: it is due now, and how
-        long that took does not count.
+        """Messages sent to this peer until then are lost, or their answers are: they are due now,
+        and their times so far are not measured.
         """
         for item in self._items.values():
             if item.peer == peer and item.sent <= until:
                 item.backoff, item.due, item.copies = 1, now, 0
 
     def put_off(self, key: Hashable, now: float) -> None:
-        """The peer has the message and will answer when it can: only repeat it much later."""
+        """The peer has the message and will answer when it can: resend it much later."""
         item = self._items.get(key)
         if item is not None:
             item.due = max(item.due, now + self.resend_s * PUT_OFF)
@@ -136,7 +135,7 @@ class Retries:
         self._items.pop(key, None)
 
     def update(self, key: Hashable, message: Message) -> None:
-        """What is sent from now on under `key`, if it still waits."""
+        """Replace the message under `key` for further copies, if it is unanswered."""
         if key in self._items:
             self._items[key].message = message
 
@@ -145,7 +144,7 @@ class Retries:
         return item.message if item else None
 
     def resend_now(self, key: Hashable, now: float) -> list[Send]:
-        """Repeat one message without waiting for its timeout."""
+        """Resend one message without waiting for its timeout."""
         item = self._items.get(key)
         if item is None:
             return []
@@ -153,18 +152,18 @@ class Retries:
         return [self._repeat(item, now)]
 
     def due(self, now: float) -> list[Send]:
-        """What has to be sent again by now, in the order in which it was first sent."""
+        """The messages to resend by now, in the order of their first copies."""
         return [self._repeat(item, now) for item in self._items.values() if item.due <= now]
 
     def deadline(self) -> float | None:
         return min((item.due for item in self._items.values()), default=None)
 
     def waiting(self) -> Iterator[tuple[Hashable, str, float]]:
-        """(key, peer, since) of everything that has no answer yet."""
+        """(key, peer, since) of all unanswered messages."""
         return ((key, item.peer, item.first_sent) for key, item in self._items.items())
 
     def count(self, kind: str) -> int:
-        """How many have no answer yet of those whose keys are (kind, ...)."""
+        """Number of unanswered messages with keys (kind, ...)."""
         return sum(isinstance(key, tuple) and key[0] == kind for key in self._items)
 
     def __contains__(self, key: Hashable) -> bool:

@@ -1,6 +1,4 @@
-"""Rows of a few natural numbers each, as messages carry them: there may be more of them than a
-header holds.
-"""
+"""Rows of a few natural numbers each, as arrays in messages: they may not fit into a header."""
 
 from __future__ import annotations
 
@@ -21,6 +19,6 @@ def rows_in(numbers: Array, width: int) -> list[list[int]]:
     """Rows of `width` numbers. Raises RemoteProtocolError for anything else."""
     is_whole = numbers.dtype == np.int64 and numbers.size % width == 0
     if not is_whole or (numbers < 0).any():
-        raise RemoteProtocolError(f"these are no rows of {width} numbers")
+        raise RemoteProtocolError(f"these are not rows of {width} numbers")
     rows: list[list[int]] = numbers.reshape(-1, width).tolist()
     return rows

@@ -1,7 +1,7 @@
-"""A daemon's part in checkpoints: each is saved once, however often it is asked for.
+"""A daemon's part in checkpoints: each is saved once, however often it is requested.
 
-A repeated `Save` gets the answer that there was. To write the file again would change it behind the
-manifest, which may know the hash of the first one by then.
+A repeated `Save` gets the stored answer. Rewriting the file could invalidate its hash in the
+manifest.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Saving:
 
     @property
     def newest(self) -> int:
-        """Number of the newest checkpoint that is being saved here, or is answered; 0: of none."""
+        """Number of the newest checkpoint that is being saved, or is answered; 0: none."""
         newest = self._current or self._answer
         return newest.checkpoint if newest is not None else 0
 
     def is_writing(self) -> bool:
-        """Whether the arrays that were given are still needed as they are."""
+        """Whether the given arrays are still being written, and must not change."""
         return self._current is not None
 
     def is_new(self, save: Save) -> bool:
-        """Whether to save now. A repeated request is answered here, an outdated one is dropped."""
+        """Whether to save now. A duplicate request is answered here, a stale one is dropped."""
         if self._answer is not None and save.checkpoint <= self._answer.checkpoint:
             if save.checkpoint == self._answer.checkpoint:
                 self.context.send(COORDINATOR, self._answer)
@@ -69,7 +69,7 @@ class Saving:
         )  # fmt: skip
 
     def without_file(self, save: Save, error: str) -> None:
-        """Nothing is saved here: as it should be if there is no `error`."""
+        """Answer that nothing is saved here, which is correct if there is no `error`."""
         self._reply(Saved(save.checkpoint, self.name, "", "", 0, {}, error))
 
     def _reply(self, saved: Saved) -> None:
@@ -78,12 +78,11 @@ class Saving:
 
 
 class Restoring:
-    """A daemon's way to its arrays in a checkpoint, or to the run's frozen parameters, wherever
-    these are.
+    """Loads a daemon's arrays from a checkpoint, or the run's frozen parameters, on any host.
 
-    Beside the coordinator they are simply read. On another host the driver says which files it has
-    not (`FilesMissing`), they are fetched from the coordinator, and it is tried again: first the
-    manifest comes, then what this daemon needs according to it.
+    On the coordinator's host they are read directly. On another host the driver reports missing
+    files (`FilesMissing`), they are fetched from the coordinator, and the load is retried: first
+    the manifest is fetched, then the files that this daemon needs according to it.
     """
 
     def __init__(self, context: Context) -> None:
@@ -93,7 +92,9 @@ class Restoring:
         self._missing: set[str] = set()
 
     def load(self, effect: LoadArrays | LoadFrozen) -> None:
-        """Answered as the effect says; what cannot be had ends the daemon with the reason."""
+        """Answered as the effect says; if a file cannot be fetched, the daemon exits with the
+        reason.
+        """
         self._load = effect
         self.context.do(effect)
 

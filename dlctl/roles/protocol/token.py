@@ -1,7 +1,7 @@
 """A worker's proof that the coordinator has issued its epoch.
 
-Servers check it without asking anybody, so a worker can join while the coordinator is away, and an
-epoch that nobody issued cannot fence the one that was.
+Servers verify it on their own, so a worker can join while the coordinator is down, and a forged
+epoch cannot fence the issued one.
 """
 
 from __future__ import annotations

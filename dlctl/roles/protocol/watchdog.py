@@ -1,17 +1,17 @@
-"""How long a daemon goes on without its coordinator.
+"""How long a daemon continues without its coordinator.
 
-A coordinator that dies is started again, and a link that fails may heal: meanwhile workers and
-servers go on with what they have. But nothing is left running for ever.
+A dead coordinator is restarted, and a broken link may recover: meanwhile workers and servers
+continue. But no process is left running for ever.
 """
 
 from __future__ import annotations
 
 SILENT_S_MAX = 600.0
-"""Without a heartbeat from a coordinator that may live behind a broken link."""
+"""Without a heartbeat from a coordinator that may be alive behind a broken link."""
 GONE_S_MAX = 60.0
-"""After its end, and the agent's, has been seen: for somebody to start it again."""
+"""After the exit of the coordinator and the agent was observed: time for a restart."""
 LAST_CHANCE_S = 5.0
-"""To read what has come meanwhile: we may have been frozen ourselves."""
+"""To read messages that arrived meanwhile: this process may have been paused (SIGSTOP)."""
 
 
 class Watchdog:
@@ -20,11 +20,11 @@ class Watchdog:
         self._is_last_chance = False
 
     def heard(self, now: float) -> None:
-        """A message of the coordinator (or our own start)."""
+        """The coordinator has sent a message (or this process has started)."""
         self._until, self._is_last_chance = now + SILENT_S_MAX, False
 
     def lost(self, now: float) -> None:
-        """Nobody is left who could speak to us."""
+        """Both coordinator and agent have exited."""
         self._until = min(self._until or now + GONE_S_MAX, now + GONE_S_MAX)
 
     def deadline(self) -> float | None:

@@ -1,7 +1,8 @@
-"""Messages that are allowed and of no use: repeated pushes, above all.
+"""Messages that are allowed but useless, above all duplicate pushes.
 
-Everybody repeats what was lost on its way, a few messages a second. Who does it without an end is
-not heard for a moment, so that the others get their turn: its messages are thrown away unread.
+Every worker resends lost messages, a few per second. A sender that floods the server with
+duplicates is muted for a moment, so that other workers are served: its messages are discarded
+unread.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dlctl.machine import Hush
 from dlctl.roles.protocol.context import Context
 
 PER_S, BURST = 100.0, 1000.0
-"""Useless messages of one key that are put up with: in the long run, and at once."""
+"""Useless messages of one key that are tolerated: sustained rate, and burst."""
 HUSH_S = 2.0
 SAY_S = 60.0
 
@@ -21,7 +22,7 @@ SAY_S = 60.0
 class _Patience:
     left: float
     at: float
-    """When `left` was so much."""
+    """Time of that value of `left`."""
     say_at: float
 
 
@@ -42,5 +43,5 @@ class AbuseGuard:
         self.context.do(Hush(identity, HUSH_S))
         if now >= found.say_at:
             found.say_at = now + SAY_S
-            text = f"{identity} repeats itself without an end: it is not heard every now and then"
+            text = f"{identity} sends too many duplicates: its messages are discarded at times"
             self.context.note("warning", text)

@@ -1,18 +1,18 @@
-"""Exactly once: which pushes of which worker a shard has taken.
+"""Exactly once: which pushes of which worker a shard has accepted.
 
-Per slot the shard keeps the newest epoch that has joined and the next sequence number that it
-expects. It takes strictly that one: an older number was taken before (acknowledged again, not
-applied again), a newer one means that something was lost on the way (nothing is applied, the worker
-sends it again). An older epoch is a process that has been replaced: fenced.
+Per slot the shard stores the newest epoch that has joined and the next sequence number that it
+expects. It accepts only that number: an older one is a duplicate (acknowledged again, not applied
+again), a newer one means that a push was lost in flight (nothing is applied, the worker resends).
+An older epoch belongs to a process that has been replaced: it is fenced.
 
-What became of a number is kept for as long as somebody may ask if it was anything but applied: who
-asks again, because the ack was lost, is told that, and not that it is in the shard.
+The fate of a number that was not applied is stored for as long as its push may be resent: if the
+ack was lost, the worker gets that fate again, and not an ack as if the push were in the shard.
 
-A push that a barrier holds is taken, but it is in this server's memory only. So what is kept with
-the shard (`to_json`) goes no further than the lowest held one: for the next server it is new again.
+A push held by a barrier is accepted, but is only in this server's memory. So the state that is
+stored with the shard (`to_json`) ends before the lowest held push, which is new to the next server.
 
-All of it is in every commit, for which a mapped state has a certain room (`dlctl/shards/image.py`).
-So there is a limit to what is kept of a slot, whatever its worker does.
+All of this is in every commit, whose space in a mapped state is limited (`dlctl/shards/image.py`).
+So the state per slot is bounded, whatever its worker does.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, FENCED, GAP, HELD, LATE
 from dlctl.roles.protocol.limits import REACH
 
 PAST_KEPT = 32
-"""Epochs that have been replaced, of which it is still known how far they came."""
+"""Number of replaced epochs whose progress is still stored."""
 HELD_REACH = 4
-"""Numbers that are taken from a held one on; all methods that hold pushes wait sooner."""
+"""Numbers accepted from a held one on; all methods that hold pushes wait sooner."""
 NEW = "new"
 UNKNOWN = "unknown"
 _FATES = (DUPLICATE, LATE, REFUSED)
@@ -39,13 +39,13 @@ class _Slot:
     epoch: int
     next_seq: int = 0
     held: set[int] = field(default_factory=set)
-    """Taken and not settled."""
+    """Accepted and not settled."""
     ahead: set[int] = field(default_factory=set)
     """Beyond `next_seq`, and settled by a server that held a lower one when it died."""
     dropped: int = 0
     """The newest number that was not applied, if there is one."""
     fates: int = 0
-    """Two bits each of `dropped` and the numbers before it, from the lowest ones on: an index into
+    """Two bits for `dropped` and for each number before it, lowest bits first: an index into
     `_FATES`."""
     row: list[int] = field(default_factory=list)
     """As in `to_json`; empty after a change."""
@@ -69,19 +69,19 @@ class _Slot:
         return _FATES[self.fates >> 2 * behind & 3] if 0 <= behind < REACH else DUPLICATE
 
     def has_room(self) -> bool:
-        """Whether the next number may be taken."""
+        """Whether the next number may be accepted."""
         return not self.held or self.next_seq < min(self.held) + HELD_REACH
 
 
 class Dedup:
     def __init__(self) -> None:
         self._slots: dict[int, _Slot] = {}
-        """In the order of their numbers."""
+        """In ascending order."""
         self._past: deque[list[int]] = deque(maxlen=PAST_KEPT)
-        """Rows of epochs that have been replaced: nothing of them is taken any more."""
+        """Rows of replaced epochs, whose pushes are not accepted any more."""
 
     def join(self, slot: int, epoch: int) -> bool:
-        """A worker joins (again). True if this is a new epoch of the slot."""
+        """A worker joins or rejoins. True if this is a new epoch of the slot."""
         known = self._slots.get(slot)
         if known is None or epoch > known.epoch:
             if known is not None:
@@ -99,12 +99,12 @@ class Dedup:
         return known is not None and epoch < known.epoch
 
     def next_seq(self, slot: int) -> int:
-        """The number that is expected next; 0 of a slot that nobody has joined with."""
+        """The number expected next; 0 for a slot that no worker has joined with."""
         known = self._slots.get(slot)
         return known.next_seq if known is not None else 0
 
     def settled(self, slot: int) -> int:
-        """So many pushes of a slot's newest epoch are settled without a hole."""
+        """Number of leading pushes of a slot's newest epoch that are settled without a gap."""
         known = self._slots.get(slot)
         return min(known.held, default=known.next_seq) if known is not None else 0
 
@@ -120,7 +120,7 @@ class Dedup:
         return NEW if push.seq == known.next_seq and known.has_room() else GAP
 
     def take(self, push: Push) -> None:
-        """The push that was judged NEW is being applied, held, or refused for good."""
+        """The push that was judged NEW is being applied, held, or refused permanently."""
         known = self._slots[push.slot]
         assert (push.epoch, push.seq) == (known.epoch, known.next_seq)
         known.next_seq += 1
@@ -128,14 +128,14 @@ class Dedup:
         known.row = []
 
     def hold(self, slot: int, epoch: int, seq: int) -> None:
-        """A push that was taken is not settled yet."""
+        """An accepted push is not settled yet."""
         if self.is_current(slot, epoch):
             known = self._slots[slot]
             known.held.add(seq)
             known.row = []
 
     def settle(self, slot: int, epoch: int, seq: int, outcome: str) -> None:
-        """A push that was taken, and perhaps held, is settled, in one way or another."""
+        """An accepted, perhaps held, push is settled with this outcome."""
         if not self.is_current(slot, epoch):
             return
         known = self._slots[slot]
@@ -145,27 +145,27 @@ class Dedup:
             known.drop(seq, outcome)
 
     def fate(self, push: Push) -> str:
-        """What became of a push that was judged DUPLICATE; that if it is in the shard."""
+        """The outcome of a push that was judged DUPLICATE; DUPLICATE if it is in the shard."""
         known = self._slots[push.slot]
         return HELD if push.seq in known.held else known.fate(push.seq)
 
     def to_json(self) -> list[list[int]]:
-        """[[slot, epoch, next_seq, settled beyond it ...], ...]: nothing that is held is in it.
+        """[[slot, epoch, next_seq, settled beyond it ...], ...], without held pushes.
 
-        The last row of a slot is its present epoch; those before it tell how far older ones came.
-        It is asked for at every commit: rows that have not changed are not made again.
+        The last row of a slot is its current epoch; earlier rows give the progress of older ones.
+        Called at every commit, so unchanged rows are cached.
         """
         for known in self._slots.values():
             known.row = known.row or _row(known)
         return [*self._past, *[known.row for known in self._slots.values()]]
 
     def fates(self) -> list[list[int]]:
-        """[[slot, newest number that is not in the shard, fates of it and of those before], ...]"""
+        """[[slot, newest number that was not applied, fates of it and of those before], ...]"""
         slots = self._slots.values()
         return [[known.slot, known.dropped, known.fates] for known in slots if known.fates]
 
     def load(self, rows: list[list[int]], fates: list[list[int]]) -> None:
-        """Go on where another server of this shard has left off."""
+        """Resume the state of another server of this shard."""
         newest = {row[0]: row for row in rows}
         self._past.extend(row for row in rows if row is not newest[row[0]])
         self._slots = {
@@ -176,7 +176,7 @@ class Dedup:
             self._slots[slot].dropped, self._slots[slot].fates = dropped, mask
 
     def remember(self, rows: list[list[int]]) -> None:
-        """What a checkpoint says of epochs of before: none of them will come back."""
+        """Add rows of earlier epochs from a checkpoint: none of them will return."""
         self._past.extend(rows)
 
 

@@ -1,11 +1,11 @@
-"""The server role: how the owner of one shard comes into a run, is saved, and leaves.
+"""The server role: how the owner of one shard joins a run, is saved, and leaves.
 
-    registering -> (told its slice) -> (restoring, or resuming what was kept) -> serving
+    registering -> assigned a slice -> (restoring, or resuming the stored state) -> serving
                          ^  |
-                         +--+ no room for what was kept, which has to be written anew
+                         +--+ no disk space to rewrite the stored state
 
-`ShardProtocol` is the shard at work. A worker's message that comes before this server knows its
-slice is dropped: the worker repeats it.
+`ShardProtocol` is the running shard. A worker's message that arrives before this server has its
+slice is dropped: the worker resends it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Server:
         compressor: type[Compressor],
         storages: Storages | None = None,
     ) -> None:
-        """`storages`: where the shard is kept; None: in memory only."""
+        """`storages`: where the shard is stored; None: in memory only."""
         self.birth = birth
         self.job = job
         self.address = address
@@ -83,7 +83,7 @@ class Server:
         self.declared = algorithm.shape.tables_of(self.options)
         self.make_optimizer = optimizer
         self.compressor = compressor
-        # What the coordinator and all shards know together cannot be taken up again by one of them.
+        # State shared by the coordinator and all shards cannot be resumed by a single shard.
         self.storages = (
             storages if storages and "server" in algorithm.shape.survives else InMemory()
         )
@@ -104,9 +104,9 @@ class Server:
         self._gathering = Restoring(self.context)
         self._restoring = False
         self._scale: tuple[float, ...] = ()
-        """Of the rate, as the coordinator has said it last."""
+        """Of the learning rate, as last received from the coordinator."""
         self._lacks_room = False
-        """For the shard as it was kept: that is waited for."""
+        """The server waits for disk space for its stored shard."""
         self._report_at = 0.0
 
     # ------------------------------------------------------------ the machine
@@ -120,7 +120,7 @@ class Server:
             case FilesMissing() | FileSealed():
                 self._gathering.on_event(event, now)
             case Reconnected(peer, lost_at):
-                self._report_at = now  # The coordinator learns from it whose connection it is.
+                self._report_at = now  # A report identifies this connection to the coordinator.
                 self.context.again(peer, lost_at, now)
                 for asks in self._asking():
                     asks.tell_again(now)
@@ -142,7 +142,7 @@ class Server:
                 self._close()
                 self.context.do(Exit(0, reason))
         self._report_if_due(now)
-        for asks in self._asking():  # Behind a report: by that we are known.
+        for asks in self._asking():  # After a report, which identifies this connection.
             asks.tell_if_due(now)
         return self.context.clear()
 
@@ -153,7 +153,7 @@ class Server:
         return min((t for t in times if t is not None), default=None)
 
     def _asking(self) -> list[AsksLead | SharesNorm]:
-        """What it asks the coordinator again and again."""
+        """The repeated requests to the coordinator."""
         return [asks for asks in (self._asks_lead, self._norms) if asks is not None]
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
@@ -168,7 +168,7 @@ class Server:
             self.context.note("warning", f"refused {what}: {error.message}")
 
     def _on_coming(self, part: Coming) -> None:
-        """What is to be refused is refused when all of it has come."""
+        """Part of a message has arrived. An invalid message is refused when all of it has."""
         message = part.message
         if self.serving is None or not isinstance(message, m.Push):
             return
@@ -185,19 +185,19 @@ class Server:
             return
         handler = self._FROM_COORDINATOR.get(type(message))
         if handler is None or peer != COORDINATOR:
-            # Whoever connects to a server may only do what workers do.
+            # A peer that connects to a server may send only what workers send.
             raise RemoteProtocolError("it has no business here")
         self._lifeline.heard(now)
         handler(self, message, now)
 
     def _on_guests(self, message: m.Guests, now: float) -> None:
-        """An older list may come late, or again."""
+        """Take a list of guests; a stale one is ignored."""
         if message.number >= self._guest_list:
             self._guest_list = message.number
             self.authz.admit(guests_in(message.names))
         self.context.send(COORDINATOR, m.Noted(self.birth.name, "guests", message.number))
 
-    # ------------------------------------------------------------ coming into the run
+    # ------------------------------------------------------------ joining the run
 
     def _on_welcome(self, message: m.Welcome, now: float) -> None:
         if self.context.retries.done("register", now) is not None:
@@ -205,7 +205,7 @@ class Server:
             self._wanted = message.settings | self._wanted
 
     def _on_assign(self, message: m.Assign, now: float) -> None:
-        """It comes again until it is answered: so who waits for room tries again and again."""
+        """It is resent until it is answered, so a server without disk space keeps retrying."""
         if self._welcome is None:
             return
         if self.serving is None:
@@ -214,7 +214,7 @@ class Server:
             except RemoteProtocolError:
                 raise
             except DlctlError as error:
-                self._do_without(message, error)
+                self._on_unusable_shard(message, error)
                 return
             self._lacks_room = False
             self._vectors = Vectors(self.serving.tables)
@@ -229,7 +229,7 @@ class Server:
             self._answer_assign()
 
     def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> ShardProtocol:
-        """The shard, new or as it was kept. Raises DlctlError if that cannot be."""
+        """Open the shard, new or as stored. Raises DlctlError if that is impossible."""
         options, tables = self.options, []
         for number, table in enumerate(self.declared):
             shard = self._open(message, welcome.index, number, table, options)
@@ -250,13 +250,13 @@ class Server:
         if message.keep:
             serving.resume()
             version = serving.shard.version
-            self.context.note("info", f"goes on at version {version}, as it was kept")
+            self.context.note("info", f"resumed the stored shard at version {version}")
         return serving
 
     def _open(
         self, message: m.Assign, index: int, number: int, table: Table, options: Any
     ) -> Shard:
-        """One table's shard. Raises DlctlError."""
+        """Open one table's shard. Raises DlctlError."""
         takes_gradients = table.rule == "optimizer" and self.algorithm.pushes_gradients(options)
         groups = self.job.parameters if takes_gradients else ()
         layout = Layout.from_bytes(message.layout)
@@ -291,7 +291,7 @@ class Server:
     ) -> Spec:
         averaged = layout.size(AVERAGED) if index == 0 and not number else 0
         lo, hi = (message.lo, message.hi) if not number else self._bounds(table, layout, index)
-        # As many as `dlctl scale` may have, whatever the job says.
+        # The most that `dlctl scale` accepts, whatever the job says.
         return Spec(
             self.birth.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
             table=table.name if number else "", dtype=table.dtype, averaged=averaged,
@@ -300,17 +300,17 @@ class Server:
     def _bounds(self, table: Table, layout: Layout, index: int) -> tuple[int, int]:
         return table.bounds(layout, self.job.servers.count, index)
 
-    def _do_without(self, message: m.Assign, error: DlctlError) -> None:
-        """There is no shard to serve. One that was kept and has no room waits for it: another
-        process would do no better. What was kept and cannot be used must not be replaced by zeros
-        without a word; only a state that is held by another process may come free.
+    def _on_unusable_shard(self, message: m.Assign, error: DlctlError) -> None:
+        """There is no shard to serve. A stored shard without disk space waits for space: another
+        process would fail as well. An unusable state must not silently be replaced by zeros, so the
+        error is fatal, unless another process holds the state and may release it.
         """
         waits = isinstance(error, NoRoom) and message.keep
         if waits and self._lacks_room:
-            return  # It has said so.
+            return  # It is reported already.
         self._lacks_room = waits
-        # It stays where it was kept: a place that is chosen now would not have it.
-        hint = "free some space there: it is tried again and again" if waits else None
+        # The shard cannot move: another place would not have its state.
+        hint = "free some space there; the server keeps retrying" if waits else None
         is_fatal = not (waits or isinstance(error, Held))
         words = self.context.fail(self.birth.name, error, hint, is_fatal=is_fatal)
         if not waits:
@@ -329,8 +329,8 @@ class Server:
         self._gathering.load(load)
 
     def _on_restored(self, arrays: Any, state: m.Json) -> None:
-        """The state of before the stop. Epochs are never issued twice: deliveries begin anew, and
-        only how far those of before came is kept."""
+        """Restore the state from before the stop. Epochs are never issued twice, so push numbers
+        start over; of earlier epochs only the highest numbers are stored."""
         assert self.serving is not None
         serving = self.serving
         for table, declared in self._more_tables(serving):
@@ -339,7 +339,7 @@ class Server:
         shard = serving.shard
         vectors = {W: arrays[W]}
         for name, first in shard.optimizer.slots.items():
-            # One that the run did not have before, as for a worker more, begins as in a new run.
+            # A new slot, for example of an added worker, gets its initial value.
             saved = arrays.get(f"slot.{name}")
             vectors[name] = np.full(shard.size, first, np.float32) if saved is None else saved
         extras = Extras(arrays["averaged"]) if serving.index == 0 else None
@@ -395,14 +395,14 @@ class Server:
         self.context.answer_change(message, self.birth.name, before, self.settings())
 
     def settings(self) -> dict[str, Any]:
-        """All live settings of this server, as they are in force."""
+        """The effective live settings of this server."""
         lr = self._wanted.get("lr", self.job.optimizer.options.get("lr"))
         if self.serving is not None:
             lr = self.serving.shard.lr
         return {"lr": lr, "log_level": self.log_level}
 
     def _apply(self, settings: dict[str, Any]) -> None:
-        """Put settings in force; what needs the shard waits until there is one."""
+        """Apply settings; those of the shard wait until there is one."""
         self._wanted = self._wanted | settings
         for key, value in settings.items():
             if key == "lr" and self.serving is not None:
@@ -414,7 +414,7 @@ class Server:
     # ------------------------------------------------------------ saving
 
     def _on_save(self, message: m.Save, now: float) -> None:
-        """Copy the shard between two pushes; the driver writes the copy while pushes go on."""
+        """Copy the shard between two pushes; the driver writes the copy while pushes continue."""
         if not self._saving.is_new(message):
             return
         if self.serving is None or not self.serving.initialised:
@@ -445,7 +445,7 @@ class Server:
             **({"tables": tables} if tables else {}),
         }
 
-    # ------------------------------------------------------------ ends and reports
+    # ------------------------------------------------------------ exit and reports
 
     def _on_dismiss(self, message: m.Dismiss, now: float) -> None:
         self.context.do(Exit(EXIT_FENCED, message.reason))
@@ -463,7 +463,7 @@ class Server:
             self.serving.close_storages()
 
     def phase(self) -> tuple[str, str]:
-        """(what this server does, whom it waits for)."""
+        """(what this server does, which process it waits for)."""
         if self._lacks_room:
             return NO_ROOM, ""
         if self.serving is None:

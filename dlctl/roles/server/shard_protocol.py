@@ -1,9 +1,8 @@
-"""A server at work: workers join, bring initial values and buffers; pushes and reads go to tables.
+"""A running server: workers join, send initial values and buffers; pushes and reads go to tables.
 
-Who a message is from is looked at here, for all tables: only the connection that has shown the
-token of a slot's newest epoch is heard. What then becomes of a push or a read is the table's
-business (`TableShard`). When a run ends, all that is left of it is its last checkpoint: from the
-moment when a server is saved for that, nothing gets into it.
+The sender of a message is verified here, for all tables: only the connection that has presented the
+token of a slot's newest epoch is accepted. `TableShard` handles pushes and reads. An ended run is
+defined by its last checkpoint: once a server is saved for that, it accepts no more changes.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from dlctl.shards.base import Extras, Shard
 from dlctl.shards.summary import Summary
 
 FORGET_AFTER = 4
-"""Pushes of buffers, on an average of each who has some here: who is no member any more, and has
-not pushed during so many, is forgotten."""
+"""Average number of pushes of buffers per replica after which the buffers of a replica that is no
+longer a member, and has not pushed meanwhile, are dropped."""
 
 
 class _Row(NamedTuple):
@@ -44,7 +43,7 @@ class _Row(NamedTuple):
 
 
 class AveragedBuffers:
-    """Held by shard 0. Integers and flags are not averaged: they are the busiest replica's."""
+    """Stored by shard 0. Integers and flags are not averaged: they are the busiest replica's."""
 
     def __init__(self, layout: Layout, initial: Array) -> None:
         self._initial = initial
@@ -62,9 +61,9 @@ class AveragedBuffers:
         return int(self._initial.size)
 
     def push(self, slot: int, samples: int, values: Array) -> bool:
-        """A replica's buffers after `samples` samples; False if they do not fit or are poison.
+        """Take a replica's buffers after `samples` samples; False if they are invalid.
 
-        Of one that has computed nothing they say nothing, and what was known of the slot stays.
+        Buffers after 0 samples carry no information: earlier ones of the slot are retained.
         """
         if values.size != self.size or not np.isfinite(values[self._finite]).all():
             return False
@@ -74,10 +73,11 @@ class AveragedBuffers:
         return True
 
     def keep(self, members: Set[int]) -> None:
-        """Forget who takes part no more, when the others have gone on for a while without it.
+        """Drop the buffers of replicas that have left, once the others have pushed `FORGET_AFTER`
+        times.
 
-        Not at once: at the end of a run all leave, one after the other, and what is saved then is
-        of all of them.
+        Not immediately: at the end of a run all replicas leave, one after the other, and the final
+        checkpoint must include all of them.
         """
         newest_to_forget = self._pushes - FORGET_AFTER * len(self._latest)
         for slot, row in list(self._latest.items()):
@@ -85,7 +85,7 @@ class AveragedBuffers:
                 del self._latest[slot]
 
     def average(self) -> Array:
-        """float64[n]: the initial values until a replica has computed and pushed."""
+        """float64[n]; the initial values until a replica has computed and pushed."""
         if not self._latest:
             return self._initial
         rows = [self._latest[slot] for slot in sorted(self._latest)]
@@ -121,15 +121,15 @@ class ShardProtocol:
         self.assigned = assigned
         self.initialised = False
         self.last_checkpoint = 0
-        """The run ends with it: nothing is applied any more, for it would be in no checkpoint."""
+        """The run ends with it: later updates would be in no checkpoint, so none are applied."""
         self.buffers: AveragedBuffers | None = None
-        self._told_of: dict[int, int] = {}
-        """Slot -> its last epoch whose buffers were refused with a word in the log."""
+        self._logged: dict[int, int] = {}
+        """Slot -> its last epoch for which refused buffers were logged."""
         self.rates = Rates("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
         self.staleness = Staleness()
         self._members: frozenset[int] = frozenset()
         self._peers: dict[int, Peer] = {}
-        """Slot -> the connection that its newest epoch has joined on last."""
+        """Slot -> the connection on which its newest epoch joined last."""
         self.useless = 0
         """Messages of workers that had no effect."""
         self.tables = [
@@ -193,7 +193,7 @@ class ShardProtocol:
     # ------------------------------------------------------------ what survives
 
     def _own_state(self) -> Json:
-        """What survives beside the tables; it is kept with the parameters."""
+        """The durable state besides the tables, stored with the parameters."""
         return {
             "initialised": self.initialised,
             "last_checkpoint": self.last_checkpoint,
@@ -201,7 +201,7 @@ class ShardProtocol:
         }
 
     def resume(self) -> None:
-        """Go on where the server before this one was. Raises Unusable."""
+        """Resume from the last commit of the server before this one. Raises Unusable."""
         metas = [table.resume() for table in self.tables]
         if not (meta := metas[0]):
             return
@@ -211,7 +211,7 @@ class ShardProtocol:
             self._take_extras(self.shard.storage.extras)
 
     def begin_with(self, vectors: Mapping[str, m.Array], extras: Extras | None) -> None:
-        """Take initial values, the model's or a checkpoint's: from now on there is a shard."""
+        """Take initial values, the model's or a checkpoint's: the shard is initialised."""
         self.shard.storage.fill(vectors, extras)
         if extras is not None:
             self._take_extras(extras)
@@ -219,28 +219,28 @@ class ShardProtocol:
         self.commit()
 
     def _take_extras(self, extras: Extras) -> None:
-        """Shard 0 also holds the averaged buffers.
+        """Shard 0 also stores the averaged buffers.
 
-        Those that survive are these first ones: replicas push theirs again.
+        Only these initial ones are durable: replicas push theirs again.
         """
         if self.index == 0:
             layout = Layout.from_bytes(self.assigned.layout)
             self.buffers = AveragedBuffers(layout, np.array(extras.averaged, np.float64))
 
     def commit(self) -> None:
-        """Make all tables survive as they are. The parameters come last: what is said with them, as
-        that there are values, is true of all tables then.
+        """Commit all tables. The parameters come last: the state that is stored with them, such as
+        `initialised`, then holds for all tables.
         """
         for table in reversed(self.tables):
             table.commit()
 
     def close(self, last_checkpoint: int) -> None:
-        """Apply nothing from now on, nor any server that takes this one's place."""
+        """Apply no more updates, neither here nor in a server that replaces this one."""
         self.last_checkpoint = last_checkpoint
         self.commit()
 
     def reopen(self, last_checkpoint: int) -> None:
-        """The run goes on: that one has failed, or nobody could write down that it was the last."""
+        """The run continues: that checkpoint failed, or could not be recorded as the last one."""
         if last_checkpoint == self.last_checkpoint:
             self.last_checkpoint = 0
             self.commit()
@@ -265,8 +265,8 @@ class ShardProtocol:
             return
         is_new = not self.dedup.is_current(message.slot, message.epoch)
         if is_new and self.last_checkpoint:
-            return  # Barriers would let go of what they hold.
-        self._peers[message.slot] = peer  # before what was settled is told to it
+            return  # Barriers would release the pushes that they hold.
+        self._peers[message.slot] = peer  # before acks of what the join settles
         for table in self.tables:
             table.join(message.slot, message.epoch)
         self._answer_join(peer, message.slot)
@@ -305,14 +305,14 @@ class ShardProtocol:
         return is_whole and is_typed and bool(np.isfinite(message.values).all())
 
     def _is_joined(self, peer: Peer, slot: int, epoch: int) -> bool:
-        """Whether a connection is that worker's; if not, it is asked to show its token."""
+        """Whether a connection is that worker's; if not, it is asked to join again."""
         known = self.dedup.is_current(slot, epoch) and self._peers.get(slot) == peer
         if not known:
             self._ask_to_join(peer)
         return known
 
-    def _is_at_work(self, peer: Peer, slot: int, epoch: int) -> bool:
-        """The same, and there are values to work on."""
+    def _is_ready(self, peer: Peer, slot: int, epoch: int) -> bool:
+        """Whether that worker has joined on this connection and the shard is initialised."""
         if not self.initialised:
             self._ask_to_join(peer)
         return self.initialised and self._is_joined(peer, slot, epoch)
@@ -340,11 +340,11 @@ class ShardProtocol:
             table.fence(peer, push)
         elif push.generation != self.generation:
             self._ask_to_join(peer)
-        elif self._is_at_work(peer, push.slot, push.epoch):
+        elif self._is_ready(peer, push.slot, push.epoch):
             table.on_push(peer, push, verdict)
 
     def on_push_coming(self, peer: Peer, push: m.Push, come: Sequence[int]) -> None:
-        """So many bytes of each of its arrays are there."""
+        """`come` bytes of each array of a push have arrived."""
         is_theirs = self.initialised and self._peers.get(push.slot) == peer
         is_ours = push.generation == self.generation and push.table < len(self.tables)
         if is_theirs and is_ours and not self.last_checkpoint:
@@ -352,22 +352,22 @@ class ShardProtocol:
 
     def on_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
         table = self._table(fetch.table)
-        if self._is_at_work(peer, fetch.slot, fetch.epoch):
+        if self._is_ready(peer, fetch.slot, fetch.epoch):
             table.on_fetch(peer, fetch)
 
     # ------------------------------------------------------------ buffers and members
 
     def on_push_buffers(self, peer: Peer, message: m.PushBuffers) -> None:
-        if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):
+        if self.buffers is not None and self._is_ready(peer, message.slot, message.epoch):
             taken = self.buffers.push(message.slot, message.samples, message.values)
             self.buffers.keep(self._members)
-            if not taken and self._told_of.get(message.slot) != message.epoch:
-                self._told_of[message.slot] = message.epoch
-                what = "its buffers do not fit or are not finite; those before stay"
+            if not taken and self._logged.get(message.slot) != message.epoch:
+                self._logged[message.slot] = message.epoch
+                what = "its buffers do not fit or are not finite; earlier ones are retained"
                 self.context.note("warning", f"worker-{message.slot}: {what}")
 
     def on_fetch_buffers(self, peer: Peer, message: m.FetchBuffers) -> None:
-        if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):
+        if self.buffers is not None and self._is_ready(peer, message.slot, message.epoch):
             self.context.send(peer, m.Buffers(message.request, self.buffers.average()))
 
     def on_members(self, slots: frozenset[int]) -> None:

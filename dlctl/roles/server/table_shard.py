@@ -1,15 +1,15 @@
-"""One table's shard at work: the rules by which a push gets into it, and how it is read.
+"""A running shard of one table: the rules by which a push gets into it, and how it is read.
 
-A push passes, in this order: which epoch (fencing), whose connection (only the one that has shown
-the token of the epoch), which number (exactly once), what (sizes and indices within the shard,
-every value finite), and only then the method's shard side, which applies it, holds it in a barrier,
-buffers it or drops it. Of poison the shard side is only told that it has come: others may wait for
-it. Then all of it is committed: shard, numbers and whatever the method has to know; only then the
-ack goes out. What is in no commit was never acknowledged, so a server that takes this one's place
-gets it again.
+A push passes these checks in order: its epoch (fencing), its connection (only the one that has
+presented the token of the epoch), its number (exactly once), its content (sizes and indices within
+the shard, every value finite). Then the method's shard side applies it, holds it in a barrier,
+buffers it or drops it. Of an invalid push the shard side is only notified, since others may wait
+for it. Then everything is committed: shard, numbers and the state of the method. Only then is the
+ack sent. An uncommitted push was never acknowledged, so it is resent to a server that replaces this
+one.
 
-Each table has numbers, a version, a clock and commits of its own: no two tables of a server need
-agree on anything but who has joined.
+Each table has numbers, a version, a clock and commits of its own: the tables of a server share
+nothing but the set of joined workers.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ from dlctl.vector import euclidean_norm
 
 
 class EarlyApply:
-    """Which push a shard works on while it comes: one at a time, and none twice."""
+    """Selects the push that a shard processes while it arrives: one at a time, and none twice."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self._begun: dict[int, tuple[int, int]] = {}
-        """Slot -> epoch and number of its newest push that was begun. What was given up, because
-        another one was applied first, is not begun again: on a slow link that might happen any
-        number of times."""
+        """Slot -> epoch and number of its newest push that was begun. A push that was abandoned,
+        because another one was applied first, is not begun again: on a slow link that could happen
+        any number of times."""
         self._holder = -1
         """The slot whose push was begun last."""
         self._waiting = -1
-        """The slot that has found it at work since the last time that more of it came."""
+        """The slot whose push found the shard busy since the begun push last made progress."""
 
     def comes(self, push: Push, come: Sequence[int]) -> None:
-        """So many bytes of each array of a push are there that may be the next one."""
+        """`come` bytes of each array have arrived of a push that may be the next one."""
         values = whole_values(push.delta)
         if values is None or values.size != self.shard.size:
             return
@@ -76,7 +76,7 @@ class EarlyApply:
         count = min(come[0] // values.itemsize, values.size)
         is_new = self._begun.get(slot) != which
         if is_new and self._waiting == slot:
-            self.shard.forget_prepared()  # It has not come any further, or not as fast.
+            self.shard.forget_prepared()  # The begun push has stalled, or is slower.
         if self.shard.prepare(values, count, is_new=is_new):
             self._begun[slot] = which
             self._holder, self._waiting = slot, -1
@@ -84,13 +84,13 @@ class EarlyApply:
             self._waiting = slot
 
     def ends(self, slot: int) -> None:
-        """What this worker has pushed so far, and is not in the shard, will not be."""
+        """Drop a begun push of this worker: it will not be applied."""
         if self._holder == slot:
             self.shard.forget_prepared()
             self._holder = -1
 
     def keep(self, slots: frozenset[int]) -> None:
-        """Nothing comes of the others."""
+        """Drop a begun push of any other worker."""
         if self._holder not in slots:
             self.ends(self._holder)
 
@@ -99,7 +99,7 @@ COUNTED = {
     DUPLICATE: "duplicates", GAP: "gaps", FENCED: "fenced", LATE: "late", REFUSED: "refused",
 }  # fmt: skip
 HELD_FETCHES_MAX = 8
-"""Of one worker, reads that wait for a clock or a push. A newer one replaces the oldest."""
+"""Per worker, reads that wait for a clock or a push. A newer one replaces the oldest."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -120,13 +120,13 @@ class TableShard:
     rates: Rates
     staleness: Staleness
     more_state: Callable[[], Json]
-    """What a commit holds beside this table's own."""
+    """State that a commit stores besides this table's own."""
     refused: Counter[int] = field(default_factory=Counter)
     """Slot -> pushes that were refused, of all its epochs; in the commit that settles them."""
     newest_op: int = -1
-    """The number of the newest operation of the lead that has changed it."""
+    """The number of the newest operation of the lead that has changed the table."""
     rows: RowSlice | None = None
-    """Its rows, if it is one of rows."""
+    """Its rows, if it is a table of rows."""
     dedup: Dedup = field(default_factory=Dedup)
 
     def __post_init__(self, fetch_values: Precision) -> None:
@@ -137,20 +137,20 @@ class TableShard:
         """(slot, number of the request) -> a read that waits, the oldest first."""
 
     def serve_rows(self, rows: RowSlice, seed: int) -> None:
-        """It is one of rows, which begin with what follows from the seed."""
+        """Make it a table of rows, whose initial values are derived from the seed."""
         self.rows, self._seed = rows, seed
         self.compressor_name = ROWS_KIND
-        self.shard.remembers = False  # Nobody has all of it.
+        self.shard.remembers = False  # No worker has all of it.
 
     def begin_rows(self) -> None:
-        """A new run begins, with new rows if it is one of rows."""
+        """Initialise the rows of a new run, if it is a table of rows."""
         if self.rows is not None:
             self.shard.storage.fill({W: self.rows.initial(self._seed)}, None)
 
     # ------------------------------------------------------------ what survives
 
     def commit(self) -> None:
-        """Make everything so far survive; before it nothing may be acknowledged."""
+        """Make everything so far durable; nothing may be acknowledged before this."""
         if self.shard.storage.survives:
             self.shard.commit(
                 {
@@ -164,8 +164,8 @@ class TableShard:
             )
 
     def resume(self) -> Json:
-        """Go on where the server before this one was; returns what its last commit held, {} if
-        there was none. Raises Unusable.
+        """Resume from the last commit of the server before this one; returns its state, {} if there
+        was none. Raises Unusable.
         """
         meta = self.shard.resume()
         if meta:
@@ -187,11 +187,11 @@ class TableShard:
         }
 
     def restore(self, state: Json) -> None:
-        """Go on from a checkpoint. Epochs are never issued twice: numbers begin anew, and only how
-        far those of before came is kept.
+        """Resume from a checkpoint. Epochs are never issued twice, so push numbers start over; of
+        earlier epochs only the highest numbers are stored.
         """
         counters = self.shard.optimizer.counters
-        # Of another optimiser's nothing is kept: the next server would not go on with it.
+        # Drop the counters of another optimiser: the next server could not resume with them.
         counters.update({k: n for k, n in state.get("counters", {}).items() if k in counters})
         self.shard.restore(state["version"], state.get("samples", 0))
         self.dedup.remember(state.get("deliveries", []))
@@ -199,11 +199,11 @@ class TableShard:
         if side := state.get("side"):
             self.side.restore(side)
 
-    # ------------------------------------------------------------ who takes part
+    # ------------------------------------------------------------ members
 
     def join(self, slot: int, epoch: int) -> bool:
-        """A worker joins (again). True if this is a new epoch of the slot on this table."""
-        if self._is_beside_replicas() or not self.dedup.join(slot, epoch):
+        """A worker joins or rejoins. True if this is a new epoch of the slot on this table."""
+        if self._ignores_members() or not self.dedup.join(slot, epoch):
             return False
         for key in [key for key in self._held_fetches if key[0] == slot]:
             del self._held_fetches[key]
@@ -212,19 +212,19 @@ class TableShard:
         return True
 
     def members(self, slots: frozenset[int]) -> None:
-        if self._is_beside_replicas():
+        if self._ignores_members():
             return
         self._early_apply.keep(slots)
         self._settle(self.side.members(slots), at_once=True)
 
     def decided(self, decision: Decision) -> None:
-        """The lead has said which of the pushes that are held count."""
+        """The lead has decided which of the held pushes count."""
         before = self.shard.version
         outcomes = self.side.decided(decision)
         self._settle(outcomes, at_once=self.shard.version != before)
 
     def norm_known(self, clock: int, squared: float) -> None:
-        """All shards have said how large their part of this clock's update is."""
+        """All shards have reported the norms of their parts of this clock's update."""
         before = self.shard.version
         outcomes = self.side.norm_known(clock, squared)
         self._settle(outcomes, at_once=self.shard.version != before)
@@ -233,15 +233,15 @@ class TableShard:
         """Whether operations of the lead may change it."""
         return isinstance(self.shard.optimizer, Accrue | Set)
 
-    def _is_beside_replicas(self) -> bool:
-        """Whether it need not know them: there is one commit less for each that joins."""
+    def _ignores_members(self) -> bool:
+        """Whether the table can ignore joins, which saves one commit per joining worker."""
         return self.table > 0 and not self.side.takes_pushes
 
     # ------------------------------------------------------------ the lead's operations
 
     def change(self, values: Delta, number: int) -> None:
-        """Take the values, of all elements, of one operation, by its number. Raises Diverged."""
-        self.shard.lr = 0.0  # Nothing stays of what there was: `optim.plain.Accrue`.
+        """Take the values of all elements of operation `number`. Raises Diverged."""
+        self.shard.lr = 0.0  # The old values are overwritten: `optim.plain.Accrue`.
         self.shard.apply(values)
         self.newest_op = number
         self.commit()
@@ -250,7 +250,7 @@ class TableShard:
     # ------------------------------------------------------------ pushes
 
     def on_push(self, peer: Peer, push: m.Push, verdict: str) -> None:
-        """A push of a worker that has joined on this connection; verdict: `Dedup.judge` of it.
+        """Take a push of a worker that has joined on this connection; verdict: `Dedup.judge` of it.
         Raises RemoteProtocolError for a table that no replica pushes to.
         """
         if not self.side.takes_pushes:
@@ -263,8 +263,8 @@ class TableShard:
         self.ack(peer, push.seq, fate, slot=push.slot)
 
     def on_push_coming(self, push: m.Push, come: Sequence[int]) -> None:
-        """So many bytes of each of its arrays are there. What the shard makes of them counts for
-        nothing until all of the push has come, and was taken.
+        """`come` bytes of each array of a push have arrived. What the shard does with them has no
+        effect until the whole push has arrived and was accepted.
         """
         is_next = self.dedup.judge(push) == NEW and not push.is_part
         if is_next and self.side.applies_as_pushed:
@@ -281,7 +281,7 @@ class TableShard:
         self._settle(self.side.push(push, delta))
 
     def _refuse(self, push: m.Push, why: str) -> None:
-        """Poison: it never comes into the shard, and its number is used up."""
+        """Reject an invalid push: it never gets into the shard, and its number is consumed."""
         reason = (
             f"refused a push of worker-{push.slot} (epoch {push.epoch}, number {push.seq}, "
             f"steps {push.first_step}..{push.last_step}): {why}"
@@ -302,7 +302,7 @@ class TableShard:
                 f"it is of {length} elements from {push.at} on, of {self.shard.size}"
             )
         if self.rows is not None and (push.is_part or push.at):
-            raise RemoteProtocolError("a push of rows is no part of one")
+            raise RemoteProtocolError("a push of rows cannot be split into parts")
         if self.rows is not None:
             delta = self.rows.expand(packed)
         else:
@@ -316,9 +316,9 @@ class TableShard:
         return _moved(delta, push.at, length) if push.is_part else delta
 
     def _settle(self, outcomes: list[Outcome], *, at_once: bool = False) -> None:
-        """Commit what became of pushes, tell their workers, and answer fetches that waited for it.
+        """Commit the outcomes of pushes, ack them, and answer fetches that waited for them.
 
-        at_once: something else has changed, too; commit also if nothing was settled.
+        at_once: something else has changed, too; commit even if nothing was settled.
         """
         for slot, epoch, seq, kind, *_ in outcomes:
             if kind == HELD:
@@ -350,14 +350,14 @@ class TableShard:
         self.context.send(peer, Ack(self.index, self.generation, seq, outcome, *of))
 
     def fence(self, peer: Peer, push: m.Push) -> None:
-        """Tell a worker that its slot has a newer epoch."""
+        """Notify a worker that its slot has a newer epoch."""
         self._count(FENCED)
         self.ack(peer, push.seq, FENCED, slot=push.slot)
 
     # ------------------------------------------------------------ reads
 
     def on_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
-        """Raises RemoteProtocolError for what is not there."""
+        """Answer a read, or hold it. Raises RemoteProtocolError for what does not exist."""
         if isinstance(fetch, m.Fetch):
             self._check(fetch)
         elif self.rows is None:
@@ -373,7 +373,7 @@ class TableShard:
             del self._held_fetches[key]
 
     def _check(self, fetch: m.Fetch) -> None:
-        """Raises RemoteProtocolError for what is not there."""
+        """Raises RemoteProtocolError for what does not exist."""
         is_range = fetch.lo > 0 or fetch.hi > 0
         if is_range and not fetch.lo < fetch.hi <= self.shard.size:
             raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")
@@ -391,14 +391,14 @@ class TableShard:
                 self._answer_fetch(peer, fetch)
 
     def _answer_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
-        """With what has changed since the version that the worker has, if that is known here."""
+        """Send the changes since the version that the worker has, if they are known here."""
         shard = self.shard
         if isinstance(fetch, m.FetchRows):
             self._answer_rows(peer, fetch)
             return
         told = (self.table, self.side.clock(), shard.samples)
         shown = None if fetch.exact else self.side.shown(fetch.slot)
-        version, seen = shown or (shard.version, self._asked_for(fetch))
+        version, seen = shown or (shard.version, self._requested(fetch))
         of = (self.index, self.generation, fetch.request, version)
         changes = None
         if shown is None and fetch.have_generation == self.generation and not fetch.hi:
@@ -421,13 +421,13 @@ class TableShard:
         told = (self.table, self.side.clock(), self.shard.samples)
         self.context.send(peer, m.Parameters(*of, values, False, *told))
 
-    def _asked_for(self, fetch: m.Fetch) -> m.Array:
+    def _requested(self, fetch: m.Fetch) -> m.Array:
         if fetch.average:
             return self.shard.slots[AVERAGE]
         return self.shard.w if fetch.exact else self._seen()
 
     def _seen(self) -> m.Array:
-        """What workers get of the present version."""
+        """The current version as workers get it."""
         precision = self.summary.precision
         seen = self.summary.of(self.shard)
         if self.summary.precision != precision:

@@ -1,9 +1,9 @@
-"""What a server tells the coordinator until something comes of it: the pushes that it holds, for
-the lead to decide about, and its part of a norm by which all shards clip.
+"""State that a server reports to the coordinator until it is acted on: the pushes that it holds,
+for the lead to decide on, and its part of a norm by which all shards clip.
 
-Each message says all there is to say, so one that is lost costs nothing but time: it comes again
-after `resend_s`, and then less often, as long as nothing changes. A new coordinator, and one that
-waits for the other shards, are no other cases.
+Each message contains the whole state, so a lost one costs only time: it is resent after `resend_s`,
+and then less often, as long as nothing changes. This also covers a new coordinator, and one that
+waits for the other shards.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from dlctl.roles.protocol.rows import packed, rows_in
 from dlctl.roles.server.shard_protocol import ShardProtocol
 
 PAUSE_MAX = 4
-"""Times `resend_s`, between two that say the same."""
+"""Maximum pause between two equal messages, as a multiple of `resend_s`."""
 
 
 class Telling:
     def __init__(self, context: Context, serving: ShardProtocol) -> None:
         self.context = context
         self.serving = serving
-        self._told: Any = None
+        self._sent: Any = None
         self._number = 0
         self._pause_s = 0.0
         self._due_at: float | None = None
 
     @property
     def _is_open(self) -> bool:
-        """A shard that is closed, or has no values yet, takes part in nothing."""
+        """False for a shard that is closed, or has no values yet: it takes part in nothing."""
         return self.serving.initialised and not self.serving.last_checkpoint
 
     def _state(self) -> Any:
-        """What there is to tell; None: nothing."""
+        """The state to report; None: nothing."""
         raise NotImplementedError
 
     def _message(self, shard: int, generation: int, number: int) -> m.Message:
-        """`_told` as a message; number: how often there was something else to tell."""
+        """`_sent` as a message; number: counts the changes of the state."""
         raise NotImplementedError
 
     def tell_if_due(self, now: float) -> None:
-        """Tell what is something else than before or has not been told for a while."""
+        """Send a state that has changed, or that was not sent for a while."""
         state = self._state() if self._is_open else None
         if state is None:
-            self._told = self._due_at = None
+            self._sent = self._due_at = None
             return
         resend_s = self.context.retries.resend_s
-        if state != self._told:
-            self._told, self._pause_s = state, resend_s
+        if state != self._sent:
+            self._sent, self._pause_s = state, resend_s
             self._number += 1
         elif self._due_at is not None and now < self._due_at:
             return
@@ -61,7 +61,7 @@ class Telling:
         self.context.send(COORDINATOR, self._message(*of))
 
     def tell_again(self, now: float) -> None:
-        """What was told may be lost, or the coordinator is a new one."""
+        """Resend: the last message may be lost, or the coordinator is a new one."""
         self._due_at = now
 
     def deadline(self) -> float | None:
@@ -69,15 +69,15 @@ class Telling:
 
 
 class AsksLead(Telling):
-    """The step that the shard is at, by which the coordinator learns that a decision has been
-    carried out, and the pushes that it holds.
+    """Reports the shard's step, which shows the coordinator that a decision was executed, and the
+    pushes that it holds.
     """
 
     def _state(self) -> tuple[int, list[tuple[int, int, int, int]]]:
         return self.serving.shard.version, self.serving.side.held()
 
     def _message(self, shard: int, generation: int, number: int) -> m.Message:
-        clock, pushes = self._told
+        clock, pushes = self._sent
         return m.Holding(shard, generation, number, clock, packed(pushes))
 
     def on_decided(self, message: m.Decided) -> None:
@@ -91,13 +91,13 @@ class AsksLead(Telling):
 
 
 class SharesNorm(Telling):
-    """The square of the norm of this shard's part of a step."""
+    """Reports the square of the norm of this shard's part of a step."""
 
     def _state(self) -> tuple[int, float] | None:
         return self.serving.side.norm_part()
 
     def _message(self, shard: int, generation: int, number: int) -> m.Message:
-        return m.NormPart(shard, generation, *self._told)
+        return m.NormPart(shard, generation, *self._sent)
 
     def on_total(self, message: m.NormTotal) -> None:
         if self._is_open:

@@ -1,13 +1,13 @@
-"""Operations on a server's tables that the lead of a method asks for, each made exactly once.
+"""Operations on a server's tables that the lead of a method requests, each executed exactly once.
 
 Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, §4.2: a shard owns the same slice
-of every vector; the vectors stay where they are, and only numbers travel.
+of every vector; the vectors stay where they are, and only scalars are sent.
 
 A change has one target and is one commit of that table, together with its number. Operations are
-done in the order of their numbers, so whoever takes this server's place, or gets the message again,
-knows by the target's number whether a change is made; its sources are as they were then, because
-nothing behind it has been done. Sums change nothing: they are of what is there when all changes
-of their message are made, and nothing later is until they have been answered.
+executed in the order of their numbers, so a replacement server, or a duplicate message, finds by
+the target's number whether a change is done; its sources are unchanged since then, because no later
+operation has been executed. Sums change nothing: they are computed after all changes of their
+message, and no later change is made until they are answered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dlctl.util import threads
 from dlctl.vector import all_finite
 
 OPS_MAX = 4096
-"""In one message: the wire has no longer lists."""
+"""Per message: the maximum length of a list on the wire."""
 
 
 class Vectors:
@@ -35,13 +35,13 @@ class Vectors:
 
     @property
     def newest(self) -> int:
-        """The number of the newest message that has changed anything; 0: none has."""
+        """The number of the newest message with a change; 0: none."""
         return max(0, *(table.newest_op // OPS_MAX for table in self._tables.values()))
 
     def run(self, message: VectorOp) -> tuple[float, ...]:
-        """Make the changes that are not made yet; returns the sums. Of an older message than the
-        newest nothing is done: nobody waits for it any more. Raises RemoteProtocolError, and
-        Diverged for a change that would not be finite.
+        """Make the changes that are not made yet; returns the sums. A stale message is ignored: its
+        answer is not awaited any more. Raises RemoteProtocolError, and Diverged for a change that
+        would not be finite.
         """
         changes, sums = self._parse(message)
         if self.newest > message.number:
@@ -55,7 +55,7 @@ class Vectors:
 
     def _parse(self, message: VectorOp) -> tuple[list[Change], list[Sum]]:
         if not len(message.ops) == len(message.x) == len(message.y) == len(message.a) < OPS_MAX:
-            raise RemoteProtocolError("its operations have not one x, y and a each")
+            raise RemoteProtocolError("its operations do not have one x, y and a each")
         changes: list[Change] = []
         sums: list[Sum] = []
         for op, x, y, a in zip(message.ops, message.x, message.y, message.a, strict=True):
@@ -71,7 +71,7 @@ class Vectors:
             elif op in ("dot", "norm1"):
                 sums.append(Sum(op, x, y))
             else:
-                raise RemoteProtocolError(f'"{op:.20}" is no operation, or comes behind a sum')
+                raise RemoteProtocolError(f'"{op:.20}" is not an operation, or follows a sum')
         return changes, sums
 
     def _change(self, change: Change, number: int) -> None:
@@ -80,14 +80,14 @@ class Vectors:
         made, a = np.empty_like(y), x.dtype.type(change.a)
 
         def part(lo: int, hi: int) -> None:
-            with np.errstate(over="ignore", invalid="ignore"):  # It is looked at below.
+            with np.errstate(over="ignore", invalid="ignore"):  # The result is checked below.
                 scaled = x[lo:hi] if change.a == 1.0 else x[lo:hi] * a
                 made[lo:hi] = y[lo:hi] + scaled if change.op == "axpy" else scaled
 
         threads.in_parts(made.size, part)
         if not all_finite(made):
             what = f'"{change.op}" from "{change.x}" would have made "{change.y}"'
-            raise Diverged(f"{what} infinite or NaN, and was not kept")
+            raise Diverged(f"{what} infinite or NaN, and was discarded")
         target.change(Delta(made), number)
 
     def _sum(self, wanted: Sum) -> float:

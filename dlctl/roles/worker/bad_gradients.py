@@ -1,10 +1,9 @@
-"""What a worker computes and nobody can use: not finite, too large, or refused by a server.
+"""Unusable results of a worker: not finite, too large, or refused by a server.
 
-A NaN would stay in the residual for ever, and one that got into a shard would be in every replica a
-moment later. A server takes no push that could make its values infinite. So a gradient that is not
-finite, or alone larger than any push may be, gets no further than here: with a step along it a
-replica would come to where no other one is, and what it computed there might be small enough to
-be taken.
+A NaN would stay in the residual for ever, and a NaN in a shard would soon be in every replica. A
+server accepts no push that could make its values infinite. So a gradient that is not finite, or on
+its own larger than the limit of a push, is discarded here: a step along it would take the replica
+far from all others, and gradients computed there might be small enough to be accepted.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 from collections import Counter, deque
 
 BATCHES_KEPT = 256
-"""Steps whose batches can still be named."""
+"""Number of newest steps whose batches can be named in messages."""
 
 
 class BadGradients:
@@ -24,12 +23,12 @@ class BadGradients:
         self.pushes = 0
         """Pushes that a server refused."""
         self.last = ""
-        """Which batches it was."""
+        """The batches of the last unusable gradient or push."""
         self.reason = ""
-        """Of the server that refused last."""
+        """Reason of the last refusal by a server."""
         self._batches: deque[tuple[int, str]] = deque(maxlen=BATCHES_KEPT)
         self._refused: set[int] = set()
-        """Pushes that a shard has refused and that not all shards have answered."""
+        """Refused pushes that not all shards have answered."""
         self._newest_refused: dict[int, int] = {}
         """Table -> a push."""
         self._in_row: Counter[int] = Counter()
@@ -37,17 +36,18 @@ class BadGradients:
 
     @property
     def pushes_in_row(self) -> int:
-        """To one table."""
+        """The maximum over the tables."""
         return max(self._in_row.values(), default=0)
 
     def norm_max(self, own_lr: float | None) -> float:
-        """Of a gradient that is pushed; or of one along which a replica steps with this rate, and
-        pushes the way: with plain SGD no server would take it, and no other optimiser is harmed.
+        """Limit of a gradient that is pushed; or of one along which a replica steps with this
+        learning rate, and then pushes the difference: with plain SGD a server would refuse a larger
+        one, and for other optimisers the limit does no harm.
         """
         return min(self._push_norm_max / (own_lr or 1.0), sys.float_info.max)
 
     def computed(self, step: int, where: str) -> None:
-        """A gradient that is of use, of the batch `where`."""
+        """A usable gradient, of the batch `where`."""
         self.steps_in_row = 0
         self._batches.append((step, where))
 
@@ -59,7 +59,7 @@ class BadGradients:
     def refused(
         self, number: int, reason: str, first_step: int, last_step: int, *, table: int = 0
     ) -> None:
-        """A shard has refused this push, of these steps; counted once, however many shards do."""
+        """A shard has refused this push, of these steps; counted once for all shards."""
         if number in self._refused:
             return
         self._refused.add(number)
@@ -71,7 +71,7 @@ class BadGradients:
         self.last = ", ".join(names[-8:]) or f"steps {first_step} to {last_step}"
 
     def settled(self, number: int, table: int = 0) -> None:
-        """All shards have answered this push; if one has refused it, it does not end the row."""
+        """All shards have answered this push; unless one refused it, the row of refusals ends."""
         self._refused.discard(number)
         if number > self._newest_refused.get(table, -1):
             self._in_row[table] = 0

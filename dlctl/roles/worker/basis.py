@@ -1,10 +1,10 @@
-"""What a worker has of one shard, as the shard sent it: the base that changes can be put on.
+"""A shard's slice as the worker received it: the base to which changes are applied.
 
-A method may change its copy of the parameters between two fetches, all of it (Downpour's local
-steps). A whole slice overwrites that; changes alone would leave it where the shard has changed
-nothing. So of such a method the values are kept as they came, and a fetch sets the whole model to
-them again: it is the same to the last bit, whichever answer has come. A method that leaves the
-model alone needs no copy, the model is what came.
+A method may change its whole copy of the parameters between two fetches (Downpour's local steps). A
+whole slice overwrites that; changes alone would not where the shard is unchanged. So for such a
+method the received values are stored, and a fetch resets the whole model to them: the result is
+identical bit for bit, whichever answer arrived. A method that does not change the model needs no
+copy, since the model is what was received.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Slice:
     values: Array
     """float32[n]"""
     where: Array | None = None
-    """int64[n]: the elements that `values` are of; None: all of them."""
+    """int64[n]: the positions of `values`; None: all of them."""
     since: int = 0
-    """The version that the others are of, if not all are here."""
+    """The base version of changes."""
     remembered: bool = False
-    """Whether the shard will know what has changed since this version."""
+    """Whether the shard will know the changes since this version."""
 
 
 def slice_in(message: Parameters | SparseParameters, size: int) -> Slice:
-    """Values of 16 bits become float32: their type says how. A server decides which they are.
+    """Convert an answer; 16-bit values, whose type the server decides, become float32.
 
     Raises RemoteProtocolError unless it fits a shard of `size` elements.
     """
@@ -78,30 +78,30 @@ def answer_bytes(message: Parameters | SparseParameters) -> int:
 class Basis:
     def __init__(self) -> None:
         self.version = 0
-        """Of the slice that was put into the model last."""
+        """Of the slice placed in the model last."""
         self.generation = 0
-        """Whose version that is; 0: what came is not at hand any more, or nothing has come."""
+        """Of that version; 0: no received values are available."""
         self._values: Vector | None = None
-        """As they came; None: they stand in the model, or nowhere."""
+        """A copy of the received values; None: they are in the model, or not available."""
 
     def will_change(self) -> None:
-        """From now on the method may change the model: what came is at hand only as a copy."""
+        """From now on the method may change the model: only a copy is a valid base."""
         if self._values is None:
             self.generation = 0
 
     def forget(self) -> None:
-        """What stands in the model is of no one version: the next fetch brings all of it."""
+        """The model is not of a single version: the next fetch requests the whole slice."""
         self._values, self.generation = None, 0
 
     def fits(self, arrived: Slice) -> bool:
-        """Whether a slice can be put into the model: all of it, or on top of what came last."""
+        """Whether a slice can be placed in the model: a whole one, or changes of the base."""
         base = (arrived.generation, arrived.since)
         return arrived.where is None or base == (self.generation, self.version)
 
     def place(self, arrived: Slice, model: Vector, *, keep: bool) -> None:
-        """Make this slice of the model what the shard's is at the version that has arrived.
+        """Set this slice of the model to the version that has arrived.
 
-        keep: the method changes the model, so that the next changes need a copy to be put on.
+        keep: the method changes the model, so the next changes need a copy as their base.
         """
         assert self.fits(arrived)
         if arrived.where is None:

@@ -1,4 +1,4 @@
-"""One evaluation: the run's model and averaged buffers, beside the training."""
+"""One evaluation of the run's model and averaged buffers, concurrent with the training."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from dlctl.roles.worker.training import Training
 from dlctl.vector import to_host
 
 ANSWER_S = 60.0
-"""So long the other replicas have to send their models; the mean is of those that came."""
+"""Timeout for the models of the other replicas; the mean is over those that arrived."""
 
 
 class Mean:
-    """Of the models of all replicas, float64 while they come."""
+    """Mean of the models of all replicas, accumulated in float64."""
 
     def __init__(self, training: Training, now: float) -> None:
         asking = training.asking
         assert asking is not None
         self._sum = np.zeros(len(training.side.parameters), np.float64)
         self._squares, self.models = 0.0, 0
-        # Who has drained, too; who only joins says so.
+        # Drained replicas included; a joining one answers that it has no model.
         self._waits_for = {*asking.members.known} - {training.identity.slot}
         for slot in sorted(self._waits_for):
-            asking.ask(slot, MODEL, (), now + ANSWER_S, partial(self._come, slot), now)
+            asking.ask(slot, MODEL, (), now + ANSWER_S, partial(self._on_model, slot), now)
 
-    def _come(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
+    def _on_model(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
         self._waits_for.discard(slot)
         if arrays and arrays[0].size == self._sum.size:
             self.add(arrays[0])
@@ -54,7 +54,7 @@ class Mean:
         return (self._sum / self.models).astype(np.float32)
 
     def distance(self) -> float:
-        """The root of the mean squared distance of the replicas from it."""
+        """The root mean square distance of the replicas from it."""
         mean = self._sum / self.models
         return math.sqrt(max(0.0, self._squares / self.models - float(np.dot(mean, mean))))
 
@@ -63,18 +63,18 @@ class Mean:
 class Evaluation:
     number: int
     fetched: Fetched | None
-    """The model on its way from the servers; None: the replica's own is evaluated, or the mean."""
+    """The model fetched from the servers; None: the replica's own is evaluated, or the mean."""
     finish_with: m.Json | None = None
-    """Metrics: the task's `finish` is run, with these, and not its `evaluate`."""
+    """Metrics: the task's `finish` is run with these instead of its `evaluate`."""
     mean: Mean | None = None
-    """Of all replicas, if that is the run's model."""
+    """Over all replicas, if that is the run's model."""
     buffers: m.Buffers | None = None
     running: bool = False
     rows: Fetched | None = None
-    """That the task waits for."""
+    """Rows that the task waits for."""
 
     def want(self, rows: Array, training: Training) -> None:
-        """The task that is running asks for rows of the tables of rows."""
+        """The running task requests rows of the tables of rows."""
         number = next(n for n, table in enumerate(training.tables) if table[0].rows is not None)
         self.rows = training.fetcher.start(0, table=number, whole=True, rows=rows)
 
@@ -95,11 +95,11 @@ class Evaluation:
         return Evaluation(number, fetched, finish_with)
 
     def advance(self, training: Training, context: Context, now: float) -> None:
-        """Run it as soon as everything has come and no gradient is being computed."""
+        """Run it as soon as everything has arrived and no gradient is being computed."""
         if self.rows is not None and self.rows.complete:
             context.do(BringRows(training.fetcher.assemble(self.rows, None)))
             self.rows = None
-        if self.running or not self._is_here() or not training.pause(now):
+        if self.running or not self._has_arrived() or not training.pause(now):
             return
         self.running = True
         averaged = np.array(training.computing.averaged)
@@ -113,7 +113,7 @@ class Evaluation:
             averaged = self.buffers.averaged
         context.do(RunEvaluation(self.number, parameters, averaged, self.finish_with))
 
-    def _is_here(self) -> bool:
+    def _has_arrived(self) -> bool:
         if self.mean is not None:
             return self.mean.is_here()
         return self.fetched is None or (self.buffers is not None and self.fetched.complete)

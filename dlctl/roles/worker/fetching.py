@@ -1,8 +1,8 @@
-"""Slices on their way from the servers to a worker: for training, and for evaluations beside it.
+"""Fetching slices from the servers: for training, and for concurrent evaluations.
 
-For training a shard need only send what has changed since the slice that the worker has. Every
-answer says what it is a change of; one that is of something else is not used, whenever and in
-whatever order it may come, and the whole slice is asked for.
+For training a shard sends only the changes since the slice that the worker has. Every answer states
+its base version; an answer with another base is discarded, in whatever order answers arrive, and
+the whole slice is requested.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from dlctl.vector import Vector, copy_into, room_beside
 
 @dataclass(slots=True)
 class Fetched:
-    """One fetch of all shards of a table, or of a range of it, as far as it has come."""
+    """A fetch from all shards of a table, or of a range of it, with the answers so far."""
 
     request: int
     clients: Sequence[ShardClient]
-    """Those that have something of it."""
+    """Of the shards that have a part of it."""
     clock_min: int
     part: Range | None = None
     """Of the table; None: all of it."""
     rows: Array | None = None
-    """Of the tables of rows, in place of a range: int64[n], ascending."""
+    """Of the tables of rows, instead of a range: int64[n], ascending."""
     whole: bool = False
-    """All values as they are, to be looked at beside the model; else only what has to be placed
-    there, and rounded if the job says so."""
+    """All exact values, to be read beside the model; else only the changes to place there, rounded
+    if the job says so."""
     after_own: bool = False
-    """With all that was pushed before."""
+    """Including all own pushes so far."""
     average: bool = False
     """The moving average of the parameters; with `whole`."""
     missing: int = 0
@@ -46,16 +46,16 @@ class Fetched:
     clocks: dict[int, int] = field(default_factory=dict)
     """Shard -> its clock when it answered."""
     samples: int = 0
-    """Of all replicas, that are in what the newest of these shards has sent."""
+    """Samples of all replicas in the newest of these answers."""
     charged: dict[int, int] = field(default_factory=dict)
-    """Shard -> the bytes that its answer was expected to have."""
+    """Shard -> expected bytes of its answer."""
 
     @property
     def complete(self) -> bool:
         return self.missing == 0
 
     def within(self, client: ShardClient) -> Range:
-        """The elements of the table that this shard has of it."""
+        """The elements of it that are on this shard, by their positions in the table."""
         lo, hi = self.part or (client.lo, client.hi)
         return max(lo, client.lo), min(hi, client.hi)
 
@@ -73,13 +73,13 @@ class Fetcher:
         self.rates = rates
         self.latency = Latency()
         self.placed: Callable[[ShardClient, Slice, Vector], None] = lambda *_: None
-        """Called when a slice has been put into the model; for checkers."""
+        """Called when a slice was placed in the model; for checkers."""
         self._requests = 0
-        self._under_way: dict[int, Fetched] = {}
+        self._in_flight: dict[int, Fetched] = {}
         self._model_changes = True
 
     def model_changes(self, changes: bool) -> None:
-        """Whether the method may change the model by itself; to be said before it does."""
+        """Whether the method may change the model itself; to be called before it does."""
         self._model_changes = changes
         if changes and self.tables:
             for client in self.tables[0]:
@@ -96,8 +96,8 @@ class Fetcher:
         average: bool = False,
         rows: Array | None = None,
     ) -> Fetched:
-        """Ask every shard for its slice of a table, of a range, or for the rows that it has of
-        these; the sends go out with the queue. See `Fetched`.
+        """Request from every shard its slice of a table or of a range, or its part of these rows;
+        the requests are sent with the queue. See `Fetched`.
         """
         self._requests += 1
         clients = self.tables[table]
@@ -108,13 +108,13 @@ class Fetcher:
         fetched = Fetched(
             self._requests, clients, clock_min, part, rows, whole, after_own, average, len(clients)
         )
-        self._under_way[fetched.request] = fetched
+        self._in_flight[fetched.request] = fetched
         for client in clients:
-            self._ask(fetched, client)
+            self._request(fetched, client)
         return fetched
 
-    def _ask(self, fetched: Fetched, client: ShardClient, *, again: bool = False) -> None:
-        """again: what has come does not fit what stands there, so all of it is needed."""
+    def _request(self, fetched: Fetched, client: ShardClient, *, again: bool = False) -> None:
+        """again: the changes received do not fit the basis, so the whole slice is needed."""
         message = self._message(fetched, client, again)
         nbytes = fetched.charged[client.shard] = client.expected_bytes(message)
         key = client.fetch_key(fetched.request)
@@ -136,14 +136,14 @@ class Fetcher:
         return Fetch(*of, *have, exact, client.table, *part, after, fetched.average)
 
     def on_parameters(self, message: Parameters | SparseParameters, now: float) -> None:
-        """A slice has come; a repeated or unknown one is dropped.
+        """A slice has arrived; a duplicate or unknown one is dropped.
 
         Raises RemoteProtocolError if it does not fit the shard.
         """
         if message.table >= len(self.tables):
             raise RemoteProtocolError(f"there is no table {message.table}")
         answer = self.tables[message.table][message.shard].on_parameters(message, now)
-        fetched = self._under_way.get(message.request)
+        fetched = self._in_flight.get(message.request)
         if answer is None or fetched is None:
             return
         self.latency.add(answer.took_s)
@@ -154,7 +154,7 @@ class Fetcher:
         fetched.samples = max(fetched.samples, answer.samples)
         fetched.missing -= 1
         if fetched.complete:
-            del self._under_way[message.request]
+            del self._in_flight[message.request]
 
     def place(
         self,
@@ -163,18 +163,18 @@ class Fetcher:
         before: Callable[[int, int], None],
         then: Callable[[int, int], None],
     ) -> None:
-        """Put what has come into the model; the gradients to come are of it. `before` and `then`
-        are called with the bounds of every slice that is about to stand there, and does.
+        """Place the received slices in the model, which the next gradients use. `before` and `then`
+        are called with the bounds of every slice, before and after it is placed.
         """
         for client in fetched.clients:
             arrived = fetched.slices.pop(client.shard, None)
             if arrived is None:
                 continue
             if not client.basis.fits(arrived):
-                self._under_way[fetched.request] = fetched
+                self._in_flight[fetched.request] = fetched
                 fetched.missing += 1
                 del fetched.clocks[client.shard]
-                self._ask(fetched, client, again=True)
+                self._request(fetched, client, again=True)
                 continue
             lo, hi = fetched.within(client)
             model = parameters[lo:hi]
@@ -188,8 +188,8 @@ class Fetcher:
             then(lo, hi)
 
     def assemble(self, fetched: Fetched, model: Vector) -> Array:
-        """float32[n], all of a complete fetch that asked for all values, beside the model; it holds
-        none of them afterwards.
+        """float32[n] beside the model: the values of a complete fetch with `whole`, which `fetched`
+        then drops.
         """
         if fetched.rows is not None:
             parts = [fetched.slices.pop(client.shard).values for client in fetched.clients]
@@ -205,7 +205,7 @@ class Fetcher:
 
 
 def _rows_of(client: ShardClient, rows: Array) -> Array:
-    """Those of these rows that are on this shard."""
+    """The rows that are on this shard."""
     assert client.rows is not None
     i, j = client.rows.part(rows)
     return rows[i:j]

@@ -1,32 +1,34 @@
-"""How many steps there are from one push, or one fetch, to the next, if that is to be "auto".
+"""The "auto" interval: the number of steps from one push, or one fetch, to the next.
 
-Wanted is the smallest number n for which a worker stands still for at most a given share of its
-time: everything between two pushes or fetches makes gradients staler. With c seconds of computing
-in a step, a link that can take one push every b seconds, and r seconds that are waited for a fetch
-however rare it is (none where computing goes on meanwhile), a worker stands still in n steps for
+The goal is the smallest interval n for which a worker is idle for at most a given share of its
+time: a longer interval makes gradients staler. With c seconds of computing per step, a link that
+can take one push every b seconds, and r seconds of waiting per fetch at any interval (0 if
+computing continues meanwhile), the idle time in n steps is
 
     pause(n) = r + max(0, b - n c)          share(n) = pause(n) / (n c + pause(n))
 
-c and r are measured as they are. b is the larger of what a limit says (bytes / rate) and the time
-from when a push was made, or the one before was through, to its answer. On a link that takes one
-after the other this is exact. It is too long where most of it is a way to and fro, on which there
-is room for more of them; and too short where others push over the same link as soon as this worker
-does. So pushes get another interval
+c and r are measured directly. b is the larger of the limit's time (bytes / rate) and the time from
+when a push was made, or the previous one completed, to its answer. This is exact on a link that
+carries one push at a time. It is too long if most of it is round-trip latency, which several
+pushes can share, and too short if others push over the same link as soon as this worker does.
+So the interval of pushes
 
-- that is longer, when more than the share was waited, over the last ones without the worst of them
-  (one stall is no slow link): at once the n that keeps the share, at most four times as long;
-- that is shorter, when half of the share is predicted for it, so that noise does not turn it back,
-  and it was not found too short at about this b before. If b turns out to be larger then, trust is
-  lost: the next lowering waits twice as long and is an eighth at most, until one proves itself.
-  Where nothing was waited and nothing was found too short, an eighth less is tried now and then.
+- is raised when the waiting over the last cycles without the worst of them (one stall is no slow
+  link) exceeded the share: at once to the n that keeps the share, at most by a factor of four;
+- is lowered when the prediction for a shorter one is at most half of the share, so that noise does
+  not revert it, and that one was not found too short at about this b before. If b then turns out
+  to be larger, the next lowering waits twice as long and is at most an eighth, until one proves
+  itself. If there was no waiting, and no interval was found too short, an eighth less is tried
+  occasionally.
 
-Fetches are one at a time: what was measured says all, and share(n) stands for what was waited. A
-fetch that nobody waits for has its time as b: the next one is due when it has come. If the method
-waits for its fetches, they also wait for the pushes before them, and the same goes for pushes.
+Fetches run one at a time, so the measurement is complete, and share(n) replaces the measured
+waiting. If the method does not wait for a fetch, b is its latency: the next one is due when it has
+arrived. If the method waits for its fetches, they also wait for the pushes before them, and vice
+versa.
 
-The rule is ours. The known one for the interval of local updates, AdaComm (Wang and Joshi, SysML
-2019), goes by the loss and not by the link. b is measured much as the bottleneck is in BBR
-(Cardwell et al., ACM Queue 2016); the growing patience is that of binary exponential backoff.
+The rule is ours. The known rule for the interval of local updates, AdaComm (Wang and Joshi, SysML
+2019), depends on the loss and not on the link. b is measured much as the bottleneck is in BBR
+(Cardwell et al., ACM Queue 2016); the growing patience is a binary exponential backoff.
 """
 
 from __future__ import annotations
@@ -44,26 +46,26 @@ from dlctl.roles.worker.send_queue import Limiter
 from dlctl.settings import AUTO
 
 CYCLES_KEPT = 16
-"""Since the last change: what the waiting is averaged over."""
+"""Cycles since the last change over which the waiting is averaged."""
 COSTS_KEPT = 3
-"""An interval is made longer by their median and shorter by the worst: one odd value does nothing.
+"""An interval is raised by their median and lowered by their maximum, so one outlier has no effect.
 """
 GROWTH_MAX = 4
 SHRINKING = 8
-"""A careful step down is the 8th part."""
+"""A careful step down lowers the interval by 1/8."""
 SURE = 0.5
-"""Of the share, which a lower interval must keep."""
+"""Fraction of the share that a lower interval must keep."""
 PATIENCE, PATIENCE_MAX = 2, 32
 """Cycles before the interval is lowered."""
 PROBES = 4
-"""Times the patience, before a lower one is tried without a reason."""
+"""Multiple of the patience after which a lower interval is tried without a prediction."""
 PROVEN = 32
-"""Cycles after which a lower interval is right: a slight excess fills the window of pushes only
+"""Cycles after which a lower interval is proven: a slight excess fills the window of pushes only
 slowly."""
 ALIKE = 1.25
-"""A cost that is lower by more is of another link."""
+"""A cost lower by more than this factor is that of another link."""
 LONGER = 1.1
-"""Than the time of an interval that was too short, must be that of one that is not."""
+"""Minimum ratio of the time of an interval to that of one that was found too short."""
 
 
 @dataclass(slots=True)
@@ -72,9 +74,9 @@ class Cycle:
 
     computed_s: float = 0.0
     waited_s: float = 0.0
-    """Standing still for this direction."""
+    """Idle time because of this direction."""
     nbytes: int = 0
-    """What a limit was charged for."""
+    """Charged to the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +86,14 @@ class Circumstances:
     bytes_per_s: float | None
     """The limit, if there is one."""
     share_max: float
-    """Of the time, that may be waited."""
+    """Maximum share of the time for waiting."""
     pipelined: bool
-    """Several may be under way at once, so that the time of one says less than the waiting."""
+    """Several may be in flight at once, so the measured waiting is more exact than one's latency.
+    """
 
 
 class Prediction(NamedTuple):
-    """How long a worker stands still at any interval: c, b and r of the docstring above."""
+    """A worker's idle time at any interval: c, b and r of the module docstring."""
 
     step_s: float
     cost_s: float
@@ -102,13 +105,13 @@ class Prediction(NamedTuple):
         return pause_s / (computed_s + pause_s) if pause_s else 0.0
 
     def smallest(self, share_max: float, steps_max: int) -> int:
-        """The smallest interval that keeps the share; the largest there is, if none does."""
+        """The smallest interval that keeps the share, or `steps_max` if none does."""
         steps = range(1, steps_max)
         return 1 + bisect_left(steps, True, key=lambda n: self.share(n) <= share_max)
 
 
 class Interval:
-    """The interval of one direction: `steps`, from 1 to `steps_max`. It begins with 1."""
+    """The interval of one direction: `steps`, from 1 to `steps_max`, initially 1."""
 
     def __init__(self, steps_max: int) -> None:
         self.steps = 1
@@ -116,13 +119,13 @@ class Interval:
         self._forget()
 
     def begin(self, steps: int) -> None:
-        """Go on from an interval that somebody has chosen."""
+        """Continue from an interval that was set explicitly."""
         self._forget()
         self.steps = min(steps, self.steps_max)
 
     def _forget(self) -> None:
         self.is_bound = False
-        """Whether more would be waited at the largest interval than was allowed."""
+        """Whether the waiting exceeds the share even at the largest interval."""
         self._costs: deque[float] = deque(maxlen=COSTS_KEPT)
         self._pauses: deque[float] = deque(maxlen=COSTS_KEPT)
         self._rate: float | None = None
@@ -132,26 +135,26 @@ class Interval:
     def _trust(self) -> None:
         self._patience = PATIENCE
         self._expected_s: float | None = None
-        """The cost by which it was lowered last, while it may still turn out to be wrong."""
+        """The cost on which the last lowering was based, while that may still prove wrong."""
         self._too_short: tuple[float, float] | None = None
         """(cost, time) of the longest interval that was found too short, in seconds."""
 
     # ------------------------------------------------------------ what was measured
 
     def took(self, cost_s: float, pause_s: float = 0.0) -> None:
-        """What one push or fetch has cost: its time, from when the one before was through. pause_s:
-        the time that was waited for it whatever the interval; it is no cost then.
+        """The time of one push or fetch, measured from the completion of the previous one. pause_s:
+        the waiting for it that is independent of the interval, and not part of the cost.
         """
         self._costs.append(cost_s)
         self._pauses.append(pause_s)
 
     def ended(self, cycle: Cycle) -> None:
-        """An interval is over."""
+        """A cycle is complete."""
         self._cycles.append(cycle)
         self._age += 1
 
     def decide(self, now: Circumstances) -> None:
-        """Change `steps`, if what was measured since the last change asks for it."""
+        """Change `steps`, if the measurements since the last change require it."""
         if now.bytes_per_s != self._rate:
             self._rate = now.bytes_per_s
             self._trust()
@@ -181,7 +184,7 @@ class Interval:
         return Prediction(now.step_s, max(limit_s, of(self._costs)), pause_s)
 
     def _waited(self) -> float:
-        """The share of the time that was waited, without the worst cycle."""
+        """The share of the time spent waiting, without the worst cycle."""
         cycles = sorted(self._cycles, key=lambda c: c.waited_s)[:-1]
         waited_s = sum(c.waited_s for c in cycles)
         return waited_s / (waited_s + sum(c.computed_s for c in cycles)) if waited_s else 0.0
@@ -193,11 +196,11 @@ class Interval:
             self._patience = min(2 * self._patience, PATIENCE_MAX)
         self._expected_s = None
         time_s = self.steps * now.step_s
-        if time_s < ALIKE * link.cost_s:  # Else the waiting came from something else, as stalls.
+        if time_s < ALIKE * link.cost_s:  # Else the waiting had another cause, such as a stall.
             self._too_short = (link.cost_s, time_s)
         wanted = max(self.steps + 1, link.smallest(now.share_max, self.steps_max))
         if wanted == self.steps + 1 and waited > 2 * now.share_max:
-            wanted = 2 * self.steps  # What was measured does not explain it: a long way to and fro.
+            wanted = 2 * self.steps  # The measurements do not explain it: a long round trip.
         self._change(min(wanted, GROWTH_MAX * self.steps, self.steps_max))
 
     def _lower(self, link: Prediction, now: Circumstances, *, never_waited: bool) -> None:
@@ -213,7 +216,7 @@ class Interval:
             self._change(careful)
 
     def _may_try(self, steps: int, now: Circumstances) -> bool:
-        """Whether a lower interval may be right although the prediction says that it is not."""
+        """Whether to try a lower interval against the prediction."""
         if not now.pipelined or steps < 1 or self._too_short is not None:
             return False
         is_time = self._age >= PROBES * self._patience
@@ -232,43 +235,42 @@ def _largest(values: Iterable[float]) -> float:
 PUSH, FETCH = "push", "fetch"
 STEPS_KEPT = 63
 REPORT_S_MIN = 0.5
-"""A share of less time would be noise: the last one is reported again."""
+"""Over less time the share would be noise; the last one is reported again."""
 
 
 class Pacing:
-    """What a replica measures of its own time, and the intervals that follow from it.
+    """Measures a replica's time, and sets its intervals accordingly.
 
-    A worker computes, or it stands still for an answer of the servers, or it has no data. The first
-    two are measured here; the share of the second is told to everybody and bounded where an
-    interval is "auto".
+    A worker computes, waits for an answer of the servers, or has no data. The first two are
+    measured here; the share of the second is reported, and bounded where an interval is "auto".
     """
 
     def __init__(self, side: ReplicaSide, limiters: dict[str, Limiter]) -> None:
         self.side = side
         self.limiters = limiters
         self.automatic = side.automatic()
-        """Direction -> what its interval may be; of directions that a method has such options for.
+        """Direction -> bounds of its interval, for directions whose interval is a method's option.
         """
         self.intervals = {d: Interval(bounds.steps_max) for d, bounds in self.automatic.items()}
         self.computed_s = self.waited_s = 0.0
         self._cycles = {PUSH: Cycle(), FETCH: Cycle()}
         self._charged = dict.fromkeys(self._cycles, 0)
-        """Bytes that the limits had been charged for when the present cycles began."""
+        """Bytes charged to the limits when the current cycles began."""
         self._recent_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._waits_for, self._since = "", 0.0
         self._pushed_at: dict[int, float] = {}
         self._settled_at = 0.0
-        """The newest push that was settled."""
+        """When the newest settled push was settled."""
         self._fetching_since: float | None = None
         self._fetch_waits = False
-        """Whether the method waits for its fetches, so that both directions share what there is."""
+        """Whether the method waits for its fetches, so that both directions split the share."""
         self._reported = (0.0, 0.0)
         self._share: float | None = None
 
     # ------------------------------------------------------------ the replica's time
 
     def computed(self, seconds: float) -> None:
-        """A step is done; it took so long."""
+        """A step has completed and took this long."""
         self.computed_s += seconds
         self._recent_s.append(seconds)
         for cycle in self._cycles.values():
@@ -277,7 +279,7 @@ class Pacing:
             self._follow(direction)
 
     def waits(self, direction: str, now: float) -> None:
-        """The replica stands still for this direction from now on; "": it does not."""
+        """The replica is idle because of this direction from now on; "": it is not idle."""
         if self._waits_for:
             seconds = now - self._since
             self.waited_s += seconds
@@ -287,7 +289,7 @@ class Pacing:
     # ------------------------------------------------------------ pushes and fetches
 
     def pushed(self, number: int, now: float) -> None:
-        """A push is on its way."""
+        """A push was sent."""
         self.waits("", now)
         self._pushed_at[number] = now
         self._end_cycle(PUSH)
@@ -303,7 +305,7 @@ class Pacing:
         self._end_cycle(FETCH)
 
     def fetched(self, now: float) -> None:
-        """All shards have answered; may be said twice."""
+        """All shards have answered; idempotent."""
         if self._fetching_since is None:
             return
         took_s, self._fetching_since = now - self._fetching_since, None
@@ -325,7 +327,7 @@ class Pacing:
             self._decide(direction)
 
     def _follow(self, direction: str) -> None:
-        """What becomes "auto" goes on from the number that it was before."""
+        """An interval that becomes "auto" continues from its previous number."""
         key, interval = self.automatic[direction].key, self.intervals[direction]
         steps = getattr(self.side.options, key)
         if steps != AUTO and min(steps, interval.steps_max) != interval.steps:
@@ -350,10 +352,10 @@ class Pacing:
     # ------------------------------------------------------------ figures
 
     def metrics(self, now: float) -> dict[str, Any]:
-        """{"intervals": {key: steps in force}, "bound": {key: the bound that is too low for its
+        """{"intervals": {key: effective steps}, "bound": {key: the bound that is too low for its
         link}, "wait_share": of the time since an earlier report}.
 
-        The share is missing while there is nothing to measure.
+        The share is missing until there is a measurement.
         """
         self.waits(self._waits_for, now)
         computed_s, waited_s = (

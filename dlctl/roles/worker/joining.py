@@ -1,6 +1,5 @@
-"""How a replica comes into a run: registered, model built, joined to every server; and joined again
-when a shard has a new process, or the connection to it is a new one. Without servers there is
-nobody to join.
+"""How a replica joins a run: it registers, builds the model, and joins every server. It rejoins
+when a shard has a new process, or a new connection. Without servers there is nothing to join.
 
     registering -> building the model -> waiting for the servers -> (loading frozen parameters)
         -> joining -> (loading buffers)
@@ -30,13 +29,13 @@ from dlctl.rows import RowSlice, RowTables
 from dlctl.vector import to_host
 
 WRITING = "writing the frozen parameters"
-"""A phase: the first worker keeps them for the run."""
+"""A phase: the first worker stores them for the run."""
 REJOIN_S = 0.1
-"""Between two looks whether another worker has initialised a shard."""
+"""Poll interval while another worker has to initialise a shard."""
 
 
 def buffers_key(request: int) -> tuple[str, int]:
-    """Of a question for the buffers: an answer that was late is not one to the next question."""
+    """Of a request for the buffers, so that a late answer does not match the next request."""
     return "buffers", request
 
 
@@ -56,14 +55,14 @@ class Joining:
         self.rejoin_at: float | None = None
         """Set while another worker has to initialise the shards."""
         self.is_complete = False
-        """Every shard is joined and the buffers are asked for, or there are none."""
+        """Every shard is joined and the buffers are requested, or there are none."""
         self.restoring = False
-        """The residual of before is on its way."""
-        self._kept: m.FrozenKept | None = None
+        """The residual from before a stop is being loaded."""
+        self._frozen_answer: m.FrozenKept | None = None
         """The last answer, in case it was lost."""
 
     def phase(self) -> str:
-        """While a server does not answer: where it should be. Nobody else can see that."""
+        """While a server does not answer, its address, which only this worker can report."""
         silent = next((link for link in self.links if not link.joined), None)
         return f"joining {silent.peer} at {silent.address}" if silent else self._phase
 
@@ -71,7 +70,7 @@ class Joining:
         self.context.ask("register", COORDINATOR, self.birth.register(), now)
 
     def on_welcome(self, message: m.Welcome, now: float) -> bool:
-        """False if it is a repeated one."""
+        """False if it is a duplicate."""
         if self.context.retries.done("register", now) is None:
             return False
         self.identity = Identity(self.birth.run_id, message.index, message.term, message.token)
@@ -86,25 +85,25 @@ class Joining:
         self.context.ask("model", COORDINATOR, ready, now)
 
     def on_keep_frozen(self, message: m.KeepFrozen) -> None:
-        """A repeated question is answered again, or when it is done."""
-        if self._kept is not None and self._kept.file == message.file:
-            self.context.send(COORDINATOR, self._kept)
+        """Write the frozen parameters; a repeated request gets the same answer."""
+        if self._frozen_answer is not None and self._frozen_answer.file == message.file:
+            self.context.send(COORDINATOR, self._frozen_answer)
         elif self.model is not None and self._phase != WRITING:
-            self._phase, self._kept = WRITING, None
+            self._phase, self._frozen_answer = WRITING, None
             self.context.do(WriteFrozen(message.file))
 
     def on_frozen_written(self, event: FrozenWritten) -> None:
         if self._phase == WRITING:
             self._phase = "waiting for the servers"
-        self._kept = m.FrozenKept(
+        self._frozen_answer = m.FrozenKept(
             self.birth.name, event.file, event.sha256, event.nbytes, event.error
         )
-        self.context.send(COORDINATOR, self._kept)
+        self.context.send(COORDINATOR, self._frozen_answer)
 
     def on_topology(self, message: m.Topology, now: float) -> LoadFrozen | None:
         """What has to be loaded before the servers are joined (`join`).
 
-        Raises RemoteProtocolError if it does not say for every server which key it has.
+        Raises RemoteProtocolError unless it has one key per server.
         """
         if self.context.retries.done("model", now) is None or self.identity is None:
             return None
@@ -119,7 +118,7 @@ class Joining:
         return None
 
     def join(self, now: float) -> None:
-        """The model has the run's frozen parameters."""
+        """Join the servers; the model has the run's frozen parameters."""
         message = self.topology
         if message is None or self.identity is None or self.links or self.is_complete:
             return
@@ -148,7 +147,7 @@ class Joining:
     def on_moved(self, message: m.Moved, now: float) -> None:
         """A shard has a new process: join it, at its new address."""
         if message.shard >= len(self.links):
-            return  # Nobody has told us yet where the servers are.
+            return  # The topology has not arrived yet.
         noted = m.Noted(self.birth.name, f"moved{message.shard}", message.number)
         self.context.send(COORDINATOR, noted)
         link = self.links[message.shard]
@@ -157,8 +156,8 @@ class Joining:
             self.context.do(Connect(link.peer, message.address, message.key), link.join(now))
 
     def on_reconnected(self, peer: str, lost_at: float, now: float) -> None:
-        """A server hears nobody over a connection that it does not know yet: it is joined again,
-        also if that was being done, and what else it was sent follows when it has answered.
+        """A server ignores a new connection until the worker has joined on it: rejoin, even if a
+        join was in flight, and resend other messages when the server has answered.
         """
         joins = [link.join(now) for link in self.links if link.peer == peer]
         self.context.do(*joins)
@@ -169,9 +168,9 @@ class Joining:
         self.context.do(*self.links[message.shard].on_join_again(message.generation, now))
 
     def on_joined(self, message: m.Joined, now: float) -> bool:
-        """Whether anybody waited for it.
+        """Whether the answer was awaited.
 
-        Raises RemoteProtocolError if the server's slice is not what it must be.
+        Raises RemoteProtocolError if the server has another slice than expected.
         """
         assert self.model is not None
         link = self.links[message.shard]
@@ -186,7 +185,7 @@ class Joining:
             self._initialise_or_wait(link, now)
         elif not self.is_complete and all(each.joined and each.initialised for each in self.links):
             self.is_complete = True
-            self._ask_for_buffers(link.identity, now)
+            self._request_buffers(link.identity, now)
         return True
 
     def _initialise_or_wait(self, link: Link, now: float) -> None:
@@ -202,8 +201,8 @@ class Joining:
         nbytes = values.nbytes + averaged.nbytes
         self.context.ask(("join", link.shard), link.peer, initialise, now, nbytes)
 
-    def _ask_for_buffers(self, me: Identity, now: float) -> None:
-        """BatchNorm goes on with the run's statistics, not with new ones."""
+    def _request_buffers(self, me: Identity, now: float) -> None:
+        """Load the run's buffers, so that BatchNorm continues with its statistics."""
         if self.has_buffers():
             self._phase = "loading the buffers"
             request = m.FetchBuffers(me.slot, me.epoch, 0)
@@ -218,13 +217,13 @@ class Joining:
         return bool(self.links) and bool(self._buffers_bytes())
 
     def is_under_way(self) -> bool:
-        """Whether the run was under way when this replica joined, or had been before a stop."""
+        """Whether the run had begun, possibly before a stop, when this replica joined."""
         told = self.topology
         is_told = told is not None and (told.under_way or bool(told.restore))
         return is_told or any(link.version for link in self.links)
 
     def on_buffers(self, message: m.Buffers, now: float) -> bool:
-        """False if nobody waits for them, or only for newer ones.
+        """False if they were not awaited, or are stale.
 
         Raises RemoteProtocolError if they do not fit.
         """
@@ -240,7 +239,7 @@ class Joining:
         """Samples of one batch of this worker."""
         told = self.topology.batch_size if self.topology is not None else 0
         size = told or job.workers.batch_size
-        assert isinstance(size, int), "the coordinator has told it"
+        assert isinstance(size, int), "the coordinator has sent it"
         return size
 
     def restores(self) -> str:
@@ -249,7 +248,7 @@ class Joining:
 
     def begin_to_restore(self) -> None:
         self.restoring = True
-        self._phase = "loading what it had not pushed"
+        self._phase = "loading its unpushed updates"
 
     def on_deadline(self, now: float) -> None:
         if self.rejoin_at is not None and self.rejoin_at <= now:

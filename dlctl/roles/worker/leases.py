@@ -1,7 +1,7 @@
-"""A worker's data: how it leases portions, goes through them batch by batch, and which are done.
+"""A worker's data: how it leases portions, processes them batch by batch, and which are done.
 
-A portion is done when all its gradients are in settled pushes, not when they were computed: what a
-dead worker had computed and not pushed is leased to another one.
+A portion is done when all its gradients are in settled pushes, not when they were computed: the
+unpushed work of a dead worker is leased to another one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlctl.roles.worker.shard_client import Identity
 
 
 class Counted(NamedTuple):
-    """A batch that counts as trained, unless the push that holds it comes too late."""
+    """A batch that counts as trained, unless its push arrives too late."""
 
     portion: Portion
     samples: int
@@ -32,7 +32,7 @@ class Counted(NamedTuple):
 
 @dataclass(slots=True)
 class Portion:
-    """One lease at work."""
+    """A lease in progress."""
 
     lease: Lease
     batch_size: int
@@ -41,11 +41,11 @@ class Portion:
     samples: int = 0
     loss_sum: float = 0.0
     metric_sums: dict[str, list[float]] = field(default_factory=dict)
-    """What else the task's loss returns: name -> [sum over samples, samples that have it]."""
+    """Further metrics of the task's loss: name -> [sum over samples, samples that have it]."""
     _last: int | None = None
-    """The batch in which the stream's shard has ended."""
+    """The batch in which the stream's shard ended."""
     end: int = -1
-    """The samples of the shard, if it has ended here."""
+    """The samples of the shard, if it ended here."""
     computed_at: int = 0
     """The replica's steps when its last batch was computed."""
 
@@ -65,13 +65,13 @@ class Portion:
         return self.lease.start + lo, stop
 
     def in_words(self, number: int) -> str:
-        """A batch, for people."""
+        """A batch, for messages."""
         start, stop = self.batch_range(number)
         of = f"shard {self.lease.shard} in" if self.lease.shard >= 0 else "the order of"
         return f"samples {start}..{stop - 1} of {of} epoch {self.lease.data_epoch}"
 
     def end_in(self, number: int, samples: int) -> None:
-        """The stream's shard has ended in a batch, after so many samples of it."""
+        """The stream's shard ended in batch `number`, after `samples` samples of it."""
         start, _ = self.batch_range(number)
         self._last, self.end = number, start + samples
 
@@ -79,8 +79,8 @@ class Portion:
         return number == self.batches - 1
 
     def count(self, samples: int, loss: float, metrics: Mapping[str, float], times: int) -> None:
-        """A batch with the means of its samples; of names of metrics that were not there before, as
-        many as fit. times: 1, or -1 to take it back.
+        """Add a batch with the means of its samples; new metrics up to `METRICS_MAX` names. times:
+        1, or -1 to subtract it.
         """
         self.steps += times
         self.samples += times * samples
@@ -97,24 +97,24 @@ class Portion:
 class Portions:
     batch_size: int
     ahead_s: float
-    """Work that is leased in advance, in seconds: so long a worker goes on without coordinator."""
+    """Work leased in advance, in seconds: how long a worker continues without the coordinator."""
     current: Portion | None = None
     upcoming: deque[Portion] = field(default_factory=deque)
     _batches_upcoming: int = 0
-    """Counted: they are asked for at every step, and may be a thousand short portions."""
+    """A counter, since it is read at every step, and there may be a thousand short portions."""
     _computed: list[Portion] = field(default_factory=list)
     """All batches computed, not all of them pushed."""
     _in_parts: deque[list[Portion]] = field(default_factory=deque)
-    """What was computed before each of the newest pushes, where one push is a part of a step."""
+    """What was computed before each of the newest pushes, if one push is a part of a step."""
     _pushed: dict[int, list[Portion]] = field(default_factory=dict)
     """Push number -> portions that end with it."""
     _counted: list[Counted] = field(default_factory=list)
-    """Batches that no push holds."""
-    _under_way: dict[int, list[Counted]] = field(default_factory=dict)
-    """Push number -> the batches that it holds."""
+    """Batches that are in no push."""
+    _in_flight: dict[int, list[Counted]] = field(default_factory=dict)
+    """Push number -> the batches in it."""
 
     def take(self, lease: Lease) -> None:
-        """A lease has come: begin with it, or keep it for when the present one has ended."""
+        """A lease has arrived: begin it, or queue it behind the current one."""
         portion = Portion(lease, self.batch_size)
         if self.current is None:
             self.current = portion
@@ -123,39 +123,39 @@ class Portions:
             self._batches_upcoming += portion.batches
 
     def batches_left(self) -> int:
-        """Batches at hand that are not begun."""
+        """Leased batches that are not begun."""
         current = self.current.batches - self.current.next_number if self.current else 0
         return current + self._batches_upcoming
 
     def not_done(self) -> int:
-        """Portions at hand, or of which not everything is settled."""
+        """Portions that are leased or not completely settled."""
         own = len(self.upcoming) + len(self._computed) + (self.current is not None)
         own += sum(len(portions) for portions in self._in_parts)
         return own + sum(len(portions) for portions in self._pushed.values())
 
     def wants_more_ahead(self, batch_s: float) -> bool:
-        """Whether less than `ahead_s` of work is at hand. batch_s: for a batch; 0: unknown."""
+        """Whether less than `ahead_s` of work is leased. batch_s: of a batch; 0: unknown."""
         return 0 < self.batches_left() * batch_s < self.ahead_s
 
     def at_boundary(self) -> bool:
-        """Whether no portion is half done: a good place to stop."""
+        """Whether no portion is partly done, so that the replica can stop here."""
         return self.current is None or self.current.next_number == 0
 
     def ahead(self) -> Data | None:
-        """What `next_batch` would bring, if anything."""
+        """The data of the next batch, if there is one."""
         if self.current is None:
             return None
         lease, is_last = self.current.lease, self.current.is_last(self.current.next_number)
         return Data(lease.data_epoch, lease.portion, is_last)
 
     def batches_ahead(self, count: int) -> tuple[Portion, int, int]:
-        """(portion, number of the first batch in it, how many); only if there is one ahead."""
+        """(portion, number of the first batch in it, how many); requires a batch ahead."""
         assert self.current is not None
         number = self.current.next_number
         return self.current, number, min(count, self.current.batches - number)
 
     def next_batches(self, count: int) -> tuple[Portion, int, int]:
-        """The same; they are not ahead any more."""
+        """As `batches_ahead`, and advance past them."""
         portion, number, count = self.batches_ahead(count)
         portion.next_number += count
         return portion, number, count
@@ -163,7 +163,7 @@ class Portions:
     def count(
         self, portion: Portion, samples: int, loss: float, metrics: Mapping[str, float]
     ) -> None:
-        """A batch was computed, and is of use."""
+        """A batch was computed and is usable."""
         portion.count(samples, loss, metrics, 1)
         self._counted.append(Counted(portion, samples, loss, metrics))
 
@@ -174,18 +174,18 @@ class Portions:
         self._batches_upcoming -= self.current.batches if self.current else 0
 
     def pushed(self, number: int, of: int = 1) -> None:
-        """Push `number` holds everything computed so far, or one of `of` parts of it."""
+        """Push `number` contains everything computed so far, or one of `of` parts of it."""
         self._in_parts.append(self._computed)
         self._computed = []
         while len(self._in_parts) >= of:
             if whole := self._in_parts.popleft():
                 self._pushed.setdefault(number, []).extend(whole)
         if self._counted:
-            self._under_way.setdefault(number, []).extend(self._counted)
+            self._in_flight.setdefault(number, []).extend(self._counted)
             self._counted = []
 
     def begin_parts_anew(self) -> None:
-        """What is in some parts of a step is in none of those that come."""
+        """The parts of a step start over: no work pushed in parts counts as pushed."""
         self._computed = self._take_unpushed()
 
     def _take_unpushed(self) -> list[Portion]:
@@ -196,20 +196,21 @@ class Portions:
         return taken
 
     def refused(self, number: int) -> None:
-        """A shard has left out push `number`: what ends with it is not in all of them, and has no
-        loss. Who needs the gradient of a whole batch takes it for a point too far.
+        """A shard has refused push `number`: the portions that end with it are not in all shards,
+        and their loss becomes infinite. A method that needs the gradient of a whole batch treats
+        that as a step too far.
         """
         for portion in self._pushed.get(number, ()):
             portion.loss_sum = math.inf
 
     def late(self, number: int) -> None:
-        """All shards have dropped push `number`: nothing was trained with what it holds."""
-        for portion, samples, loss, metrics in self._under_way.pop(number, ()):
+        """All shards have dropped push `number`: its batches were not trained."""
+        for portion, samples, loss, metrics in self._in_flight.pop(number, ()):
             portion.count(samples, loss, metrics, -1)
 
     def done_now(self, steps: int, but: int) -> list[Portion]:
-        """The computed portions that no push holds, and that are in the first `steps` of the
-        replica: they are done without one. but: newer steps than these.
+        """The computed portions in the first `steps` of the replica that are in no push: they are
+        done without one. but: number of newer steps.
         """
         self._counted = self._counted[-but:] if but else []
         computed = self._take_unpushed()
@@ -217,20 +218,20 @@ class Portions:
         return [portion for portion in computed if portion.computed_at <= steps]
 
     def settled(self, number: int) -> list[Portion]:
-        """Push `number` is settled on every shard: the portions that are done now."""
-        self._under_way.pop(number, None)
+        """Push `number` is settled on every shard; returns the portions done with it."""
+        self._in_flight.pop(number, None)
         return self._pushed.pop(number, [])
 
 
 IDLE_S = 0.2
-"""Between two questions for data while there is none."""
+"""Between two requests for data while there is none."""
 
 
 class Leasing:
-    """Asks for data: when there is none, and some time before that.
+    """Requests data when there is none, and some time in advance.
 
-    There is at most one question on its way. What is asked for in advance may be refused, so that
-    the others are not left without; then it is asked for again a little later.
+    At most one request is in flight. A request in advance may be refused, to leave data for the
+    other workers; it is then retried after `IDLE_S`.
     """
 
     def __init__(self, context: Context, identity: Identity, portions: Portions) -> None:
@@ -238,31 +239,31 @@ class Leasing:
         self.identity = identity
         self.portions = portions
         self.told_no_data = False
-        """The method knows that there is none, and has pushed what it had."""
+        """The method was notified that there is none, and has pushed its work."""
         self.ask_again_at: float | None = None
         self._number = 0
         self._is_ahead = False
-        """The newest question was for work in advance."""
+        """The newest request was for work in advance."""
         self._ahead_at = 0.0
         self._none_now = False
         self._ends: list[int] = []
-        """What `LeaseRequest.ends` says next."""
+        """The next value of `LeaseRequest.ends`."""
 
     def ended(self, portion: Portion) -> None:
-        """The coordinator hears of it with the next question: nothing else behind the end of that
-        shard is leased then, whenever the portion itself will be done.
+        """Report the end of the shard with the next request: the coordinator then leases nothing
+        behind it, even if the portion itself is done later.
         """
         self._ends += (portion.lease.data_epoch, portion.lease.shard, portion.end)
 
     def look_ahead(self, batch_s: float, now: float) -> None:
-        """A batch is under way: see to it that there is something after it."""
+        """A batch is being computed: request more data if little is left."""
         if not self.portions.batches_left():
-            self._ask(False, now)
+            self._request(False, now)
         elif now >= self._ahead_at and self.portions.wants_more_ahead(batch_s):
-            self._ask(True, now)
+            self._request(True, now)
 
     def wait(self, now: float) -> bool:
-        """There is nothing to compute. True if the method has to be told so."""
+        """There is nothing to compute. True if the method has to be notified of it."""
         if self._none_now:
             self._none_now = False
             if not self.told_no_data:
@@ -271,10 +272,10 @@ class Leasing:
             self.ask_again_at = now + IDLE_S
         if self.ask_again_at is None or now >= self.ask_again_at:
             self.ask_again_at = None
-            self._ask(False, now)
+            self._request(False, now)
         return False
 
-    def _ask(self, ahead: bool, now: float) -> None:
+    def _request(self, ahead: bool, now: float) -> None:
         if "lease" not in self.context.retries:
             self._number += 1
             self._is_ahead = ahead
@@ -284,14 +285,14 @@ class Leasing:
             self.context.ask("lease", COORDINATOR, request, now)
 
     def on_lease(self, lease: m.Lease, now: float) -> None:
-        """The answer; one that nobody waits for any more is dropped."""
+        """Take the answer to the newest request; a stale one is dropped."""
         if lease.request != self._number or self.context.retries.done("lease", now) is None:
             return
         if lease.start < lease.stop:
             self.told_no_data = False
             self.portions.take(lease)
         elif self._is_ahead:
-            # Perhaps it is needed by now: then `wait` asks for it, and may not be refused.
+            # If data is needed by now, `wait` requests it, and that is not refused.
             self._ahead_at = now + IDLE_S
         elif self.portions.current is None:
             self._none_now = True

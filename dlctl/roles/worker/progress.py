@@ -1,9 +1,10 @@
-"""How far the run is, as one replica knows it, and the rate of its own steps there.
+"""A replica's estimate of the run's progress, and the learning rate of its own steps there.
 
-What counts is the samples of all replicas. The servers tell how many are in their tables with every
-read; where there are none, the coordinator tells with every lease how many are done. Every replica
-is taken to have had as many more as this one: since the word, and what it had not pushed then. So
-where all meet at a barrier it is exact, and it depends on nothing but the state of the run.
+Progress is the number of samples of all replicas. The servers report with every read how many are
+in their tables; without servers, the coordinator reports with every lease how many are done. Every
+replica is assumed to have processed as many more as this one: since that report, plus those that
+were unpushed then. So at a barrier of all replicas the estimate is exact, and it depends only on
+the state of the run.
 """
 
 from __future__ import annotations
@@ -15,38 +16,38 @@ class Progress:
     def __init__(self, replicas: Callable[[], int]) -> None:
         """replicas: how many train."""
         self._replicas = replicas
-        self._told = self._own = self._unpushed = 0
+        self._reported = self._own = self._unpushed = 0
         self.samples = 0
-        """Of all replicas so far; it never goes back."""
+        """Of all replicas so far; it never decreases."""
 
     def told(self, samples: int) -> None:
-        """So many samples are in the tables; an older word changes nothing."""
-        if samples > self._told:
-            self._told, self._own = samples, self._unpushed
-            self._look()
+        """This number of samples is in the tables; a stale report has no effect."""
+        if samples > self._reported:
+            self._reported, self._own = samples, self._unpushed
+            self._update()
 
     def computed(self, samples: int) -> None:
-        """This replica has had so many more."""
+        """This replica has processed this number of further samples."""
         self._own += samples
         self._unpushed += samples
-        self._look()
+        self._update()
 
     def pushed(self) -> None:
-        """All that it has had is on its way into the tables."""
+        """All samples of this replica are pushed."""
         self._unpushed = 0
 
-    def _look(self) -> None:
-        self.samples = max(self.samples, self._told + self._own * max(1, self._replicas()))
+    def _update(self) -> None:
+        self.samples = max(self.samples, self._reported + self._own * max(1, self._replicas()))
 
 
 class OwnRate:
-    """The rate of a replica's own steps."""
+    """The learning rate of a replica's own steps."""
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
-        """The peak of its schedule. It changes live."""
+        """The peak of its schedule. A live setting."""
         self.factor: Callable[[int], float] | None = None
-        """Samples that all have had -> the part of the peak."""
+        """Samples of all replicas -> fraction of the peak."""
 
     def at(self, samples: int) -> float:
         return self.lr if self.factor is None else self.lr * self.factor(samples)

@@ -1,4 +1,4 @@
-"""Where a worker's pushes and fetches wait for the byte rates, then for their answers."""
+"""Queues of a worker's pushes and fetches: they wait for the byte rates, then for answers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dlctl.roles.protocol.retry import Retries
 
 
 class Limiter:
-    """A token bucket that goes into debt: a message of any size may start once the balance is not
-    negative, and its bytes are paid back at the rate. The average is exact whatever the sizes, and
-    at most one message is ahead of it. After a pause there is no saved-up burst.
+    """A token bucket that allows debt: a message of any size may start once the balance is not
+    negative, and its bytes are paid back at the rate. The average is exact for any sizes, and at
+    most one message is ahead of it. A pause does not accumulate credit for a burst.
     """
 
     def __init__(self, bytes_per_s: float | None = None) -> None:
@@ -22,16 +22,16 @@ class Limiter:
         self.free_at = 0.0
         """When the debt is paid."""
         self.spent_bytes = 0
-        """In all, with a limit and without."""
+        """In total, with a limit and without."""
 
     def change(self, bytes_per_s: float | None, now: float) -> None:
-        """A new rate. Debts are paid at the new one, so that a raised limit helps at once."""
+        """Set a new rate. The debt is paid at that rate, so a raised limit is effective at once."""
         owed = self.owed_bytes(now)
         self.bytes_per_s = bytes_per_s
         self.free_at = now + owed / bytes_per_s if bytes_per_s else now
 
     def owed_bytes(self, now: float) -> float:
-        """Of what was sent, what is not paid back yet."""
+        """Sent bytes that are not paid back yet."""
         return max(0.0, self.free_at - now) * (self.bytes_per_s or 0.0)
 
     def ready_at(self, now: float) -> float:
@@ -53,32 +53,32 @@ class _Waiting:
 
 
 class SendQueue:
-    """A queue per direction: pushes are charged for what they send, fetches for what they bring."""
+    """A queue per direction: pushes are charged for their bytes, fetches for their answers'."""
 
     def __init__(self, retries: Retries) -> None:
         self.retries = retries
         self.limiters = {"push": Limiter(), "fetch": Limiter()}
         self.push_window_bytes: float | None = None
-        """So many bytes of pushes may be without an answer before another one is made."""
+        """No new push is made while this number of bytes of pushes is unacknowledged."""
         retries.on_repeat = self._charge
         self._queues: dict[str, deque[_Waiting]] = {"push": deque(), "fetch": deque()}
 
     def queue(
         self, direction: str, key: Hashable, peer: str, message: Message, nbytes: int
     ) -> None:
-        """Send `message` with the next `flush` that the limit allows, and then until it is
+        """Send `message` with the next `flush` that the limit allows, and resend it until it is
         answered.
         """
         self._queues[direction].append(_Waiting(key, peer, message, nbytes))
 
     def _charge(self, key: Hashable, nbytes: int, now: float) -> None:
-        """What is sent again counts towards the limit as well."""
+        """Resent messages count towards the limit as well."""
         direction = key[0] if isinstance(key, tuple) else ""
         if direction in self.limiters:
             self.limiters[direction].spend(nbytes, now)
 
     def correct(self, direction: str, nbytes: int, now: float) -> None:
-        """What came was so many bytes more, or fewer, than had been charged for it."""
+        """An answer had `nbytes` more (or, if negative, fewer) bytes than were charged for it."""
         if nbytes:
             self.limiters[direction].spend(nbytes, now)
 
@@ -102,8 +102,8 @@ class SendQueue:
         return min(times, default=None)
 
     def waiting(self, now: float) -> Json:
-        """{push_waiting_bytes, fetch_waiting_bytes}: what a limit holds back, and what
-        was sent ahead of it."""
+        """{push_waiting_bytes, fetch_waiting_bytes}: bytes that a limit holds back, and the debt of
+        those already sent."""
         found = {}
         for direction, limiter in self.limiters.items():
             if limiter.bytes_per_s is not None:
@@ -112,5 +112,5 @@ class SendQueue:
         return found
 
     def held_back(self) -> bool:
-        """Whether a limit, and nobody else, is being waited for."""
+        """Whether messages wait for a limit."""
         return any(self._queues.values())

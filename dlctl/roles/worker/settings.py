@@ -1,4 +1,4 @@
-"""The settings of a worker that change while it works, and where each of them lives."""
+"""The live settings of a worker, and the object that has each of them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class WorkerSettings:
         compressor: Compressor,
         own_rate: OwnRate | None = None,
     ) -> None:
-        """options: the method's; live: those of them that may change. The compressor declares its
-        own (`live`), attributes of itself. own_rate: of the replica's own optimiser, if it has one.
+        """options: the method's; live: those of them that may change. The compressor lists its live
+        attributes in `live`. own_rate: of the replica's own optimiser, if it has one.
         """
         self.context = context
         self.options = options
@@ -37,7 +37,7 @@ class WorkerSettings:
         self.log_level = "info"
 
     def values(self) -> Json:
-        """All live settings, as they are in force."""
+        """All effective live settings."""
         values = {key: getattr(self.options, key) for key in self.live}
         values |= {direction: limiter.bytes_per_s for direction, limiter in self.limiters.items()}
         values["push_window"] = self.send_queue.push_window_bytes
@@ -47,7 +47,7 @@ class WorkerSettings:
         return values | {"log_level": self.log_level}
 
     def apply(self, settings: Json, now: float) -> None:
-        """Put these in force; a key that this worker does not have is left alone."""
+        """Apply these; a key that this worker does not have is ignored."""
         for key, value in settings.items():
             if key in self.live:
                 setattr(self.options, key, value)

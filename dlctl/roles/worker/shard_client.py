@@ -1,9 +1,8 @@
 """A worker's conversation with the shards: join, push in order, settle acks, fetch.
 
-A push is numbered densely from 0 for this (slot, epoch, table, shard) and kept until an ack settles
-it.
-The shard applies strictly the next number, so a repeat is never applied twice and a loss is never
-skipped: on a gap everything from the expected number on is sent again, in order.
+Pushes are numbered densely from 0 per (slot, epoch, table, shard), and each is stored until an ack
+settles it. The shard applies strictly the next number, so a duplicate is never applied and a loss
+is never skipped: on a gap everything from the expected number on is resent, in order.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from dlctl.roles.worker.basis import Basis, Slice, answer_bytes, slice_in
 from dlctl.rows import RowSlice
 
 WINDOW = 4
-"""Pushes per shard that may be without an ack: bounds the memory of a worker."""
+"""Unacknowledged pushes per shard: bounds the memory of a worker."""
 SETTLED = {APPLIED, BUFFERED, DUPLICATE, LATE, REFUSED}
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a worker is: issued by the coordinator, shown to every server."""
+    """A worker's identity: issued by the coordinator, presented to every server."""
 
     run_id: str
     slot: int
@@ -65,17 +64,17 @@ class Answer(NamedTuple):
 
 
 class Fenced(Exception):
-    """A newer epoch owns this slot: this process must go."""
+    """A newer epoch owns this slot: this process must exit."""
 
 
 class Link:
-    """The connection of a worker to one server: joined once for all tables that it has."""
+    """The connection of a worker to one server, joined once for all its tables."""
 
     def __init__(self, shard: int, identity: Identity, retries: Retries, address: str = "") -> None:
         self.shard = shard
         self.peer = f"server-{shard}"
         self.address = address
-        """Where its server should be."""
+        """Of its server."""
         self.identity = identity
         self.retries = retries
         self.clients: list[ShardClient] = []
@@ -83,12 +82,12 @@ class Link:
         self.joined = False
         self.initialised = False
         self.lo = self.hi = 0
-        """Of the parameters, as the server says."""
+        """Of the parameters, as the server reports it."""
         self.version = 0
         """Of the parameters when it was joined."""
         self.generation = 0
         self.moved_to = 0
-        """The generation that the coordinator has announced last."""
+        """The newest generation that the coordinator has announced."""
 
     def join(self, now: float) -> Send:
         self.joined = False
@@ -98,15 +97,15 @@ class Link:
         )
 
     def on_join_again(self, generation: int, now: float) -> list[Send]:
-        """The shard does not know us (any more); it says so of all we send, one join is enough."""
+        """The shard does not know this worker. It reports that for every message; join once."""
         if generation < self.generation or not self.joined:
             return []
         return [self.join(now)]
 
     def on_joined(self, message: Joined, now: float) -> list[Send] | None:
-        """The server's answer; None if nobody waits for it.
+        """The server's answer to a join; None if it is stale.
 
-        Pushes that it has seen are settled by their acks, which are repeated.
+        Pushes that the server has received are settled by their acks, which are resent.
         """
         if message.generation < max(self.generation, self.moved_to):
             return None
@@ -134,35 +133,35 @@ class ShardClient:
         self.lo, self.hi = lo, hi
         link.clients.append(self)
         self.rows: RowSlice | None = None
-        """Of its slice, if the table is one of rows."""
+        """Of its slice, if it is a table of rows."""
         self.basis = Basis()
-        """The slice that stands in the model."""
+        """The slice in the model."""
         self.clock = 0
-        """What the shard said of its clock with that."""
+        """The shard's clock in that answer."""
         self._answer_bytes = 0
-        """Of the last answer to a fetch that need not bring all; 0: there was none."""
+        """Of the last answer to a fetch that allowed changes only; 0: there was none."""
         self.base_version = 0
         """Of the slice that the newest gradient was computed with: the base of the next push."""
         self.next_seq = 0
         self._unsettled: dict[int, int] = {}
-        """Number of a push -> its bytes, 0 once the shard has them; in the order of the numbers."""
+        """Number of a push -> its bytes, 0 once the shard has them; in ascending order."""
         self._gap_at = -1
-        """The number that the shard was missing, until something is settled again."""
+        """The number that the shard is missing, until another push is settled."""
 
     @property
     def generation(self) -> int:
         return self.link.generation
 
     def joined_again(self, now: float) -> list[Send]:
-        """The server knows us: all that is not settled is sent to it again."""
+        """The server knows this worker: resend everything that is not settled."""
         self._gap_at = -1
         return self._resend_from(0, now)
 
     # ------------------------------------------------------------ pushing
 
     def has_room(self, pushes: int = 1) -> bool:
-        """Whether so many more pushes may be on their way, those of one write: the shard must still
-        know what became of the oldest one when that is sent again."""
+        """Whether `pushes` more, those of one write, may be in flight: the shard must still know
+        the outcome of the oldest one if that is resent."""
         return len(self._unsettled) < WINDOW and self.next_seq + pushes <= self.settled() + REACH
 
     def unsettled(self) -> int:
@@ -172,7 +171,7 @@ class ShardClient:
         return sum(self._unsettled.values())
 
     def settled(self) -> int:
-        """Pushes settled without a hole: every number below this one is."""
+        """Every push with a number below this one is settled."""
         return next(iter(self._unsettled), self.next_seq)
 
     def push(
@@ -201,9 +200,9 @@ class ShardClient:
         return ("push", self.table, self.shard, seq)
 
     def on_ack(self, ack: Ack, now: float) -> tuple[float | None, list[Send]]:
-        """(seconds since the push was sent if this ack settles it, what has to be sent now).
+        """(seconds since the push was sent if this ack settles it, messages to send now).
 
-        Raises Fenced. An ack of an older generation is a shard that does not know that it is dead.
+        Raises Fenced. An ack of an older generation is from a replaced server, and is ignored.
         """
         if ack.generation < self.generation:
             return None, []
@@ -224,7 +223,7 @@ class ShardClient:
         return self.retries.done(self.push_key(ack.seq), now), []
 
     def _on_gap(self, seq: int, now: float) -> list[Send]:
-        """Every push behind the lost one reports the same gap; one answer is enough."""
+        """Every push behind the lost one reports the same gap; resend once."""
         if seq == self._gap_at:
             return []
         self._gap_at = seq
@@ -243,15 +242,15 @@ class ShardClient:
 
     @property
     def version(self) -> int:
-        """Of the slice that stands in the model."""
+        """Of the slice in the model."""
         return self.basis.version
 
     def expected_bytes(self, fetch: Fetch | FetchRows) -> int:
-        """How large the answer will be: as the last one was, or all that is asked for."""
+        """Expected size of the answer: that of the last one, or of all requested elements."""
         return (fetch.have_generation and self._answer_bytes) or 4 * self._elements(fetch)
 
     def _elements(self, fetch: Fetch | FetchRows) -> int:
-        """That are asked for."""
+        """Number of requested elements."""
         if isinstance(fetch, FetchRows):
             assert self.rows is not None
             return self.rows.tables.count(fetch.rows.astype(np.int64) + self.rows.lo)
@@ -261,7 +260,7 @@ class ShardClient:
         return ("fetch", self.table, self.shard, request)
 
     def on_parameters(self, message: Parameters | SparseParameters, now: float) -> Answer | None:
-        """An answer to a fetch; None if nobody waits for this one (any more).
+        """An answer to a fetch; None if it is stale or was not awaited.
 
         Raises RemoteProtocolError if it does not fit the shard.
         """

@@ -1,8 +1,8 @@
-"""What a worker says of a batch that takes too long: for how long, and in which line of the task.
+"""Reports a batch that takes too long: for how long, and in which line of the task.
 
-Its process lives and its loop answers, so that nobody else can tell. A batch that only takes longer
-than usual is told of, too, before it counts as one that hangs: else nothing would say why no steps
-are made.
+The worker's process is alive and its loop answers, so no other process can detect the hang. A batch
+that only takes longer than usual is reported, too, before it counts as hung: else no report would
+explain the lack of steps.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class StallDetector:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._asked = False
-        """For where the present one is: that is looked for once, and is in the log, too."""
+        """`LocateTask` was requested for the current batch, which is done once."""
         self._place = ""
 
     def located(self, event: TaskLocated) -> bool:
-        """Whether that is news of the batch that takes so long."""
+        """Whether the place belongs to the current slow batch."""
         if self._asked:
             self._place = bounded_place(event.place)
         return self._asked

@@ -1,10 +1,9 @@
-"""A replica at work: serves what the method's replica side needs.
+"""A running replica: serves the needs of the method's replica side.
 
-The method is a generator that always waits for exactly one need; after every event `advance` asks
-the service of that need whether it is done. What a method should not have to think of happens in
-the services: leases, the window of pushes, parameters that arrive while a gradient is being
-computed (they are put in place between two steps), discarded batches, and that nothing stays behind
-when the data ends.
+The method is a generator that always waits for exactly one need; after every event `advance` polls
+the service of that need. The services handle what a method need not care about: leases, the window
+of pushes, parameters that arrive while a gradient is being computed (they are installed between two
+steps), discarded batches, and draining when the data ends.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ from dlctl.roles.worker.shard_client import Identity, ShardClient
 
 
 class Training:
-    """One replica. It drives the method, and is what the worker role talks to."""
+    """One replica. It drives the method on behalf of the worker role."""
 
     is_paused = False
-    """An evaluation is at work, perhaps with other values in the model's place."""
+    """An evaluation is running, possibly with other values in the model's place."""
 
     def __init__(
         self,
@@ -78,10 +77,10 @@ class Training:
         sharing: Sharing | None = None,
     ) -> None:
         """tables: the clients of each table of the method, in shard order. compression: the name of
-        the compressor. averaged: float64[n], the model's buffers. members: who takes part, if
-        replicas ask each other. collecting: their group, if they have one. own_rate: of the
-        replica's own optimiser, if it has one. replicas: how many train, those that are about to
-        begin included. takes_over: its model is that of another replica, or of `sharing`.
+        the compressor. averaged: float64[n], the model's buffers. members: the replicas of the run,
+        if they ask each other. collecting: their group, if they have one. own_rate: the learning
+        rate of the replica's own optimiser, if it has one. replicas: how many train, those about
+        to begin included. takes_over: its model is that of another replica, or of `sharing`.
         """
         self.context = context
         self.identity = identity
@@ -121,7 +120,7 @@ class Training:
         self._taking_over: TakingOver | Sharing | None = asks or sharing
         self._services = self._all_services()
         self.parked = False
-        """Drained: the method will not be resumed any more."""
+        """Drained: the method will not be resumed."""
         self._leaves = False
         self._run: Generator[Need, Any, None] = side.run()
         self._need: Need | None = None
@@ -151,14 +150,14 @@ class Training:
 
     @property
     def service(self) -> Service[Any]:
-        """Of the present need."""
+        """The service of the current need."""
         assert self._need is not None
         return self._services[type(self._need)]
 
     # ------------------------------------------------------------ the method and its needs
 
     def advance(self, now: float) -> None:
-        """Serve the method's needs for as long as they can be served at once."""
+        """Serve the method's needs for as long as they can be served immediately."""
         if self.asking is not None:
             self.asking.go_on(now)
         if self.is_paused:
@@ -184,23 +183,23 @@ class Training:
             self._resume(value, now)
 
     def _has_taken_over(self, now: float) -> bool:
-        """Whether the method can begin, or is never to. Raises JobFailed if nobody has a model."""
+        """Whether the method can begin, or never will. Raises JobFailed if none has a model."""
         if self._taking_over is not None and self.computing.draining:
-            self.parked = True  # It has nothing that anybody waits for.
+            self.parked = True  # No other process waits for it.
         elif self._taking_over is not None and self._taking_over.advance(now):
             self._taking_over = None
         return self._taking_over is None or self.parked
 
     def _resume(self, value: Any, now: float) -> None:
-        """Hand the method what it has asked for, and begin what it needs next. Raises TypeError for
-        what nothing serves.
+        """Pass the method the value of its need, and begin its next one. Raises TypeError for a
+        need without a service.
         """
         where = type(self.side).__module__
         try:
             need = self._run.send(value)
         except StopIteration:
             if not self._leaves:
-                raise TypeError(f"{where}: run() has come to its end") from None
+                raise TypeError(f"{where}: run() has returned") from None
             self.parked = True
             if self.collecting is not None:
                 self.collecting.cancel()  # The others need not wait for it.
@@ -211,22 +210,22 @@ class Training:
             raise TypeError(f"{where}: leave() asks for data: {need!r:.80}")
         self._need = need
         if not isinstance(need, Gradient | NextData):
-            # It has done something since it heard that there is no data, so it hears of it again.
+            # The method has acted since it was notified that there is no data, so notify it again.
             self.computing.leasing.told_no_data = False
         self.service.begin(need, now)
 
     def _has_left(self) -> bool:
-        """Whether the method asks for data again after it was told that it leaves."""
+        """Whether the method requests data again after it was notified that it leaves."""
         waits = isinstance(self._need, Gradient | NextData)
         return waits and self.computing.is_told_of_end and self.computing.ends_here()
 
     def _leave(self, now: float) -> None:
-        """Let the method do what it does before it leaves; then it is not resumed any more."""
+        """Run the method's `leave`; after it the method is not resumed any more."""
         self._leaves, self._run = True, _resumable(self.side.leave())
         self._resume(None, now)
 
     def deadline(self) -> float | None:
-        """When `advance` has to be called if nothing happens."""
+        """When `advance` has to be called if no event arrives."""
         times = [] if self.asking is None else [self.asking.deadline()]
         if self._taking_over is not None and not self.parked:
             times.append(self._taking_over.deadline())
@@ -235,7 +234,7 @@ class Training:
         return min((time for time in times if time is not None), default=None)
 
     def pause(self, now: float) -> bool:
-        """Leave the model alone while `is_paused`, if no gradient is being computed now."""
+        """Set `is_paused`, which protects the model, unless a gradient is being computed."""
         self.is_paused = not self.is_at_work()
         if self.is_paused:
             self.pacing.waits("", now)
@@ -252,13 +251,13 @@ class Training:
         return self.waits().what
 
     def waits(self) -> Phase:
-        """What the method waits for, and for whom."""
+        """What the method waits for, and for which processes."""
         if self._taking_over is not None:
             return self._taking_over.phase()
         return self.service.phase() if self._need is not None else Phase("starting")
 
     def has_model(self) -> bool:
-        """Whether what stands here is a model of the run: who joins is given it first."""
+        """Whether this replica holds a model of the run; a joining replica receives it first."""
         has_own = self.collecting is None or self.collecting.has_model
         return has_own and self._taking_over is None
 
@@ -266,25 +265,25 @@ class Training:
         return isinstance(self._need, Collective) and not self.parked
 
     def stuck_s(self, now: float) -> float:
-        """How long the present batch, evaluation or operation of the engine takes, if far longer
-        than it should, else 0.
+        """How long the current batch, evaluation or operation of the engine has taken, if far
+        longer than it should, else 0.
         """
         stuck_s = self.computing.stuck_s(now, evaluates=self.is_paused)
         return stuck_s or self.engines.stuck_s(now)
 
     def is_at_work(self) -> bool:
-        """Whether the model is being computed with just now."""
+        """Whether a computation uses the model at the moment."""
         return self.computing.is_computing or self.engines.is_at_work
 
     def busy(self) -> bool:
-        """Whether something of this replica is not settled yet."""
+        """Whether anything of this replica is not settled yet."""
         asks = self.asking is not None and self.asking.is_open()
         return self.writing.busy() or self.context.retries.count("portion") > 0 or asks
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def _place_arrivals(self) -> None:
-        """Never while a gradient is being computed: it would be of no parameters at all."""
+        """Never while a gradient is being computed: it would mix two versions of parameters."""
         if not self.is_at_work():
             self.reading.place()
 
@@ -298,7 +297,7 @@ class Training:
         self.computing.leasing.on_lease(lease, now)
 
     def on_ack(self, ack: m.Ack, now: float) -> None:
-        """What a server says of a push. Raises Fenced."""
+        """A server has acked a push. Raises Fenced."""
         for number in self.writing.on_ack(ack, now):
             self.computing.report_done(self.portions.settled(number), now)
 
@@ -307,11 +306,11 @@ class Training:
         self._push_buffers()
 
     def _on_collected(self) -> None:
-        """A sum may be all that a replica does while it has no data: it hears of that again."""
+        """Sums may be all that a replica does without data, so notify it of the lack again."""
         self.computing.leasing.told_no_data = False
 
     def on_joined_again(self, shard: int, now: float) -> None:
-        """What the shard had been asked, and has forgotten or could not answer, is asked again."""
+        """Resend fetches that the shard has forgotten or could not answer."""
         peer = self.channels[shard].peer
         keys = [key for key, whom, _ in self.context.retries.waiting() if whom == peer]
         for key in keys:
@@ -331,7 +330,7 @@ class Training:
 
     def metrics(self, now: float) -> dict[str, Any]:
         if self._taking_over is not None:
-            return {}  # Who reports a step is at work, and others ask it for the model.
+            return {}  # A replica that reports a step is running, and others ask it for the model.
         values: dict[str, Any] = {"step": self.writing.steps, **self.rates.report(now)}
         values |= self.writing.metrics()
         values |= self.fetcher.latency.quantiles_ms("fetch")
@@ -343,7 +342,7 @@ class Training:
         if self.own_rate.factor is not None:
             values["inner_lr"] = self.own_rate.at(self.progress.samples)
         values["repeated"] = self.context.repeated
-        # Who says that it has none has been told that all which it has done is noted.
+        # 0 means that the coordinator has confirmed all work that this replica has done.
         values["portions"] = self.portions.not_done() + self.context.retries.count("portion")
         if self.asking is not None and self.answering is not None:
             values["unanswered"] = self.asking.unanswered
@@ -359,5 +358,5 @@ class Training:
 
 
 def _resumable(needs: Iterable[Need]) -> Generator[Need, Any, None]:
-    """The same needs; a plain iterable has no use for their results."""
+    """The same needs as a generator; a plain iterable ignores the results."""
     return needs if isinstance(needs, Generator) else (need for need in needs)

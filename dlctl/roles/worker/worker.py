@@ -1,7 +1,7 @@
-"""The worker role: how a replica comes into a run, works in it, and leaves it.
+"""The worker role: how a replica joins a run, trains in it, and leaves it.
 
-`Joining` is its way in, `Training` the work. Around them stand live settings, evaluations, saving
-and draining; whatever the coordinator asks for may be asked twice.
+`Joining` handles the join, `Training` the work. This module adds live settings, evaluations, saving
+and draining; every request of the coordinator may arrive twice.
 """
 
 from __future__ import annotations
@@ -85,16 +85,15 @@ from dlctl.util.text import DISCARDED, REFUSED
 from dlctl.vector import copy_into, to_host
 
 PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUNNING, STEPPING}
-"""Phases that come and go with every step: they are reported once a second and not at each change.
-"""
+"""Phases that change with every step: they are reported once a second, not at each change."""
 DETAIL_CHARS_MAX = 16_000
 OF_TORCH = (engines.SAVED_AS, inner.SAVED_AS)
-"""How the names of what torch keeps begin, among those that a replica saves."""
+"""Name prefixes of torch's state among the arrays that a replica saves."""
 W = "w"
 DICE = "dice"
 RESERVED = frozenset({W, "averaged", DICE})
-"""What a replica saves besides the method's state: of its model, under the names that shards have
-in checkpoints, and where its random numbers are."""
+"""What a replica saves besides the method's state: its model, under the names that shards have in
+checkpoints, and its RNG state."""
 
 
 class Worker:
@@ -106,7 +105,7 @@ class Worker:
         compressor: Compressor,
         address: str = "",
     ) -> None:
-        """address: where other replicas can ask this one; "" if it listens nowhere."""
+        """address: where this replica listens for others; "" if it does not listen."""
         self.birth = birth
         self.job = job
         self.algorithm = algorithm
@@ -125,7 +124,7 @@ class Worker:
         self.members = Members(self.context, birth.name, connects="peers" in algorithm.shape.links)
         self._address = address
         self._is_deferred = False
-        """It could begin, but for the list of those who take part."""
+        """It is ready to begin, but waits for the list of members."""
         self._draining = False
         self._saving = Saving(self.context, birth.name)
         self._gathering = Restoring(self.context)
@@ -133,11 +132,10 @@ class Worker:
         self._evaluated: m.Evaluated | None = None
         """The last answer, in case it was lost."""
         self._save: m.Save | None = None
-        """Asked for; done as soon as the residual is here, with nothing but what pushes have left.
-        """
+        """Requested; taken when no step is unpushed, so the residual has only what pushes left."""
         self._saves: tuple[m.Save, dict[str, m.Array], m.Json] | None = None
-        """All of it is here but what torch keeps: arrays, and what they are of."""
-        self._hanging = StallDetector(self.context)
+        """A save that lacks only torch's state: its arrays, and their state."""
+        self._stalls = StallDetector(self.context)
         self._report_at = 0.0
         self._reported_phase = ""
 
@@ -180,7 +178,7 @@ class Worker:
             case ComputeStateTaken(arrays):
                 self._save_whole(arrays)
             case Reconnected(peer, lost_at):
-                self._report_at = now  # If it is the coordinator, it learns whose connection it is.
+                self._report_at = now  # A report identifies this connection to the coordinator.
                 self.joining.on_reconnected(peer, lost_at, now)
             case DeadlineReached():
                 self._on_deadline(now)
@@ -204,7 +202,7 @@ class Worker:
             case TaskFailed(error, detail):
                 self._fail(error, detail)
             case TaskLocated():
-                self._report_at = now if self._hanging.located(event) else self._report_at
+                self._report_at = now if self._stalls.located(event) else self._report_at
             case CoordinatorGone():
                 self._lifeline.lost(now)
             case Started():
@@ -232,7 +230,7 @@ class Worker:
             self.context.note("warning", f"refused {what}: {error.message}")
 
     def _is_from_shard(self, peer: Peer, message: m.Message) -> bool:
-        """Whether a server speaks for its own shard."""
+        """Whether the message is about the shard of the server that sent it."""
         shards = [link.shard for link in self.joining.links if link.peer == peer]
         return shards == [getattr(message, "shard", *shards)] if shards else False
 
@@ -241,7 +239,7 @@ class Worker:
         self.joining.on_deadline(now)
         self._gathering.on_deadline(now)
         if self._lifeline.is_over(now):
-            self.context.do(Exit(0, "no word from the coordinator for too long"))
+            self.context.do(Exit(0, "no heartbeat from the coordinator for too long"))
 
     def _advance(self, now: float) -> None:
         if self.training is None:
@@ -263,7 +261,7 @@ class Worker:
         elif bad.pushes_in_row >= self.job.workers.refused_pushes_max:
             self._leave_poisoned(
                 f"{bad.pushes_in_row} {REFUSED}: {bad.reason}",
-                f"they were of {bad.last}; the servers' values are as they were.",
+                f"they were of {bad.last}; the servers' values are unchanged.",
             )
 
     # ------------------------------------------------------------ joining the run
@@ -284,14 +282,14 @@ class Worker:
             self._restore_or_begin()
 
     def _listen(self, now: float) -> None:
-        """Say where other replicas can ask this one."""
+        """Announce the address at which this replica listens for others."""
         identity = self.joining.identity
         if self._address and identity is not None:
             message = m.Listening(identity.slot, identity.epoch, self._address)
             self.context.ask("listening", COORDINATOR, message, now)
 
     def _on_ask(self, peer: Peer, message: m.Ask, identity: str) -> None:
-        """Raises RemoteProtocolError for what no replica of this run would ask."""
+        """Raises RemoteProtocolError for what no replica of this run would send."""
         self.members.authz.check(identity, message)
         me = self.joining.identity
         if self.training is not None and self.training.answering is not None:
@@ -323,11 +321,12 @@ class Worker:
             self._restore_or_begin()
 
     def _restore_or_begin(self) -> None:
-        """Who asks for data has its residual: the run takes up its work when all have asked. Before
-        that nobody saves, and the next process of a worker that dies is told to restore it again.
+        """A worker requests data only after it has restored its residual, and the run continues
+        when all workers have requested data. Before that no worker saves, and a worker that dies is
+        replaced by a process that restores the residual again.
         """
         if self.members.connects and not self.members.number:
-            self._is_deferred = True  # It begins when it knows who else takes part.
+            self._is_deferred = True  # It begins when it has the list of members.
             return
         if self.joining.restores():
             if not self.joining.restoring:
@@ -337,7 +336,7 @@ class Worker:
             self._begin()
 
     def _begin(self, saved: Mapping[str, m.Array] | None = None) -> None:
-        """Put the method to work; saved: the replica's state of before a stop."""
+        """Start the method; saved: the replica's state from before a stop."""
         model, identity = self.joining.model, self.joining.identity
         assert model is not None
         assert identity is not None
@@ -394,7 +393,7 @@ class Worker:
         )
 
     def _collecting(self, identity: Identity, *, begins: bool) -> Collecting | None:
-        """The service of the group, if the method has one; a late message may have named it."""
+        """The service of the group, if the method has one."""
         if "group" not in self.algorithm.shape.links:
             return None
         return Collecting(
@@ -422,13 +421,13 @@ class Worker:
                 self.training.collecting.on_failed(event, now)
 
     def _restore_model(self, side: ReplicaSide, saved: Mapping[str, m.Array]) -> None:
-        """The replica's own model of before the stop, if that is where the run's models are."""
+        """Restore the replica's own model, if the run's models are those of the replicas."""
         if self.algorithm.shape.model != "tables" and W in saved:
             copy_into(side.parameters, saved[W])
             self.context.do(LoadBuffers(saved["averaged"]))
 
     def _own_model(self, training: Training) -> dict[str, m.Array]:
-        """All that makes the model which stands here, where the run's models are the replicas'."""
+        """The complete model of this replica, if the run's models are those of the replicas."""
         if self.algorithm.shape.model == "tables":
             return {}
         return {
@@ -449,7 +448,7 @@ class Worker:
         if self._evaluated is not None and self._evaluated.evaluation == message.evaluation:
             self.context.send(COORDINATOR, self._evaluated)
         elif self.training is not None and not self.training.has_model():
-            if self.training.parked:  # Else it is asked again.
+            if self.training.parked:  # Else the coordinator retries.
                 none = m.Evaluated(message.evaluation, self.birth.name, {}, NO_MODEL)
                 self.context.send(COORDINATOR, none)
         elif self.training is not None and self._evaluation is None:
@@ -508,9 +507,10 @@ class Worker:
         return self._keeps_more() or self.algorithm.shape.model != "tables" or is_own
 
     def _save_if_clean(self, training: Training) -> bool:
-        """Gradients that are not pushed belong to portions that are not done: a run that goes on
-        from here leases these again, so they must not be in the residual as well. What torch keeps
-        is of the same moment, as long as nothing is computed. Returns whether it was done.
+        """Take the requested save if no step is unpushed. Unpushed gradients belong to unfinished
+        portions, which a resumed run leases again, so they must not be in the residual as well.
+        Torch's state is consistent with it as long as nothing is computed. Returns whether the save
+        was taken or answered.
         """
         message = self._save
         if message is None or training.writing.has_unpushed_steps():
@@ -521,7 +521,7 @@ class Worker:
             return False
         self._save = None
         if not training.has_model():
-            self._saving.without_file(message, "")  # What it has is no model of this run.
+            self._saving.without_file(message, "")  # It holds no model of this run.
             return True
         side = training.side
         arrays = {name: to_host(vector).copy() for name, vector in side.state().items()}
@@ -545,7 +545,7 @@ class Worker:
         (message, arrays, state), self._saves = self._saves, None
         self._saving.begin(message, saved_file(self.birth.name), {**arrays, **of_torch}, state)
 
-    # ------------------------------------------------------------ ends
+    # ------------------------------------------------------------ exit
 
     def _on_drain(self, message: m.Drain, now: float) -> None:
         if not self._draining:
@@ -567,7 +567,7 @@ class Worker:
         self.context.do(Note("error", error, {"detail": detail}), Exit(1, error))
 
     def _leave_poisoned(self, error: str, detail: str) -> None:
-        """Out of the run: nobody can use what this worker computes. Its exit code says so."""
+        """Leave the run with the exit code for unusable results."""
         self.context.do(Note("error", error, {"detail": detail}), Exit(EXIT_POISONED, error))
 
     # ------------------------------------------------------------ reports
@@ -578,7 +578,7 @@ class Worker:
         return self.training.phase() if self.training else self.joining.phase()
 
     def waiting_for(self) -> str:
-        """The daemons that must answer before this worker can go on; "" while it computes."""
+        """The daemons that must answer before this worker can continue; "" while it computes."""
         if self.phase() in (
             "computing",
             "saving",
@@ -608,7 +608,7 @@ class Worker:
         metrics |= {"settings": self.live.values(), **self.send_queue.waiting(now)}
         metrics["checkpoint"] = self._saving.newest
         if self.training is not None:
-            stuck, phase = self._hanging.look(self.training, phase, now)
+            stuck, phase = self._stalls.look(self.training, phase, now)
             metrics |= stuck
         report = m.Report(
             self.birth.name, self.birth.incarnation, phase, self.waiting_for(), metrics
@@ -620,7 +620,7 @@ class Worker:
     def _on_work(
         self, message: m.Parameters | m.SparseParameters | m.Ack | m.Lease, now: float
     ) -> None:
-        """What makes sense only while training."""
+        """Messages that have an effect only while training."""
         match message:
             case _ if self.training is None:
                 pass

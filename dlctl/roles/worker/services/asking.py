@@ -1,9 +1,9 @@
-"""Replicas that ask each other: who takes part, questions, and answers to others' questions.
+"""Requests between replicas: the members of the run, questions, and answers to others' questions.
 
-A question is repeated until its answer comes, its deadline passes, or whoever is asked has left or
-has another epoch. The answer to a repeat is the one that there was, so a method serves each
-question once; of several questions of one replica only the newest is served. Nobody is answered
-while a gradient is computed, and nothing is answered by a process whose slot has a newer epoch.
+A question is resent until its answer arrives, its deadline passes, or the replica that was asked
+has left or has another epoch. A repeated question gets the stored answer, so a method serves each
+question once; of several questions of one replica only the newest is served. A replica does not
+answer while it computes a gradient, and a process whose slot has a newer epoch never answers.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ from dlctl.roles.worker.shard_client import Identity
 from dlctl.vector import to_host
 
 GONE = "gone"
-"""The process that was asked is none of the epoch that was meant."""
+"""The error of an answer: the process that was asked does not have the expected epoch."""
 RAW = "raw"
-"""The arrays of a question as they are: no compressor expands them."""
+"""The arrays of a question, uncompressed."""
 NO_MODEL = "it has no model of this run"
 MODEL = "dlctl.model"
-"""What the role asks, and answers by itself: the replica's model as it is."""
+"""A question that the role, not the method, asks and answers: the replica's current model."""
 ARRAYS_MAX = 8
 OP_CHARS_MAX = 64
 ERROR_CHARS_MAX = 400
 MARGIN_BYTES = 64 * 1024
 MODELS_MAX = 8
-"""A question or an answer may be so many times as large as the model, and a margin."""
+"""Maximum size of a question or an answer, in models, besides `MARGIN_BYTES`."""
 
 
 def bytes_max(size: int) -> int:
-    """Of a question, or an answer, of replicas whose model has `size` elements of float32."""
+    """Maximum size of a question or an answer if the model has `size` float32 elements."""
     return MODELS_MAX * 4 * size + MARGIN_BYTES
 
 
 def fault(payload: m.Packed, nbytes_max: int) -> str:
-    """Why these arrays can be neither a question nor an answer; "" if they can."""
+    """Why these arrays are no valid question or answer; "" if they are."""
     if payload.kind != RAW:
         return f"its arrays are packed as {payload.kind:.20}"
     if len(payload.arrays) > ARRAYS_MAX:
         return f"it has {len(payload.arrays)} arrays; at most {ARRAYS_MAX}"
     if payload.length != sum(array.size for array in payload.arrays):
-        return f"it has other than {payload.length} elements"
+        return f"it does not have {payload.length} elements"
     if payload.nbytes > nbytes_max:
         return f"it has {payload.nbytes} bytes; at most {nbytes_max}"
     strange = [str(a.dtype) for a in payload.arrays if a.dtype not in wire.DTYPES]
-    return f"{strange[0]} is no type that can be sent" if strange else ""
+    return f"{strange[0]} is not a type that can be sent" if strange else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A replica that takes part, as the coordinator has told."""
+    """A replica in the coordinator's list of members."""
 
     epoch: int
     address: str
@@ -74,15 +74,15 @@ class Member:
     takes_part: bool
 
     def address_of(self) -> tuple[int, str, str]:
-        """What a connection to it goes by."""
+        """The identity of a connection to it."""
         return self.epoch, self.address, self.key
 
 
 class Members:
-    """Who takes part in the run, and the connections to them."""
+    """The replicas of the run, and the connections to them."""
 
     def __init__(self, context: Context, name: str, *, connects: bool) -> None:
-        """name: this daemon's. connects: whether replicas ask each other at all."""
+        """name: this daemon's. connects: whether replicas ask each other."""
         self.context = context
         self.name = name
         self.connects = connects
@@ -93,13 +93,13 @@ class Members:
 
     @property
     def slots(self) -> frozenset[int]:
-        """Those that take part."""
+        """The slots that take part."""
         return frozenset(slot for slot, member in self.known.items() if member.takes_part)
 
     def on_peers(self, message: m.Peers, own_slot: int) -> bool:
-        """Take a list; an older one may come late, or again. Returns whether it is news.
+        """Take a list of members; a stale or duplicate one is ignored. Returns whether it is new.
 
-        Raises RemoteProtocolError if it does not fit itself.
+        Raises RemoteProtocolError if it is inconsistent.
         """
         columns = (message.slots, message.epochs, message.addresses, message.keys)
         if len({len(column) for column in columns}) != 1:
@@ -130,11 +130,11 @@ class Members:
 
 
 Then = Callable[[tuple[m.Array, ...] | None], None]
-"""What hears of the answer to a question; None: there is none."""
+"""Called with the answer to a question; None: there is none."""
 
 
 class Question(NamedTuple):
-    """One that is not answered yet."""
+    """A question that is not answered yet."""
 
     number: int
     slot: int
@@ -143,54 +143,54 @@ class Question(NamedTuple):
     until: float
     then: Then
     epoch: int = 0
-    """Of whom it was sent to."""
+    """Of the replica that it was sent to."""
 
 
 class Asking:
-    """Serves `Ask`. Questions to one replica go one after the other."""
+    """Serves `Ask`. At most one question per replica is in flight."""
 
     def __init__(
         self, context: Context, identity: Identity, members: Members, size: int, rates: Rates
     ) -> None:
-        """size: elements of the model, which questions and answers are measured by. rates: counts
-        the bytes of questions as pushed, and those of answers as fetched.
+        """size: elements of the model, which bounds the size of questions and answers. rates:
+        counts the bytes of questions as pushed, and those of answers as fetched.
         """
         self.context = context
         self.rates = rates
         self.identity = identity
         self.members = members
         self.unanswered = 0
-        """Questions that came to nothing."""
+        """Number of questions without an answer."""
         self.newest: tuple[m.Array, ...] = ()
-        """The answer that came last."""
-        # An answer waits for the end of a step: that says nothing of how soon others answer.
+        """The answer that arrived last."""
+        # Answers wait for the end of a step, so their latency must not distort other estimates.
         self._outstanding = context.measures_apart()
         self._bytes_max = bytes_max(size)
         self._number = 0
         self._open: dict[int, Question] = {}
-        """Number -> a question that was sent."""
-        self._behind: list[Question] = []
-        """Those that wait for one before them."""
+        """Number -> a question in flight."""
+        self._queued: list[Question] = []
+        """Questions queued behind one to the same replica."""
         self._waits_for = 0
         """The question that the replica waits for; 0: none."""
         self._answer: tuple[m.Array, ...] | None = None
-        self._ended: list[tuple[int, tuple[m.Array, ...] | None]] = []
-        """Slot and answer of questions that nobody waits for."""
+        self._completed: list[tuple[int, tuple[m.Array, ...] | None]] = []
+        """Slot and answer of completed questions that the method does not wait for."""
 
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Ask, now: float) -> None:
-        """Raises TypeError for a question that nobody would take."""
-        self._forget(self._waits_for)
+        """Raises TypeError for a question that every replica would refuse."""
+        self._abandon(self._waits_for)
         self._answer, self._waits_for = None, self._number + 1 if need.wait else 0
-        then: Then = self._come if need.wait else partial(self._end, need.slot)
+        then: Then = self._on_awaited if need.wait else partial(self._on_completed, need.slot)
         self.ask(need.slot, need.op, need.arrays, now + need.within_s, then, now)
 
-    def _forget(self, number: int) -> None:
-        """Nobody waits for this question any more."""
+    def _abandon(self, number: int) -> None:
+        """Abandon this question."""
         if number in self._open:
             self._give_up(number)
-        self._behind = [question for question in self._behind if question.number != number]
+        self._queued = [question for question in self._queued if question.number != number]
 
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
         self.go_on(now)
@@ -201,39 +201,41 @@ class Asking:
         return Phase("asking", (f"worker-{waits_for.slot}",) if waits_for else ())
 
     def deadline(self) -> float | None:
-        """When to `go_on`, whatever the replica waits for."""
-        every = (*self._open.values(), *self._behind)
+        """When to call `go_on`, whatever the replica waits for."""
+        every = (*self._open.values(), *self._queued)
         times = [question.until for question in every if question.until < math.inf]
         repeat = self._outstanding.deadline() if self._open else None
         return min([*times, *([] if repeat is None else [repeat])], default=None)
 
-    def _come(self, answer: tuple[m.Array, ...] | None) -> None:
+    def _on_awaited(self, answer: tuple[m.Array, ...] | None) -> None:
         self._answer, self._waits_for = answer, 0
 
-    def _end(self, slot: int, answer: tuple[m.Array, ...] | None) -> None:
-        self._ended.append((slot, answer))
+    def _on_completed(self, slot: int, answer: tuple[m.Array, ...] | None) -> None:
+        self._completed.append((slot, answer))
 
     # ------------------------------------------------------------ questions
 
     def ask(
         self, slot: int, op: str, arrays: tuple[Any, ...], until: float, then: Then, now: float
     ) -> None:
-        """`then` may be called at once. Raises TypeError for a question that nobody would take."""
+        """`then` may be called immediately. Raises TypeError for a question that every replica
+        would refuse.
+        """
         payload = pack(arrays)
         if wrong := fault(payload, self._bytes_max):
             raise TypeError(f"it asks {op!r:.80}: {wrong}")
         if len(op) > OP_CHARS_MAX:
             raise TypeError(f"it asks {op!r:.80}: that has more than {OP_CHARS_MAX} characters")
         self._number += 1
-        self._behind.append(Question(self._number, slot, op, payload, until, then))
+        self._queued.append(Question(self._number, slot, op, payload, until, then))
         self._send_next(now)
 
     def _send_next(self, now: float) -> None:
-        """All questions with none before them."""
-        behind, self._behind = self._behind, []
+        """Send each queued question whose replica has none in flight."""
+        behind, self._queued = self._queued, []
         for question in behind:
             if any(other.slot == question.slot for other in self._open.values()):
-                self._behind.append(question)
+                self._queued.append(question)
             else:
                 self._send(question, now)
 
@@ -254,16 +256,16 @@ class Asking:
         self.context.do(self._outstanding.add(_key(number), peer, ask, now, payload.nbytes))
 
     def is_open(self) -> bool:
-        """Whether somebody has not answered yet."""
-        return bool(self._open or self._behind)
+        """Whether any question is unanswered."""
+        return bool(self._open or self._queued)
 
     def go_on(self, now: float) -> None:
-        """Repeat what is not answered, and give up what nobody will answer."""
+        """Resend unanswered questions, and abandon those that cannot be answered any more."""
         for number, question in list(self._open.items()):
             if now >= question.until or self._has_left(question.slot, question.epoch):
                 self._give_up(number)
-        late = [question for question in self._behind if now >= question.until]
-        self._behind = [question for question in self._behind if now < question.until]
+        late = [question for question in self._queued if now >= question.until]
+        self._queued = [question for question in self._queued if now < question.until]
         for question in late:
             self.unanswered += 1
             question.then(None)
@@ -271,15 +273,15 @@ class Asking:
         self.context.do(*self._outstanding.due(now))
 
     def hand_out(self, side: ReplicaSide) -> None:
-        """Tell the method of the answers that it does not wait for, while it computes nothing."""
-        ended, self._ended = self._ended, []
+        """Pass the method the answers that it does not wait for, while it computes nothing."""
+        ended, self._completed = self._completed, []
         for slot, answer in ended:
             side.answered(slot, answer)
 
     def on_answer(self, peer: Peer, answer: m.Answer, now: float) -> None:
-        """A late answer, or of another process than was asked, is dropped.
+        """A late answer, or one of another process than was asked, is dropped.
 
-        Raises RemoteProtocolError for one that no replica would give; nobody waits for another one.
+        Raises RemoteProtocolError for an invalid answer, which also ends its question.
         """
         question = self._open.get(answer.request)
         if question is None or peer != f"worker-{answer.slot}":
@@ -313,7 +315,7 @@ def _key(number: int) -> tuple[str, int]:
 
 
 class Answering:
-    """Answers other replicas, between two steps of its own."""
+    """Answers other replicas, between two steps of this one."""
 
     def __init__(
         self,
@@ -323,7 +325,7 @@ class Answering:
         side: ReplicaSide,
         has_model: Callable[[], bool] = lambda: True,
     ) -> None:
-        """has_model: whether what this replica has is a model of the run."""
+        """has_model: whether this replica holds a model of the run."""
         self.context = context
         self.identity = identity
         self.members = members
@@ -334,32 +336,32 @@ class Answering:
         self._waiting: dict[int, tuple[Peer, m.Ask]] = {}
         """Slot -> its newest question, not answered yet."""
         self._answers: dict[int, tuple[int, m.Answer]] = {}
-        """Slot -> epoch of whoever asked, and the newest answer to it."""
+        """Slot -> its epoch at that time, and the newest answer to it."""
         self._list = 0
-        """The list of members by which answers were last kept."""
+        """Number of the list of members by which answers were pruned last."""
 
     def on_ask(self, peer: Peer, ask: m.Ask) -> None:
-        """Raises RemoteProtocolError for a question that no replica of this run would ask."""
+        """Raises RemoteProtocolError for a question that no replica of this run would send."""
         if len(ask.op) > OP_CHARS_MAX:
-            raise RemoteProtocolError("it is no question of a replica's")
+            raise RemoteProtocolError("it is not a question of a replica")
         if wrong := fault(ask.payload, self._bytes_max):
             raise RemoteProtocolError(wrong)
         member = self.members.known.get(ask.slot)
         is_old = member is not None and member.epoch > ask.epoch
-        # First of all: who is not in charge any more does not even say again what it has said.
+        # First: a fenced process must not even resend an earlier answer.
         if self.is_fenced() or ask.to_epoch != self.identity.epoch or is_old:
             self.context.send(peer, self._reply(ask, error=GONE))
             return
         if not self._is_known(ask):
-            return  # We have not been told of it yet; it asks again.
+            return  # This replica does not know that member yet; the member will retry.
         epoch, answer = self._answers.get(ask.slot, (-1, None))
         if answer is None or epoch != ask.epoch or answer.request < ask.request:
-            self._let_wait(peer, ask)
+            self._enqueue(peer, ask)
         elif answer.request == ask.request:
             self.context.send(peer, answer)
 
-    def _let_wait(self, peer: Peer, ask: m.Ask) -> None:
-        """A copy of an older question may come behind the newest one: nobody waits for it."""
+    def _enqueue(self, peer: Peer, ask: m.Ask) -> None:
+        """Queue a question, unless it is a duplicate older than the newest one."""
         _, newest = self._waiting.get(ask.slot, (peer, ask))
         if newest.epoch != ask.epoch or newest.request <= ask.request:
             self._waiting[ask.slot] = peer, ask
@@ -370,31 +372,31 @@ class Answering:
         return member is not None and member.epoch > self.identity.epoch
 
     def _is_known(self, ask: m.Ask) -> bool:
-        """Whether it takes part, or is about to."""
+        """Whether the replica that asks takes part, or is joining."""
         member = self.members.known.get(ask.slot)
         return member is not None and member.epoch == ask.epoch
 
     def serve(self) -> None:
-        """Answer what waits; to be called while no gradient is being computed."""
-        self._forget_gone()
+        """Answer the queued questions; to be called while no gradient is being computed."""
+        self._prune_answers()
         waiting, self._waiting = self._waiting, {}
         for slot, (peer, ask) in waiting.items():
             if not self._is_known(ask) or self.is_fenced():
                 continue
             answer = self._answer(ask)
-            if ask.op != MODEL:  # A model is large, and may be told of again as it is then.
+            if ask.op != MODEL:  # A model is large, and a retry may get the model of that time.
                 self._answers[slot] = ask.epoch, answer
             self.context.send(peer, answer)
 
-    def _forget_gone(self) -> None:
-        """Answers may be large, and no process comes back with the epoch that it had."""
+    def _prune_answers(self) -> None:
+        """Drop the answers, which may be large, to epochs that are gone: none ever returns."""
         if self._list == self.members.number:
             return
         self._list, known = self.members.number, self.members.known
         self._answers = {
-            slot: kept
-            for slot, kept in self._answers.items()
-            if slot in known and known[slot].epoch == kept[0]
+            slot: stored
+            for slot, stored in self._answers.items()
+            if slot in known and known[slot].epoch == stored[0]
         }
 
     def _answer(self, ask: m.Ask) -> m.Answer:
@@ -411,7 +413,7 @@ class Answering:
         except NotImplementedError as error:
             payload, why = pack(()), f"{where}: {error}"
         else:
-            if why:  # It would never leave, and whoever asks would wait for nothing.
+            if why:  # It could not be sent, and the replica that asked would wait in vain.
                 payload, why = pack(()), f"{where} cannot send its answer: {why}"
                 self.context.note("warning", why)
         self.served += not why
@@ -423,6 +425,6 @@ class Answering:
 
 
 def pack(arrays: tuple[Any, ...]) -> m.Packed:
-    """Arrays of any shape, flat and copied: what they are of may change before they are sent."""
+    """Arrays of any shape, flat and copied: the originals may change before they are sent."""
     flat = tuple(np.array(array).reshape(-1) for array in arrays)
     return m.Packed(RAW, sum(array.size for array in flat), flat)

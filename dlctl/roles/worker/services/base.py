@@ -1,4 +1,4 @@
-"""The contract of all services: a need is begun, and looked at again after every event."""
+"""The contract of all services: a need is begun, and polled after every event."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Phase(NamedTuple):
     what: str
     """"fetching", "pushing", "waiting for data" ..."""
     whom: tuple[str, ...] = ()
-    """The daemons that must answer before it can go on."""
+    """The daemons that must answer before it can continue."""
 
 
 class Service(Protocol[N]):
-    """A replica waits for one need at a time; what a need has begun may go on after it.
+    """A replica waits for one need at a time; operations that a need began may outlast it.
 
-    Events and messages come to a service by methods of its own, from the role.
+    The role passes events and messages to a service by methods of its own.
     """
 
     def begin(self, need: N, now: float) -> None:
-        """The replica waits for this from now on."""
+        """The replica now waits for this need."""
         ...
 
     def poll(self, now: float) -> tuple[bool, Any]:
-        """(whether the replica can go on, what it is resumed with). Asked after every event."""
+        """(whether the replica can continue, its result). Called after every event."""
         ...
 
     def phase(self) -> Phase:
@@ -40,7 +40,7 @@ class Service(Protocol[N]):
         ...
 
     def deadline(self) -> float | None:
-        """When to ask again if nothing happens; None: never."""
+        """When to poll again if no event arrives; None: never."""
         ...
 
 
@@ -50,13 +50,13 @@ def check_rows(rows: Array | None, clients: Sequence[ShardClient]) -> None:
         return
     slices = [client.rows for client in clients if client.rows is not None]
     if not slices:
-        raise ValueError("rows of a table that is none of rows")
+        raise ValueError("rows of a table that has no rows")
     if not rows.size or rows[0] < 0 or rows[-1] >= slices[-1].hi or (rows[1:] <= rows[:-1]).any():
-        raise ValueError(f"{rows.size} rows, ascending and of {slices[-1].hi}, are possible")
+        raise ValueError(f"{rows.size} rows must be ascending and below {slices[-1].hi}")
 
 
 def check_ranges(ranges: Iterable[Range], size: int) -> None:
     """Raises ValueError unless each has at least one element of a table of this size."""
     for lo, hi in ranges:
         if not 0 <= lo < hi <= size:
-            raise ValueError(f"[{lo}, {hi}) is no range of a table of {size} elements")
+            raise ValueError(f"[{lo}, {hi}) is not a range of a table of {size} elements")

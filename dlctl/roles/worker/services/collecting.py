@@ -1,12 +1,12 @@
-"""Collectives: sums over all replicas of the group, which is made anew when a member dies.
+"""Collectives: sums over all replicas of the group, which re-forms when a member dies.
 
-The coordinator says which generation of the group there is and who is in it; the driver makes it
-and sums (`JoinGroup`, `Reduce`). A sum that fails is begun again in the next generation, from the
-same vector; one that all who are left have, counts (`sums.py`). So all members have the same
-results in the same order, whoever dies in between.
+The coordinator announces the generation of the group and its members; the driver forms the group
+and sums (`JoinGroup`, `Reduce`). A sum that fails is repeated in the next generation, from the same
+vector, unless all remaining members have its result, which is then committed (`sums.py`). So all
+members have the same results in the same order, whichever member dies in between.
 
     no group -> opening the rendezvous or waiting for it -> joining -> ready <-> summing
-                                         broken: until the coordinator tells of the next generation
+                                         broken: until the coordinator announces a new generation
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from dlctl.vector import to_host
 
 BROKEN = "group-broken"
 PATIENCE = 3
-"""Times the time that the driver gives one step of a join or a sum, of which they have as many: by
-then it hangs itself."""
+"""Number of steps of a join or a sum, each of which the driver limits to `timeout_s`: after them
+the driver itself hangs."""
 BYTES_PER_S_MIN = 1e6
-"""A vector may take so long besides."""
+"""Lowest transfer rate of a vector, whose time is added to the timeout."""
 REASON_CHARS_MAX = 200
 
 
@@ -56,9 +56,9 @@ class Collecting:
         begins: bool = False,
         hands_on: bool = True,
     ) -> None:
-        """timeout_s: so long the others may be silent in a sum that all have begun. begins: this
-        replica has the model that the run begins with, or goes on from. hands_on: who joins gets
-        the model from the others, and not from servers.
+        """timeout_s: how long the others may be silent in a sum that all have begun. begins: this
+        replica has the model that the run begins with or resumes from. hands_on: a joining replica
+        gets the model from the others, not from servers.
         """
         self.context = context
         self.name = name
@@ -71,7 +71,7 @@ class Collecting:
         self._is_new = False
         """Nothing is trained yet (`Group.is_new`)."""
         self._is_over = False
-        """This replica makes no more sums."""
+        """This replica takes part in no more sums."""
         self.generation = 0
         self.slots: tuple[int, ...] = ()
         """Of the members, by rank."""
@@ -81,18 +81,18 @@ class Collecting:
         self._joins = not begins
         """This replica has taken part in no sum yet, and the others have trained without it."""
         self._is_behind = False
-        """It has joined, and was not handed what the others have come to."""
-        self._no_way = ""
-        """Why the newest group could not be made, until one is."""
+        """It has joined, but has not received the others' current model."""
+        self._join_error = ""
+        """Why the newest group could not be formed, until one is."""
         self._is_ready = self._is_reducing = False
         self._store = 0, ""
-        """The generation whose rendezvous was opened here, and where that is."""
+        """The generation whose rendezvous was opened here, and its address."""
         self._joined_to = 0
-        """The generation that the driver was told of last."""
+        """The generation that the driver was last asked to join."""
         self._missing: tuple[int, ...] | None = None
-        """The slots that have not come to the present sum; None: all have, or it is not known."""
+        """The slots that have not reached the current sum; None: all have, or it is unknown."""
         self._until: float | None = None
-        """When the driver will have answered, if it does not hang."""
+        """Deadline of the driver's answer, after which it counts as hung."""
         self._need: Collective | None = None
         self._vector: m.Array | None = None
         self._result: Summed | None = None
@@ -101,11 +101,11 @@ class Collecting:
 
     def begin(self, need: Collective, now: float) -> None:
         self._need, self._result = need, None
-        # The sum may have to be begun again, and the method's vector may be the model itself.
+        # The sum may have to be repeated, and the method's vector may be the model itself.
         copied = None if need.given else True
         self._vector = np.array(to_host(need.vector), np.float32, copy=copied)
         if self.slots and self.identity.slot not in self.slots:
-            self._tell_broken("it takes part again", now)
+            self._report_broken("it takes part again", now)
 
     def poll(self, now: float) -> tuple[bool, Summed | None]:
         if self._until is not None and now >= self._until:
@@ -124,7 +124,7 @@ class Collecting:
             return
         assert self._vector is not None
         self._is_reducing = True
-        self._is_heard(now)
+        self._extend_deadline(now)
         self.context.do(
             Reduce(
                 self.generation, self._vector, need.weight, need.step, self._joins,
@@ -132,25 +132,25 @@ class Collecting:
             )
         )  # fmt: skip
 
-    def _is_heard(self, now: float) -> None:
-        """The driver is at work now."""
+    def _extend_deadline(self, now: float) -> None:
+        """The driver is active: extend its deadline."""
         nbytes = 0 if self._vector is None else self._vector.nbytes
         self._until = now + PATIENCE * self.timeout_s + nbytes / BYTES_PER_S_MIN
 
     @property
     def is_made(self) -> bool:
-        """Whether the members of the newest group have found each other."""
+        """Whether the newest group is formed."""
         return self._is_ready
 
     @property
     def has_model(self) -> bool:
-        """Whether the replica has what the group has come to; or the servers have that."""
+        """Whether the replica, or the servers, have the group's current model."""
         return not self._hands_on or not (self._joins or self._is_behind)
 
     def phase(self) -> Phase:
         others = tuple(slot for slot in self.slots if slot != self.identity.slot)
-        if self._no_way:
-            return Phase(f"joining its group ({self._no_way})", _names(others))
+        if self._join_error:
+            return Phase(f"joining its group ({self._join_error})", _names(others))
         if self._is_reducing:
             if self._missing is None:
                 return Phase("summing")
@@ -163,7 +163,7 @@ class Collecting:
         return self._until
 
     def cancel(self) -> None:
-        """The others hear of it from the coordinator, which makes a group without this replica."""
+        """The coordinator notifies the others and forms a group without this replica."""
         self._need = self._vector = self._until = None
         self._is_ready = self._is_reducing = False
         self._is_over = True
@@ -173,7 +173,7 @@ class Collecting:
     # ------------------------------------------------------------ the group
 
     def on_group(self, message: m.Group, now: float) -> None:
-        """A generation of the group; an older one may come late, or again.
+        """Take a generation of the group; a stale one is ignored.
 
         Raises RemoteProtocolError if it has no members.
         """
@@ -195,7 +195,7 @@ class Collecting:
             if is_new:
                 self.context.do(OpenStore(self.generation))
             elif self._store[0] == self.generation:
-                self._note(self._store[1])  # It was lost on its way.
+                self._note(self._store[1])  # The message was lost in flight.
         else:
             self._note("")
             self._join(message.store, now)
@@ -209,7 +209,7 @@ class Collecting:
             return
         self._joined_to = self.generation
         rank = self.slots.index(self.identity.slot)
-        self._is_heard(now)
+        self._extend_deadline(now)
         self.context.do(JoinGroup(self.generation, rank, len(self.slots), store, self.timeout_s))
 
     def _note(self, store: str) -> None:
@@ -221,7 +221,7 @@ class Collecting:
             self._note(event.address)
 
     def on_joined(self, event: GroupJoined, now: float) -> None:
-        """Its result counts even if there is another generation by now: others go on with it."""
+        """The group is formed. Its result counts even if it is stale: others continue from it."""
         if event.result is not None:
             self.on_reduced(event.result, now)
         self.number = event.number
@@ -229,10 +229,10 @@ class Collecting:
             begins = self._begins or self._is_new or not self._hands_on
             self._joins = event.number > 0 or not begins
         if event.generation == self.generation:
-            self._is_ready, self._until, self._no_way = True, None, ""
+            self._is_ready, self._until, self._join_error = True, None, ""
 
     def on_reduced(self, event: Reduced, now: float) -> None:
-        """It counts, whatever generation there is by now: others may have gone on with it."""
+        """Take a result, even of a stale generation: others may have continued from it."""
         if event.number != self.number + 1:
             return
         if event.generation == self.generation:
@@ -248,22 +248,22 @@ class Collecting:
         self.finished()
 
     def on_waits(self, event: GroupWaits, now: float) -> None:
-        """Some compute for longer than others: that is no failure, and has no deadline."""
+        """Some members still compute: stragglers are no failure, and have no deadline."""
         if event.generation == self.generation and self._is_reducing:
             slots = tuple(self.slots[rank] for rank in event.ranks if rank < len(self.slots))
             self._missing = slots or None
-            self._is_heard(now)
+            self._extend_deadline(now)
 
     def on_failed(self, event: GroupFailed, now: float) -> None:
         if event.generation == self.generation:
             self._break(event.reason, now, event.why)
 
     def _break(self, reason: str, now: float, why: str) -> None:
-        self._no_way = reason[:REASON_CHARS_MAX] if why == m.UNMADE else ""
+        self._join_error = reason[:REASON_CHARS_MAX] if why == m.UNMADE else ""
         self._forget_sum()
-        self._tell_broken(reason, now, why)
+        self._report_broken(reason, now, why)
 
-    def _tell_broken(self, reason: str, now: float, why: str = "") -> None:
+    def _report_broken(self, reason: str, now: float, why: str = "") -> None:
         me = self.identity
         text = reason[:REASON_CHARS_MAX]
         message = m.GroupBroken(me.slot, me.epoch, self.generation, text, why)

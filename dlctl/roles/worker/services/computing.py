@@ -1,4 +1,4 @@
-"""Data and gradients: leases portions, has batches computed, and leaves out what is of no use."""
+"""Data and gradients: leases portions, has batches computed, and discards unusable gradients."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import Identity
 
 LOSS_WEIGHT = 0.05
-"""Of the newest loss in the running mean that is reported."""
+"""Weight of the newest loss in the reported running mean."""
 BATCH_WEIGHT = 0.1
-"""Of the newest batch in the running mean of the time for one."""
+"""Weight of the newest batch in the running mean of the time per batch."""
 STUCK_S_MIN, STUCK_BATCHES = 10.0, 10.0
-"""A batch that takes longer than both (seconds, and as many other batches) hangs in user code; an
-evaluation is told of, but may well take so long."""
+"""A batch that takes longer than both (seconds, and multiples of a batch's time) hangs in user
+code; an evaluation is reported, too, but may legitimately take that long."""
 STUCK_OPERATIONS = 3.0
-"""The same of an operation of an engine, beside the longest one so far: they are not alike."""
-LONG_S_MIN, LONG_BATCHES = 2.0, 3.0  # One that is long is no fault yet.
+"""For an operation of an engine, as a multiple of the longest one so far: their times vary."""
+LONG_S_MIN, LONG_BATCHES = 2.0, 3.0  # A straggling batch is reported, but is no fault yet.
 
 NAMED_IN_ROW = 3
-"""Discarded gradients, one after the other, of which the log has a line each."""
+"""Consecutive discarded gradients that are logged one by one."""
 RUNNING = "running its engine"
 STEPPING = "making a step"
 
@@ -77,8 +77,8 @@ class Computing:
         progress: Progress,
         own_rate: OwnRate,
     ) -> None:
-        """averaged: float64[n], the model's averaged buffers as they are now. own_rate: of the
-        steps that the replica makes by itself.
+        """averaged: float64[n], the model's current averaged buffers. own_rate: the learning rate
+        of the replica's own steps.
         """
         self.context = context
         self.identity = identity
@@ -95,25 +95,25 @@ class Computing:
         """A save waits: no batch is begun while all steps are pushed."""
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
-        """What else the task's loss returns, as running means like that of the loss."""
+        """Further metrics of the task's loss, as running means like that of the loss."""
         self.draining = False
         self.is_told_of_end = False
-        """The method has been told that there is no data, because the replica leaves."""
+        """The method was notified that there is no data, because the replica leaves."""
         self._need: NextData | Gradient | Done | None = None
-        self._at_work: tuple[Portion, int, int] | None = None
+        self._running: tuple[Portion, int, int] | None = None
         """Portion, first batch and number of batches that are being computed."""
         self._busy_since = 0.0
         self.batch_s = 0.0
-        """What a batch takes, smoothed; 0: not known yet."""
+        """Time per batch, smoothed; 0: unknown yet."""
         self._step: Step | None = None
-        self._announced = self._left_out = False
-        """`NextData` has named the batch that is next; that batch was computed and refused."""
+        self._announced = self._was_refused = False
+        """`NextData` has announced the next batch; that batch was computed and refused."""
         self._naming: int | None = None
-        """How many batches name their rows just now."""
+        """Number of batches whose rows are being determined."""
         self._named: Named | None = None
-        """What they have named."""
-        self._was_nothing = False
-        """It was none, or is skipped: the next one is computed instead, if there is one."""
+        """The rows of those batches."""
+        self._was_empty = False
+        """The announced batch was empty or skipped: the next one, if any, is computed instead."""
 
     # ------------------------------------------------------------ the service
 
@@ -134,7 +134,7 @@ class Computing:
                 return True, None
 
     def phase(self) -> Phase:
-        if self._at_work or self._naming is not None:
+        if self._running or self._naming is not None:
             return Phase("computing")
         if self.is_held():
             return Phase("saving")
@@ -142,15 +142,15 @@ class Computing:
 
     def deadline(self) -> float | None:
         """When to ask for data again; only while data is what this replica waits for."""
-        waits = isinstance(self._need, Gradient | NextData) and not self._at_work
+        waits = isinstance(self._need, Gradient | NextData) and not self._running
         return self.leasing.ask_again_at if waits else None
 
     @property
     def is_computing(self) -> bool:
-        return self._at_work is not None
+        return self._running is not None
 
     def ends_here(self) -> bool:
-        """Whether this replica leaves, and no portion is half done."""
+        """Whether this replica leaves, and no portion is partly done."""
         return self.draining and self.portions.at_boundary()
 
     # ------------------------------------------------------------ data
@@ -158,35 +158,35 @@ class Computing:
     def _gradient(self, need: Gradient, now: float) -> tuple[bool, Step | None]:
         are_own = need.step and not need.gather
         assert need.steps == 1 or are_own, "several steps are the replica's own"
-        assert need.pull is None or are_own, "what is handed out is the loss's gradient"
-        if self._at_work:
+        assert need.pull is None or are_own, "only the loss's own gradient is returned"
+        if self._running:
             return False, None
-        if self._step is not None or self._left_out:
-            step, self._step, self._left_out = self._step, None, False
+        if self._step is not None or self._was_refused:
+            step, self._step, self._was_refused = self._step, None, False
             return True, step
-        if need.rows is not None and self._was_nothing:
-            self._was_nothing = False  # What comes next has not named its rows.
+        if need.rows is not None and self._was_empty:
+            self._was_empty = False  # The rows of the next batch are not known.
             return True, None
-        if (self._announced or self._was_nothing) and self.ends_here():
-            # The batch was named before the end was: the method hears of the end where it asks for
-            # data, which is where it pushes what it has accrued.
-            self._announced = self._was_nothing = False
+        if (self._announced or self._was_empty) and self.ends_here():
+            # The batch was announced before the end: the method must be notified of the end where
+            # it requests data, which is where it pushes its accrued gradients.
+            self._announced = self._was_empty = False
             return True, None
         done, data = self._find_data(now)
         if data is not None:
             if not self.is_held():
                 self._compute(need, now)
             return False, None
-        if done and self._was_nothing:
-            self._was_nothing = self.leasing.told_no_data = False  # Here, too.
+        if done and self._was_empty:
+            self._was_empty = self.leasing.told_no_data = False  # Here, too.
         return done, None
 
     def is_held(self) -> bool:
-        """Whether nothing is computed because all that this replica has is about to be saved."""
+        """Whether no batch may begin because the replica's state is about to be saved."""
         return self.holds and not self.writing.has_unpushed_steps()
 
     def _next_rows(self, need: NextRows, now: float) -> tuple[bool, Named | None]:
-        """As `_next_data`; what is ahead is asked which rows it names."""
+        """As `_next_data`, and determine the rows of the batches ahead."""
         if self._naming is not None:
             named, self._named = self._named, None
             if named is not None:
@@ -222,17 +222,17 @@ class Computing:
     def _find_data(self, now: float) -> tuple[bool, Data | None]:
         """(whether this is an answer for the method, the batch to compute next if there is one)."""
         if self.ends_here():
-            # The first time the method may still push what it has accrued; then it is parked.
+            # The first time the method can still push its accrued gradients; then it is parked.
             is_first, self.is_told_of_end = not self.is_told_of_end, True
             return is_first, None
         if self.holds and self.writing.is_in_parts():
-            return True, None  # What is about to be saved has all steps in full.
+            return True, None  # A save must contain all steps completely.
         data = self.portions.ahead()
         return (True, data) if data is not None else (self.leasing.wait(now), None)
 
     def _compute(self, need: Gradient, now: float) -> None:
         portion, number, count = self.portions.next_batches(need.steps)
-        self._at_work, self._busy_since = (portion, number, count), now
+        self._running, self._busy_since = (portion, number, count), now
         for clients in self.writing.tables[:1]:
             for c in clients:
                 c.base_version = c.version
@@ -253,10 +253,10 @@ class Computing:
     # ------------------------------------------------------------ gradients
 
     def on_computed(self, event: Computed, now: float) -> None:
-        """Gradients have come. If one is of no use, it gets no further."""
-        assert self._at_work is not None
-        portion, number, _ = self._at_work
-        self._at_work = None
+        """Gradients have arrived. An unusable one is discarded."""
+        assert self._running is not None
+        portion, number, _ = self._running
+        self._running = None
         losses = [*event.before, *([event.loss] if event.is_usable else [])]
         took_s = (now - self._busy_since) / max(len(losses), 1)
         self.batch_s += (BATCH_WEIGHT if self.batch_s else 1.0) * (took_s - self.batch_s)
@@ -276,12 +276,12 @@ class Computing:
             norm = event.norm if event.is_usable else math.inf
             self._step = Step(event.gradient, samples, mean, norm, len(losses), event.rows)
             self.averaged = event.averaged
-        is_named = (announced or self._was_nothing) and not losses
-        self._was_nothing = is_named and event.is_skipped
+        is_named = (announced or self._was_empty) and not losses
+        self._was_empty = is_named and event.is_skipped
         if not event.is_usable:
             if not event.is_skipped:
                 self._refuse(event, portion, number)
-                self._left_out = is_named
+                self._was_refused = is_named
             number += 1
         portion.next_number = number
         if portion.is_last(number - 1):
@@ -291,7 +291,7 @@ class Computing:
                 self._finish_without_push(now)
 
     def _finish_without_push(self, now: float) -> None:
-        """The last batches were refused: what there is of the portion has been pushed before."""
+        """The last batches were refused: the rest of the portion was pushed before."""
         last = self.writing.newest
         self.portions.pushed(last)
         if not self.writing.is_under_way(last):
@@ -305,7 +305,7 @@ class Computing:
         number: int,
         lacking: int = 0,
     ) -> int:
-        """Count a batch that is of use. lacking: samples that it has gone on without. Returns its
+        """Count a usable batch. lacking: number of its samples that failed to load. Returns its
         samples."""
         start, stop = portion.batch_range(number)
         samples = stop - start - lacking
@@ -321,15 +321,15 @@ class Computing:
         return samples
 
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
-        """A NaN would stay in the residual for ever: a poisoned gradient never gets that far."""
+        """Discard an unusable gradient: a NaN would stay in the residual for ever."""
         self.bad_gradients.discard(f"{event.odd}, {portion.in_words(number)}")
         more = NAMED_IN_ROW - self.bad_gradients.steps_in_row
         if more >= 0:
-            rest = "" if more else "; the next ones in a row are only counted"
+            rest = "" if more else "; further consecutive ones are only counted"
             self.context.note("warning", f"discarded, not pushed: {self.bad_gradients.last}{rest}")
 
     def _report_failed(self, failed: Iterable[FailedSample], portion: Portion, now: float) -> None:
-        """Samples that could not be loaded: the coordinator counts those of all workers."""
+        """Report samples that could not be loaded: the coordinator counts those of all workers."""
         data_epoch, me = portion.lease.data_epoch, self.identity
         for each in failed:
             key = ("sample", data_epoch, each.sample)
@@ -337,7 +337,7 @@ class Computing:
                 said = (data_epoch, each.sample, each.error, each.detail)
                 self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.epoch, *said), now)
 
-    # ------------------------------------------------------------ what is done
+    # ------------------------------------------------------------ completed portions
 
     def _done_without_push(self, but: int, now: float) -> None:
         self.writing.done(but)
@@ -358,18 +358,18 @@ class Computing:
     # ------------------------------------------------------------ time
 
     def paused(self, now: float) -> None:
-        """An evaluation is at work from now on."""
+        """An evaluation is running from now on."""
         self._busy_since = now
 
     def stuck_s(self, now: float, *, evaluates: bool) -> float:
-        """How long the present batch or evaluation takes, if far longer than it should, else 0."""
-        is_busy = self._at_work or self._naming is not None or evaluates
+        """How long the current batch or evaluation has taken, if far too long, else 0."""
+        is_busy = self._running or self._naming is not None or evaluates
         took_s = now - self._busy_since if is_busy else 0.0
         return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self.batch_s) else 0.0
 
     def long_s(self, now: float) -> float:
-        """The same of a batch that only takes longer than the others did."""
-        took_s = now - self._busy_since if self._at_work else 0.0
+        """How long the current batch has taken, if longer than usual, else 0."""
+        took_s = now - self._busy_since if self._running else 0.0
         return took_s if took_s > max(LONG_S_MIN, LONG_BATCHES * self.batch_s) else 0.0
 
 
@@ -377,14 +377,14 @@ class Engines:
     """Serves `Engine`, `OwnStep` and `OwnState`: one operation at a time."""
 
     def __init__(self, context: Context, is_held: Callable[[], bool]) -> None:
-        """is_held: whether what torch keeps must stay as it is, because it is being saved."""
+        """is_held: whether torch's state must not change, because it is being saved."""
         self.context = context
         self.is_held = is_held
         self.is_at_work = False
         self._result: tuple[m.Array, ...] | None = None
         self._began = self._longest_s = 0.0
         self._waits = True
-        """The method is resumed when what is at work has ended, and not before."""
+        """The method is resumed only when the running operation has completed."""
         self._need: Engine | OwnStep | OwnState | None = None
 
     def begin(self, need: Engine | OwnStep | OwnState, now: float) -> None:
@@ -423,7 +423,7 @@ class Engines:
         self._longest_s = max(self._longest_s, now - self._began)
 
     def stuck_s(self, now: float) -> float:
-        """How long the present operation takes, if far longer than any before it, else 0."""
+        """How long the current operation has taken, if far longer than any before it, else 0."""
         took_s = now - self._began if self.is_at_work else 0.0
         return took_s if took_s > max(STUCK_S_MIN, STUCK_OPERATIONS * self._longest_s) else 0.0
 

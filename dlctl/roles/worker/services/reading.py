@@ -18,7 +18,7 @@ from dlctl.roles.worker.services.writing import Writing
 
 @dataclass(slots=True)
 class OneRead:
-    """A read, wanted or under way."""
+    """A read, queued or in flight."""
 
     table: int
     at_least: int
@@ -29,20 +29,20 @@ class OneRead:
     includes: int = -1
     """All writes up to this one are in it."""
     asked: list[Fetched] = field(default_factory=list)
-    """One for each range; [] while it is not under way."""
+    """One for each range; [] until it is in flight."""
 
     def is_here(self) -> bool:
         return bool(self.asked) and all(fetched.complete for fetched in self.asked)
 
     def serves(self, other: OneRead) -> bool:
-        """Whether it is as good as `other`, a new one: it is if it is of the whole model, waits for
-        no smaller clock, and has all pushes in it that have to be.
+        """Whether it can replace `other`, a new one: both are of the whole model, and this one
+        waits for no smaller clock and includes all required pushes.
         """
         is_whole = not self.ranges and not other.ranges
         return is_whole and self.at_least >= other.at_least and self.includes >= other.includes
 
     def is_alike(self, other: OneRead) -> bool:
-        """Whether it was asked for to get the same."""
+        """Whether both request the same values."""
         mine = (self.table, self.ranges, self.at_least, self.after_own)
         is_alike = mine == (other.table, other.ranges, other.at_least, other.after_own)
         if self.rows is None or other.rows is None:
@@ -50,7 +50,7 @@ class OneRead:
         return is_alike and np.array_equal(self.rows, other.rows)
 
     def take_in(self, other: OneRead) -> None:
-        """Before it is under way: be as good as both."""
+        """Merge `other` into this one, which is not in flight yet."""
         is_whole = not self.ranges or not other.ranges
         both = dict.fromkeys((*self.ranges, *other.ranges))
         self.ranges = () if is_whole else tuple(both)
@@ -64,8 +64,8 @@ class OneRead:
 
 
 class Reading:
-    """One read into the model at a time: an older slice must not come over a newer one. What is
-    wanted meanwhile is asked behind it, in one, unless the one that is under way is as good.
+    """One read into the model at a time: an older slice must not overwrite a newer one. Reads
+    requested meanwhile are merged into one that follows, unless the one in flight can serve them.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Reading:
         self.writing = writing
         self.progress = progress
         self.has_parameters = False
-        """Whether anything has been read into the model yet; without it nothing is computed."""
+        """Whether anything was read into the model yet; before that nothing is computed."""
         self._need: Read | None = None
         self._placing: OneRead | None = None
-        """The read into the model that is under way."""
-        self._wanted: OneRead | None = None
+        """The read into the model that is in flight."""
+        self._queued: OneRead | None = None
         """The next one."""
         self._beside: OneRead | None = None
         self._result: View | None = None
@@ -96,7 +96,7 @@ class Reading:
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Read, now: float) -> None:
-        """Raises ValueError for what cannot be read like that."""
+        """Raises ValueError for an invalid read."""
         table = self.shape.table(need.table)
         check_ranges(need.ranges, self.fetcher.tables[table][-1].hi)
         if table and need.into == "model":
@@ -110,21 +110,21 @@ class Reading:
         if need.into == "beside":
             if self._beside is None or not self._beside.is_alike(read):
                 self._beside = read
-                self._ask(read, whole=True)
-        elif self._wanted is not None:
-            self._wanted.take_in(read)
+                self._request(read, whole=True)
+        elif self._queued is not None:
+            self._queued.take_in(read)
         elif self._placing is None or not self._placing.serves(read):
-            self._wanted = read
+            self._queued = read
         self.go_on(now)
 
     def go_on(self, now: float) -> None:
-        """Ask for what is wanted, if nothing is under way."""
-        if self._wanted is not None and self._placing is None:
-            self._placing, self._wanted = self._wanted, None
-            self._ask(self._placing, whole=False)
+        """Send the queued read, if none is in flight."""
+        if self._queued is not None and self._placing is None:
+            self._placing, self._queued = self._queued, None
+            self._request(self._placing, whole=False)
             self.pacing.fetch_began(now, waits=self._placing.waits)
 
-    def _ask(self, read: OneRead, *, whole: bool) -> None:
+    def _request(self, read: OneRead, *, whole: bool) -> None:
         settled = self.writing.settled_until(read.table)
         read.includes = self.writing.number if read.after_own else settled
         parts: tuple[Range | None, ...] = read.ranges or (None,)
@@ -165,7 +165,7 @@ class Reading:
             self._result = read.view()._replace(values=joined)
             return True
         waits = need.wait or not self.has_parameters
-        return not waits or (self._placing is None and self._wanted is None)
+        return not waits or (self._placing is None and self._queued is None)
 
     def phase(self) -> Phase:
         is_beside = self._need is not None and self._need.into == "beside"
@@ -180,13 +180,13 @@ class Reading:
     # ------------------------------------------------------------ arrivals
 
     def arrived(self, now: float) -> None:
-        """All that was asked for may be here: the time that it took is measured."""
+        """Measure the time of the read into the model, if it is complete."""
         if self._placing is not None and self._placing.is_here():
             self.pacing.fetched(now)
 
     def place(self) -> None:
-        """Put what has come into the model. Never while a gradient is being computed: it would be
-        of no parameters at all.
+        """Place the received slices in the model. Never while a gradient is being computed: it
+        would mix two versions of the parameters.
         """
         read = self._placing
         if read is None:

@@ -1,9 +1,9 @@
-"""What a member of a group knows of its sums, and what all members conclude from that.
+"""A group member's record of its sums, and the state that all members derive from those records.
 
-A sum is made in three steps: all members are there and tell what they bring (`Row`); the vectors
-are summed, and every member keeps the result; when all of them have it, it is handed out. So
-whoever was handed a result knows that all who live have it, too, and a group that is made anew can
-tell a sum that counts from one that has to be begun again (`Records.agree`).
+A sum has three phases. First, all members announce their contributions (`Row`). Second, the
+vectors are summed, and every member stores the result. Third, once all members have stored it, it
+is delivered. A member that was delivered a result therefore knows that all live members have it,
+and a group that re-forms can tell a committed sum from one that must be repeated (`Records.agree`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dlctl.roles.protocol.effects import Reduce, Reduced
 
 
 class ModelLost(DlctlError):
-    """No member of the group has what it has come to."""
+    """No member of the group has its current model."""
 
     def __init__(self) -> None:
         super().__init__("all replicas that had the model have ended")
 
 
 NEW = -1
-"""In place of a number of sums: this member has been in no group yet."""
+"""Instead of a number of sums: this member has been in no group yet."""
 
 
 class Row(NamedTuple):
-    """What a member brings to a sum."""
+    """A member's contribution to a sum."""
 
     slot: int
     size: int
@@ -38,13 +38,13 @@ class Row(NamedTuple):
     joins: bool
     """It has taken part in no sum yet."""
     is_behind: bool
-    """It has joined, and was not handed what the others have come to."""
+    """It has joined, but has not received the others' current model."""
     beside: float = 0.0
     dtype: str = "float32"
     begun: int = 0
-    """Elements of a sum that it has begun while it computed; 0: it has not."""
+    """Elements of a sum that it began while it computed; 0: none."""
     is_void: bool = False
-    """That is of another vector than the one it brings."""
+    """The sum it began is of another vector than the one it brings."""
 
 
 def row_of(effect: Reduce) -> Row:
@@ -55,7 +55,7 @@ def row_of(effect: Reduce) -> Row:
 
 
 class Plan(NamedTuple):
-    """How a sum is made; the same for all members, as it follows from the same rows."""
+    """How a sum is computed; equal on all members, since it is derived from the same rows."""
 
     size: int
     step: int
@@ -63,23 +63,23 @@ class Plan(NamedTuple):
     """By rank; 0 for members at another step, and for those that join."""
     joined: int
     first: int
-    """The lowest slot of those that have what the group has come to."""
+    """The lowest slot of the members that have the group's current model."""
     beside: float
-    """The mean, by weight; 0 if nobody has a weight."""
+    """The mean, by weight; 0 if no member has a weight."""
     dtype: str
     begun: int
-    """Elements of a sum that some have begun: all have to end it; 0: nobody has."""
+    """Elements of a sum that some members have begun, which all have to complete; 0: none."""
     is_void: bool
-    """It is not this one."""
+    """The sum that was begun is not this one."""
 
 
 def plan_of(rows: Sequence[Row]) -> Plan:
-    """Those that join, or have just done so, have nothing to say about step and size. Who is at an
-    older step than others joins, too: replicas save at different steps, and go on from there. Of
-    what has no weight the size does not matter.
+    """Members that are joining, or have just joined, do not determine step and size. A member at an
+    older step than others is treated as joining: replicas save at different steps, and resume from
+    there. The size of a vector without weight does not matter.
 
-    Raises ModelLost if there is nobody else; DlctlError if members at one step bring vectors of
-    different kinds.
+    Raises ModelLost if there is no other member; DlctlError if members at one step bring vectors
+    of different kinds.
     """
     told = [row for row in rows if not row.joins and not row.is_behind]
     if not told:
@@ -106,18 +106,17 @@ def plan_of(rows: Sequence[Row]) -> Plan:
 
 
 class Claim(NamedTuple):
-    """What a member says of itself when a group is made anew."""
+    """A member's statement about its sums when a group re-forms."""
 
     finished: int
-    """Sums that it was handed; `NEW`."""
+    """Number of sums delivered to it, or `NEW`."""
     finished_in: int
-    """The generation that has made the newest of them."""
+    """The generation that computed the newest of them."""
     kept_in: int
-    """The generation that has made the next sum, which it has and was not handed; 0: it has none.
-    """
+    """The generation that computed the next sum, stored here but not delivered yet; 0: none."""
 
     def has(self, number: int, generation: int) -> bool:
-        """Whether it has the result of this sum, as that generation has made it."""
+        """Whether it has the result of this sum, as computed by that generation."""
         if self.finished == number:
             return self.finished_in == generation
         return self.finished == number - 1 and 0 < self.kept_in == generation
@@ -125,9 +124,9 @@ class Claim(NamedTuple):
 
 class Agreed(NamedTuple):
     number: int
-    """Of the newest sum that counts."""
+    """Of the newest committed sum."""
     result: Reduced | None
-    """Of that one, if this member was not handed it yet."""
+    """Of that sum, if it was not delivered to this member yet."""
 
 
 @dataclass(slots=True)
@@ -137,28 +136,29 @@ class Records:
     finished: int = NEW
     finished_in: int = 0
     kept: Reduced | None = None
-    """The sum after those, which this member has and others may not have."""
+    """The next sum, which this member has and others may not have."""
 
     def claim(self) -> Claim:
         return Claim(self.finished, self.finished_in, self.kept.generation if self.kept else 0)
 
     def keep(self, result: Reduced) -> None:
-        """The next sum is here. To be called before anybody is told so."""
+        """Store the result of the next sum. To be called before any member is notified of it."""
         self.kept = replace(result, number=self.finished + 1)
 
     def hand_out(self) -> Reduced:
-        """All members have what was kept."""
+        """Deliver the stored result: all members have it."""
         assert self.kept is not None
         result, self.kept = self.kept, None
         self.finished, self.finished_in = result.number, result.generation
         return result
 
     def agree(self, claims: Sequence[Claim]) -> Agreed:
-        """What counts, by the claims of all members, this one included.
+        """The newest committed sum, by the claims of all members, this one included.
 
-        What one was handed, all who were members then have; so the newest such sum counts. The one
-        after it counts if all have it. Raises DlctlError if this member has been left behind: it
-        has missed a sum that counts, or has another result of it.
+        A sum delivered to one member is stored by all members of that generation, so the newest
+        delivered sum is committed. The sum after it is committed if all members have it. Raises
+        DlctlError if this member was left behind: it has missed a committed sum, or has another
+        result of it.
         """
         known = [claim for claim in claims if claim.finished != NEW]
         newest, made_in = max(((c.finished, c.finished_in) for c in known), default=(0, 0))
@@ -166,15 +166,15 @@ class Records:
         after = {c.kept_in if c.finished == newest else 0 for c in members}
         counts_after = len(after) == 1 and after != {0}
         if self.finished == NEW or (self.finished == 0 and self.kept is None):
-            # It has made no sum, so it has nothing that could be another one's.
+            # It has no sum yet, so nothing of it can conflict.
             self.finished, self.finished_in = newest, made_in
             if counts_after:
                 self.finished, self.finished_in = newest + 1, after.pop()
             return Agreed(self.finished, None)
         if not self.claim().has(newest, made_in):
             raise DlctlError(
-                f"the group has gone on without this replica: it is at sum {newest}, and "
-                f"{self.finished} are known here"
+                f"the group has continued without this replica: it is at sum {newest}, and "
+                f"this replica at {self.finished}"
             )
         is_due = self.finished < newest or counts_after
         result = self.hand_out() if is_due else None

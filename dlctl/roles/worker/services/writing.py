@@ -31,23 +31,23 @@ from dlctl.rows import KIND as ROWS
 from dlctl.vector import Vector, copy_of, to_host, zeros_like
 
 WORSE = (m.DUPLICATE, m.APPLIED, m.BUFFERED, m.LATE, m.REFUSED)
-"""What became of a push: of several ranges on one shard, the receipt names the last of these."""
+"""Outcomes of a push: of several ranges on one shard, the receipt has the last of these."""
 ASTRAY = "a replica's own steps have led too far; a smaller rate for them may help"
 
 
 @dataclass(slots=True)
 class _Pushed:
-    """One write on its way: a push to each shard that has something of it."""
+    """A write in flight: a push to each shard that has a part of it."""
 
     table: int
     steps: tuple[int, int]
-    """The first and last step that are in it."""
+    """The first and last step in it."""
     missing: int
-    """Shards that have not settled it."""
+    """Number of shards that have not settled it."""
     is_part: bool = False
-    """Whether others hold the same steps, too."""
+    """Whether other writes contain the same steps, too."""
     is_behind: bool = False
-    """Whether it is settled when all before it are."""
+    """Whether it is settled only when all writes before it are."""
     outcomes: dict[int, str] = field(default_factory=dict)
 
 
@@ -68,16 +68,16 @@ class Writing:
         model: Vector,
         pushed: Callable[[], None],
     ) -> None:
-        """compression: the compressor's name. model: float32[d]. pushed: called when parameters
-        have been pushed.
+        """compression: the compressor's name. model: float32[d]. pushed: called after parameters
+        were pushed.
         """
         self.context = context
         self.identity = identity
         self.tables = tables
         self.shape = shape
         self._progress = shape.table(shape.progress) if tables else 0
-        """The table whose pushes hold the steps."""
-        # A part of a batch that comes late is in the sum already: another replica has brought it.
+        """The table whose pushes contain the steps."""
+        # A late part of a batch is in the sum already: another replica has pushed it.
         self._drops_late = bool(tables) and shape.tables[self._progress].rule != "parts"
         self.compressor = compressor
         self.compression = compression
@@ -93,20 +93,20 @@ class Writing:
         self.steps = 0
         """Of this replica so far; the computing service counts them."""
         self.steps_pushed = 0
-        """Of these, those of which a push has taken something, or which count without one."""
+        """The steps that are at least partly in a push, or that are done without one."""
         self._in_parts: deque[int] = deque()
-        """The steps before each of the newest writes, where one write is a part of a step."""
+        """The steps before each of the newest writes, if one write is a part of a step."""
         self.newest = -1
-        """The number of the newest write that holds all steps before it."""
+        """The number of the newest write that contains all steps before it."""
         self.number = -1
-        """Of the newest write, to whatever table."""
-        self._under_way: dict[int, _Pushed] = {}
-        self._behind: list[int] = []
-        """Writes that are settled but for those before them."""
+        """Of the newest write to any table."""
+        self._in_flight: dict[int, _Pushed] = {}
+        self._settled_early: list[int] = []
+        """Settled writes that wait for the writes before them."""
         self._numbers: dict[tuple[int, int, int], int] = {}
         """(table, shard, its number there) -> number of the write."""
         self._is_part = False
-        """A part of steps was pushed that is in no count."""
+        """A part of steps was pushed that is not counted yet."""
         self._need: Write | Settle | None = None
         self._is_sent = False
         self._receipt = Receipt({})
@@ -115,7 +115,7 @@ class Writing:
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Write | Settle, now: float) -> None:
-        """Raises ValueError for ranges that the table does not have, or too many."""
+        """Raises ValueError for too many ranges, or ones outside the table."""
         self._need, self._is_sent = need, isinstance(need, Settle)
         if isinstance(need, Settle):
             return
@@ -134,7 +134,7 @@ class Writing:
             self._push(need, now)
             self._is_sent = True
         is_for_receipt = isinstance(need, Settle) or need.wait
-        if is_for_receipt and self.number in self._under_way:
+        if is_for_receipt and self.number in self._in_flight:
             self.pacing.waits(PUSH, now)
             return False, None
         self.pacing.waits("", now)
@@ -151,17 +151,17 @@ class Writing:
 
     def settled_until(self, table: int) -> int:
         """All writes to a table up to this number are settled."""
-        under_way = (n for n, pushed in self._under_way.items() if pushed.table == table)
+        under_way = (n for n, pushed in self._in_flight.items() if pushed.table == table)
         return min(under_way, default=self.number + 1) - 1
 
     def is_under_way(self, number: int) -> bool:
-        return number in self._under_way or number in self._behind
+        return number in self._in_flight or number in self._settled_early
 
     def busy(self) -> bool:
-        return bool(self._under_way)
+        return bool(self._in_flight)
 
     def has_unpushed_steps(self) -> bool:
-        """Whether there are steps that no push has taken anything of yet."""
+        """Whether there are steps that are not even partly in a push."""
         return self.steps != self.steps_pushed
 
     # ------------------------------------------------------------ pushes
@@ -171,18 +171,18 @@ class Writing:
         clients = self.tables[self.shape.table(need.table)]
         if window is not None and sum(c.bytes_under_way() for c in clients) >= window:
             return False
-        pushes = max(len(need.ranges), 1)  # At most so many to one shard.
+        pushes = max(len(need.ranges), 1)  # The most to one shard.
         if need.rows is not None:
             clients = [client for client, _, _ in self._of_rows(need, need.rows)]
         return all(c.link.joined and c.has_room(pushes) for c in clients)
 
     def _push(self, need: Write, now: float) -> None:
-        """Send it to all shards that have something of it."""
+        """Send it to all shards that have a part of it."""
         table = self.shape.table(need.table)
         pieces = self._pieces(need, table)
         self.number += 1
         number, steps = self.number, (self.steps_pushed, max(self.steps - 1, 0))
-        self._under_way[number] = _Pushed(table, steps, len(pieces), need.of > 1, need.behind)
+        self._in_flight[number] = _Pushed(table, steps, len(pieces), need.of > 1, need.behind)
         for client, lo, values in pieces:
             self._send(client, lo, values, need, number, steps)
         if table == self._progress:
@@ -192,7 +192,7 @@ class Writing:
             self.pushed()
 
     def _count(self, need: Write, number: int) -> None:
-        """The steps that are pushed in full now."""
+        """Count the steps that are now pushed completely."""
         if not need.holds_steps:
             self._in_parts.clear()
             self.portions.begin_parts_anew()
@@ -209,18 +209,18 @@ class Writing:
             self.steps_pushed = self._in_parts.popleft()
 
     def is_in_parts(self) -> bool:
-        """Whether some steps are pushed in part, and take several more writes."""
+        """Whether some steps are pushed partly, and need more writes."""
         return (self._is_part or bool(self._in_parts)) and self.has_unpushed_steps()
 
     def done(self, but: int) -> None:
-        """All steps but so many of the newest count as pushed."""
+        """All steps except the newest `but` count as pushed."""
         self._in_parts.clear()
         self.steps_pushed = self.steps - but
         self._is_part &= but > 0
 
     def _pieces(self, need: Write, table: int) -> list[tuple[ShardClient, int, Vector | None]]:
-        """(shard, first element of the table, its values, or None for zeros); every shard takes
-        part in a whole one, also if its slice is empty.
+        """(shard, first element of the table, its values, or None for zeros); every shard gets a
+        part of a whole write, even if its slice is empty.
         """
         clients = self.tables[table]
         if need.rows is not None:
@@ -246,7 +246,7 @@ class Writing:
         return pieces
 
     def _of_rows(self, need: Write, rows: Array) -> list[tuple[ShardClient, int, Vector | None]]:
-        """The same of single rows; only of shards that have some."""
+        """The same for rows; only for shards that have some of them."""
         found: list[tuple[ShardClient, int, Vector | None]] = []
         end = 0
         for client in self.tables[self.shape.table(need.table)]:
@@ -296,11 +296,11 @@ class Writing:
         self.rates.add("push_bytes", delta.nbytes)
         self.send_queue.queue("push", client.push_key(push.seq), client.peer, push, delta.nbytes)
 
-    # ------------------------------------------------------------ what becomes of them
+    # ------------------------------------------------------------ outcomes
 
     def on_ack(self, ack: m.Ack, now: float) -> list[int]:
-        """What a server says of a push. Returns the numbers of the writes that hold steps and are
-        settled by it. Raises Fenced, and RemoteProtocolError for a table that there is not.
+        """A server has acked a push. Returns the numbers of the writes with steps that are settled
+        by it. Raises Fenced, and RemoteProtocolError for a table that does not exist.
         """
         if ack.table >= len(self.tables):
             raise RemoteProtocolError(f"there is no table {ack.table}")
@@ -318,20 +318,20 @@ class Writing:
         number = self._numbers.pop((ack.table, ack.shard, ack.seq))
         if ack.outcome == m.REFUSED:
             self._refused(number, ack.reason, f"server-{ack.shard} refused a push")
-        pushed = self._under_way[number]
+        pushed = self._in_flight[number]
         before = pushed.outcomes.get(ack.shard, ack.outcome)
         pushed.outcomes[ack.shard] = max(before, ack.outcome, key=WORSE.index)
         pushed.missing -= 1
         done = self._settled(number, now) if not pushed.missing else []
-        if self._behind:
-            oldest = min(self._under_way, default=self.number + 1)
-            done += [n for n in self._behind if n < oldest]
-            self._behind = [n for n in self._behind if n >= oldest]
+        if self._settled_early:
+            oldest = min(self._in_flight, default=self.number + 1)
+            done += [n for n in self._settled_early if n < oldest]
+            self._settled_early = [n for n in self._settled_early if n >= oldest]
         return done
 
     def _settled(self, number: int, now: float) -> list[int]:
-        """All shards have settled it; returns what holds steps and is settled by that."""
-        pushed = self._under_way.pop(number)
+        """All shards have settled it; returns its number if it contains steps and is settled."""
+        pushed = self._in_flight.pop(number)
         if number == self.number:
             self._receipt = Receipt(pushed.outcomes)
         self.bad_gradients.settled(number, pushed.table)
@@ -341,13 +341,13 @@ class Writing:
             self.portions.late(number)
         self.pacing.settled(number, now)
         if pushed.is_behind:
-            self._behind.append(number)
+            self._settled_early.append(number)
             return []
         return [number]
 
     def _refused(self, number: int, reason: str, what: str) -> None:
-        """Of this push a shard gets nothing."""
-        pushed = self._under_way[number]
+        """A shard gets nothing of this write."""
+        pushed = self._in_flight[number]
         self.bad_gradients.refused(number, reason, *pushed.steps, table=pushed.table)
         self.portions.refused(number)
         self.context.note("warning", f"{what} ({self.bad_gradients.last}): {reason}")
@@ -364,7 +364,7 @@ class Writing:
 
 @contextmanager
 def at_least(compressor: Compressor, density: float) -> Iterator[None]:
-    """A compressor that has a density has no smaller one meanwhile."""
+    """Raise the density of a compressor that has one to at least this value meanwhile."""
     usual = getattr(compressor, "density", density)
     if density <= usual:
         yield
