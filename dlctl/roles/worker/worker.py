@@ -483,10 +483,9 @@ class Worker:
             self._save = message
 
     def _holds(self, side: ReplicaSide) -> bool:
-        """Whether no batch is begun until all is taken that is about to be saved. What torch keeps
-        is here when it says so: the next batch might be computed before it is asked for that. It is
-        not copied, which may take twice the memory of the model, so it is waited for until it has
-        been written.
+        """Whether no batch may begin until a save has taken its state. Torch's state is requested
+        asynchronously, and the next batch could be computed first. Its arrays are not copied, which
+        could take twice the memory of the model, so batches wait until they are written.
         """
         is_taken = self._save is None and self._saves is None
         if is_taken:
@@ -494,14 +493,14 @@ class Worker:
         return self._is_quiet_to_save(side)
 
     def _keeps_more(self) -> bool:
-        """Whether torch keeps something for this replica beside the servers' parameters."""
+        """Whether torch has state of this replica besides the servers' parameters."""
         of_inner = not inner.keeps_nothing(self.job.inner)
         has_scale = self.job.gradient.precision == "fp16"
         return of_inner or bool(self.algorithm.shape.engine) or has_scale
 
     def _is_quiet_to_save(self, side: ReplicaSide) -> bool:
-        """Whether what is saved changes with every step, and not only with pushes. Of a replica
-        that steps by itself, what its method keeps beside the residual may be its parameters.
+        """Whether the saved state changes with every step, not only with pushes. A replica with
+        steps of its own may keep its parameters in the method's state beside the residual.
         """
         is_own = self._has_inner and bool(side.state().keys() - {"residual"})
         return self._keeps_more() or self.algorithm.shape.model != "tables" or is_own
