@@ -1,9 +1,9 @@
-"""`hogwild` on sparse logistic regression: a step beside a bare torch loop, two workers beside one,
-no locks beside a lock for each step; and a dense model, which it is not made for.
+"""`hogwild` on sparse logistic regression: a step against a bare torch loop, two workers against
+one, no locks against a lock for each step; and a dense model, which it is not made for.
 
-Bags of words, seeded; each document has a few words of many, so that two steps hardly ever write to
-the same rows. All sides train the same batches with the same lines, which also time them. How many
-additions of two processes are lost is counted in bare memory, of sparse rows and of a dense vector.
+Bags of words, seeded; each document has a few words of many, so two steps rarely write to the same
+rows. All sides train the same batches with the same code, which also times them. Lost additions of
+two processes are counted in bare memory, for sparse rows and for a dense vector.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def measure(*, quick: bool) -> list[Figure]:
 
 
 def _dlctl(task: str, workers: int, epochs: int) -> tuple[float, float]:
-    """Seconds for each step of all workers together; the loss in the end."""
+    """(seconds per step of all workers together, final loss)"""
     with sandbox() as directory:
         (directory / "train.py").write_text(TASK)
         file = directory / "job.toml"
@@ -254,7 +254,7 @@ def _script(directory: Path, text: str, *arguments: str) -> str:
 
 
 def _step_s(directory: Path) -> float:
-    """Of all processes together, by what each has noted behind its first steps."""
+    """Of all processes together, from what each recorded after its first steps."""
     per_s = 0.0
     for path in directory.glob("train.py.*"):
         steps, times = np.loadtxt(path)[1:].T

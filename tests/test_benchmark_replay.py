@@ -77,7 +77,9 @@ def test_a_round_trip_whose_pushes_are_zeros_is_no_figure(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Worker, "push_and_update", emptied)
     monkeypatch.setattr(roundtrip_dense, "REPEATS", {SIZE: 5})
-    with pytest.raises(RuntimeError, match=f"roundtrip: {SIZE:,} parameters, ipc: the server does"):
+    with pytest.raises(
+        RuntimeError, match=f"roundtrip: {SIZE:,} parameters, ipc: the server's state"
+    ):
         _here(SIZE, "ipc", rounds=1)
 
 
