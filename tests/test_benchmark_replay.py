@@ -93,7 +93,7 @@ def test_all_pushes_of_all_workers_are_looked_at_in_the_end(
     count = crew.rounds * 2 * 3
     monkeypatch.setattr(Replay, "push", lambda replay, g, times: setattr(replay, "_pushes", times))
     with (
-        pytest.raises(RuntimeError, match=f"roundtrip: .* what {count // 2} pushes make"),
+        pytest.raises(RuntimeError, match=f"roundtrip: .* after {count // 2} pushes is wrong"),
         bouncing.crew(bouncing.OURS, workers=2, size=SIZE, count=3) as crew,
     ):
         crew.work()
