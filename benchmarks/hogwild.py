@@ -64,9 +64,9 @@ class Bags(Clocked):
         return bag
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        words = (WORDS * torch.rand(DOCUMENTS, LENGTH, generator=dice) ** 2).long()
-        weights = torch.randn(WORDS, generator=dice)
+        generator = torch.Generator().manual_seed(0)
+        words = (WORDS * torch.rand(DOCUMENTS, LENGTH, generator=generator) ** 2).long()
+        weights = torch.randn(WORDS, generator=generator)
         return TensorDataset(words, (weights[words].sum(1) > 0).float())
 
 
@@ -75,8 +75,8 @@ class Dense(Clocked):
         return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        inputs = torch.randn(DOCUMENTS, 64, generator=dice)
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(DOCUMENTS, 64, generator=generator)
         return TensorDataset(inputs, (inputs.prod(1) > 0).float())
 
 
@@ -100,8 +100,8 @@ def work(number, count, epochs, task, model, lock):
     tensors = task.dataset().tensors
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for epoch in range(epochs):
-        dice = torch.Generator().manual_seed(epoch)
-        order = torch.randperm(train.DOCUMENTS, generator=dice).split(train.BATCH)
+        generator = torch.Generator().manual_seed(epoch)
+        order = torch.randperm(train.DOCUMENTS, generator=generator).split(train.BATCH)
         for rows in order[number::count]:
             batch = [tensor.index_select(0, rows) for tensor in tensors]
             with lock:

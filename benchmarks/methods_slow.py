@@ -27,7 +27,7 @@ from dlctl.runs import database
 CHAPTER = "methods_slow"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "chargpt"
 WORKERS, MBIT_PER_S, DELAY_MS = 4, 100.0, 5.0
-GLOO = "diloco on gloo, nobody killed"
+GLOO = "diloco on gloo, no kills"
 VICTIMS = ((1 / 3, "worker-2"), (2 / 3, "server-0"))
 """(fraction of the samples after which it is killed, daemon)."""
 LIMIT_S = 1800.0

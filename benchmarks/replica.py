@@ -48,8 +48,8 @@ class Large:
         return nn.Sequential(nn.Linear({width}, {width}), nn.Linear({width}, {width}))
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        return torch.utils.data.TensorDataset(torch.randn(256, {width}, generator=dice))
+        generator = torch.Generator().manual_seed(0)
+        return torch.utils.data.TensorDataset(torch.randn(256, {width}, generator=generator))
 
     def loss(self, model, batch):
         (x,) = batch

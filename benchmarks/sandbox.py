@@ -28,8 +28,8 @@ class Line:
         return nn.Linear(9, 1)
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        inputs = torch.randn(4096, 9, generator=dice)
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(4096, 9, generator=generator)
         return TensorDataset(inputs, inputs.sum(1, keepdim=True))
 
     def loss(self, model, batch):

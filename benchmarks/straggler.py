@@ -19,7 +19,7 @@ from benchmarks.sandbox import Dlctl, sandbox
 CHAPTER = "straggler"
 WORKERS, SLOWER, BATCH_S, ASKED = 8, 10.0, 0.1, 1.15
 SPEED = WORKERS - 1 + 1 / SLOWER
-TASK = '''"""Logistic regression whose batches take their time; who has made `slow` is slower."""
+TASK = '''"""Logistic regression with sleeping batches; the worker that creates `slow` is slower."""
 
 import os
 import time
@@ -42,8 +42,8 @@ class Slow:
         return nn.Linear(16, 1)
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        x = torch.randn(1280, 16, generator=dice)
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(1280, 16, generator=generator)
         return TensorDataset(x, (x.sum(1, keepdim=True) > 0).float())
 
     def loss(self, model, batch):

@@ -65,9 +65,9 @@ class Stack:
         return nn.Sequential(*layers[:-1])
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        inputs = torch.randn(8192, WIDTHS[0], generator=dice)
-        return TensorDataset(inputs, torch.randint(WIDTHS[-1], (8192,), generator=dice))
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(8192, WIDTHS[0], generator=generator)
+        return TensorDataset(inputs, torch.randint(WIDTHS[-1], (8192,), generator=generator))
 
     def loss(self, model, batch):
         inputs, labels = batch

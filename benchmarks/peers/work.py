@@ -82,17 +82,17 @@ def batches(
     before the clock starts. Each epoch is shuffled when it starts, as in dlctl.
     """
     data = data_of(work)
-    dice = torch.Generator().manual_seed(PARTS_SEED)
-    part = torch.randperm(len(data.inputs), generator=dice)[worker::workers]
-    dice.manual_seed(1000 * seed + worker)
-    return _shuffled(data.inputs[part], data.labels[part], batch_size, dice)
+    generator = torch.Generator().manual_seed(PARTS_SEED)
+    part = torch.randperm(len(data.inputs), generator=generator)[worker::workers]
+    generator.manual_seed(1000 * seed + worker)
+    return _shuffled(data.inputs[part], data.labels[part], batch_size, generator)
 
 
 def _shuffled(
-    inputs: Tensor, labels: Tensor, batch_size: int, dice: torch.Generator
+    inputs: Tensor, labels: Tensor, batch_size: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     while True:
-        order = torch.randperm(len(inputs), generator=dice)
+        order = torch.randperm(len(inputs), generator=generator)
         for i in range(0, len(inputs) - batch_size + 1, batch_size):
             chosen = order[i : i + batch_size]
             # Twice as fast as indexing with `chosen`.
