@@ -123,7 +123,7 @@ def draw(name: str, curve: Curve, beside: Curve) -> None:
         if sends_messages(label):
             right.plot(each.megabytes, each.losses, color=color, linewidth=width)
     left.set(yscale="log", xlabel="simulated seconds", ylabel="loss")
-    right.set(xlabel="MB sent by everybody")
+    right.set(xlabel="MB sent in total")
     left.legend(frameon=False)
     left.yaxis.set_minor_locator(NullLocator())
     for axes in (left, right):
