@@ -1,7 +1,7 @@
-"""What dlctl costs, measured against the bare thing: `python -m benchmarks [CHAPTER...]`.
+"""Benchmarks of dlctl against bare baselines: `python -m benchmarks [CHAPTER...]`.
 
-Absolute times say more about the machine than about dlctl, so every figure with a target is a
-ratio: dlctl and a baseline without it take turns in the same run, one ratio comes out of each
-round, and the median of the rounds is held against what was asked, with the smallest and largest
-beside it. How to read the figures, and what limits each, stands in README.md.
+Absolute times depend on the machine, so every figure with a target is a ratio: dlctl and a baseline
+without it alternate in the same run, each round gives one ratio, and the median of the rounds is
+compared with the target, with minimum and maximum beside it. README.md explains how to read the
+figures, and what limits each.
 """

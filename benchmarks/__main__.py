@@ -16,17 +16,17 @@ from tests.hosts.rootless import become_root
 
 CHAPTERS = {
     "start": "from `dlctl start` to ready, against bare processes that import the same",
-    "server_memory": "resident memory of a server that owns next to nothing",
+    "server_memory": "resident memory of a server that owns ten parameters",
     "replica": "a worker's peak memory and the time of its steps, against plain torch",
     "push": "a push of 10,000 parameters until its ack, against bare pyzmq",
     "selection": "the sampled threshold of topk-sampled, against torch.topk, a memcpy; on a GPU",
     "apply": "an update of 25,000,000 parameters, dense and sparse, against a memcpy",
     "cli": "--help, --version and completion, against importing click",
-    "shard_durability": "what it costs that shards survive their servers, against not keeping them",
+    "shard_durability": "the cost of durable shards, against shards in plain memory",
     "hosts": "`dlctl start` on three hosts over ssh, against the same on one machine",
     "encryption": "CURVE against plain TCP: raw, and training at 1 Gbit/s",
     "roundtrip": "push and fetch, against raw TCP, pyzmq, gloo, torch RPC and Ray",
-    "waiting": "the time that workers stand still for pushes and fetches at 1 Gbit/s",
+    "waiting": "the time that workers are blocked on pushes and fetches at 1 Gbit/s",
     "train": "time to an accuracy on one machine: dlctl, Hogwild, DDP, RPC, Ray, DiLoCo ...",
     "train_slow": "the same with every worker behind 100 Mbit/s and 5 ms",
     "allreduce": "a step of the small GPT, and a worker's death, against DDP under torchrun",
@@ -34,7 +34,7 @@ CHAPTERS = {
     "word2vec": "embeddings by rows: loss with 1, 2, 4 workers, words/s beside gensim; 20 minutes",
     "methods": "every method on digits and on a small GPT: how good, bytes, seconds; 45 minutes",
     "methods_slow": "a small GPT behind 100 Mbit/s while a worker and a server are killed",
-    "topologies": "one run for each topology on the digits, and a member of it killed in its midst",
+    "topologies": "one run for each topology on the digits, with a member killed halfway",
     "cut_memory": "peak memory of each process of a replica of two, against one process",
     "straggler": "sandblaster with one of eight workers ten times slower, against the ideal time",
     "quality": "the loss of a small GPT after the same samples, against one process; 45 minutes",
@@ -42,15 +42,15 @@ CHAPTERS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, print the table, write the JSON. 1 if a median is over what was asked, or dlctl has
+    """Measure, print the table, write the JSON. Returns 1 if a median exceeds its target or dlctl
     failed.
 
-    A quick run has measured nothing, so that it is never over; but it shows what fails.
+    A quick run measures nothing, so no median exceeds its target; but failures count.
     """
     options = _parser().parse_args(arguments)
     become_root("benchmarks", arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    # Where it is set, every process may compile all of torch again, and that is what is measured.
+    # If it is set, every process may recompile all of torch, and that would be measured.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     figures: list[Figure] = []
     for chapter in options.chapters or CHAPTERS:

@@ -1,10 +1,10 @@
 """`allreduce` against DistributedDataParallel under torchrun: a step, and the death of a worker.
 
-`examples/chargpt` with AdamW and clipping, four workers on this machine, over gloo. Both in turn,
-several rounds, with batches of 16 and of 4: what a group costs does not depend on the batch, about
-2 ms of a processor for a step of each worker, and stands out where steps are short. How long nobody
-begins a step after a kill -9 is measured beside it; torchrun starts all processes anew, and what
-they have trained is lost without a checkpoint.
+`examples/chargpt` with AdamW and clipping, four workers on this machine, over gloo. Both alternate,
+several rounds, with batches of 16 and of 4: the cost of a group does not depend on the batch, about
+2 ms of CPU time for a step of each worker, and dominates short steps. It also measures how long no
+process begins a step after a kill -9; torchrun restarts all processes, and without a checkpoint
+their progress is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHAPTER = "allreduce"
 EXAMPLE = ROOT / "examples" / "chargpt"
 WORKERS, ASKED_KILL_S = 4, 10.0
 BATCHES = {16: 1.05, 4: None}
-"""Samples of a worker's step, and what is asked of it."""
+"""Samples of a worker's step -> its target."""
 MEASURE_S, WARM_STEPS = 20.0, 40
 UNTIL_S_MAX, GAP_S_MAX = 120.0, 40.0
 TASK = '''"""The example, which notes when a step begins."""
@@ -91,7 +91,7 @@ def measure(*, quick: bool) -> list[Figure]:
                     steps_s.append(_step_s(directory, 3.0 if quick else MEASURE_S))
                     told = f"  {running.__name__}, {batch_size}: {seconds(steps_s[-1])}"
                     print(told, file=sys.stderr, flush=True)
-                    if not gaps_s:  # torchrun may take long for it, or not come back.
+                    if not gaps_s:  # torchrun may take long, or not recover.
                         gaps_s.append(_gap_s(directory))
         told = f"a step, {WORKERS} workers, batches of {batch_size}, to DDP's"
         found.append(ratio(CHAPTER, told, ours_s, ddp_s, None if quick else asked))
@@ -129,11 +129,11 @@ def _ddp(directory: Path, batch_size: int) -> Iterator[None]:
             process.wait()
 
 
-# ---------------------------------------------------------------- what was noted
+# ---------------------------------------------------------------- recorded steps
 
 
 def _times(directory: Path) -> dict[int, np.ndarray]:
-    """Process -> when it began its steps, monotonic seconds."""
+    """Process -> start times of its steps, monotonic seconds."""
     found = {}
     for path in directory.glob("times-*"):
         lines = path.read_text().split("\n")[:-1]
@@ -142,7 +142,7 @@ def _times(directory: Path) -> dict[int, np.ndarray]:
 
 
 def _steps(directory: Path) -> int:
-    """Of the process that has begun fewest; 0 while some have begun none."""
+    """Steps of the process with the fewest; 0 while some process has none."""
     counts = [times.size for times in _times(directory).values()]
     return min(counts) if len(counts) >= WORKERS else 0
 
@@ -155,8 +155,8 @@ def _step_s(directory: Path, measure_s: float) -> float:
 
 
 def _gap_s(directory: Path) -> float:
-    """From a worker's death to the first step that somebody begins behind the present ones;
-    infinite if there is none in `GAP_S_MAX`.
+    """Seconds from a worker's death to the first step of any process after the current ones;
+    infinite if none starts within `GAP_S_MAX`.
     """
     victim = max(_times(directory))
     psutil.Process(victim).kill()
@@ -164,7 +164,7 @@ def _gap_s(directory: Path) -> float:
     time.sleep(1.0)
 
     def newest() -> float:
-        """The others may end the step that they are at, and begin the next one."""
+        """The others may finish their current step and start the next one."""
         found = [times for pid, times in _times(directory).items() if pid != victim and times.size]
         late = [float(times[times > killed][1]) for times in found if (times > killed).sum() > 1]
         return min(late, default=0.0)

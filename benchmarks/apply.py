@@ -2,9 +2,9 @@
 
     python -m benchmarks.apply [--quick]    prints the figures as JSON, measured on one core
 
-A server shares large deltas among threads, one per core; so a process with one core does all by
-itself. A memcpy reads and writes one vector; Adagrad reads three and writes two, and takes a root
-and a quotient of every element. With durability "none", so that nothing but the rule is measured.
+A server splits large deltas over threads, one per core; a process with one core uses one. A memcpy
+reads and writes one vector; Adagrad reads three and writes two, and computes a root and a quotient
+of every element. Durability is "none", so that only the rule is measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the command line costs before it does anything, against importing click."""
+"""The startup cost of the command line, against importing click."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def measure(*, quick: bool) -> list[Figure]:
 
 
 def _run(command: list[str], variables: dict[str, str]) -> None:
-    """Raises CalledProcessError unless it ends well."""
+    """Raises CalledProcessError on a nonzero exit code."""
     environment = {**os.environ, **variables}
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)

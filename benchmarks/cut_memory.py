@@ -1,12 +1,11 @@
-"""The peak memory of each process of a replica that is cut over two, against one process.
+"""The peak memory of each process of a replica that is split over two, against one process.
 
-All train the GPT of `examples/chargpt`, made wider, with AdamW in the replica and Downpour to one
-server, a fetch and a push every second step, evaluations and a checkpoint among it; and go on from
-that checkpoint. Memory is the
-kernel's proportional set size, but for files that are mapped: a page of shared memory that several
-processes have is shared out among them, so that the sum over all processes is what the host has
-less, and how many others have torch's libraries does not matter. What the same job takes with a
-tiny model is dlctl, torch and Python, and is taken off.
+All train a wider GPT of `examples/chargpt` with AdamW in the replica and Downpour to one server, a
+fetch and a push every second step, with evaluations and a checkpoint, and resume from that
+checkpoint. Memory is the kernel's proportional set size without mapped files: a shared page is
+divided among its processes, so the sum over all processes is what the host has less, independent of
+how many others map torch's libraries. The memory of the same job with a tiny model (dlctl, torch
+and Python) is subtracted.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ CHAPTER = "cut_memory"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "chargpt"
 SHARE_ASKED = 0.6
 WIDTHS = 16, 512
-"""Of models of 0.1 and 101 MB."""
+"""For models of 0.1 and 101 MB."""
 STEPS, POLL_S = 8, 0.02
 KINDS = "Pss_Anon", "Pss_Shmem"
 CUTS = {"one process": "", "fsdp = 2": "fsdp = 2", "pipeline = 2": "pipeline = 2"}
@@ -82,7 +81,7 @@ every_steps = 6
 
 
 def measure(*, quick: bool) -> list[Figure]:
-    """quick: the tiny model in place of the large one."""
+    """quick: the tiny model instead of the large one."""
     widths = WIDTHS[:1] * 2 if quick else WIDTHS
     peaks = {
         name: [peaks_of(width, cut, goes_on=bool(cut)) for width in widths]
@@ -100,14 +99,14 @@ def measure(*, quick: bool) -> list[Figure]:
 
 
 def _grown(found: list[list[int]]) -> list[int]:
-    """Bytes of each rank beyond those with the tiny model."""
+    """Bytes of each rank minus those with the tiny model."""
     small, large = found
     return [b - a for a, b in zip(small, large, strict=True)]
 
 
 def peaks_of(width: int, cut: str, method: str = DOWNPOUR, *, goes_on: bool = False) -> list[int]:
-    """Bytes of each rank, of a whole run. cut: of `[replica]`, "" for one process. goes_on: and
-    of as many steps after its checkpoint.
+    """Peak bytes of each rank in a whole run. cut: of `[replica]`, "" for one process. goes_on:
+    also resume from its checkpoint for as many steps.
     """
     ranks = int(cut.split()[-1]) if cut else 1
     dlctl = Dlctl()
@@ -129,7 +128,7 @@ def peaks_of(width: int, cut: str, method: str = DOWNPOUR, *, goes_on: bool = Fa
 
 
 def _watch(run: Path, ranks: int) -> list[int]:
-    """Until it has finished. Raises RuntimeError if it does not."""
+    """Waits until the run has finished. Raises RuntimeError if it does not."""
     peaks, pids = [0] * ranks, list[int]()
     while (found := database.read(run)).get("state") not in database.ENDED:
         if len(pids) < ranks:
@@ -143,7 +142,7 @@ def _watch(run: Path, ranks: int) -> list[int]:
 
 
 def _pids(found: dict[str, Any]) -> list[int]:
-    """Of worker-0 and of the other processes of its replica, as far as they are there."""
+    """Of worker-0 and of the other existing processes of its replica."""
     rows = (row for row in found.get("daemons", []) if row["name"] == "worker-0")
     pid = next((row.get("pid") for row in rows), None)
     try:
@@ -155,7 +154,7 @@ def _pids(found: dict[str, Any]) -> list[int]:
 
 
 def _own_bytes(pid: int) -> int:
-    """0 if it has ended."""
+    """0 if the process has exited."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

@@ -1,10 +1,10 @@
-"""The bare thing: a process that takes bytes and gives as many back as it was told, no more.
+"""The bare baseline: a process that receives bytes and sends a given number back.
 
     python -m benchmarks.echo zmq ADDRESS REPLY_BYTES    a ROUTER; a message in, a reply out
-    python -m benchmarks.echo tcp BYTES                  a socket; so many bytes in, the same out
+    python -m benchmarks.echo tcp BYTES                  a socket; BYTES in, the same out
 
-It prints its address. The tcp one serves one connection and ends with it; the other one serves
-until it is ended.
+It prints its address. The tcp server exits after one connection; the zmq one serves until it is
+terminated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Echo(NamedTuple):
 
 @contextmanager
 def echo(*arguments: str) -> Iterator[Echo]:
-    """Run one of these in a process of its own until the end of the block."""
+    """Run an echo server in its own process until the end of the block."""
     command = [sys.executable, "-m", "benchmarks.echo", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -37,7 +37,7 @@ def echo(*arguments: str) -> Iterator[Echo]:
 
 
 def read_exactly(stream: socket.socket, target: memoryview) -> bool:
-    """Fill `target`; False if the other side has closed."""
+    """Fill `target`; False if the peer has closed."""
     filled = 0
     while filled < len(target):
         count = stream.recv_into(target[filled:])

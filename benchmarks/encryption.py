@@ -1,9 +1,9 @@
-"""What CURVE costs: raw pushes and fetches, and the speed of training over a link of 1 Gbit/s.
+"""The cost of CURVE: raw pushes and fetches, and the speed of training over a link of 1 Gbit/s.
 
-Raw, on a loopback without a limit, the cipher is most of what there is to do; what both servers
-have in the end is looked at (replay.py). The second figure is the one that counts: a model of a
-million parameters, all of them pushed at every step and fetched as often as they come, so that a
-loopback that carries 1 Gbit/s (both directions together) is full.
+Raw, on an unlimited loopback, the cipher is most of the work; the final state of both servers is
+checked (replay.py). The second figure is the relevant one: a model of a million parameters, all of
+them pushed at every step and fetched continuously, so that a loopback of 1 Gbit/s (both directions
+together) is saturated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A measured figure, how rounds become one, and the table that is printed."""
+"""A measured figure, how rounds are aggregated, and the printed table."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from statistics import median
 from typing import Any
 
 BLOCK = 10
-"""Repetitions of one side before it is the other's turn."""
+"""Repetitions of one side before the other side runs."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table: a value per round, and what was asked of their median."""
+    """One line of the table: a value per round, and the target of their median."""
 
     chapter: str
     what: str
     unit: str
-    """"x" for a ratio of dlctl to the baseline; otherwise "MB" and the like."""
+    """"x" for a ratio of dlctl to the baseline; otherwise "MB" etc."""
     values: tuple[float, ...]
-    """Empty if it was skipped, or if dlctl failed in every round."""
+    """Empty if it was skipped or dlctl failed in every round."""
     asked: float | None = None
-    """The median is to be this at most; None: nothing was asked, the figure informs."""
+    """Target: the median is at most this. None: no target."""
     detail: str = ""
     """The absolute figures behind a ratio."""
     skipped: str = ""
-    """Why it could not be measured here."""
+    """Why it could not be measured."""
     failed: str = ""
-    """In how many rounds dlctl itself failed, and how; the others do not make up for that."""
+    """In how many rounds dlctl itself failed, and how; good rounds do not compensate."""
 
     @property
     def median(self) -> float | None:
-        """None if nothing was measured."""
+        """None without values."""
         return median(self.values) if self.values else None
 
     def is_over(self) -> bool:
-        """Whether the median is over what was asked, or dlctl has failed, which is worse."""
+        """Whether the median exceeds its target, or dlctl failed, which is worse."""
         if self.failed:
             return True
         return self.asked is not None and self.median is not None and self.median > self.asked
@@ -59,7 +59,7 @@ def ratio(
 
 
 def nothing() -> None:
-    """What most have to prepare."""
+    """The default preparation: none."""
 
 
 def take_turns(
@@ -70,11 +70,11 @@ def take_turns(
     prepare: Callable[[], object] = nothing,
     prepare_bare: Callable[[], object] = nothing,
 ) -> tuple[list[float], list[float]]:
-    """Seconds that both take, one value per round: the median of `repeats` times.
+    """Seconds of both sides, one value per round: the median of `repeats` times.
 
-    They alternate in blocks of a few, so that whatever else the machine does slows down both. One
-    round before the others is not counted. What has to be there before a call is made by
-    `prepare`, and what the other needs by `prepare_bare`, off the clock.
+    The sides alternate in small blocks, so that other load on the machine slows down both. A first
+    round is not counted. `prepare` and `prepare_bare` run before each call of their side, off the
+    clock.
     """
     block = min(repeats, BLOCK)
     rounds_s: tuple[list[float], list[float]] = [], []
@@ -91,7 +91,7 @@ def take_turns(
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds that `work` takes."""
+    """Seconds of `work`."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
@@ -105,8 +105,8 @@ def seconds(value: float) -> str:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """Asked beside measured, one figure per line; in the end, how many were skipped or failed."""
-    head = ("chapter", "what", "asked", "median", "min .. max", "rounds", "", "absolute")
+    """One figure per line, with its target; then the numbers of skipped and failed figures."""
+    head = ("chapter", "what", "target", "median", "min .. max", "rounds", "", "absolute")
     rows = [head, *map(_row, figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [
@@ -147,7 +147,7 @@ def _number(value: float) -> str:
 
 
 def to_json(figures: Sequence[Figure], *, quick: bool) -> dict[str, Any]:
-    """Every value of every round, with the machine that they are of."""
+    """Every value of every round, with the machine."""
     return {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "quick": quick,

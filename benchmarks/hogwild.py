@@ -1,9 +1,9 @@
-"""`hogwild` on sparse logistic regression: a step beside a bare torch loop, two workers beside one,
-no locks beside a lock for each step; and a dense model, which it is not made for.
+"""`hogwild` on sparse logistic regression: a step against a bare torch loop, two workers against
+one, no locks against a lock for each step; and a dense model, which it is not made for.
 
-Bags of words, seeded; each document has a few words of many, so that two steps hardly ever write to
-the same rows. All sides train the same batches with the same lines, which also time them. How many
-additions of two processes are lost is counted in bare memory, of sparse rows and of a dense vector.
+Bags of words, seeded; each document has a few words of many, so two steps rarely write to the same
+rows. All sides train the same batches with the same code, which also times them. Lost additions of
+two processes are counted in bare memory, for sparse rows and for a dense vector.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Bags(Clocked):
         return bag
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        words = (WORDS * torch.rand(DOCUMENTS, LENGTH, generator=dice) ** 2).long()
-        weights = torch.randn(WORDS, generator=dice)
+        generator = torch.Generator().manual_seed(0)
+        words = (WORDS * torch.rand(DOCUMENTS, LENGTH, generator=generator) ** 2).long()
+        weights = torch.randn(WORDS, generator=generator)
         return TensorDataset(words, (weights[words].sum(1) > 0).float())
 
 
@@ -75,8 +75,8 @@ class Dense(Clocked):
         return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        inputs = torch.randn(DOCUMENTS, 64, generator=dice)
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(DOCUMENTS, 64, generator=generator)
         return TensorDataset(inputs, (inputs.prod(1) > 0).float())
 
 
@@ -100,8 +100,8 @@ def work(number, count, epochs, task, model, lock):
     tensors = task.dataset().tensors
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for epoch in range(epochs):
-        dice = torch.Generator().manual_seed(epoch)
-        order = torch.randperm(train.DOCUMENTS, generator=dice).split(train.BATCH)
+        generator = torch.Generator().manual_seed(epoch)
+        order = torch.randperm(train.DOCUMENTS, generator=generator).split(train.BATCH)
         for rows in order[number::count]:
             batch = [tensor.index_select(0, rows) for tensor in tensors]
             with lock:
@@ -222,7 +222,7 @@ def measure(*, quick: bool) -> list[Figure]:
 
 
 def _dlctl(task: str, workers: int, epochs: int) -> tuple[float, float]:
-    """Seconds for each step of all workers together; the loss in the end."""
+    """(seconds per step of all workers together, final loss)"""
     with sandbox() as directory:
         (directory / "train.py").write_text(TASK)
         file = directory / "job.toml"
@@ -254,7 +254,7 @@ def _script(directory: Path, text: str, *arguments: str) -> str:
 
 
 def _step_s(directory: Path) -> float:
-    """Of all processes together, by what each has noted behind its first steps."""
+    """Of all processes together, from what each recorded after its first steps."""
     per_s = 0.0
     for path in directory.glob("train.py.*"):
         steps, times = np.loadtxt(path)[1:].T

@@ -1,8 +1,8 @@
 """`dlctl start` on three hosts over ssh, against the same start on one machine.
 
 The hosts are network namespaces of this machine with an sshd each, so that both starts have the
-same cores. What ssh itself takes to log in to all three at once is measured beside it and taken
-off: it is nothing that dlctl could make shorter.
+same cores. The time of concurrent ssh logins to all three is measured and subtracted: dlctl cannot
+shorten it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SERVERS, WORKERS = 2, 4
 WHAT = f"start, {SERVERS} servers + {WORKERS} workers, 3 hosts without the login / 1 machine"
 ASKED = 2.0
 PLAIN = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
-"""A connection of its own, as the first one of dlctl is."""
+"""A new connection, as dlctl's first one is."""
 
 
 def measure(*, quick: bool) -> list[Figure]:
@@ -40,7 +40,7 @@ def measure(*, quick: bool) -> list[Figure]:
 
 
 def _log_in(cluster: Cluster) -> None:
-    """Until all have answered."""
+    """Waits until all have answered."""
     with ThreadPoolExecutor(len(cluster.names)) as pool:
         command = ("ssh", *PLAIN, "-o", "BatchMode=yes")
         calls = [pool.submit(cluster.run, *command, name, "true") for name in cluster.names]

@@ -10,7 +10,7 @@ from tests.hosts.cluster import Cluster
 
 @contextmanager
 def link(gbit_per_s: int) -> Iterator[Cluster]:
-    """Both directions share it. Needs what `tests.hosts.cluster.missing` asks for."""
+    """Both directions share it. Requires what `tests.hosts.cluster.missing` checks."""
     limit = ("tbf", "rate", f"{gbit_per_s}gbit", "burst", "2mb", "latency", "50ms")
     with Cluster(count=0) as lab:
         shaped = lab.run("tc", "qdisc", "add", "dev", "lo", "root", *limit)

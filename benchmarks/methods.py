@@ -1,13 +1,12 @@
-"""Every method on the digits and on a small GPT, by `dlctl run`: how good the model is, what the
-workers push, and how long the run takes.
+"""Every method on the digits and on a small GPT, by `dlctl run`: the quality of the model, the
+pushed bytes, and the time.
 
-It is a proof that each trains, and no contest: rates are such that a method does well, and nobody
-has searched for the best ones. Four workers; on the digits two servers, batches of 16, 20 epochs
-and a method's defaults, unless `DIGITS` has others. The GPT is `examples/chargpt` with a third of
-an epoch and batches of 4: methods that push gradients have AdamW in the servers, those that push
-ways have it in the workers, unless `GPT` has something else. `sandblaster` goes over all samples
-at each iteration, so that it computes with some thirty times as many; in larger batches, which to
-it are all the same.
+It shows that each method trains, not which one is best: rates work well but are not tuned. Four
+workers; on the digits two servers, batches of 16, 20 epochs and a method's defaults, unless
+`DIGITS` overrides them. The GPT is `examples/chargpt` with a third of an epoch and batches of 4:
+methods that push gradients have AdamW in the servers, those that push deltas have it in the
+workers, unless `GPT` overrides it. `sandblaster` reads all samples in each iteration, so it
+processes some thirty times as many, in larger batches, which give the same result.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CHAPTER = "methods"
 RUN_S_MAX = 900.0
 EXAMPLES = Path(__file__).parents[1] / "examples"
 WRONG_ASKED = 5.0
-"""Per cent of the test pictures."""
+"""Per cent of the test images."""
 SGD = '[optimizer]\nname = "sgd"\nlr = {lr}\n'
 OWN_SGD = '[inner]\nname = "sgd"\nlr = {lr}\n'
 ADAMW = '[inner]\nname = "adamw"\nlr = 3e-3\n'
@@ -44,18 +43,18 @@ clip_norm = 1.0
 
 
 class Setting(NamedTuple):
-    """What a method is run with."""
+    """Overrides of a method's job."""
 
     options: str = ""
-    """Of `[algorithm]`."""
+    """Keys of `[algorithm]`."""
     sections: str = ""
-    """Others of the job file."""
+    """Other sections of the job file."""
     epochs: int = 20
-    """Of the digits."""
+    """For the digits."""
     schedule: str = SCHEDULE
-    """Of the GPT, with what else is for gradients and ways alone."""
+    """For the GPT; with the keys that apply to gradients or deltas only."""
     batch_size: int = 4
-    """Of the GPT."""
+    """For the GPT."""
 
 
 DIGITS = {
@@ -191,7 +190,7 @@ def _servers(name: str) -> str:
 def _measured(
     figure: Figure, directory: Path, job: str, value: Callable[[dict[str, float]], float]
 ) -> Figure:
-    """The figure of one run; value: of its last evaluation."""
+    """The figure of one run; value: the metric of its last evaluation."""
     file = directory / f"{figure.what.replace(', ', '-')}.toml"
     file.write_text(job)
     dlctl, begun = Dlctl(limit_s=RUN_S_MAX), time.monotonic()

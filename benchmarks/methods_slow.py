@@ -1,8 +1,8 @@
-"""A small GPT behind slow links while daemons are killed: what a method's bytes and seconds buy.
+"""A small GPT behind slow links while daemons are killed: loss, bytes and seconds of each method.
 
 `examples/chargpt` with four workers, each on a host behind 100 Mbit/s and 5 ms one way; servers and
 the coordinator are where the links meet. After a third of the samples a worker is killed, after two
-thirds a server. DiLoCo over gloo is beside them, without kills: one would be its end.
+thirds a server. DiLoCo over gloo runs for comparison, without kills, which it would not survive.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dlctl.runs import database
 CHAPTER = "methods_slow"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "chargpt"
 WORKERS, MBIT_PER_S, DELAY_MS = 4, 100.0, 5.0
-GLOO = "diloco on gloo, nobody killed"
+GLOO = "diloco on gloo, no kills"
 VICTIMS = ((1 / 3, "worker-2"), (2 / 3, "server-0"))
-"""(part of the samples after which it is killed, daemon)."""
+"""(fraction of the samples after which it is killed, daemon)."""
 LIMIT_S = 1800.0
 LOOK_S = 0.5
 QUICK_SAMPLES = 1920
 
 
 class Job(NamedTuple):
-    """A job of the example, and what is put in place of some of its sections."""
+    """A job of the example, and replacements of some of its sections."""
 
     base: str
     sections: str = ""
@@ -60,13 +60,13 @@ JOBS = {
 
 
 class Ended(NamedTuple):
-    """What has come of one run."""
+    """The result of one run."""
 
     loss: float
     seconds: float
-    """From the first step to the end."""
+    """From the first step to the end of the run."""
     wire_bytes: int
-    """Of everybody, from the start to the end, with every header."""
+    """Of all processes, from start to end, with headers."""
     push_bytes: int = 0
 
 
@@ -104,7 +104,7 @@ def _figure(name: str, place: Place, shared: Path, *, quick: bool) -> Figure:
 
 
 def _dlctl(name: str, place: Place, shared: Path, samples: int) -> Ended:
-    """One run with its kills. Raises RuntimeError if it does not finish, or nobody was killed."""
+    """One run with its kills. Raises RuntimeError if it does not finish or no daemon was killed."""
     file = shared / f"{name.split(',')[0]}.toml"
     file.write_text(_job(JOBS[name], place.hosts, samples))
     dlctl = Dlctl(place.head.enter, place.env)
@@ -114,7 +114,7 @@ def _dlctl(name: str, place: Place, shared: Path, samples: int) -> Ended:
         victims, until = list(VICTIMS), time.monotonic() + LIMIT_S
         while (status := _status(dlctl, file))["state"] not in database.ENDED:
             if time.monotonic() > until:
-                raise RuntimeError(f"not ended after {LIMIT_S:.0f} s: {status['reason']}")
+                raise RuntimeError(f"timeout after {LIMIT_S:.0f} s: {status['reason']}")
             if victims and status["samples"] >= victims[0][0] * samples:
                 _kill(place, victims.pop(0)[1])
             time.sleep(LOOK_S)
@@ -134,7 +134,7 @@ def _status(dlctl: Dlctl, file: Path) -> dict[str, Any]:
 
 
 def _job(job: Job, hosts: Sequence[str], samples: int) -> str:
-    """The example's, with one worker on each host and everything else here."""
+    """The example's job, with one worker on each host and all other daemons here."""
     text = (EXAMPLE / f"{job.base}.toml").read_text()
     text = re.sub("samples = [0-9_]+", f"samples = {samples}", text)
     text = text.replace("[workers]\n", "[workers]\nthreads = 1\n")
@@ -145,7 +145,7 @@ def _job(job: Job, hosts: Sequence[str], samples: int) -> str:
 
 
 def _kill(place: Place, daemon: str) -> None:
-    """SIGKILL, wherever it is. Raises RuntimeError if there is no such daemon."""
+    """SIGKILL a daemon on any host. Raises RuntimeError if there is no such daemon."""
     for process in place.processes():
         words = process.cmdline()
         if len(words) > 5 and words[3].startswith("daemons.") and words[5] == daemon:
@@ -158,7 +158,7 @@ def _kill(place: Place, daemon: str) -> None:
 
 
 def _gloo(place: Place, shared: Path, samples: int) -> Ended:
-    """Raises RuntimeError if a process fails, TimeoutExpired if one does not end."""
+    """Raises RuntimeError if a process fails, TimeoutExpired if one does not exit."""
     file, before = shared / "gloo.json", place.sent_bytes()
     told = {
         "workers": WORKERS, "address": place.workers[0].address, "port": free_port(),
@@ -172,7 +172,7 @@ def _gloo(place: Place, shared: Path, samples: int) -> Ended:
             here = {"GLOO_SOCKET_IFNAME": spot.interface, "PYTHONPATH": str(ROOT)}
             processes.append(subprocess.Popen(command, cwd=ROOT, env={**place.env, **here}))
         if any(process.wait(LIMIT_S) for process in processes):
-            raise RuntimeError("a process of gloo has failed: see standard error")
+            raise RuntimeError("a gloo process failed: see stderr")
     finally:
         for process in processes:
             process.kill()

@@ -1,8 +1,8 @@
-"""Which core a process runs on: the one thing that a figure of two processes must not leave open.
+"""Pinning of processes to cores, which a figure of two processes requires.
 
-The scheduler of a machine with two cores puts a server and its client now on one core and now on
-two, and a request that crosses cores takes twice as long, because a sleeping core has to be woken.
-The bare baseline is moved at other times than dlctl is, so a ratio would measure the scheduler.
+On a machine with two cores the scheduler places a server and its client on one core or on two, and
+a request across cores takes twice as long, because a sleeping core has to wake up. The baseline is
+moved at other times than dlctl, so an unpinned ratio would measure the scheduler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def placements() -> dict[str, tuple[int, int]]:
-    """Name -> (core of the servers, core of the client), as far as this machine has them."""
+    """Name -> (core of the servers, core of the client); only those that this machine has."""
     first, *others = sorted(os.sched_getaffinity(0))
     two = {"two cores": (others[0], first)} if others else {}
     return {**two, "one core": (first, first)}
@@ -35,6 +35,6 @@ def pinned(servers: tuple[int, ...], cores: tuple[int, int]) -> Iterator[None]:
 
 
 def _pin(pid: int, cores: set[int]) -> None:
-    """All threads: ZeroMQ has one of its own beside the one that runs Python."""
+    """All threads: ZeroMQ has its own beside the one that runs Python."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(thread.name), cores)

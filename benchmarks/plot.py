@@ -1,7 +1,7 @@
-"""The figures as a picture: a bar for each median, a line from the smallest to the largest. SVG.
+"""The figures as SVG: a bar for each median, a line from the minimum to the maximum.
 
-Bars of one chapter and one unit share a scale; it is logarithmic, because what is compared here
-differs by factors. What was asked is a tick.
+Bars of one chapter and one unit share a scale; it is logarithmic, because values differ by factors.
+A tick marks the target.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def to_svg(figures: Sequence[Figure]) -> str:
 
 
 class _Scale:
-    """Values > 0 to pixels, from a little under the smallest to the largest."""
+    """Values > 0 to pixels, from slightly below the minimum to the maximum."""
 
     def __init__(self, values: Sequence[float]) -> None:
         positive = [value for value in values if value > 0] or [1.0]

@@ -1,9 +1,9 @@
 """A push of 10,000 parameters until its ack, against a bare pyzmq request and reply.
 
-Both cross the same kind of socket between two processes with the same bytes: the baseline sends
-the frames of such a push, made beforehand, and gets as many bytes back as an ack has. What dlctl
-does on top: wait on all its sockets, make and check both messages, apply the push exactly once,
-count it. What the server has in the end is looked at (replay.py).
+Both use the same kind of socket between two processes and the same bytes: the baseline sends the
+prepared frames of such a push, and receives as many bytes as an ack has. dlctl also polls all its
+sockets, builds and checks both messages, applies the push exactly once, and counts it. The server's
+final state is checked (replay.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def measure(*, quick: bool) -> list[Figure]:
 
 
 def _measure(transport: str, compressor: str, rounds: int, repeats: int) -> list[Figure]:
-    """A figure for each placement of the two processes. Only of dense pushes is anything asked."""
+    """A figure for each placement of the two processes. Only dense pushes have a target."""
     delta, pushed = _delta(compressor)
     figures = []
     replay = Replay(f"push: {COMPRESSORS[compressor]}, {transport}", "sgd", PARAMETERS)
@@ -63,7 +63,7 @@ def _measure(transport: str, compressor: str, rounds: int, repeats: int) -> list
 def _bare(
     directory: Path, transport: str, frames: wire.Frames, reply_bytes: int
 ) -> Iterator[tuple[Echo, Callable[[], object]]]:
-    """The baseline: the process that answers, and one request to it."""
+    """The baseline: the echo process, and one request to it."""
     address = f"ipc://{directory}/echo" if transport == "ipc" else "tcp://127.0.0.1:*"
     with echo("zmq", address, str(reply_bytes)) as there, zmq.Context() as context:
         socket = context.socket(zmq.DEALER)
@@ -80,9 +80,9 @@ def _bare(
 
 
 def _delta(compressor: str) -> tuple[Packed, Vector]:
-    """A push, and what it is of: float32[PARAMETERS], zero where nothing is sent."""
+    """A push, and its values: float32[PARAMETERS], zero where nothing is sent."""
     kind = registry.load("compressors", compressor)
     gradient = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
     whole = gradient.copy()
     packed: Packed = kind(kind.Options()).take(gradient)
-    return packed, whole - gradient  # What is not sent has stayed there.
+    return packed, whole - gradient  # The residual is what was not sent.

@@ -1,8 +1,8 @@
-"""What a model is worth after the same samples: methods of dlctl against one process.
+"""Model quality after the same number of samples: methods of dlctl against one process.
 
-`examples/chargpt`, three seeds: `single.py` is the reference, and each job beside it has as many
-samples and, seed by seed, the same initial values. A figure is the final validation loss as a
-multiple of the reference's; what is pushed is compared with what `sync` pushes.
+`examples/chargpt`, three seeds: `single.py` is the reference, and each job has as many samples and,
+seed by seed, the same initial values. A figure is the final validation loss as a multiple of the
+reference's; pushed bytes are compared with those of `sync`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CHAPTER = "quality"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "chargpt"
 SEEDS = 3
 ASKED = {"sync": 1.02, "downpour": 1.10, "diloco": 1.06, "sparseloco": 1.08}
-"""Job -> its loss, as a multiple of the reference's, at most."""
+"""Job -> its maximum loss, as a multiple of the reference's."""
 BYTES_ASKED = {"diloco": 1 / 25, "sparseloco": 1 / 1000}
-"""Job -> what it pushes, as a part of what "sync" does."""
+"""Job -> its maximum pushed bytes, as a fraction of those of "sync"."""
 QUICK_SAMPLES = 640
 TIMEOUT_S = 3600
 DLCTL = [sys.executable, "-m", "dlctl"]
@@ -36,7 +36,7 @@ DLCTL = [sys.executable, "-m", "dlctl"]
 
 @dataclass(frozen=True)
 class Ended:
-    """What has come of one run."""
+    """The result of one run."""
 
     loss: float
     push_bytes: int

@@ -1,8 +1,8 @@
-"""What a server must have after so many pushes: the same gradients, and the optimiser's formula.
+"""The expected state of a server after a sequence of pushes, from the optimiser's formula.
 
-A server that leaves out a push, applies one twice or applies something else may be fast. So every
-gradient that is pushed while dlctl is measured goes through here, too, at some of its places, and
-what the server has in the end is compared with what has come of it here. Nothing of dlctl is used.
+A server that skips a push, applies one twice or applies something else may be fast. So every
+gradient that is pushed during a measurement is replayed here, at a sample of its positions, and the
+server's final state is compared with the result. No code of dlctl is used.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float32]
 
 PLACES = 10_000
-"""At most; enough that some of them are among the 1 % of a sparse push."""
+"""Maximum number of sampled positions; enough that some are among the 1 % of a sparse push."""
 RATE, EPS = 0.01, 1e-10
-"""Of dlctl's optimisers, for a job that says nothing else."""
+"""Defaults of dlctl's optimisers."""
 RELATIVE, ABSOLUTE = 1e-5, 1e-7
-"""How far a parameter may be off. One push of 10,000 makes a tenth of a thousandth or more."""
+"""Tolerance of a parameter. One push of 10,000 changes it by a ten-thousandth or more."""
 SCALES = (1.0, -0.5, 2.0, -1.5)
-"""One gradient after the other is so many times the first one. Adagrad alone would not notice how
-large they all are, only how they differ."""
+"""Factors of successive gradients relative to the first. Adagrad is invariant to a common scale,
+but not to differences."""
 
 
 class Replay:
-    """An optimiser, "sgd" or "adagrad", at some places of a vector that begins with zeros."""
+    """An optimiser, "sgd" or "adagrad", at sampled positions of an initially zero vector."""
 
     def __init__(self, what: str, optimizer: str, size: int) -> None:
-        """what: is measured; for the error, with the name of the chapter in front."""
+        """what: the measurement, for the error; starts with the name of the chapter."""
         self._what = what
         self._step = {"sgd": self._sgd, "adagrad": self._adagrad}[optimizer]
         self.where = np.unique(np.random.default_rng(0).integers(size, size=PLACES))
-        """int64[n], the places that are looked at."""
+        """int64[n], the sampled positions."""
         self._w = np.zeros(self.where.size, np.float32)
         self._squares = np.zeros_like(self._w)
         self._pushes = 0
 
     def push(self, gradient: Vector, times: int = 1) -> None:
-        """Of this gradient, float32[size], zero where a sparse push has nothing."""
+        """Replay this gradient, float32[size], zero where a sparse push has no entry."""
         self.push_there(gradient[self.where], times)
 
     def push_there(self, g: Vector, times: int = 1) -> None:
-        """Of a gradient that is `g` at the places that are looked at."""
+        """Replay a gradient that is `g` at the sampled positions."""
         self._pushes += times
         for _ in range(times):
             self._step(g)
 
     def compare(self, found: Vector, version: int) -> None:
-        """Raises RuntimeError if this, float32[size], is not what so many pushes make, or is said
-        to be what another number of them has made."""
+        """Raises RuntimeError if `found`, float32[size], is not the result of the replayed pushes,
+        or `version` is not their number."""
         if version != self._pushes:
             raise RuntimeError(f"{self._what}: version {version} after {self._pushes} pushes")
         here = found[self.where]
@@ -58,8 +58,8 @@ class Replay:
             return
         off = float(np.abs(here - self._w).max())
         raise RuntimeError(
-            f"{self._what}: the server does not have what {self._pushes} pushes make: it is off by "
-            f"{off:g}, where the largest is {np.abs(self._w).max():g}"
+            f"{self._what}: the server's state after {self._pushes} pushes is wrong: it is off by "
+            f"{off:g}; the largest expected value is {np.abs(self._w).max():g}"
         )
 
     def _sgd(self, g: Vector) -> None:
@@ -71,7 +71,7 @@ class Replay:
 
 
 class Gradients(Replay):
-    """Gradients to push, one after the other, in the same memory: whoever takes one clears it."""
+    """Gradients to push, one after the other, in the same memory: the consumer clears it."""
 
     def __init__(self, what: str, optimizer: str, size: int) -> None:
         super().__init__(what, optimizer, size)
@@ -80,6 +80,6 @@ class Gradients(Replay):
         self.gradient: Vector = np.zeros(size, np.float32)
 
     def fill(self) -> None:
-        """The next one. It is replayed, too: it must be pushed before the one after it."""
+        """Fill in the next gradient and replay it: push it before the next call."""
         np.multiply(self._first, np.float32(next(self._scales)), out=self.gradient)
         self.push(self.gradient)

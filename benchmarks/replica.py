@@ -1,10 +1,10 @@
 """A worker against plain torch with the same optimiser: its peak memory, and the time of its steps.
 
-Both sides train the same task with AdamW in one process and one thread; the worker does so in a run
-of one worker and one server, with DiLoCo. Memory is the peak over two rounds and the checkpoint at
-the end, beyond that of plain torch, in copies of the model; what a run with a tiny model takes is
-dlctl itself, and is taken off. The steps are those of the GPT of `examples/chargpt`, timed within
-the task by the same lines on both sides, with all that comes between them: data, pushes, fetches.
+Both sides train the same task with AdamW in one process and one thread; the worker runs with one
+server and DiLoCo. Memory is the peak over two rounds and the final checkpoint, beyond that of plain
+torch, in copies of the model; the memory of a run with a tiny model, dlctl itself, is subtracted.
+The steps are those of the GPT of `examples/chargpt`, timed in the task by the same code on both
+sides, including everything between steps: data, pushes, fetches.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "chargpt"
 COPIES_ASKED = 1.0
 STEP_ASKED = 1.10
 WARM_UP, TIMED = 30, 240
-"""Steps of the GPT before the clock runs, and while it does."""
+"""Steps of the GPT before and during the timing."""
 ROUND = 30
 WIDTHS = 16, 5600
-"""Models of 2 kB and of 251 MB."""
+"""Of models of 2 kB and 251 MB."""
 
 LARGE = '''"""Two large layers; what the process took at most is in a file when it ends."""
 import atexit
@@ -48,8 +48,8 @@ class Large:
         return nn.Sequential(nn.Linear({width}, {width}), nn.Linear({width}, {width}))
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        return torch.utils.data.TensorDataset(torch.randn(256, {width}, generator=dice))
+        generator = torch.Generator().manual_seed(0)
+        return torch.utils.data.TensorDataset(torch.randn(256, {width}, generator=generator))
 
     def loss(self, model, batch):
         (x,) = batch
@@ -156,7 +156,7 @@ def _memory(directory: Path, rounds: int) -> Figure:
 
 
 def _worker_peak(directory: Path, job: str) -> float:
-    """Bytes that were resident at once in the worker of a whole run, by its own word at its end."""
+    """Peak resident bytes of the worker over a whole run, as it reports at its end."""
     (directory / "job.toml").write_text(job)
     peak = directory / "train.py.peak"
     peak.unlink(missing_ok=True)

@@ -1,11 +1,10 @@
 """Push, Adagrad and fetch for models of 1e4 to 25e6 parameters, against a raw TCP echo.
 
 The baseline sends the bytes of all parameters through a socket to a process that sends them back.
-Over unix sockets, where large messages lie in shared memory, the baseline is the same. With top-k
-1 % a push brings the entries that it is of, and the fetch behind it those that have changed; what
-is measured begins with a push that is packed and ends with a model that is up to date; what the
-server has in the end is looked at (replay.py). All entries are sent in roundtrip_dense.py; what a
-user would pick instead is measured in roundtrip_peers.py.
+It is the same for unix sockets, where large messages are in shared memory. With top-k 1 % a push
+has the selected entries, and the following fetch those that changed; the measurement starts with a
+packed push and ends with an up-to-date model. The server's final state is checked (replay.py).
+Dense pushes are in roundtrip_dense.py, the alternatives in roundtrip_peers.py.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CHAPTER = "roundtrip"
 LARGE = 25_000_000
 DENSITY = 0.01
 PUSHES = 6
-"""Different sparse pushes, one after the other."""
+"""Number of different sparse pushes."""
 TIME_ASKED, BYTES_ASKED = 0.15, 1 / 25
 
 
@@ -39,7 +38,7 @@ def measure(*, quick: bool) -> list[Figure]:
 
 
 def _sparse(size: int, rounds: int, repeats: int) -> list[Figure]:
-    """Seconds and bytes, both against those of all parameters there and back."""
+    """Seconds and bytes, both against a round trip of all parameters."""
     what = f"{size:,} parameters, top-k {DENSITY:.0%}"
     model, dense_bytes = np.zeros(size, np.float32), 2 * 4 * size
     replay = Replay(f"{CHAPTER}: {what}", "adagrad", size)
@@ -58,13 +57,13 @@ def _sparse(size: int, rounds: int, repeats: int) -> list[Figure]:
             shares.append((push.nbytes + came) / dense_bytes)
 
         push_and_update()
-        shares.clear()  # The first time everything came.
+        shares.clear()  # The first fetch is a full one.
         ours_s, bare_s = take_turns(rounds, push_and_update, bounce, repeats)
         for _, (_, there) in zip(range(worker.pushes), cycle(pushes), strict=False):
             replay.push_there(there)
         replay.compare(model, worker.version)
         if not np.array_equal(model, worker.fetch()):
-            raise RuntimeError(f"{CHAPTER}: the model is not what the shard has")
+            raise RuntimeError(f"{CHAPTER}: the model differs from the shard")
     asked = TIME_ASKED if size == LARGE else None
     return [
         ratio(CHAPTER, f"{what} / raw TCP of all", ours_s, bare_s, asked),
@@ -73,7 +72,7 @@ def _sparse(size: int, rounds: int, repeats: int) -> list[Figure]:
 
 
 def _packed(size: int, seed: int, where: npt.NDArray[np.int64]) -> tuple[Packed, Vector]:
-    """A push of random entries, at random places; and what it has at `where`, mostly zeros."""
+    """A push of random entries at random positions; and its values at `where`, mostly zeros."""
     random = np.random.default_rng(seed)
     chosen = np.sort(random.choice(size, int(DENSITY * size), replace=False))
     u = np.zeros(size, np.float32)

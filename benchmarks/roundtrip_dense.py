@@ -1,13 +1,13 @@
-"""All parameters there and back: on this machine, and over links that carry some Gbit/s.
+"""A round trip of all parameters: on this machine, and over links of some Gbit/s.
 
-Measured is from a gradient to an up-to-date model: the compressor takes the gradient out, it is
-pushed and applied (Adagrad), and the answer to the fetch right behind it is put into the model.
-What the server has in the end is looked at (replay.py).
+The measurement is from a gradient to an up-to-date model: the compressor takes the gradient, it is
+pushed and applied (Adagrad), and the answer to the following fetch is copied into the model. The
+server's final state is checked (replay.py).
 
     python -m benchmarks.roundtrip_dense SIZE ROUNDS    prints the seconds over TCP, as JSON
 
-On a loopback without a limit all that is done waits for the cores; over a network it can be done
-while the bytes are on their way. The baseline goes over the same link.
+On an unlimited loopback the cores are the bottleneck; over a network the work overlaps with the
+transfer. The baseline uses the same link.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tests.hosts.cluster import missing
 
 CHAPTER = "roundtrip"
 REPEATS = {10_000: 200, 1_000_000: 20, 25_000_000: 1}
-"""Parameters -> how often a round goes there and back."""
+"""Parameters -> round trips per round."""
 ASKED = {(25_000_000, "tcp"): 1.3, (25_000_000, "ipc"): 0.4}
-"""(parameters, transport) -> the ratio that was asked; smaller models show where the time goes."""
+"""(parameters, transport) -> target ratio; smaller models show where the time goes."""
 LINK_GBIT_PER_S = (1, 4, 8)
 LINK_S_MAX = 300.0
 
@@ -74,7 +74,7 @@ def _seconds(size: int, transport: str, rounds: int) -> Seconds:
     with sandbox() as directory, shard(directory, transport, size, "adagrad") as worker:
 
         def push_and_update() -> None:
-            """The compressor takes what it sends out of the gradient, and leaves zeros."""
+            """The compressor moves what it sends out of the gradient and leaves zeros."""
             worker.push_and_update(compressor.take(gradients.gradient), model)
 
         with bouncing(np.ones(size, np.float32)) as bounce:
@@ -86,7 +86,7 @@ def _seconds(size: int, transport: str, rounds: int) -> Seconds:
 
 @contextmanager
 def bouncing(vector: Array) -> Iterator[Callable[[], None]]:
-    """What sends the bytes of `vector` through a raw socket, and gets as many back."""
+    """A function that sends the bytes of `vector` over a raw socket and receives as many."""
     with (
         echo("tcp", str(vector.nbytes)) as there,
         socket.create_connection(("127.0.0.1", int(there.address))) as stream,

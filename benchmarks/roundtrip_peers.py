@@ -1,10 +1,10 @@
-"""Push, SGD and fetch against what a user would pick instead, with one worker and with four.
+"""Push, SGD and fetch against the alternatives, with one worker and with four.
 
-Everybody is up at once, and they take turns; but for torch RPC and Ray, whose processes poll when
-it is not their turn and would take the cores from the others: each of them is measured by itself.
-A push and the fetch behind it are on their way at once, as in one call of the others, and a round
-trip ends with a model that is up to date. What dlctl's server has in the end is looked at
-(replay.py). Beside that: what a push costs the server when it has 64 clients.
+All methods are running at once and alternate, except torch RPC and Ray: their processes poll when
+it is not their turn and would take the cores from the others, so each is measured alone. A push and
+the following fetch are in flight together, as in one call of the others, and a round trip ends with
+an up-to-date model. The final state of dlctl's server is checked (replay.py). Also: the server's
+cost of a push with 64 clients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dlctl.compress.none import Dense, DenseOptions
 CHAPTER = "roundtrip"
 SMALL, LARGE = 10_000, 25_000_000
 REPEATS = {(SMALL, 1): 500, (SMALL, 4): 300, (LARGE, 1): 3}
-"""(parameters, workers) -> round trips of each worker in a round."""
+"""(parameters, workers) -> round trips of each worker per round."""
 P50_ASKED, RATE_ASKED = 1.5, 1 / 0.7
 CLIENTS, PUSHES, CLIENTS_ASKED = 64, 3200, 1.2
 Rounds = dict[str, list[tuple[float, float]]]
@@ -77,7 +77,7 @@ def _of_method(method: Method, size: int, workers: int, found: Rounds) -> Figure
 
 
 def _ours_to_zmq(size: int, workers: int, found: Rounds) -> Figure:
-    """Seconds of a round trip, or with several workers seconds per round trip of all of them."""
+    """Seconds of a round trip; with several workers, seconds divided by all their round trips."""
     pairs = zip(found[OURS.name], found[ZMQ.name], strict=True)
     if workers > 1:
         values = tuple(theirs / ours for (_, ours), (_, theirs) in pairs)

@@ -1,4 +1,4 @@
-"""A place of its own for a measurement: state, sockets and files that nobody else sees."""
+"""An isolated environment for a measurement: its own state, sockets and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 300.0
-"""For one command, unless it is to train; a start that takes longer has gone wrong."""
+"""Timeout of one command that does not train; a longer start has failed."""
 
 TASK = '''"""The smallest task: a linear model of ten parameters on random numbers."""
 
@@ -28,8 +28,8 @@ class Line:
         return nn.Linear(9, 1)
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        inputs = torch.randn(4096, 9, generator=dice)
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(4096, 9, generator=generator)
         return TensorDataset(inputs, inputs.sum(1, keepdim=True))
 
     def loss(self, model, batch):
@@ -43,13 +43,13 @@ task = Line()
 
 @contextmanager
 def sandbox() -> Iterator[Path]:
-    """A temporary directory; dlctl and what it starts keep their state and sockets in it."""
+    """A temporary directory for the state and sockets of dlctl and its processes."""
     with tempfile.TemporaryDirectory(prefix="dlctl-bench-") as name:
         (Path(name) / "run").mkdir(mode=0o700)
         ours = {
             "XDG_STATE_HOME": f"{name}/state",
             "XDG_RUNTIME_DIR": f"{name}/run",
-            "DLCTL_JOB": None,  # the run that `dlctl stop` would take for ours
+            "DLCTL_JOB": None,  # or `dlctl stop` would stop that run
         }
         before = {key: os.environ.get(key) for key in ours}
         _set_environment(ours)
@@ -69,9 +69,9 @@ def _set_environment(variables: Mapping[str, str | None]) -> None:
 def write_job(
     directory: Path, *, servers: int, workers: int, more: str = "", task: str = TASK
 ) -> Path:
-    """A job that goes on until it is stopped; returns its file. Its task is train.py beside it.
+    """A job that runs until it is stopped; returns its file. Its task is train.py beside it.
 
-    `more`: sections that come behind the others.
+    `more`: sections to append.
     """
     (directory / "train.py").write_text(task)
     file = directory / "job.toml"
@@ -83,7 +83,7 @@ def write_job(
 
 
 class Dlctl:
-    """The console script beside this Python, here or behind a command that enters another place."""
+    """The console script beside this Python, run directly or with a namespace command in front."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Dlctl:
 
     @contextmanager
     def running(self, file: Path) -> Iterator[float]:
-        """A new run of this job, ready: the seconds that took. It is stopped behind the block."""
+        """Start a new run of this job; yields the seconds until ready. Stops it after the block."""
         try:
             began = time.perf_counter()
             self("start", "--fresh", str(file))
@@ -104,7 +104,7 @@ class Dlctl:
             self("stop", "--no-checkpoint")
 
     def __call__(self, *arguments: str) -> str:
-        """What it has printed. Raises RuntimeError with what else it said if it fails."""
+        """Its stdout. Raises RuntimeError with its stderr if it fails."""
         command = [*self.enter, console_script(), *arguments]
         ended = subprocess.run(
             command, text=True, capture_output=True, timeout=self.limit_s, env=self.env
@@ -116,7 +116,7 @@ class Dlctl:
 
 
 def pushed_bytes(status: dict[str, Any]) -> int:
-    """What all workers have pushed. status: of `dlctl status --json`."""
+    """Pushed bytes of all workers. status: of `dlctl status --json`."""
     workers = [row["metrics"] or {} for row in status["daemons"] if row["role"] == "worker"]
     return sum(metrics.get("push_bytes", 0) for metrics in workers)
 

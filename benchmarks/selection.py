@@ -1,10 +1,9 @@
 """The `topk-sampled` compressor on 25,000,000 float32: against torch.topk, and against a memcpy.
 
-Selection is measured, with the threshold that a push remembers for the next one: a little too low,
-so that about 1.04 k elements are found, cut to k, and taken out of the residual. To add the
-gradient to the residual before and to pack the positions behind it are not part of that. They are
-in the last figure, which is all that a worker does for a push before it is sent. One thread. On a
-GPU, where there is one: `selection_device.py`.
+The figures measure the selection with the threshold of the previous push: slightly too low, so that
+about 1.04 k elements are found, cut to k, and removed from the residual. Only the last figure
+includes adding the gradient to the residual before and packing the positions after: all of a
+worker's work for a push before it is sent. One thread. For a GPU see `selection_device.py`.
 """
 
 from __future__ import annotations
@@ -63,10 +62,10 @@ def _measure(size: int, density: float, rounds: int) -> list[Figure]:
 
 
 def _whole(size: int, density: float, rounds: int) -> Figure:
-    """A gradient into the residual, and a push out of it; every push is of the same values.
+    """Adds a gradient to the residual and takes a push out of it; every push has the same values.
 
-    Half of each value has been in the residual before. The first round, which does not count, has
-    no threshold to begin with.
+    Half of each value was in the residual before. The first round, which does not count, has no
+    threshold yet.
     """
     x = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
     gradient = x / 2

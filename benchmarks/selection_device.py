@@ -1,10 +1,11 @@
-"""Selecting on a GPU: 1 % of 1,000,000,000 float32 with the residual there, and what leaves it.
+"""Selection on a GPU: 1 % of 1,000,000,000 float32 with the residual there, and the copies to the
+host.
 
-Measured is what a push does on the device: the gradient is added to the residual, the threshold of
-the push before (a little too low, as in `selection.py`) finds about 1.04 k elements, they are cut
-to k, and the rest stays. It takes turns with one bare pass over the same two vectors: read both,
-write the residual. Then some pushes of `topk-sampled` are made, and whatever is copied to the host
-meanwhile is counted. What is sent has to go there; the gradient must not.
+The figure is a push's work on the device: the gradient is added to the residual, the threshold of
+the previous push (slightly too low, as in `selection.py`) finds about 1.04 k elements, they are cut
+to k, and the rest remains. It alternates with one bare pass over the same two vectors: read both,
+write the residual. Then all copies to the host during some pushes of `topk-sampled` are counted.
+Sent entries must be copied; the gradient must not.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ ELEMENTS = 1_000_000_000
 DENSITY = 0.01
 ASKED = 2.0
 COPIED_ASKED = 3.0
-"""k values, their k positions, and where no threshold is known, a sample of about k elements."""
+"""k values, their k positions, and without a threshold a sample of about k elements."""
 BYTES_EACH = 24
-"""Of the device's memory per element: both vectors, magnitudes, flags, and room for torch's own."""
+"""Device memory per element: both vectors, magnitudes, flags, and torch's own buffers."""
 PUSHES = 3
-"""The first one takes a sample to find its threshold, the others remember one."""
+"""The first one samples its threshold, the others reuse one."""
 
 
 def measure_devices(*, quick: bool) -> list[Figure]:
-    """On the first GPU; without one, figures that say so."""
+    """On the first GPU; without one, skipped figures."""
     if not torch.cuda.is_available():
         why = "needs a CUDA device"
         names = zip(names_of("cuda", ELEMENTS), (ASKED, COPIED_ASKED), strict=True)
@@ -49,7 +50,7 @@ def names_of(device: str, size: int) -> tuple[str, str]:
 
 
 def fitting(size: int, free_bytes: int) -> int:
-    """`size`, or a tenth, a hundredth ... of it: the largest that the memory has room for."""
+    """`size`, or a tenth, a hundredth ... of it: the largest that fits in memory."""
     while size > 1 and size * BYTES_EACH > free_bytes:
         size //= 10
     return size
@@ -70,7 +71,7 @@ def measure_on(device: str, size: int, rounds: int) -> list[Figure]:
 
 
 def selecting(residual: Any, gradient: Any, k: int) -> Callable[[], None]:
-    """What a push takes of `residual` (float32 [n] of normal numbers), put back afterwards."""
+    """What a push takes from `residual` (float32 [n], normally distributed), then restored."""
     threshold = NormalDist().inv_cdf(1 - k / len(residual) / 2) * 0.995
     scratch = Scratch()
 
@@ -86,7 +87,7 @@ def selecting(residual: Any, gradient: Any, k: int) -> Callable[[], None]:
 
 
 def synchronised(work: Callable[[], object], device: str) -> Callable[[], None]:
-    """The same, over when the device is done with it."""
+    """The same, synchronised with the device."""
 
     def done() -> None:
         work()
@@ -97,7 +98,7 @@ def synchronised(work: Callable[[], object], device: str) -> Callable[[], None]:
 
 
 def copied_by_pushes(residual: Any, gradient: Any) -> list[int]:
-    """Elements that each push copies to the host; its gradient is drawn into `gradient` before."""
+    """Elements copied to the host by each push; its gradient is drawn into `gradient` before."""
     compressor = SampledTopK(SampledTopK.Options(density=DENSITY, dense_below=0))
     copied = []
     for _ in range(PUSHES):
@@ -109,7 +110,7 @@ def copied_by_pushes(residual: Any, gradient: Any) -> list[int]:
 
 
 class HostCopies(TorchDispatchMode):
-    """Counts what torch's operations in this thread make on the host of tensors elsewhere."""
+    """Counts elements that torch's operations in this thread copy from a device to the host."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ def measure(*, quick: bool) -> list[Figure]:
         Figure(
             "server_memory", "RSS of a server, 10 parameters", "MB", tuple(resident), asked=60.0
         ),
-        Figure("server_memory", "of which it shares with nobody (USS)", "MB", tuple(own)),
+        Figure("server_memory", "unshared part of it (USS)", "MB", tuple(own)),
     ]
 
 

@@ -1,8 +1,8 @@
-"""A real server process, started as in production, and what it needs around it to serve.
+"""A real server process, started as in production, with a minimal coordinator and worker.
 
-This process is its coordinator for the few messages until it owns a shard, and then the one worker
-that joins, pushes and fetches: the daemons' own transport and wire format, without a machine that
-retries, because nothing is lost on the way here.
+This process acts as the coordinator until the server owns a shard, then as the only worker, which
+joins, pushes and fetches. It uses the daemons' transport and wire format, but does not retry,
+because no message is lost here.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ class End:
 
 
 class Invitation(NamedTuple):
-    """What a worker needs to find its shard and to be let in; also in another process."""
+    """What a worker needs to connect to its shard; also in another process."""
 
     run_id: str
     slot: int
     size: int
     address: str
     token: str
-    """As hexadecimal digits: all of this can be JSON."""
+    """In hexadecimal, so that all of this can be JSON."""
     secret: str = ""
     server_key: str = ""
     server_pid: int = 0
 
 
 class Worker:
-    """A worker of the shard. Every method waits for the answer."""
+    """A worker of the shard. Every method blocks until the answer arrives."""
 
     def __init__(self, invitation: Invitation) -> None:
         self.end = End(invitation.secret)
@@ -85,7 +85,7 @@ class Worker:
         self.server_pid = invitation.server_pid
         self._seq = 0
         self.version = 0
-        """Of the shard, when it answered the last fetch: the pushes that it had applied."""
+        """Of the shard at the last fetch: the number of applied pushes."""
         self._request = 0
         self._basis = Basis()
         self.end.transport.connect(SERVER, invitation.address, invitation.server_key)
@@ -107,17 +107,17 @@ class Worker:
         self.end.transport.close()
 
     def next_push(self, delta: m.Packed) -> m.Push:
-        """What `push` would send now."""
+        """The message that `push` would send now."""
         seq = version = self._seq
         return m.Push(self.slot, EPOCH, GENERATION, seq, version, 0, 0, 32, 0, delta)
 
     @property
     def pushes(self) -> int:
-        """So many it has sent."""
+        """Number of pushes sent."""
         return self._seq
 
     def push(self, delta: m.Packed) -> m.Ack:
-        """Until the shard has applied it and said so."""
+        """Returns when the shard has acknowledged it."""
         self._send_push(delta)
         _, ack = self.end.wait_for(m.Ack)
         assert ack.outcome == m.APPLIED, ack
@@ -136,10 +136,10 @@ class Worker:
         return parameters.values
 
     def push_and_update(self, delta: m.Packed, model: m.Array) -> int:
-        """Push, and fetch right behind it, as a worker does that waits for no ack; until `model`,
-        float32[size], is what the shard has then. Returns the bytes that came.
+        """Push and fetch without waiting for the ack between; updates `model`, float32[size], to
+        the shard's state. Returns the received bytes.
 
-        Only this may have written to `model` since it was zeros.
+        `model` starts with zeros, and only this method may write to it.
         """
         have = (self._basis.generation, self._basis.version)
         self._request += 1
@@ -161,7 +161,7 @@ def shard(
     compressor: str = "none",
     durability: str = "process",
 ) -> Iterator[Worker]:
-    """A server process that owns `size` parameters, all zero, and its one worker.
+    """A server process that owns `size` parameters, all zero, and its only worker.
 
     `transport` is "ipc", "tcp", or "curve": tcp with keys.
     """
@@ -219,7 +219,7 @@ def serving(
     except TimeoutError as error:
         log = "".join(path.read_text() for path in (run / "logs").iterdir())
         state = f"exit code {code}" if (code := process.poll()) is not None else "alive"
-        raise RuntimeError(f"{error}; the server ({state}) last said: {log[-1000:]}") from error
+        raise RuntimeError(f"{error}; last lines of the server ({state}): {log[-1000:]}") from error
     finally:
         process.kill()
         process.wait()
@@ -229,7 +229,7 @@ def serving(
 
 
 def _assign(coordinator: End, size: int, keyring: Keyring, workers: list[str]) -> tuple[Peer, str]:
-    """What a coordinator says to a server; (its connection, the address that it serves at)."""
+    """The coordinator's part; returns (the server's connection, the address that it serves at)."""
     layout = Layout((Entry("w", TRAINED, (size,), "float32"),)).to_bytes()
     peer, _ = coordinator.wait_for(m.Register)
     guests = json.dumps(keys_of(keyring, workers)).encode()

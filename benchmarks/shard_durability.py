@@ -1,7 +1,7 @@
-"""What it costs that a shard outlives its server: durability "process" against "none".
+"""The cost of shards that survive their server: durability "process" against "none".
 
-Once the update alone, with its commit, in this process; once a whole push to a real server until
-its ack. Both sides take turns on the same deltas. What both servers have in the end is looked at
+First the update alone, with its commit, in this process; then a whole push to a real server until
+its ack. Both sides alternate on the same deltas. The final state of both servers is checked
 (replay.py).
 """
 
@@ -33,7 +33,7 @@ OPTIMIZERS = ("sgd", "adagrad")
 NETWORKS = ("ipc", "tcp")
 """Shared memory, and sockets without encryption."""
 KINDS = {"none": ("dense", 1.15), "topk": ("sparse 1 %", 1.05)}
-"""Compressor -> (what it is called, the ratio that was asked of pushes)."""
+"""Compressor -> (its name in the table, the target ratio of pushes)."""
 META = {
     "initialised": True,
     "deliveries": [[slot, 1, 100] for slot in range(8)],
@@ -85,16 +85,16 @@ def _delta(size: int, compressor: str) -> Delta:
 
 
 def _packed(size: int, compressor: str) -> tuple[Packed, Vector]:
-    """A push, and what it is of: float32[size], zero where nothing is sent."""
+    """A push, and its values: float32[size], zero where nothing is sent."""
     kind = registry.load("compressors", compressor)
     gradient = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     whole = gradient.copy()
     packed: Packed = kind(kind.Options()).take(gradient)
-    return packed, whole - gradient  # What is not sent has stayed there.
+    return packed, whole - gradient  # The residual is what was not sent.
 
 
 def _end_to_end(network: str, size: int, optimizer: str, compressor: str, quick: bool) -> Figure:
-    """A push from its sending to its ack, by one worker."""
+    """A push by one worker, from sending to its ack."""
     name, asked = KINDS[compressor]
     what = f'push {name}, {network}, {optimizer}, {size:,} / durability "none"'
     packed, pushed = _packed(size, compressor)

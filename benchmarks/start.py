@@ -1,8 +1,8 @@
-"""`dlctl start` until it says ready, against as many bare processes that only import.
+"""`dlctl start` until ready, against as many bare processes that only import.
 
-Two servers and four workers are six processes beside the coordinator and the agent; the baseline
-is six Python processes, started side by side, that import torch and the task and say so. A second
-figure takes only four of them: as many as import torch in a run.
+Two servers and four workers are six processes beside the coordinator and the agent; the baseline is
+six concurrent Python processes that import torch and the task. A second figure uses four of them:
+as many as import torch in a run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def measure(*, quick: bool) -> list[Figure]:
         for _ in range(1 if quick else 7):
             bare_s = _import_side_by_side(SERVERS + WORKERS, directory)
             with Dlctl().running(file) as ours_s:
-                pass  # it is ready, and that is all
+                pass  # only the time until ready is measured
             fewer_s = _import_side_by_side(WORKERS, directory)
             times.append((ours_s, bare_s, fewer_s))
     ours, bare, fewer = zip(*times, strict=True)
@@ -50,5 +50,5 @@ def _import_side_by_side(count: int, directory: Path) -> float:
     if said != [b"\n"] * count:
         raise RuntimeError("a bare process could not import torch and the task")
     for process in processes:
-        process.communicate()  # until it has ended, by itself
+        process.communicate()  # waits for its exit
     return took_s

@@ -1,9 +1,9 @@
-"""`sandblaster` with one of eight workers ten times slower, against the time that must be.
+"""`sandblaster` with one of eight workers ten times slower, against the ideal time.
 
-The task sleeps for as long as a batch is to take, so that eight workers fit on any machine. Ideal
-is that nobody ever waits: the time without a slow worker, times 8 workers, over the speed of all,
-which is 7.1. Backup copies are what keeps near it: without them the others wait for every portion
-that the slow one has begun.
+The task sleeps for the duration of a batch, so that eight workers fit on any machine. In the ideal
+case no worker waits: the time without a slow worker, times 8 workers, divided by the speed of all,
+which is 7.1. Backup copies come close to it: without them the others wait for every portion that
+the slow worker has started.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.sandbox import Dlctl, sandbox
 CHAPTER = "straggler"
 WORKERS, SLOWER, BATCH_S, ASKED = 8, 10.0, 0.1, 1.15
 SPEED = WORKERS - 1 + 1 / SLOWER
-TASK = '''"""Logistic regression whose batches take their time; who has made `slow` is slower."""
+TASK = '''"""Logistic regression with sleeping batches; the worker that creates `slow` is slower."""
 
 import os
 import time
@@ -42,8 +42,8 @@ class Slow:
         return nn.Linear(16, 1)
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        x = torch.randn(1280, 16, generator=dice)
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(1280, 16, generator=generator)
         return TensorDataset(x, (x.sum(1, keepdim=True) > 0).float())
 
     def loss(self, model, batch):
@@ -96,7 +96,7 @@ def measure(*, quick: bool) -> list[Figure]:
 
 
 def _took_s(slower: float, quick: bool) -> float:
-    """From the first batch to the end of the last one that was needed."""
+    """From the first batch to the end of the last required one."""
     with sandbox() as directory:
         (directory / "train.py").write_text(TASK.format(batch_s=BATCH_S, slower=slower))
         file = directory / "job.toml"
@@ -107,6 +107,6 @@ def _took_s(slower: float, quick: bool) -> float:
 
 def _span_s(directory: Path) -> float:
     found = [np.array(path.read_text().split(), float) for path in directory.glob("times-*")]
-    # Without the slow one's last batch: nobody waits for it.
+    # Without the slow worker's last batch: no worker waits for it.
     ends = sorted(times[-1] for times in found)
     return float(ends[-2] - min(times[0] for times in found))

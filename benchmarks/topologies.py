@@ -1,10 +1,9 @@
-"""One run for each topology on the digits, and a member of it killed with SIGKILL in its midst.
+"""One run for each topology on the digits, with a member killed with SIGKILL halfway.
 
 Servers; replicas that sum, average in pairs, or share one model; replicas of several processes
-(FSDP2, tensor parallelism, stages, steps without locks), of which a process of one is killed. What
-is measured is how good the model is in the end; how often something was started again, and how
-long the run took, stand beside it. And how many steps the others make while one replica of
-`gossip` stands still (SIGSTOP): nobody waits for it.
+(FSDP2, tensor parallelism, stages, steps without locks), of which one process is killed. The figure
+is the quality of the final model, with the number of restarts and the time of the run. Also: the
+step rate of the others while one replica of `gossip` is paused (SIGSTOP), which blocks no other.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ CHAPTER = "topologies"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits" / "train.py"
 WRONG_ASKED, LIMIT_S, LOOK_S = 5.0, 180.0, 0.3
 KILL_AFTER = 12_000
-"""Samples, of 43,110."""
+"""In samples, of 43,110."""
 PLAN = """
 
 def tensor_plan(model):
@@ -46,7 +45,7 @@ class Run(NamedTuple):
     servers: int = 0
     workers: int = 3
     is_rank: bool = False
-    """Killed is a later process of worker-1, and not worker-1 itself."""
+    """Kill a later process of worker-1's replica, not worker-1 itself."""
     kills: str = "worker-1"
 
 
@@ -85,7 +84,7 @@ def slow_loss(model, batch):
 
 task.loss = slow_loss
 """
-"""Steps take their time asleep: the others do not get the cores of one that is paused."""
+"""Steps sleep, so that the others gain no cores from a paused replica."""
 PAUSED_S, BEFORE_S, RATE_ASKED = 10.0, 10.0, 1.1
 JOB = """[job]
 name = "topology"
@@ -139,7 +138,7 @@ def _written(directory: Path, run: Run, more: str, stop: str) -> Path:
 
 
 def _paused() -> Figure:
-    """How much longer a step of the three others takes while one of four stands still."""
+    """How much longer a step of the three others takes while one of four is paused."""
     run = RUNS["gossip"]._replace(workers=4)
     with sandbox() as directory:
         file = _written(directory, run, SLOW, "seconds = 600")
@@ -159,11 +158,11 @@ def _paused() -> Figure:
 
 
 def _rates(file: Path, seconds: float) -> dict[str, float]:
-    """Worker -> steps per second; waits until all have made some."""
+    """Worker -> steps per second; waits until all have made steps."""
     dlctl, until = Dlctl(), time.monotonic() + LIMIT_S
     while not all(_steps(dlctl, file).values()):
         if time.monotonic() > until:
-            raise RuntimeError(f"somebody has made no step in {LIMIT_S:.0f} s")
+            raise RuntimeError(f"a worker has made no step in {LIMIT_S:.0f} s")
         time.sleep(LOOK_S)
     began, first = time.monotonic(), _steps(dlctl, file)
     time.sleep(seconds)
@@ -172,7 +171,7 @@ def _rates(file: Path, seconds: float) -> dict[str, float]:
 
 
 def _steps(dlctl: Dlctl, file: Path) -> dict[str, int]:
-    """Worker -> steps that it has made."""
+    """Worker -> number of steps."""
     rows = _status(dlctl, file)["daemons"]
     return {row["name"]: row["metrics"].get("step", 0) for row in rows if row["role"] == "worker"}
 
@@ -182,13 +181,13 @@ def _pids(status: dict[str, Any]) -> dict[str, int]:
 
 
 def _run(file: Path, run: Run) -> dict[str, Any]:
-    """Its status in the end. Raises RuntimeError if it does not finish, or nobody was killed."""
+    """Its final status. Raises RuntimeError if it does not finish, or no process was killed."""
     dlctl, is_killed, until = Dlctl(), False, time.monotonic() + LIMIT_S
     dlctl("start", "--fresh", str(file))
     try:
         while (status := _status(dlctl, file))["state"] not in database.ENDED:
             if time.monotonic() > until:
-                raise RuntimeError(f"not ended after {LIMIT_S:.0f} s: {status['reason']}")
+                raise RuntimeError(f"timeout after {LIMIT_S:.0f} s: {status['reason']}")
             if not is_killed and status["samples"] >= KILL_AFTER:
                 os.kill(_victim(status, run), signal.SIGKILL)
                 is_killed = True
@@ -206,7 +205,7 @@ def _status(dlctl: Dlctl, file: Path) -> dict[str, Any]:
 
 
 def _victim(status: dict[str, Any], run: Run) -> int:
-    """The pid of what is to be killed."""
+    """The pid of the process to kill."""
     pid = _pids(status)[run.kills]
     if not run.is_rank:
         return pid

@@ -1,7 +1,7 @@
-"""Time until an accuracy is reached on one machine: dlctl and what a user would pick instead.
+"""Time until an accuracy is reached on one machine: dlctl and the alternatives.
 
 Fashion-MNIST, a network of 235,146 parameters, four workers with one thread and batches of 32, and
-0.85 of the test pictures to be right. The clock starts when all processes are ready, for everybody.
+a test accuracy of 0.85. For all of them the clock starts when all processes are ready.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same as `train`, with every worker behind a link of its own: 100 Mbit/s, 5 ms one way.
+"""The same as `train`, with every worker behind its own link: 100 Mbit/s, 5 ms one way.
 
 Servers and coordinators are where all the links meet.
 """
@@ -19,7 +19,7 @@ ROUNDS = 3
 BUDGET_S = 600.0
 MBIT_PER_S, DELAY_MS = 100.0, 5.0
 ONCE = [DDP.name, DDP_FP16.name, RPC.name, powersgd(4).name]
-"""Minutes each: they are measured in the first round only."""
+"""They take minutes each, so they run in the first round only."""
 OURS = SLOW[0].name
 ASKED = {DDP.name: 0.05, diloco(64).name: 1.0}
 BYTES_ASKED = 0.05

@@ -1,18 +1,17 @@
-"""What pushes and fetches cost a worker at 1 Gbit/s: where it stands still, and all in all.
+"""The cost of pushes and fetches for a worker at 1 Gbit/s: blocked time, and total.
 
-Two workers, each behind a link of its own, push the top 1 % after every step and compute while what
-has changed is fetched, which is what a job does that says nothing else; a fetch that is still under
-way then serves the next step, too.
+Two workers, each behind its own link, push the top 1 % after every step and compute while changes
+are fetched, which is the default of a job; a fetch that is still in flight also serves the next
+step.
 
-The figure with a target is dlctl's own, `wait_share` of `dlctl status`: standing still / (computing
-gradients + standing still). With fetches beside the computing, to stand still is to have no room
-for another push. What a worker does itself for a push or an answer (add to the residual, select,
-pack, put into the model) is in neither of the two.
+The figure with a target is dlctl's own `wait_share` of `dlctl status`: blocked / (computing
+gradients + blocked). With concurrent fetches, a worker is blocked when its push window is full. Its
+own work for a push or an answer (add to the residual, select, pack, copy into the model) is in
+neither.
 
-In the other figure all of it is. It is the time of a step against that of the same run when both
-intervals have been made so long that nothing is pushed or fetched any more. What workers wait for
-is not only the link: with the server and the two ends of the links they share the cores of this
-machine.
+The other figure includes all of it: the time of a step against that of the same run with intervals
+so long that nothing is pushed or fetched. Workers wait not only for the link: they share the cores
+of this machine with the server and the two ends of the links.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ WORKERS = 2
 WIDTHS = ((784, 256, 128, 10), (784, 2048, 1536, 10))
 TRAINING_S, LOOK_S, SILENT_S_MAX = 10.0, 1.0, 20.0
 NEVER = 1_000_000
-"""Steps from one push or fetch to the next: more than are made."""
+"""An interval of pushes and fetches, in steps, that exceeds the run."""
 PERCENT_ASKED = 10.0
 JOB = """batch_size = 32
 threads = 1
@@ -66,9 +65,9 @@ class Stack:
         return nn.Sequential(*layers[:-1])
 
     def dataset(self):
-        dice = torch.Generator().manual_seed(0)
-        inputs = torch.randn(8192, WIDTHS[0], generator=dice)
-        return TensorDataset(inputs, torch.randint(WIDTHS[-1], (8192,), generator=dice))
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(8192, WIDTHS[0], generator=generator)
+        return TensorDataset(inputs, torch.randint(WIDTHS[-1], (8192,), generator=generator))
 
     def loss(self, model, batch):
         inputs, labels = batch
@@ -127,20 +126,20 @@ def _where(widths: tuple[int, ...]) -> str:
 
 
 class Phase(NamedTuple):
-    """Some seconds of a run, means of all workers."""
+    """Some seconds of a run, averaged over all workers."""
 
     wait_share: float
     step_s: float
-    """Seconds from one step to the next."""
+    """Seconds per step."""
     pushes: int
-    """That the server has applied."""
+    """Applied by the server."""
 
 
 class Look(NamedTuple):
-    """What everybody has said last, about once a second."""
+    """The latest reports of all daemons, about one per second."""
 
     steps: dict[str, tuple[float, int]]
-    """Worker -> (Unix time, steps until then)."""
+    """Worker -> (Unix time, steps up to then)."""
     shares: list[float]
     server_at: float
     """Unix time."""
@@ -148,17 +147,17 @@ class Look(NamedTuple):
 
 
 def _with_and_without(dlctl: Dlctl, for_s: float) -> tuple[Phase, Phase]:
-    """The same run with pushes and fetches, and then without. Raises RuntimeError if there were
-    none, or some."""
+    """The same run with pushes and fetches, then without. Raises RuntimeError if the first had
+    none or the second had some."""
     both = _phase(dlctl, for_s)
     if not both.pushes:
         raise RuntimeError(f"{CHAPTER}: nothing was pushed")
     dlctl("set", "worker-*", f"push_every_steps={NEVER}", f"fetch_every_steps={NEVER}")
-    # What was on its way may still be applied.
+    # In-flight pushes may still be applied.
     _looks(dlctl, lambda looks: any(_is_quiet(*pair) for pair in pairwise(looks)))
     none = _phase(dlctl, for_s)
     if none.pushes:
-        raise RuntimeError(f"{CHAPTER}: {none.pushes} pushes came that had been turned off")
+        raise RuntimeError(f"{CHAPTER}: {none.pushes} pushes after they were disabled")
     return both, none
 
 
@@ -167,7 +166,7 @@ def _is_quiet(before: Look, now: Look) -> bool:
 
 
 def _phase(dlctl: Dlctl, for_s: float) -> Phase:
-    """Raises RuntimeError if a worker makes no step, or says nothing for too long."""
+    """Raises RuntimeError if a worker makes no step, or sends no report for too long."""
     until = time.monotonic() + for_s
     looks = _looks(dlctl, lambda looks: time.monotonic() >= until and _is_news(looks), for_s)
     first, last = looks[0], looks[-1]
@@ -182,19 +181,19 @@ def _phase(dlctl: Dlctl, for_s: float) -> Phase:
 
 
 def _is_news(looks: list[Look]) -> bool:
-    """Whether the server and all workers have said something since the first look."""
+    """Whether the server and all workers have reported since `first`."""
     first, last = looks[0], looks[-1]
     are_new = [last.steps[name][0] > at for name, (at, _) in first.steps.items()]
     return all(are_new) and last.server_at > first.server_at and bool(last.shares)
 
 
 def _looks(dlctl: Dlctl, is_enough: Callable[[list[Look]], bool], for_s: float = 0.0) -> list[Look]:
-    """What is said until it is enough. Raises RuntimeError if that takes too long."""
+    """Reports until `is_enough`. Raises RuntimeError on a timeout."""
     looks: list[Look] = []
     too_late = time.monotonic() + for_s + SILENT_S_MAX
     while not (looks and is_enough(looks)):
         if time.monotonic() > too_late:
-            raise RuntimeError(f"{CHAPTER}: the server and the workers do not say enough")
+            raise RuntimeError(f"{CHAPTER}: too few reports of the server and the workers")
         time.sleep(LOOK_S)
         if look := _look(json.loads(dlctl("status", "--json"))["daemons"]):
             looks.append(look)
@@ -202,7 +201,7 @@ def _looks(dlctl: Dlctl, is_enough: Callable[[list[Look]], bool], for_s: float =
 
 
 def _look(rows: list[dict[str, Any]]) -> Look | None:
-    """None if somebody has not said anything yet."""
+    """None if some daemon has not reported yet."""
     said = [row for row in rows if row.get("metrics")]
     workers = [row for row in said if row["role"] == "worker" and "step" in row["metrics"]]
     servers = [row for row in said if row["role"] == "server" and "pushes" in row["metrics"]]
@@ -218,5 +217,5 @@ def _look(rows: list[dict[str, Any]]) -> Look | None:
 
 
 def _at(row: dict[str, Any]) -> float:
-    """Unix time of what a daemon has said last."""
+    """Unix time of a daemon's latest report."""
     return datetime.fromisoformat(row["updated_at"]).timestamp()

@@ -1,10 +1,10 @@
-"""word2vec by rows that only the servers hold: its loss with several workers against one, and its
-loss and words per second beside gensim's.
+"""word2vec with rows that only the servers hold: its loss with several workers against one, and its
+loss and words per second against gensim's.
 
 `examples/word2vec`, five epochs of 5 MB of the standard library's source. gensim gets the same
-sentences and the same rates; both are asked for the loss of the same pairs in the end. A rate is
-that of the epochs behind the first one: what a run with one epoch takes is taken off, starts,
-evaluations and ends with it.
+sentences and rates; both report the loss of the same pairs at the end. Words per second are those
+after the first epoch: the time of a run with one epoch is subtracted, with its start, evaluations
+and end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ended(NamedTuple):
     """Of a pair."""
     seconds: float
     words: int
-    """In all epochs; 0: not known."""
+    """In all epochs; 0: unknown."""
     push_bytes: int = 0
 
 
@@ -46,7 +46,7 @@ def measure(*, quick: bool) -> list[Figure]:
         for name in ("task.py", "words.py"):
             shutil.copy(EXAMPLE / name, directory)
         ours = {n: _run(directory, n, epochs) for n in (WORKERS[:2] if quick else WORKERS)}
-        # A run without words would take its time to start and to end alone.
+        # Subtracted below: the time of one epoch, with start and end.
         short = Ended(0.0, 0.0, 0) if quick else _run(directory, 2, 1)
         figures = [_loss(n, ours) for n in ours if n > 1]
         try:
@@ -92,7 +92,7 @@ def _run(directory: Path, workers: int, epochs: int) -> Ended:
 
 
 def _gensim(directory: Path, epochs: int) -> Ended:
-    """Raises RuntimeError if it is not here, or fails."""
+    """Raises RuntimeError if it is not installed, or fails."""
     if find_spec("gensim") is None:
         raise RuntimeError("gensim is not installed")
     command = [sys.executable, str(PEER), str(epochs)]

@@ -1,8 +1,8 @@
 """Draws the figure of each method, from simulated runs: `make figures`, or
 `python docs/figures.py [METHOD...]`.
 
-The runs are those of `dlctl.sim`: the real roles and methods in virtual time, the same for a seed
-to the last bit. What is drawn is how a method behaves; its rates are not tuned.
+The runs are those of `dlctl.sim`: the real roles and methods in virtual time, bit-identical for a
+seed. The figures show how a method behaves; its rates are not tuned.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTIONS: dict[str, Any] = {
     "local_steps": 12, "exchange_every_steps": 4, "buffer_pushes": 3, "quorum": 2,
     "warmup_density": [], "clock_steps": 2, "fraction": 0.5,
 }  # fmt: skip
-"""For every method that has such a key: its default is for runs a hundred times as long."""
+"""For every method with such a key: the defaults are for runs a hundred times as long."""
 ONLY: dict[str, dict[str, Any]] = {
     "epoch-cut": {"fraction": 0.75}, "loscar": {"density": 0.25}, "sparseloco": {"mean": "senders"},
 }  # fmt: skip
@@ -88,7 +88,7 @@ def job_of(name: str) -> config.JobFile:
 
 
 def curve_of(name: str) -> Curve:
-    """Loss of the run's model, and what everybody has sent, every `EVERY_S` simulated seconds."""
+    """Loss of the run's model, and total bytes sent, every `EVERY_S` simulated seconds."""
     problem = LeastSquares(**PROBLEM)
     simulation = Simulation(job_of(name), problem, network=NETWORK, compute=COMPUTE)
     model = registry.load("algorithms", name).shape.model
@@ -123,7 +123,7 @@ def draw(name: str, curve: Curve, beside: Curve) -> None:
         if sends_messages(label):
             right.plot(each.megabytes, each.losses, color=color, linewidth=width)
     left.set(yscale="log", xlabel="simulated seconds", ylabel="loss")
-    right.set(xlabel="MB sent by everybody")
+    right.set(xlabel="MB sent in total")
     left.legend(frameon=False)
     left.yaxis.set_minor_locator(NullLocator())
     for axes in (left, right):
@@ -137,7 +137,7 @@ def draw(name: str, curve: Curve, beside: Curve) -> None:
 
 
 def sends_messages(name: str) -> bool:
-    """Shared memory and the sums of a group are not part of the simulated network."""
+    """Whether the simulated network sees its traffic: not shared memory or sums of a group."""
     shape = registry.load("algorithms", name).shape
     return bool(shape.needs_servers or "peers" in shape.links)
 

@@ -1,5 +1,5 @@
-"""Builds a wheel with the manual: `docs/manual/` as it is, for `dlctl man`, and as man pages, which
-docutils makes of its Markdown.
+"""Builds a wheel with the manual: `docs/manual/` as Markdown, for `dlctl man`, and as man pages,
+rendered by docutils.
 
 `python docs/manpages.py FOLDER` writes them there; `make docs` does, and fails on a warning.
 """
@@ -19,11 +19,11 @@ except ModuleNotFoundError:  # as a script, where hatchling is not installed
 
 MANUAL = Path(__file__).parent / "manual"
 HEAD = re.compile(r"# (\S+)\((\d)\)\n\n(.+?)\n\n", re.DOTALL)
-"""How a page begins: its name, its section, what it is about."""
+"""The beginning of a page: its name, its section, its summary."""
 
 
 class Manual(BuildHookInterface):  # type: ignore[misc]
-    """Puts the pages into a wheel; an editable installation reads them where they are."""
+    """Adds the pages to a wheel; an editable installation reads them in place."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
@@ -39,7 +39,7 @@ class Manual(BuildHookInterface):  # type: ignore[misc]
 
 
 def write(folder: Path, version: str) -> list[Path]:
-    """Every page of the manual as FOLDER/manN/NAME.N; the paths."""
+    """Write every page of the manual as FOLDER/manN/NAME.N; returns the paths."""
     written = []
     for source in sorted(MANUAL.glob("*.md")):
         text = source.read_text(encoding="utf-8")
@@ -57,7 +57,7 @@ def write(folder: Path, version: str) -> list[Path]:
 
 
 def to_roff(about: dict[str, str], body: str) -> str:
-    """A man page; `body` begins with its first section. Raises SystemMessage on a warning."""
+    """A man page; `body` starts with its first section. Raises SystemMessage on a warning."""
     import yaml
     from docutils.core import publish_string
     from myst_parser.parsers.docutils_ import Parser

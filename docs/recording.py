@@ -1,7 +1,7 @@
-"""Records docs/status.svg: the digits example runs, a worker is killed, `dlctl status` shows it.
+"""Records docs/status.svg: runs the digits example, kills a worker, and renders `dlctl status`.
 
-Everything in it is real output; rich draws it. `python docs/recording.py`, where dlctl and torch
-are installed.
+All of it is real output, rendered by rich. Run `python docs/recording.py`; requires dlctl and
+torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pid_of(name: str) -> int:
 
 
 def record() -> list[tuple[str, str]]:
-    """(command, what it printed)."""
+    """(command, its output)."""
     job = Path("job.toml")
     job.write_text(re.sub(r"^stop = .*$", "stop = { seconds = 300 }", job.read_text(), flags=re.M))
     dlctl("start", "job.toml")
@@ -67,7 +67,7 @@ def draw(shots: list[tuple[str, str]]) -> str:
     svg = console.export_svg(title="dlctl", unique_id="dlctl")
     return re.sub(
         r"@font-face \{.*?\}\n", "", svg, flags=re.S
-    )  # They would be loaded from elsewhere.
+    )  # They would be loaded over the network.
 
 
 def main() -> None:

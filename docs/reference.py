@@ -1,9 +1,9 @@
 """The reference, as Markdown: commands, job file, methods. `make man`, or
 `python docs/reference.py`.
 
-It is generated from click's commands, from the dataclasses that own the keys of the job file, and
-from the docstrings of the methods, into `docs/manual/` and `docs/methods/`. These are kept with the
-sources, so that nothing has to be generated to read them; a test says whether they are current.
+It is generated from click's commands, from the dataclasses of the job file's keys, and from the
+docstrings of the methods, into `docs/manual/` and `docs/methods/`. The result is committed, so that
+it can be read without a build; a test checks that it is current.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from dlctl.ops.codes import CODES
 FOLDER = Path(__file__).parent
 WIDTH = 96
 BEGIN, END = "<!-- generated: make man -->", "<!-- end -->"
-"""Around what is generated of a page that is written by hand otherwise."""
+"""Delimiters of the generated part of a handwritten page."""
 ABOUT = {
     "job": "What to train, and until when. This section, its name and its task are required.",
     "algorithm": "The distributed optimisation method.",
-    "inner": "The optimiser of the steps that a replica makes by itself, for methods whose "
-    "replicas do; it is torch's. A name may also be a class of yours, `package.module:Class`: then "
-    "`lr` is required, and all other keys are its arguments.",
-    "gradient": "What a replica does with a gradient before it is used.",
+    "inner": "The optimiser of a replica's local steps, for methods that have them; it is torch's. "
+    "A name may also be a class of yours, `package.module:Class`: then `lr` is required, and all "
+    "other keys are its arguments.",
+    "gradient": "How a replica processes a gradient before it is used.",
     "optimizer": "The rule by which the servers apply pushes.",
-    "compression": "What a worker sends of an update. The rest stays with the worker and is added "
-    "to the next update (error feedback).",
+    "compression": "The part of an update that a worker sends. The residual stays in the worker "
+    "and is added to the next update (error feedback).",
     "servers": "The daemons that own the parameters.",
     "workers": "The daemons that compute.",
-    "data": "How the dataset is dealt out to the workers. `task.dataset()` returns a map-style "
+    "data": "How the dataset is distributed to the workers. `task.dataset()` returns a map-style "
     "dataset (`__len__` and `__getitem__`) or a stream (`__iter__` alone): an IterableDataset, or "
-    "what `datasets` returns with streaming=True. A stream may also have `shards()`, which returns "
+    "that of `datasets` with streaming=True. A stream may also have `shards()`, which returns "
     "the names of its parts or their number, and `open(shard, offset)`, which yields the samples "
     "of one part from an offset on. Workers then lease ranges of shards, and a resumed run skips "
-    "what is done. Without shards every worker reads everything and skips what others compute. The "
-    "order of a shard must always be the same; it may depend on `set_epoch(epoch)`, so a stream "
-    "shuffles itself, from a seed. A stream needs a `stop` in steps, samples, seconds or a target. "
-    "If it ends earlier, an event says so and it is read again.",
+    "finished ranges. Without shards every worker reads everything and skips the samples of "
+    "others. The order of a shard must be deterministic; it may depend on `set_epoch(epoch)`, so a "
+    "stream shuffles itself, from a seed. A stream needs a `stop` in steps, samples, seconds or a "
+    "target. If it ends earlier, it is read again, and an event reports it.",
     "checkpoints": "When the whole state of a run is saved.",
     "evaluation": "When the task's `evaluate` is called.",
     "network": "How the daemons reach each other.",
-    "hosts": "The machines that take part, one section each; see [dlctl-hosts(7)](dlctl-hosts.md).",
-    "slurm": "What to ask Slurm for; the daemons run in one job of it. See "
+    "hosts": "The machines of the run, one section each; see [dlctl-hosts(7)](dlctl-hosts.md).",
+    "slurm": "The request to Slurm; the daemons run in one Slurm job. See "
     "[dlctl-slurm(7)](dlctl-slurm.md).",
 }
 ALSO_ABOUT = {"sync": ("dlctl.algorithms.sync",)}
-"""Method -> further modules whose docstrings belong on its page."""
+"""Method -> further modules whose docstrings are on its page."""
 
 
 # ---------------------------------------------------------------- Markdown
@@ -71,13 +71,11 @@ def _code(text: str) -> str:
 
 
 _STARTS = re.compile(r" ([-+*>#|]|\d+[.)]|\[\]:) ")
-"""What would begin a list, a quotation or a heading at the start of a line."""
+"""Markers that would start a list, a quotation or a heading at the beginning of a line."""
 
 
 def _wrap(text: str, first: str = "", rest: str = "") -> str:
-    """One paragraph in lines of `WIDTH`; what would mean something at a line's start stays behind
-    the word before it.
-    """
+    """One paragraph in lines of `WIDTH`; a marker never starts a line."""
     glued = _STARTS.sub("\0\\1\0", " ".join(text.split()))
     lines = textwrap.wrap(
         glued, WIDTH, initial_indent=first, subsequent_indent=rest,
@@ -87,7 +85,7 @@ def _wrap(text: str, first: str = "", rest: str = "") -> str:
 
 
 def _paragraphs(text: str) -> str:
-    """Prose as a docstring has it: wrapped anew, but for what is indented."""
+    """A docstring's prose, rewrapped; indented parts stay as they are."""
     parts = [part.strip("\n") for part in re.split(r"\n\s*\n", text.strip("\n"))]
     return "\n\n".join(part if part.startswith(" ") else _wrap(part) for part in parts)
 
@@ -108,7 +106,7 @@ def _section(title: str, body: str, level: int = 2) -> str:
 
 
 def _commands(context: click.Context) -> Iterator[tuple[Documented, click.Context]]:
-    """Those of a group, which is what the context is of."""
+    """The commands of the context's group."""
     if isinstance(group := context.command, click.Group):
         for name in group.list_commands(context):
             command = group.get_command(context, name)
@@ -155,14 +153,14 @@ def _options(command: click.Command, context: click.Context) -> Iterator[tuple[s
 
 
 def _examples(command: Documented, context: click.Context) -> Iterator[tuple[str, str]]:
-    for sub, inside in _commands(context):  # A group shows some of its commands', too.
+    for sub, inside in _commands(context):  # A group also shows those of its commands.
         yield from _examples(sub, inside)
     for line, meaning in command.examples:
         yield _code(line), _sentence(meaning)
 
 
 def _overview(context: click.Context) -> str:
-    """What is generated of dlctl(1): commands and global options."""
+    """The generated part of dlctl(1): commands and global options."""
     headings: dict[str, list[tuple[str, str]]] = {}
     for name, entry in COMMANDS.items():
         headings.setdefault(entry.heading, []).append((_link(f"dlctl-{name}"), entry.help))
@@ -180,7 +178,7 @@ def section_of(hint: Any) -> tuple[Any, bool]:
 
 
 def _sections() -> str:
-    """What is generated of dlctl-job(5): every section with its keys."""
+    """The generated part of dlctl-job(5): every section with its keys."""
     hints, found = get_type_hints(JobFile), []
     for field in dataclasses.fields(JobFile):
         section, is_list = section_of(hints[field.name])
@@ -196,7 +194,7 @@ def _sections() -> str:
 
 
 def _about(section: str, owner: type[Any]) -> str:
-    """Our words, or the dataclass's own (the docstring that Python makes up says nothing)."""
+    """From `ABOUT`, or the dataclass's docstring, unless it is Python's default."""
     own = owner.__doc__ or ""
     return ABOUT.get(section) or ("" if own.startswith(f"{owner.__name__}(") else own)
 
@@ -219,7 +217,7 @@ def _choices(section: str, default: str) -> str:
 
 
 def _defaults(algorithm: str) -> list[str]:
-    """What [optimizer], [inner] and [compression] are where a job file does not have them."""
+    """The defaults of [optimizer], [inner] and [compression]."""
     sections = ("optimizer", "inner", "compression")
     found = [(section, default_of(section, algorithm)) for section in sections]
     return [
@@ -265,20 +263,20 @@ def _method_page(name: str) -> str:
         *texts,
         _section("Keys of `[algorithm]`", options),
         *_defaults(name),
-        _wrap(f"`dlctl set` changes {live} while the run goes on.") if live else "",
+        _wrap(f"`dlctl set` changes {live} during the run.") if live else "",
     )
 
 
 def _problems_page() -> str:
     return _page(
         "dlctl-problems(7)",
-        "What the codes of problems mean.",
+        "The codes of problems.",
         _section(
             "Description",
             _wrap(
-                "`dlctl status`, `dlctl why` and their `--json` show a code with each problem. The "
-                "command that helps in your run stands below it there; `dlctl explain CODE` prints "
-                "what follows."
+                "`dlctl status`, `dlctl why` and their `--json` show a code with each problem, and "
+                "below it the remedy as a command for your run. `dlctl explain CODE` prints the "
+                "entries below."
             ),
         ),
         *(
@@ -295,7 +293,7 @@ def _problems_page() -> str:
 
 
 def pages(folder: Path = FOLDER) -> dict[str, str]:
-    """All pages with something that is generated: path below `docs/` -> content."""
+    """All pages with generated parts: path below `docs/` -> content."""
     root = cli.make_context("dlctl", [], resilient_parsing=True, color=False)
     found = {
         "manual/dlctl.md": _with_block(folder / "manual/dlctl.md", _overview(root)),
@@ -318,7 +316,7 @@ BY_HAND = {"manual/dlctl-hosts.md", "manual/dlctl-slurm.md", "methods/index.md"}
 
 
 def differences(folder: Path, wanted: dict[str, str]) -> list[str]:
-    """Paths below `folder` that are missing, out of date, or of nothing any more."""
+    """Paths below `folder` that are missing, out of date, or obsolete."""
     present = {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
         for part in ("manual", "methods")
@@ -329,7 +327,7 @@ def differences(folder: Path, wanted: dict[str, str]) -> list[str]:
 
 
 def write(folder: Path = FOLDER) -> list[str]:
-    """Bring the pages up to date; says which have changed."""
+    """Update the pages; returns the paths of the changed ones."""
     wanted = pages(folder)
     changed = differences(folder, wanted)
     for name in changed:

@@ -45,7 +45,7 @@ def test_one_push_too_many_is_noticed_however_many_there_are(optimizer: str, pus
     found = np.zeros(SIZE, np.float32)
     found[other.where] = other._w
     other.compare(found, pushes + 1)
-    with pytest.raises(RuntimeError, match=f"push: dense: .* not have what {pushes} pushes make"):
+    with pytest.raises(RuntimeError, match=f"push: dense: .* after {pushes} pushes is wrong"):
         replay.compare(found, pushes)
     with pytest.raises(RuntimeError, match=f"version {pushes + 1} after {pushes} pushes"):
         replay.compare(found, pushes + 1)
@@ -63,7 +63,7 @@ def test_a_real_server_has_what_was_pushed_and_one_with_a_push_less_has_not(
             worker.push(compressor.take(gradients.gradient))
         gradients.compare(worker.fetch(), worker.version)
         gradients.fill()
-        with pytest.raises(RuntimeError, match="the server does not have"):
+        with pytest.raises(RuntimeError, match="the server's state after"):
             gradients.compare(worker.fetch(), worker.version + 1)
 
 
@@ -77,7 +77,9 @@ def test_a_round_trip_whose_pushes_are_zeros_is_no_figure(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Worker, "push_and_update", emptied)
     monkeypatch.setattr(roundtrip_dense, "REPEATS", {SIZE: 5})
-    with pytest.raises(RuntimeError, match=f"roundtrip: {SIZE:,} parameters, ipc: the server does"):
+    with pytest.raises(
+        RuntimeError, match=f"roundtrip: {SIZE:,} parameters, ipc: the server's state"
+    ):
         _here(SIZE, "ipc", rounds=1)
 
 
@@ -91,7 +93,7 @@ def test_all_pushes_of_all_workers_are_looked_at_in_the_end(
     count = crew.rounds * 2 * 3
     monkeypatch.setattr(Replay, "push", lambda replay, g, times: setattr(replay, "_pushes", times))
     with (
-        pytest.raises(RuntimeError, match=f"roundtrip: .* what {count // 2} pushes make"),
+        pytest.raises(RuntimeError, match=f"roundtrip: .* after {count // 2} pushes is wrong"),
         bouncing.crew(bouncing.OURS, workers=2, size=SIZE, count=3) as crew,
     ):
         crew.work()

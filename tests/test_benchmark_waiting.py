@@ -18,7 +18,7 @@ from benchmarks.sandbox import Dlctl
         ([10, 10, 10, 10, 10, 20], [5, 9, 9, 9, 9, 9], "worker-0 has made no step"),
         ([10, 20, 20, 20, 20, 20], [5, 9, 9, 9, 9, 9], "worker-0 has made no step"),
         ([10, 20, 20, 20, 20, 30], [5, 5, 5, 5, 5, 5], "nothing was pushed"),
-        ([10, 20, 20, 20, 20, 30], [5, 9, 9, 9, 9, 10], "1 pushes came that had been turned off"),
+        ([10, 20, 20, 20, 20, 30], [5, 9, 9, 9, 9, 10], "1 pushes after they were disabled"),
     ],
 )
 def test_a_step_with_pushes_is_compared_with_one_without_if_there_are_both(

@@ -1,10 +1,10 @@
-"""Gradients to a server and parameters back, as fast as it goes: what one round trip takes.
+"""Gradients to a server and parameters back, as fast as possible: the time of a round trip.
 
     python -m benchmarks.peers.bounce METHOD '{"rank": 1, ...}'
 
-Every process says "ready"; for each line that it reads then, it makes `count` round trips and says
-their seconds as JSON. Rank 0 is the server, if the method has one, and says nothing more. A round
-trip is over when the worker's own model is up to date; only bare pyzmq has none.
+Every process prints "ready"; for each line that it then reads, it makes `count` round trips and
+prints their seconds as JSON. Rank 0 is the server, if the method has one, and prints nothing else.
+A round trip ends when the worker's own model is up to date; only bare pyzmq has none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Order:
     count: int
     port: int = 0
     invitation: list[Any] = field(default_factory=list)
-    """Of dlctl's server: what `benchmarks.shard.Invitation` is made of."""
+    """Of dlctl's server: the fields of `benchmarks.shard.Invitation`."""
 
 
 def obey(work: Callable[[], list[float]]) -> None:
@@ -46,14 +46,14 @@ def obey(work: Callable[[], list[float]]) -> None:
 
 
 def gradient_of(size: int) -> npt.NDArray[np.float32]:
-    """float32[size], what dlctl's workers push every time."""
+    """float32[size], the gradient of every push of dlctl's workers."""
     return np.random.default_rng(1).standard_normal(size, dtype=np.float32)
 
 
 def repeated(
     count: int, step: Callable[[], object], prepare: Callable[[], object] = nothing
 ) -> Callable[[], list[float]]:
-    """The seconds of each step; before it, off the clock, what `prepare` does."""
+    """The seconds of each step; `prepare` runs before each, off the clock."""
 
     def work() -> list[float]:
         times_s = []
@@ -75,7 +75,7 @@ def dlctl(order: Order) -> None:
     first = gradient_of(order.size)
     gradient, model = np.zeros_like(first), np.zeros_like(first)
     compressor = Dense(DenseOptions())
-    # The compressor takes what it sends out of the gradient, and leaves zeros.
+    # The compressor moves what it sends out of the gradient and leaves zeros.
     fill = lambda: np.copyto(gradient, first)  # noqa: E731
     step = lambda: worker.push_and_update(compressor.take(gradient), model)  # noqa: E731
     obey(repeated(order.count, step, fill))
@@ -85,7 +85,7 @@ def pyzmq(order: Order) -> None:
     import zmq
 
     vector, context = np.ones(order.size, np.float32), zmq.Context()
-    copy = vector.nbytes < zmq.COPY_THRESHOLD  # Below that, sharing memory is dearer.
+    copy = vector.nbytes < zmq.COPY_THRESHOLD  # Below that, copying is cheaper.
     if order.rank == 0:
         router = context.socket(zmq.ROUTER)
         router.bind(f"tcp://127.0.0.1:{order.port}")
@@ -118,7 +118,7 @@ def torch_rpc(order: Order) -> None:
         ),
     )  # fmt: skip
     if order.rank == 0:
-        obey(list)  # Serves in threads of its own.
+        obey(list)  # It serves in its own threads.
     gradient, model = torch.ones(order.size), torch.zeros(order.size)
 
     def step() -> None:
@@ -128,7 +128,7 @@ def torch_rpc(order: Order) -> None:
 
 
 def gloo(order: Order) -> None:
-    """No server: the sum of everybody's gradients, for everybody."""
+    """No server: an all-reduce of the gradients."""
     import torch
     import torch.distributed as dist
 

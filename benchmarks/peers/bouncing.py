@@ -31,7 +31,7 @@ class Method:
     is_one_program: bool = False
     workers_min: int = 1
     is_restless: bool = False
-    """Its processes are at work when it is not its turn: it is measured by itself."""
+    """Its processes are busy when it is not its turn, so it is measured alone."""
     needs: str = ""
 
     def why_not(self) -> str:
@@ -50,13 +50,13 @@ METHODS = [
 
 
 class Crew:
-    """The processes of one method, ready."""
+    """The processes of one method, all ready."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[str]], speakers: int) -> None:
         self._processes = processes
         self._speakers = processes[-speakers:]
         self.rounds = 0
-        """So often they have worked."""
+        """Number of completed rounds."""
 
     def work(self) -> tuple[float, float]:
         """(median seconds of a round trip, round trips per second of all workers together)"""
@@ -73,8 +73,8 @@ class Crew:
 
 @contextmanager
 def crew(method: Method, workers: int, size: int, count: int) -> Iterator[Crew]:
-    """Raises RuntimeError if a process does not begin, or if in the end dlctl's server has not got
-    what all their pushes make."""
+    """Raises RuntimeError if a process does not start, or if the final state of dlctl's server is
+    not the result of all pushes."""
     workers = max(workers, method.workers_min)
     with ExitStack() as stack:
         order = Order(rank=0, workers=workers, size=size, count=count, port=free_port())
@@ -93,7 +93,7 @@ def crew(method: Method, workers: int, size: int, count: int) -> Iterator[Crew]:
         for process in processes:
             if _line(process) != "ready\n":
                 said.seek(0)
-                raise RuntimeError(f"{method.name} did not begin: {said.read()}")
+                raise RuntimeError(f"{method.name} did not start: {said.read()}")
         its = Crew(processes, 1 if method.is_one_program else workers)
         yield its
         if method is OURS:
@@ -101,7 +101,7 @@ def crew(method: Method, workers: int, size: int, count: int) -> Iterator[Crew]:
 
 
 def _check(witness: Invitation, pushes: int) -> None:
-    """By one who has not pushed anything. All push the same, so that the order does not matter."""
+    """witness: a worker that pushed nothing. All pushes are equal, so their order is irrelevant."""
     worker = Worker(witness)
     replay = Replay(f"roundtrip: {witness.size:,} parameters, all workers", "sgd", witness.size)
     replay.push(gradient_of(witness.size), pushes)
@@ -113,7 +113,7 @@ def _check(witness: Invitation, pushes: int) -> None:
 
 @contextmanager
 def _process(method: Method, order: Order, said: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """Its errors and warnings go to `said`."""
+    """Its stderr goes to `said`."""
     told = json.dumps(dataclasses.asdict(order))
     interface = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -128,7 +128,7 @@ def _process(method: Method, order: Order, said: IO[str]) -> Iterator[subprocess
     finally:
         if not method.is_one_program:
             process.kill()
-        process.stdin.close()  # One program has processes of its own to end.
+        process.stdin.close()  # One program has child processes to terminate.
         process.wait()
         process.stdout.close()
 

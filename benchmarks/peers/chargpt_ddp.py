@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 4 benchmarks/peers/chargpt_ddp.py DIRECTORY BATCH_SIZE
 
-Every process appends when it begins a step (monotonic seconds) to a file of its own there. Without
-a checkpoint: after a restart all begin anew.
+Every process appends the start time of each step (monotonic seconds) to its own file there. There
+is no checkpoint: after a restart all processes start over.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LR = 2e-3
 
 
 def main(directory: Path, batch_size: int) -> None:
-    """Until it is killed."""
+    """Runs until it is killed."""
     sys.path.insert(0, str(EXAMPLE))
     from task import loss_of, task
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers.chargpt_diloco '{"rank": 0, "workers": 4, "address": ..., ...}'
 
-What `examples/chargpt/diloco.toml` says, written with torch alone: AdamW inside, a cosine after a
-warm-up, gradients clipped to a norm of 1, and a Nesterov step of 0.7 and 0.9 outside. Rank 0 writes
+`examples/chargpt/diloco.toml` in plain torch: AdamW inside, a cosine after a warm-up, gradients
+clipped to a norm of 1, and a Nesterov step of 0.7 and 0.9 outside. Rank 0 writes
 {"loss": nats, "seconds": of training} to `file`.
 """
 
@@ -72,7 +72,7 @@ def _train(task: Any, model: nn.Module, own: torch.Tensor, steps: int, workers: 
             way /= workers
             momentum.mul_(OUTER_MOMENTUM).add_(way)
             outer.sub_(way.add_(momentum, alpha=OUTER_MOMENTUM), alpha=OUTER_LR)
-            vector_to_parameters(outer.clone(), model.parameters())  # It keeps what it is given.
+            vector_to_parameters(outer.clone(), model.parameters())  # It stores views.
 
 
 def _scale(step: int, steps: int) -> float:

@@ -1,4 +1,4 @@
-"""All peers in turn, several rounds, and the figures that come of it."""
+"""All peers in turn, several rounds, and the resulting figures."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from benchmarks.peers.table import Peer
 
 @dataclass
 class Tries:
-    """What came of one peer's rounds, by the number of the round."""
+    """The results of one peer, by the number of the round."""
 
     results: dict[int, Result] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     why_not: str = ""
     is_ours: bool = False
     is_once: bool = False
-    """It is measured in the first round only."""
+    """Measured in the first round only."""
 
     @property
     def skipped(self) -> str:
-        """Why there is no figure; "" if there is one. dlctl is not skipped because it fails."""
+        """Why there is no figure; "" if there is one. A failure of dlctl is not a skip."""
         if self.why_not or self.results or self.is_ours:
             return self.why_not
         return self.lost
 
     @property
     def failed(self) -> str:
-        """In how many rounds dlctl has failed, and how; "" if in none, or if it is another."""
+        """In how many rounds dlctl failed, and how; "" if in none, or for another peer."""
         return self.lost if self.is_ours else ""
 
     @property
     def lost(self) -> str:
-        """In how many rounds it has failed, whoever it is, and how; "" if in none."""
+        """In how many rounds this peer failed, dlctl included, and how; "" if in none."""
         if not self.failures:
             return ""
         rounds = len(self.failures) + len(self.results)
@@ -50,7 +50,7 @@ class Tries:
 def compete(
     peers: Sequence[Peer], place: Place, settings: Settings, rounds: int, once: Sequence[str] = ()
 ) -> dict[str, Tries]:
-    """Everybody in each round, with the round's number as the seed; those named in `once` only in
+    """All peers in each round, with the round's number as the seed; those named in `once` only in
     the first."""
     tries = {
         peer.name: Tries(why_not=peer.why_not(), is_ours=peer.is_ours, is_once=peer.name in once)
@@ -75,7 +75,7 @@ def compete(
 
 
 def figures_of(chapter: str, what: str, tries: Mapping[str, Tries]) -> list[Figure]:
-    """Seconds of everybody, with bytes and the time for starting beside them."""
+    """Seconds of all peers, with their bytes and start times."""
     return [
         Figure(
             chapter, f"{name}, {what}", "s", tuple(r.seconds for r in of_peer.results.values()),
@@ -99,7 +99,7 @@ def _detail(tries: Tries) -> str:
 def against(
     chapter: str, ours: str, other: str, tries: Mapping[str, Tries], asked: float
 ) -> Figure:
-    """Our seconds until the accuracy was reached, against those of another."""
+    """dlctl's seconds until the accuracy was reached, against those of another peer."""
     ratios = _ratios(tries[ours], tries[other], lambda result: result.seconds)
     what = f"{ours} / {other}, time to the accuracy"
     return _compared(Figure(chapter, what, "x", ratios, asked), tries[ours], tries[other])
@@ -108,15 +108,15 @@ def against(
 def bytes_against(
     chapter: str, ours: str, other: str, tries: Mapping[str, Tries], asked: float
 ) -> Figure:
-    """Our bytes on the wire until the accuracy was reached, against those of another."""
+    """dlctl's bytes on the wire until the accuracy was reached, against those of another peer."""
     ratios = _ratios(tries[ours], tries[other], lambda result: result.sent_mb)
     what = f"{ours} / {other}, bytes on the wire"
     return _compared(Figure(chapter, what, "x", ratios, asked), tries[ours], tries[other])
 
 
 def _ratios(ours: Tries, theirs: Tries, of: Callable[[Result], float]) -> tuple[float, ...]:
-    """Ours against theirs in each round that both have come through: another round is another order
-    of the samples. Whoever is measured once is the same in every round."""
+    """Ratios of the rounds that both completed, because rounds differ in the order of the samples.
+    A peer that is measured once has the same result in every round."""
     bases = {number: of(result) for number, result in theirs.results.items()}
     if theirs.is_once and bases:
         bases = dict.fromkeys(ours.results, median(bases.values()))
@@ -125,7 +125,8 @@ def _ratios(ours: Tries, theirs: Tries, of: Callable[[Result], float]) -> tuple[
 
 
 def _compared(figure: Figure, ours: Tries, theirs: Tries) -> Figure:
-    """With what was lost: a round of ours is a failure, one of theirs is left out and said."""
+    """Adds failed rounds: one of dlctl's fails the figure, one of the peer's is left out and
+    reported."""
     if ours.failed:
         return replace(figure, failed=ours.failed)
     if skipped := ours.skipped or theirs.skipped:

@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel over gloo, as it is or with one of its hooks.
+"""torch's DistributedDataParallel over gloo, without or with one of its hooks.
 
 Options: hook, "" or "fp16" or "powersgd"; rank, of PowerSGD.
 """
@@ -15,7 +15,7 @@ from benchmarks.peers.work import batches, loss_of, model_of, vector_of
 
 POWERSGD_STARTS = 10
 ONE_BUCKET_MB = 400
-"""PowerSGD on gloo waits for ever when its buckets finish in different orders."""
+"""One bucket: PowerSGD on gloo deadlocks when its buckets finish in different orders."""
 
 
 def main(settings: Settings) -> None:

@@ -1,15 +1,14 @@
 """dlctl itself: `dlctl start` on a job like any other.
 
-The parameters are read from where the servers keep them, in shared memory: what somebody would get
-who fetched them at that moment. Nothing of the run waits for that.
+The parameters are read from the servers' shared memory: the result of a fetch at that moment. It
+does not block the run.
 
-The clock starts when the coordinator lets the workers loose: the last of them has its model and its
-data then and asks for something to do, and none has been given a sample yet, so that no step is
-made before. The others wait for each other at a barrier at the same place. The moment is the
-coordinator's own (`ready_at` in the run's database); that it is read there a little later takes
-nothing off the clock.
+The clock starts when the coordinator releases the workers: the last of them has its model and its
+data and requests work, and none has received a sample, so no step is made before. The peers have a
+barrier at the same point. The coordinator records the moment (`ready_at` in the run's database), so
+reading it later does not shift the clock.
 
-Options: job, the sections of the job file that make the difference.
+Options: job, the sections of the job file that differ.
 """
 
 from __future__ import annotations
@@ -79,14 +78,14 @@ every_s = 0
 
 
 class Shards:
-    """The parameters of a run, read from outside while its servers go on."""
+    """The parameters of a run, read from outside while its servers are running."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._buffers = [_mapped(path) for path in paths]
         self._forms = [image.read_header(buffer) for buffer in self._buffers]
 
     def pushes(self) -> int:
-        """Applied by the shard that is furthest behind."""
+        """Applied by the slowest shard."""
         return min(_pushes(commit.body["state"]) for commit in self._commits())
 
     def parameters(self) -> Tensor:
@@ -95,7 +94,7 @@ class Shards:
         return torch.cat([torch.from_numpy(_values(*part)) for part in parts])
 
     def _commits(self) -> Iterator[image.Commit]:
-        """The newest one of each. While it is written, the one before is whole."""
+        """The newest commit of each shard. While one is written, the previous one is intact."""
         for form, buffer in zip(self._forms, self._buffers, strict=True):
             found: list[image.Commit] = []
             while not found:
@@ -105,12 +104,12 @@ class Shards:
 
 
 def _values(form: image.Form, buffer: mmap.mmap, commit: image.Commit) -> np.ndarray:
-    """float32[n] of one shard. Of a sparse push some may be here already, and some not."""
+    """float32[n] of one shard. A sparse push may be half applied."""
     return form.vectors(buffer, commit.current)["w"].copy()
 
 
 def _pushes(state: dict[str, Any]) -> int:
-    """Applied so far; in a new shard nothing says so yet."""
+    """Applied so far; a new shard has no count yet."""
     deliveries = state.get("meta", {}).get("deliveries", [])
     return sum(next_number for _, _, next_number, *_ in deliveries)
 
@@ -136,7 +135,7 @@ def main(settings: Settings) -> None:
 
 @contextmanager
 def _started(directory: Path, settings: Settings) -> Iterator[subprocess.Popen[str]]:
-    """`dlctl start`, under way; the run is ended behind the block."""
+    """`dlctl start`, in progress; the run is stopped after the block."""
     (directory / "train.py").write_text(TASK.format(root=str(ROOT), work=settings.work))
     file = directory / "job.toml"
     file.write_text(
@@ -163,24 +162,24 @@ def _started(directory: Path, settings: Settings) -> Iterator[subprocess.Popen[s
 
 
 def _hosts(settings: Settings) -> str:
-    """One worker on each, and the server here; "" if everything is here."""
+    """One worker on each host, and the server here; "" if all daemons are here."""
     names = settings.options.get("hosts", ())
     others = [f'[[hosts]]\nssh = "{name}"\nservers = 0\nworkers = 1\n' for name in names]
     return "".join(['[[hosts]]\nssh = ""\nworkers = 0\n', *others]) if names else ""
 
 
 def _wait_until_ready(start: subprocess.Popen[str]) -> tuple[Shards, float]:
-    """The shards, and when the workers were let loose (Unix time). Raises RuntimeError if the run
-    does not begin."""
+    """The shards, and when the workers were released (Unix time). Raises RuntimeError if the run
+    does not start."""
     until = time.monotonic() + START_S_MAX
     while time.monotonic() < until and not start.poll():
         for run in paths.all_runs():
             if (ready_at := database.read(run).get("ready_at")) is not None:
-                # Before that, the servers have got the initial values.
+                # The servers received the initial values before that.
                 places = kept_shards.places(run, Servers())
                 return Shards(sorted(places[0].glob("shard-*.state"))), ready_at
         time.sleep(LOOK_S)
-    raise RuntimeError("the run did not begin")
+    raise RuntimeError("the run did not start")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """gensim's word2vec on the words of `task.py` in this directory: prints its loss, seconds, words.
 
-It has the example's sentences, rates and rules; its own are the table of sigmoids and the dice.
+It has the example's sentences, rates and rules, but its own sigmoid table and random generator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
 
     words = example.vocabulary()[0]
     sentences = [[words[number] for number in each] for each in example.sentences()]
-    random.Random(1).shuffle(sentences)  # It does not do so by itself, and dlctl does.
+    random.Random(1).shuffle(sentences)  # dlctl shuffles, gensim does not.
     model = Word2Vec(
         vector_size=example.WIDTH, window=example.WINDOW, negative=example.NEGATIVES,
         sample=example.SAMPLE, min_count=1, sg=1, workers=WORKERS, seed=1, alpha=RATE,

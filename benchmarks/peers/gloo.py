@@ -24,7 +24,7 @@ def join(settings: Settings) -> None:
 
 
 def train(settings: Settings, step: Callable[[], None], parameters: Callable[[], Tensor]) -> None:
-    """Make steps, all workers together, until rank 0 has seen enough; the others are ended then.
+    """Make steps, all workers together, until rank 0 has finished; the others are then terminated.
 
     parameters: float32[d], those of rank 0.
     """

@@ -1,6 +1,6 @@
 """Hogwild: processes that make SGD steps on the same parameters in shared memory, without a lock.
 
-As in the example mnist_hogwild of torch. One machine only, of course.
+As in the example mnist_hogwild of torch. One machine only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Methods that make many local steps between two all-reduces, over gloo.
 
-Options: method, "diloco" (Douillard 2023: an outer Nesterov step on the mean of what the replicas
-have moved) or "postlocal" (Lin 2020, torch's own: the mean of the replicas); local_steps;
-outer_lr and outer_momentum, of diloco.
+Options: method, "diloco" (Douillard 2023: an outer Nesterov step on the mean of the replicas'
+deltas) or "postlocal" (Lin 2020, torch's own: the mean of the replicas); local_steps; outer_lr and
+outer_momentum, of diloco.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where the processes of a peer run, and what goes over the wire there.
+"""Where the processes of a peer run, and the bytes on the wire there.
 
-`Loopback` is this machine, with a loopback of the peer's own where that can be had. `Links` is a
-cluster of network namespaces: each worker is on a host behind a slow link, and what serves all of
-them (a parameter server, dlctl's coordinator) is in the lab, which every link leads to.
+`loopback` is this machine, with a private loopback if possible. `links` is a cluster of network
+namespaces: each worker is on a host behind a slow link, and central processes (a parameter server,
+dlctl's coordinator) are in the lab, where all links meet.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.hosts.cluster import LAB, Cluster, missing
 
 ROOT = Path(__file__).parents[2]
 PRIVATE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""A network and processes of one's own; when the first process ends, so do all the others."""
+"""Private network and pid namespaces; when the first process exits, the kernel kills the others."""
 HOLD = "mount -t tmpfs shm /dev/shm && ip link set lo up && echo up && exec cat"
-"""Shared memory of one's own, too: nothing of it is left, however the processes end."""
+"""Private shared memory, too, so that nothing of it remains however the processes exit."""
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A place for one process: what its command line begins with, its address and its network."""
+    """A place for one process: the prefix of its command line, its address and its network."""
 
     enter: tuple[str, ...]
     address: str
@@ -43,20 +43,20 @@ class Place:
     workers: list[Spot]
     """One for each worker."""
     counters: list[Callable[[], int]]
-    """Bytes sent so far, of every network that is part of it."""
+    """Bytes sent so far, one counter for each network."""
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     hosts: tuple[str, ...] = ()
-    """What ssh calls the places of the workers, from the head; (): they are where the head is."""
+    """ssh names of the workers' places, from the head; (): they are on the head."""
     processes: Callable[[], list[psutil.Process]] = lambda: list(psutil.process_iter())
-    """All that run there, as this machine counts them."""
+    """All processes there, with the pids of this machine."""
 
     def sent_bytes(self) -> int:
-        """By all of them since the beginning."""
+        """Total of all networks since the start."""
         return sum(count() for count in self.counters)
 
 
 def sent_bytes(interface: str, process: str = "thread-self") -> int:
-    """In the network of a process, the calling thread's if it is not said."""
+    """In the network namespace of a process, by default the calling thread's."""
     for line in Path(f"/proc/{process}/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == interface:
@@ -72,7 +72,7 @@ def free_port() -> int:
 
 @contextmanager
 def loopback(workers: int) -> Iterator[Place]:
-    """All processes on this machine. Without root, what others send on its loopback counts, too."""
+    """All processes on this machine. Without root, the loopback's other traffic counts, too."""
     if os.geteuid():
         spot = Spot((), "127.0.0.1", "lo")
         yield Place(spot, [spot] * workers, [partial(sent_bytes, "lo")])
@@ -90,7 +90,7 @@ def loopback(workers: int) -> Iterator[Place]:
         spot = Spot(enter, "127.0.0.1", "lo")
         yield Place(spot, [spot] * workers, [partial(sent_bytes, "lo", str(first))])
     finally:
-        holder.stdin.close()  # `cat` ends, and everything in its namespaces with it.
+        holder.stdin.close()  # `cat` exits, and the kernel kills all in its namespaces.
         holder.wait()
         holder.stdout.close()
 
@@ -106,9 +106,9 @@ def why_no_links() -> str:
 
 @contextmanager
 def links(workers: int, mbit_per_s: float, delay_ms: float, shared: Path) -> Iterator[Place]:
-    """Each worker behind a link of its own; `delay_ms` is that of one way.
+    """Each worker behind its own link; `delay_ms` is one way.
 
-    shared: a directory that everybody can read and write.
+    shared: a directory that all processes can read and write.
     """
     code = [ROOT / "benchmarks", ROOT / "examples", ROOT / "tests"]
     with Cluster(count=workers, shared=[*code, shared]) as cluster, ExitStack() as threads:

@@ -1,10 +1,10 @@
-"""How many steps does a method need, and at which rate the fewest? python -m benchmarks.peers.rates
+"""The steps that each method needs at several rates: python -m benchmarks.peers.rates
 
 All replicas in turn in one process, so that the figures do not depend on the machine: steps of all
-workers together until 85 % of the test pictures are right, for three orders of the samples. What a
-step costs is another question; `train` asks both. The rates in `table.py` are among the best here,
-for every method; where replicas go their own way at their own speed (Hogwild, a server without a
-barrier) the order here is the worst one: all of them compute on what was there a step before.
+workers together until a test accuracy of 85 %, for three orders of the samples. `train` also
+measures the cost of a step. The rates in `table.py` are among the best here, for every method. For
+asynchronous replicas (Hogwild, a server without a barrier) the order here is the worst case: all of
+them compute on the parameters of the previous step.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class Replicas:
         self._flat = Flat(WORK)
         self._data = [batches(WORK, i, WORKERS, BATCH_SIZE, seed) for i in range(WORKERS)]
         self.w = self._flat.w.clone()
-        """float32[d]: what all begin with."""
+        """float32[d]: the initial parameters of all."""
 
     def gradient(self, worker: int, w: Tensor) -> Tensor:
-        """Of its next batch at `w`; good until the next one."""
+        """Of its next batch at `w`; valid until the next call."""
         self._flat.w.copy_(w)
         self._flat.compute_gradient(*next(self._data[worker]))
         return self._flat.g
 
 
 Method = Callable[[Replicas], Iterator[Tensor]]
-"""Yields the parameters that all share, as they are after every step of one worker."""
+"""Yields the shared parameters after every step of one worker."""
 
 
 def without_waiting(lr: float, replicas: Replicas) -> Iterator[Tensor]:
-    """A server that applies what comes, and Hogwild: every gradient is a step of all old."""
+    """An asynchronous server, or Hogwild: every gradient is one step of all workers stale."""
     w = replicas.w
     seen = [w.clone() for _ in range(WORKERS)]
     while True:
@@ -73,7 +73,7 @@ def mean_gradient(lr: float, momentum: float, replicas: Replicas) -> Iterator[Te
 def rounds(
     steps: int, lr: float, outer_lr: float, momentum: float, replicas: Replicas
 ) -> Iterator[Tensor]:
-    """Local SGD: the mean of what replicas do alone, and a Nesterov step along it (DiLoCo)."""
+    """Local SGD: the mean of the replicas' deltas, and a Nesterov step along it (DiLoCo)."""
     w = replicas.w
     velocity = torch.zeros_like(w)
     while True:
@@ -89,7 +89,7 @@ def rounds(
 
 
 def downpour(steps: int, lr: float, local_lr: float, replicas: Replicas) -> Iterator[Tensor]:
-    """A push and a fetch every `steps`, of one worker after the other."""
+    """A push and a fetch every `steps`, one worker after the other."""
     w = replicas.w
     alone = [w.clone() for _ in range(WORKERS)]
     accrued = [torch.zeros_like(w) for _ in range(WORKERS)]
@@ -108,7 +108,7 @@ def downpour(steps: int, lr: float, local_lr: float, replicas: Replicas) -> Iter
 
 
 def steps_until_good(method: Method, seed: int) -> int:
-    """Of all workers together; `STEPS_MAX` if it is not good by then."""
+    """Of all workers together; at most `STEPS_MAX`."""
     for made, w in enumerate(method(Replicas(seed)), 1):
         is_time = made >= FIRST_LOOK and made % LOOK_EVERY == 0
         if made >= STEPS_MAX or (is_time and accuracy(WORK, w) >= TARGET):

@@ -1,8 +1,7 @@
 """A parameter server that is a Ray actor, asynchronous, as in Ray's documentation.
 
-The driver hands each finished gradient to the server, and its new parameters to that worker. The
-copies for the watch are taken and looked at in a thread of their own, so that no worker waits for
-them.
+The driver passes each finished gradient to the server, and the new parameters to that worker. A
+separate thread takes and evaluates the copies for the watch, so that no worker waits for them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A parameter server on torch.distributed.rpc (TensorPipe), asynchronous.
 
-Rank 0 is the server. Each worker sends its gradient and gets the new parameters in one call.
+Rank 0 is the server. Each worker sends its gradient and receives the new parameters in one call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SERVER = "server"
 
 
 class Server:
-    """What rank 0 has, and the others reach through `push_and_fetch`."""
+    """State of rank 0; the others access it by `push_and_fetch`."""
 
     parameters: Tensor
     lr: float
@@ -71,7 +71,7 @@ def _serve(settings: Settings) -> None:
     while not watch.is_enough(lambda: Server.parameters, Server.updates):
         time.sleep(LOOK_S)
     watch.write()
-    os._exit(0)  # The workers are in the middle of their calls: they are ended, not waited for.
+    os._exit(0)  # Do not wait for the workers, which are blocked in their calls.
 
 
 def _work(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Runs one peer to the end: starts its processes, counts bytes, ends them, and reads the result."""
+"""Runs one peer: starts its processes, counts bytes, terminates them, and reads the result."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from benchmarks.peers.work import accuracy
 
 COUNT_S = 0.02
 OVERHEAD_S_MAX = 240.0
-"""For starting and ending, beside the training itself."""
+"""For start and shutdown, without the training."""
 GRACE_S = 20.0
 LAST_WORDS = 2000
 MB = 1e6
 
 
 class PeerFailed(Exception):
-    """It ended badly, or did not end; the text says how."""
+    """It failed, or did not exit; the text says how."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How long it took until the accuracy was reached."""
+    """The time until the accuracy was reached."""
 
     seconds: float
-    """From when all processes were ready."""
+    """Since all processes were ready."""
     start_s: float
-    """From nothing until then: imports, loading the data, meeting."""
+    """Before that: imports, loading the data, the barrier."""
     sent_mb: float
-    """By all of them in `seconds`, with every header."""
+    """By all processes in `seconds`, with headers."""
     updates: int
     """Pushes or steps of all workers in `seconds`."""
 
@@ -65,7 +65,7 @@ def run(peer: Peer, place: Place, settings: Settings) -> Result:
 
 @dataclass(frozen=True)
 class Start:
-    """A process that is to be started."""
+    """A process to start."""
 
     spot: Spot
     env: Mapping[str, str]
@@ -88,7 +88,7 @@ def _starts(peer: Peer, place: Place, settings: Settings) -> list[Start]:
 
 
 class Process:
-    """One that was started; what it says goes to `said`."""
+    """A started process; its output goes to `said`."""
 
     def __init__(self, start: Start, said: IO[str]) -> None:
         interface = start.spot.interface
@@ -107,7 +107,7 @@ class Process:
         )  # fmt: skip
 
     def wait(self, limit_s: float) -> None:
-        """Raises PeerFailed with its last words."""
+        """Raises PeerFailed with its last lines."""
         try:
             code = self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -120,7 +120,7 @@ class Process:
         return self._said.read()[-LAST_WORDS:]
 
     def end(self) -> None:
-        """In order, so that it can end what it has started; else as `kill`."""
+        """SIGTERM, so that it can terminate its children; after a timeout `kill`."""
         if self._process.poll() is None:
             with suppress(psutil.NoSuchProcess):
                 self._program().terminate()
@@ -129,12 +129,12 @@ class Process:
         self.kill()
 
     def _program(self) -> psutil.Process:
-        """Whoever enters other processes' namespace does so with a child, and waits for it."""
+        """The child, where a command enters a namespace: it waits for the child."""
         process = psutil.Process(self._process.pid)
         return next(iter(process.children()), process) if self._has_child else process
 
     def kill(self) -> None:
-        """With everything that has not left its session."""
+        """With all processes of its session."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -142,7 +142,7 @@ class Process:
 
 @contextmanager
 def _running(starts: Sequence[Start]) -> Iterator[Process]:
-    """The process of rank 0, with the others beside it; they are ended behind the block."""
+    """The process of rank 0, with the others running; they are terminated after the block."""
     with ExitStack() as stack:
         processes = []
         for start in starts:
@@ -157,7 +157,7 @@ def _running(starts: Sequence[Start]) -> Iterator[Process]:
 
 @contextmanager
 def counting(place: Place) -> Iterator[list[tuple[float, int]]]:
-    """(Unix time, bytes sent until then), more and more of them."""
+    """A growing list of (Unix time, bytes sent until then)."""
     counts = [(time.time(), place.sent_bytes())]
     over = Event()
 
@@ -175,10 +175,10 @@ def counting(place: Place) -> Iterator[list[tuple[float, int]]]:
 
 
 def result_of(settings: Settings, began: float, counts: Sequence[tuple[float, int]]) -> Result:
-    """When the target was reached by what the watch has left, and what was sent until then.
+    """When the target was reached according to the watch's file, and the bytes sent until then.
 
-    began: Unix time of the start of everything. counts: as of `counting`. Raises PeerFailed if the
-    target was not reached.
+    began: Unix time of the first start. counts: from `counting`. Raises PeerFailed if the target
+    was not reached.
     """
     snapshots = np.load(settings.snapshots)
     clock_at, seconds = float(snapshots["began"]), snapshots["seconds"]

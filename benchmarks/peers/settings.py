@@ -1,4 +1,4 @@
-"""What a program of this folder is told on its command line, as JSON."""
+"""The command-line argument of the programs of this folder, as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",  # or it leaves a token in the home directory
+    "RAY_AUTH_MODE": "disabled",  # or it writes a token to the home directory
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
@@ -25,38 +25,38 @@ class Settings:
     """A name in `work.WORKS`."""
     workers: int
     batch_size: int
-    """Samples of one step of one worker."""
+    """Samples per step of one worker."""
     lr: float
     seed: int
     """Of the order of the samples; the initial values are always the same."""
     target: float
-    """Accuracy on the test set after which it need not go on."""
+    """Accuracy on the test set at which training may stop."""
     budget_s: float
     """Seconds of training after which it gives up."""
     snapshots: str
     """The file that `watch.Watch` writes."""
     rank: int = 0
-    """Of this process; with a server, that is rank 0 and the workers are 1, 2 ..."""
+    """Of this process; a server is rank 0, its workers are 1, 2 ..."""
     port: int = 0
-    """Where the processes meet."""
+    """Of the rendezvous."""
     address: str = "127.0.0.1"
     """Of rank 0."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of this peer alone."""
+    """Specific to this peer."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
 
 def why_not_there(package: str) -> str:
-    """ "" if there is such a package, or none is needed."""
+    """ "" if the package is installed, or none is needed."""
     return "" if not package or find_spec(package) else f"{package} is not installed"
 
 
 def from_command_line() -> Settings:
-    """Raises SystemExit with a usage text; from now on SIGTERM is a SystemExit, too.
+    """Raises SystemExit with a usage text. From then on SIGTERM raises SystemExit, too.
 
-    The kernel sends it when whoever has started this process is killed.
+    The kernel sends SIGTERM when the parent of this process is killed.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

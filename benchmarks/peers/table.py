@@ -1,8 +1,8 @@
-"""Who is measured: one row for each, with the rate that was found for it.
+"""The measured peers: one row for each, with its rate.
 
-A rate is that of one step of one worker; where the mean of four gradients is taken (DDP), it is
-twice as large. Those of DiLoCo's outer step are the paper's, for DiLoCo and for dlctl alike.
-`rates.py` shows how many steps each method needs, at these rates and at others.
+A rate is that of one step of one worker; for the mean of four gradients (DDP) it is twice as large.
+Those of DiLoCo's outer step are the paper's, both for DiLoCo and for dlctl. `rates.py` shows how
+many steps each method needs, at these rates and at others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ name = "int8"
 """
     + LOCAL_STEPS
 )
-"""Half the bytes one way, a quarter the other way, and new data once in a round."""
+"""Half the bytes one way, a quarter the other way, and new data once per round."""
 DOWNPOUR = (
     ONE_SERVER
     + """[algorithm]
@@ -67,14 +67,14 @@ class Peer:
     """A module of this folder."""
     lr: float
     has_server: bool = False
-    """Rank 0 serves, at the head, and the workers are the ranks behind it."""
+    """Rank 0 is the server, at the head; the workers are the ranks from 1."""
     is_one_program: bool = False
-    """Started once, at the head; it starts whatever else it needs."""
+    """Started once, at the head; it starts its other processes."""
     options: dict[str, Any] = field(default_factory=dict)
     needs: str = ""
-    """A package that need not be installed."""
+    """An optional package."""
     is_ours: bool = False
-    """It is dlctl: where it fails, the benchmark has failed."""
+    """It is dlctl: if it fails, the benchmark fails."""
 
     def why_not(self) -> str:
         """What is missing here; "" if it can be measured."""
@@ -119,7 +119,7 @@ FAST = [
     HOGWILD, DDP, RPC, DDP_FP16, powersgd(4), post_local(16), diloco(8), diloco(16), diloco(64),
     RAY,
 ]  # fmt: skip
-"""On one machine. The first is what the others are compared with."""
+"""On one machine. The others are compared with the first."""
 SLOW = [
     dlctl("dlctl", 0.1, LOCAL_SGD_SLOW.format(steps=64)),
     dlctl(
@@ -129,4 +129,4 @@ SLOW = [
     ),
     DDP, DDP_FP16, powersgd(4), RPC, post_local(16), diloco(16), diloco(64),
 ]  # fmt: skip
-"""Behind slow links. What needs one machine, or is a cluster of its own, is not here."""
+"""Behind slow links. Without peers that need one machine, or are their own cluster."""

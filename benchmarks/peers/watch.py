@@ -1,11 +1,11 @@
-"""When was it good enough? Copies of the parameters, taken while training goes on.
+"""Copies of the parameters during training, to determine when the accuracy was reached.
 
 A copy every 30 ms, or of every 2 % of the time so far, costs nearly nothing; their accuracy is
-computed when the training is over. Only at a few moments (after 1 s, 1.5 s, 2.25 s ...) somebody
-looks at once whether it is good enough already, so that a run need not go on until its budget is
-spent. Where all workers wait for that look, it is taken off the clock; where they train on
-meanwhile, it is not. Of gloo's workers all wait for the one that looks, but those that make many
-steps between two averages first go on until the next one: half a look or so that they are given.
+computed after the training. Only at a few moments (after 1 s, 1.5 s, 2.25 s ...) a copy is
+evaluated at once, so that a run can stop before its budget is spent. If all workers wait for that
+evaluation, it is subtracted from the clock; if they train meanwhile, it is not. All of gloo's
+workers wait for the one that evaluates, but those with many steps between two averages first
+continue to the next average, which gains them about half an evaluation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST_LOOK_S, NEXT_LOOK = 1.0, 1.5
 
 
 class Watch:
-    """Make it before the clock starts: it loads the test set."""
+    """Create it before the clock starts: it loads the test set."""
 
     def __init__(self, settings: Settings, *, all_wait: bool) -> None:
         self._settings, self._all_wait = settings, all_wait
@@ -38,12 +38,12 @@ class Watch:
         data_of(settings.work)
 
     def start(self, at: float | None = None) -> None:
-        """All processes are ready: the clock starts now, or was started at `time.time()` == at."""
+        """All processes are ready: the clock starts now, or at Unix time `at`."""
         self._off_s = 0.0
         self._began = time.time() if at is None else at
 
     def is_enough(self, parameters: Callable[[], Tensor], updates: int) -> bool:
-        """Call it as often as can be: True if the training can end.
+        """Call it as often as possible. Returns True if the training can stop.
 
         parameters: float32[d] as they are now. updates: steps of all workers so far.
         """
@@ -65,8 +65,8 @@ class Watch:
         return reached >= self._settings.target
 
     def write(self) -> None:
-        """The file for `run.py`: when the clock was started (Unix time), and of every copy the
-        seconds on the clock, the moment (Unix time), the updates and the parameters."""
+        """Write the file for `run.py`: when the clock started (Unix time), and for every copy the
+        seconds on the clock, the Unix time, the updates and the parameters."""
         seconds, moments, updates = zip(*self._rows, strict=True)
         path = Path(self._settings.snapshots)
         temporary = path.with_suffix(".part.npz")

@@ -1,9 +1,8 @@
-"""The work: a small network and its data, the same for everybody.
+"""The work: a small network and its data, the same for all peers.
 
-The network is a stack of linear layers with ReLU between them, its initial values always those of
-one seed. Every worker draws mini-batches without replacement from its own part of the shuffled
-training set, and shuffles that anew in every epoch; dlctl leases portions of the whole set, which
-it shuffles anew in every epoch.
+The network is a stack of linear layers with ReLU between them, with initial values of a fixed seed.
+Every worker draws mini-batches without replacement from its own part of the shuffled training set,
+reshuffled in every epoch; dlctl leases portions of the whole set, reshuffled in every epoch.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def _digits() -> Data:
 
 
 def model_of(work: str) -> nn.Sequential:
-    """Moves torch's own dice to a fixed place."""
+    """Sets torch's global seed."""
     torch.manual_seed(MODEL_SEED)
     sizes = WORKS[work]
     layers: list[nn.Module] = []
@@ -77,37 +76,36 @@ def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 def batches(
     work: str, worker: int, workers: int, batch_size: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Mini-batches of one worker's part, without an end.
+    """An infinite stream of mini-batches of one worker's part.
 
-    The data is loaded and the part cut out when this returns, not when the first batch is asked
-    for: call it before the clock starts. An epoch is shuffled when it begins, the first one, too;
-    so does dlctl.
+    The data is loaded and the part selected when this returns, not at the first batch: call it
+    before the clock starts. Each epoch is shuffled when it starts, as in dlctl.
     """
     data = data_of(work)
-    dice = torch.Generator().manual_seed(PARTS_SEED)
-    part = torch.randperm(len(data.inputs), generator=dice)[worker::workers]
-    dice.manual_seed(1000 * seed + worker)
-    return _shuffled(data.inputs[part], data.labels[part], batch_size, dice)
+    generator = torch.Generator().manual_seed(PARTS_SEED)
+    part = torch.randperm(len(data.inputs), generator=generator)[worker::workers]
+    generator.manual_seed(1000 * seed + worker)
+    return _shuffled(data.inputs[part], data.labels[part], batch_size, generator)
 
 
 def _shuffled(
-    inputs: Tensor, labels: Tensor, batch_size: int, dice: torch.Generator
+    inputs: Tensor, labels: Tensor, batch_size: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     while True:
-        order = torch.randperm(len(inputs), generator=dice)
+        order = torch.randperm(len(inputs), generator=generator)
         for i in range(0, len(inputs) - batch_size + 1, batch_size):
             chosen = order[i : i + batch_size]
-            # Twice as fast as to index with `chosen`.
+            # Twice as fast as indexing with `chosen`.
             yield inputs.index_select(0, chosen), labels.index_select(0, chosen)
 
 
 def vector_of(model: nn.Module) -> Tensor:
-    """float32[d]: a copy of all parameters, one after the other."""
+    """float32[d]: a copy of all parameters, concatenated."""
     return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()])
 
 
 class Flat:
-    """A model whose parameters `w` and gradients `g` are float32[d] each; changes go both ways."""
+    """A model whose parameters and gradients are views of `w` and `g`, float32[d] each."""
 
     def __init__(self, work: str) -> None:
         self.model = model_of(work)
@@ -132,7 +130,7 @@ def _evaluated(work: str) -> Flat:
 
 
 def accuracy(work: str, parameters: Tensor) -> float:
-    """Of these parameters float32[d], on the test set."""
+    """Of `parameters`, float32[d], on the test set."""
     flat, data = _evaluated(work), data_of(work)
     flat.w.copy_(parameters)
     with torch.no_grad():
