@@ -119,8 +119,8 @@ class Agent:
             case DeadlineReached():
                 self._on_deadline(now)
         self._report_if_due(now)
-        if self._leaving and not self._living():
-            self._say_goodbye()
+        if self._leaving and not self._alive_children():
+            self._report_own_exit()
             self.context.do(Exit(0, self._leaving))
         return self.context.clear()
 
@@ -133,7 +133,7 @@ class Agent:
     def _register(self, now: float) -> None:
         self.context.ask("register", COORDINATOR, self.birth.register(), now)
 
-    def _there(self) -> dict[str, int]:
+    def _reported_children(self) -> dict[str, int]:
         """Name -> incarnation of daemons that are alive, or whose exit is not acknowledged."""
         return {
             name: child.incarnation
@@ -141,7 +141,7 @@ class Agent:
             if child.alive or ("exit", name, child.incarnation) in self.context.retries
         }
 
-    def _living(self) -> list[tuple[str, _Child]]:
+    def _alive_children(self) -> list[tuple[str, _Child]]:
         return [(name, child) for name, child in self._children.items() if child.alive]
 
     def _on_message(self, message: m.Message, now: float) -> None:
@@ -180,7 +180,7 @@ class Agent:
         child = self._children.get(message.name)
         if child is not None and child.incarnation >= message.incarnation:
             if child.exited is not None:
-                self._tell_exit(child.exited, now)
+                self._report_exit(child.exited, now)
             elif child.pid:
                 self.context.send(
                     COORDINATOR, m.Spawned(message.name, child.incarnation, child.pid)
@@ -199,9 +199,9 @@ class Agent:
         name, incarnation = message.name, message.incarnation
         child = self._children.get(name)
         if child is None or (not child.alive and child.incarnation < incarnation):
-            self._tell_exit(m.ProcessExited(name, incarnation, STATUS_UNKNOWN, (), ""), now)
+            self._report_exit(m.ProcessExited(name, incarnation, STATUS_UNKNOWN, (), ""), now)
         elif child.exited is not None:
-            self._tell_exit(child.exited, now)
+            self._report_exit(child.exited, now)
         # A replaced process may still be running, too.
         self.context.do(SignalProcess(name, incarnation, message.signal))
 
@@ -212,9 +212,9 @@ class Agent:
         child = self._children.get(event.name)
         if child is not None and child.incarnation == event.incarnation:
             child.exited = exited
-        self._tell_exit(exited, now)
+        self._report_exit(exited, now)
 
-    def _tell_exit(self, exited: m.ProcessExited, now: float) -> None:
+    def _report_exit(self, exited: m.ProcessExited, now: float) -> None:
         """Report an exit; resent until acknowledged."""
         key = ("exit", exited.name, exited.incarnation)
         self.context.ask(key, COORDINATOR, exited, now)
@@ -223,10 +223,10 @@ class Agent:
         if not self._leaving:
             self._leaving = reason
             self._kill_at = now + TERMINATE_S
-            for name, child in self._living():
+            for name, child in self._alive_children():
                 self.context.do(SignalProcess(name, child.incarnation, 15))
 
-    def _say_goodbye(self) -> None:
+    def _report_own_exit(self) -> None:
         """The coordinator detects the exit of the agent on its machine; others report theirs."""
         birth = self.birth
         if birth.name != HOME_AGENT:
@@ -237,7 +237,7 @@ class Agent:
         self.context.do(*self.context.retries.due(now))
         if self._kill_at is not None and self._kill_at <= now:
             self._kill_at = None
-            for name, child in self._living():
+            for name, child in self._alive_children():
                 self.context.do(SignalProcess(name, child.incarnation, 9))
         if self._restart_at is not None and self._restart_at <= now:
             self._restart_at = None
@@ -264,7 +264,10 @@ class Agent:
     def _report_if_due(self, now: float) -> None:
         if self._welcomed and now >= self._report_at:
             self._report_at = now + REPORT_S
-            metrics = {"children": self._there(), "settings": {"log_level": self.log_level}}
+            metrics = {
+                "children": self._reported_children(),
+                "settings": {"log_level": self.log_level},
+            }
             birth = self.birth
             report = m.Report(birth.name, birth.incarnation, "watching", "", metrics)
             self.context.send(COORDINATOR, report)

@@ -233,10 +233,10 @@ class Checkpointing:
         elif not message.file:
             current.saved[message.name] = message
         else:
-            self._look_at(current, message, daemon.agent if daemon else HOME_AGENT, now)
+            self._receive(current, message, daemon.agent if daemon else HOME_AGENT, now)
         self._complete_if_all(now)
 
-    def _look_at(self, current: _Current, saved: m.Saved, agent: str, now: float) -> None:
+    def _receive(self, current: _Current, saved: m.Saved, agent: str, now: float) -> None:
         """Transfer a file from the host where it was saved, or verify it if it is here. A server's
         file on this machine is trusted.
         """

@@ -126,9 +126,9 @@ class Coordinator:
         )  # fmt: skip
         self.scaling = Scaling(run, self, self.scheduler)
         self.rotation = Rotation(run, self, self.clients.answer, self.scheduler, self.scaling)
-        self._watch_and_answer(past)
+        self._build_observers(past)
 
-    def _watch_and_answer(self, past: Past) -> None:
+    def _build_observers(self, past: Past) -> None:
         """The parts that observe all others: failures, status, requests, persistence."""
         run = self.run
         self.host_failures = HostFailures(
@@ -165,7 +165,7 @@ class Coordinator:
             evaluations=self.evaluations, checkpointing=self.checkpointing, scaling=self.scaling,
             rotation=self.rotation,
         )  # fmt: skip
-        self._hears = self._handlers()
+        self._dispatch = self._handlers()
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
             self.evaluations.newest = past.manifest.get("evaluation")
@@ -268,7 +268,7 @@ class Coordinator:
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
-        handler = self._hears.get(type(message))
+        handler = self._dispatch.get(type(message))
         try:
             self.authz.check(identity, message)
             if handler is None:

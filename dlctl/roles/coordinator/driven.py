@@ -81,7 +81,7 @@ class DrivenMethod:
         """The current request."""
         self._begun_at: float | None = None
         self._limit_portions()
-        self._play(journal)
+        self._replay(journal)
 
     def to_json(self) -> Json:
         """The journal."""
@@ -108,7 +108,7 @@ class DrivenMethod:
 
     # ------------------------------------------------------------ the generator
 
-    def _play(self, journal: Json) -> None:
+    def _replay(self, journal: Json) -> None:
         """Replay the journal."""
         self._resume(None)
         for fingerprint, result in journal.get("results", []):

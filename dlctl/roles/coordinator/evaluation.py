@@ -53,7 +53,7 @@ class Evaluations:
     """The best value that this coordinator has seen."""
     is_to_save: bool = field(default=False, init=False)
     """The best model is in no checkpoint yet."""
-    _told_of_best: bool = field(default=False, init=False)
+    _reported_no_best: bool = field(default=False, init=False)
     out_of_reach: str = field(default="", init=False)
     """Why the target cannot be reached, according to the evaluations so far."""
     newest: Json | None = field(default=None, init=False)
@@ -171,15 +171,15 @@ class Evaluations:
         if metrics:
             self.newest = metrics | {"step": step}
         if self.best is not None and not message.error:
-            self._look_for_the_best(self.best, metrics, message)
+            self._update_best(self.best, metrics, message)
         return step, metrics
 
-    def _look_for_the_best(self, best: Best, metrics: Json, message: m.Evaluated) -> None:
+    def _update_best(self, best: Best, metrics: Json, message: m.Evaluated) -> None:
         value = best.value(metrics)
         if value is not None and best.is_better(value, self.best_value):
             self.best_value, self.is_to_save = value, True
-        elif best.metric not in message.metrics and not self._told_of_best:
-            self._told_of_best = True
+        elif best.metric not in message.metrics and not self._reported_no_best:
+            self._reported_no_best = True
             why = what_there_is(best.metric, message.metrics)
             text = f'best = "{best}" of [checkpoints] keeps no checkpoint: {why}'
             self.context.event("target", message.name, text)

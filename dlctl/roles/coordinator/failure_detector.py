@@ -76,7 +76,7 @@ class FailureDetector(Part):
     frozen: FrozenParameters
     scaling: Scaling
     host_failures: HostFailures
-    _looked_at: float = field(default=0.0, init=False)
+    _checked_at: float = field(default=0.0, init=False)
     _was_cut_off: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -85,15 +85,15 @@ class FailureDetector(Part):
 
     def deadline(self) -> float:
         """When to check next; `watch` takes a longer gap for a pause of the coordinator."""
-        return self._looked_at + self.slow_s / 2
+        return self._checked_at + self.slow_s / 2
 
     def watch(self, now: float) -> None:
         """Check for late heartbeats."""
-        if now - self._looked_at > self.slow_s:
+        if now - self._checked_at > self.slow_s:
             # The coordinator itself was paused or starved; heartbeats are still unread.
             for daemon in self.members.daemons.values():
                 daemon.heard_at = now
-        self._looked_at = now
+        self._checked_at = now
         is_cut_off = self._is_cut_off(now)
         if self._was_cut_off and not is_cut_off:
             # The first heartbeat is back; give the other daemons time to reconnect.
@@ -150,14 +150,14 @@ class FailureDetector(Part):
         if not daemon.alive or not daemon.registered or silent_s <= self.limit_s or is_cut_off:
             return
         if self.host_failures.is_away(daemon):
-            self._do_without(daemon, now)
+            self._stop_waiting_for(daemon, now)
             return
         if self.members.agent_of(daemon).killed_for:
             return  # The kill of its agent is in flight.
         daemon.heard_at = now  # Once per limit.
         self._kill(daemon, f"no heartbeat for {self.limit_s:.0f} s", now, code="heartbeat-late")
 
-    def _do_without(self, daemon: Daemon, now: float) -> None:
+    def _stop_waiting_for(self, daemon: Daemon, now: float) -> None:
         """No agent can be reached to kill it, and it may be alive; stop waiting for it."""
         daemon.out_of_touch = True
         if daemon.role == "worker":
@@ -241,7 +241,7 @@ class FailureDetector(Part):
         planned = self.run.shutdown is not None and asked
         said = last_error(end.status, end.last_lines)
         daemon.ended(end.status, end.last_lines, now, end.cause, said, is_planned=planned)
-        self._drop_questions(name)
+        self._drop_requests(name)
         assert daemon.last_exit is not None
         text = f"{name} ended: {in_full(daemon.last_exit)}"
         kind = "stop" if planned else "exit"
@@ -261,7 +261,7 @@ class FailureDetector(Part):
         else:
             self._lose_agent(daemon, end, now)
 
-    def _drop_questions(self, name: str) -> None:
+    def _drop_requests(self, name: str) -> None:
         """Drop the pending requests that only this process could have answered."""
         servers = range(len(self.members.of_role("server")))
         asked = ("spawn", "assign", "guests", "shutdown", "kill", "drain")

@@ -110,7 +110,7 @@ class Groups:
         if not self._store:  # The first member has not opened it; the others wait for that.
             silent = set(self.members[:1])
         if silent and silent < set(self.members):
-            self._go_on_without(silent)
+            self._continue_without(silent)
         elif silent:
             self._note_by = now + self.limit_s
 
@@ -122,9 +122,9 @@ class Groups:
             if worker.out_of_touch and now - worker.heard_at > self.limit_s
         } & set(self.members)
         if away and away < set(self.members):
-            self._go_on_without(away)
+            self._continue_without(away)
 
-    def _go_on_without(self, silent: set[Member]) -> None:
+    def _continue_without(self, silent: set[Member]) -> None:
         self.left_out |= silent
         names = ", ".join(self._names(tuple(sorted(silent))))
         text = f"{names}: no answer in {self.limit_s:.0f} s, the group continues without"
@@ -145,14 +145,14 @@ class Groups:
         self._is_new = self.steps_done() == 0
         text = f"generation {self.generation}: {', '.join(self._names(members))}"
         self.run.context.event("group", "", text)
-        self._tell(self._names(members)[:1], now)
+        self._send_group(self._names(members)[:1], now)
         # They may be waiting in a group that all others have left.
-        self._tell(self._names(tuple(sorted(self.left_out))), now)
+        self._send_group(self._names(tuple(sorted(self.left_out))), now)
 
     def _names(self, members: tuple[Member, ...]) -> list[str]:
         return [f"worker-{slot}" for slot, _ in members]
 
-    def _tell(self, names: list[str], now: float) -> None:
+    def _send_group(self, names: list[str], now: float) -> None:
         slots = tuple(slot for slot, _ in self.members)
         message = m.Group(self.generation, slots, self._store, self._is_new)
         for name in names:
@@ -161,20 +161,20 @@ class Groups:
     def on_noted(self, peer: Peer, message: m.GroupNoted, now: float) -> None:
         by_name = dict(zip(self._names(self.members), self.members, strict=True))
         if message.generation != self.generation or message.name not in by_name:
-            self._is_back(message.name, now)
+            self._readmit(message.name, now)
             return
         asked = self.run.context.retries.message(("group", message.name))
         if message.store and not self._store:
             self._store = message.store
             self._note_by = now + self.limit_s
-            self._tell(list(by_name), now)
+            self._send_group(list(by_name), now)
         elif isinstance(asked, m.Group) and asked.store and not message.store:
             self.run.context.retries.done(("group", message.name), now)
             self._noted.add(by_name[message.name])
             if len(self._noted) == len(self.members):
                 self._note_by = None
 
-    def _is_back(self, name: str, now: float) -> None:
+    def _readmit(self, name: str, now: float) -> None:
         """A member that was left out answers after all."""
         if name not in self._names(self.members):
             self.run.context.retries.done(("group", name), now)
@@ -201,7 +201,7 @@ class Groups:
         if message.why == m.MODEL_LOST:
             self._lose_model(now)
         elif message.why == m.UNMADE:
-            self._find_no_way(member, message.reason, now)
+            self._fail_to_connect(member, message.reason, now)
         else:
             self._unmade.clear()  # They have begun a sum.
         self.advance(now)
@@ -213,7 +213,7 @@ class Groups:
         elif self.run.shutdown is None:
             self.control.end("failed", LOST, now, at_once=True)
 
-    def _find_no_way(self, member: Member, reason: str, now: float) -> None:
+    def _fail_to_connect(self, member: Member, reason: str, now: float) -> None:
         if not self._unmade:
             self._unmade_since = self._begun_at
         self._unmade[member] = reason

@@ -64,7 +64,7 @@ class LeaseScheduler:
         self.stopped = False
         self.driving: DrivenMethod | None = None
         self._pool: PortionPool | StreamPool | None = None
-        self._told_of_end = False
+        self._end_reported = False
         """Whether the event that the stream has ended and is read again was sent."""
         self._built = Dataset()
         """As the first worker that reported built it."""
@@ -179,7 +179,7 @@ class LeaseScheduler:
             keys = (key.split("/")[1:] for key in memory if key.startswith("portion/"))
             standing = {(int(e), int(p)): memory[f"portion/{e}/{p}"] for e, p in keys}
             self.pool.go_on((next_[0], next_[1]), standing)
-            self._told_of_end = dataset.shards > 0 and next_[0] > 0
+            self._end_reported = dataset.shards > 0 and next_[0] > 0
             self.evaluated_at = memory.get("evaluation", [0.0])[0]
         self.metrics = dict(memory.get("metrics", {}))
         if "lead" in memory:
@@ -312,7 +312,7 @@ class LeaseScheduler:
         )  # fmt: skip
         if self._restore:
             pool.restore(self._restore["stream"], self._restore["portion_samples"])
-            self._told_of_end = pool.passes() > 1
+            self._end_reported = pool.passes() > 1
         return pool
 
     def rescale(self, workers: int) -> None:
@@ -423,9 +423,9 @@ class LeaseScheduler:
             if taken is not None or self.stopped or not self.is_driven:
                 del self._pending[slot]
                 self._answer(slot, request, taken)
-                self._tell_of_epoch()
-        if isinstance(self._pool, StreamPool) and not self._told_of_end:
-            self._tell_of_end(self._pool)
+                self._update_epoch()
+        if isinstance(self._pool, StreamPool) and not self._end_reported:
+            self._report_end(self._pool)
 
     def _or_copy(
         self, pool: PortionPool, slot: int, taken: Range | None, now: float
@@ -450,13 +450,13 @@ class LeaseScheduler:
         ]
         return min((at for at in due if at is not None), default=None)
 
-    def _tell_of_end(self, pool: StreamPool) -> None:
+    def _report_end(self, pool: StreamPool) -> None:
         """A stream has ended before the run. That may be intended; one event reports it."""
         samples = pool.samples_in_all()
         if pool.passes() > 1 and samples is not None:
             text = f"the stream has ended after {samples:,} samples, and is read again"
             self.context.event("stream", "", f"{text} until job.stop is reached")
-            self._told_of_end = True
+            self._end_reported = True
 
     def _end_epochs(self, slots: frozenset[int]) -> None:
         """Drop the rest of the data epochs that the method has ended, with returned portions."""
@@ -464,13 +464,13 @@ class LeaseScheduler:
             return
         side, pool = self.side, self._pool
         side.members = slots
-        self._tell_of_epoch()
+        self._update_epoch()
         while side.epoch.portions and side.cut_epoch():
             side.data_epoch += 1
-            self._tell_of_epoch()
+            self._update_epoch()
         pool.drop(before=side.data_epoch)
 
-    def _tell_of_epoch(self) -> None:
+    def _update_epoch(self) -> None:
         if self._cuts_epochs and isinstance(self._pool, PortionPool):
             self.side.epoch = self._pool.standing(self.side.data_epoch)
 

@@ -50,7 +50,7 @@ class Peers:
         self._has_members = False
         self._list: tuple[tuple[int, int, str, bool], ...] | None = None
         """Slot, epoch, address, and whether it takes part."""
-        self._told: dict[str, tuple[int, int]] = {}
+        self._sent: dict[str, tuple[int, int]] = {}
         """Worker -> its incarnation, and the number of the list that it was sent last."""
 
     def on_listening(self, peer: Peer, message: m.Listening, now: float) -> None:
@@ -84,15 +84,15 @@ class Peers:
             self._list, self._number = rows, self.run.context.next_number()
         for worker in workers:
             if worker.alive and worker.model_ready:
-                self._tell(worker, now)
-            elif worker.name in self._told:
+                self._send_list(worker, now)
+            elif worker.name in self._sent:
                 self._forget(worker.name)
 
-    def _tell(self, worker: Daemon, now: float) -> None:
-        told = (worker.incarnation, self._number)
-        if self._told.get(worker.name) == told:
+    def _send_list(self, worker: Daemon, now: float) -> None:
+        newest = (worker.incarnation, self._number)
+        if self._sent.get(worker.name) == newest:
             return
-        self._told[worker.name] = told
+        self._sent[worker.name] = newest
         keyring = self.run.keyring
         columns = zip(*self._list, strict=True) if self._list else ((), (), (), ())
         slots, epochs, addresses, take_part = columns
@@ -102,5 +102,5 @@ class Peers:
         self.run.context.ask(("peers", worker.name), worker.name, message, now)
 
     def _forget(self, name: str) -> None:
-        del self._told[name]
+        del self._sent[name]
         self.run.context.retries.drop(("peers", name))

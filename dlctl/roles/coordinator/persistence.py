@@ -192,7 +192,7 @@ class Persistence(Part):
             self.rotation.begin_all_anew(now)
         else:
             for daemon in self.run.members.daemons.values():
-                self._look_after(daemon, is_ending, now)
+                self._recover(daemon, is_ending, now)
         self.registration.assign(now)
         if asked := values.get("evaluation", [0.0, None])[1]:
             was = Asked(*asked)
@@ -241,7 +241,7 @@ class Persistence(Part):
             agent.incarnation = newest - 1
             agent.begin(now)
 
-    def _look_after(self, daemon: Daemon, is_ending: bool, now: float) -> None:
+    def _recover(self, daemon: Daemon, is_ending: bool, now: float) -> None:
         """Repeat requests that may have been lost; agents report the state of the rest."""
         daemon.forgive()  # It may have died because of the coordinator.
         if daemon.role == "agent":

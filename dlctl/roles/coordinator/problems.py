@@ -39,13 +39,13 @@ def find(run: RunState, row: Json, now: float) -> list[Problem]:
     found = list(_of_run(run, row, now))
     if run.reason != KILLED:  # After `stop --kill` all exits were requested.
         daemons = members.daemons.values()
-        look = _Look(members, run.job.timeouts.silent_s, now)
+        look = _Inspection(members, run.job.timeouts.silent_s, now)
         found += [p for d in daemons if (p := look.at(d)) is not None]
     ill = {problem.daemon for problem in found if problem.code != "daemon-restarted"}
     found += _waits(members, ill, names_in(waiting), now)
     found += [*_limits(members.of_role("worker")), *_intervals(members.of_role("worker"))]
-    told = {problem.daemon for problem in found}
-    if waiting and not (told and told >= set(names_in(waiting))):
+    reported = {problem.daemon for problem in found}
+    if waiting and not (reported and reported >= set(names_in(waiting))):
         found.append(Problem("run-waiting", problems.RUN, None, {"waiting": waiting}))
     return found
 
@@ -78,7 +78,7 @@ _OF_ENDED: Mapping[str, Code] = {
 }
 
 
-class _Look:
+class _Inspection:
     """One inspection of all daemons."""
 
     def __init__(self, members: Membership, limit_s: float, now: float) -> None:

@@ -60,7 +60,7 @@ class Quorums:
         self._ask_after_s: float | None = None
         """How long after that the lead wants to be asked again; None: it does not."""
         self._gone: frozenset[Process] = frozenset()
-        self._to_tell: set[int] = set()
+        self._to_notify: set[int] = set()
 
     def on_holding(self, peer: Peer, message: m.Holding, now: float) -> None:
         """Raises RemoteProtocolError for an unknown server, or if the method has no quorum."""
@@ -76,7 +76,7 @@ class Quorums:
             return
         self._is_news |= report != before
         self._reports[message.shard] = report
-        self._to_tell.add(message.shard)
+        self._to_notify.add(message.shard)
 
     def deadline(self) -> float | None:
         """When the lead wants to be asked again."""
@@ -94,7 +94,7 @@ class Quorums:
             least_s = (self._ask_after_s or 0.0) if is_due else 0.0
             self._ask_after_s = None
             self._decide(now, least_s)
-        self._tell()
+        self._send_decision()
 
     def _decide(self, now: float, least_s: float) -> None:
         """least_s: a lower bound of the time at this clock, against rounding."""
@@ -117,7 +117,7 @@ class Quorums:
         living = [
             (slot, epoch, samples)
             for at, slot, epoch, samples in sorted(everywhere)
-            if at == clock and self._lives((slot, epoch))
+            if at == clock and self._is_alive((slot, epoch))
         ]
         if not living:
             return
@@ -136,29 +136,29 @@ class Quorums:
 
     def _take(self, clock: int, used: tuple[Process, ...]) -> None:
         self.newest = clock, used
-        self._to_tell.update(self._reports)
+        self._to_notify.update(self._reports)
 
     def _is_under_way(self, known: Sequence[Report]) -> bool:
         """Whether a shard has not made the step of the newest decision."""
         return self.newest is not None and any(r.clock <= self.newest[0] for r in known)
 
-    def _lives(self, process: Process) -> bool:
+    def _is_alive(self, process: Process) -> bool:
         return self.run.members.worker(*process) is not None
 
-    def _tell(self) -> None:
+    def _send_decision(self) -> None:
         """Send the newest decision to the shards that are behind it and have just reported; to all
         of those behind if a chosen process has died.
         """
         if self.newest is None:
-            self._to_tell.clear()
+            self._to_notify.clear()
             return
         clock, used = self.newest
-        gone = frozenset(process for process in used if not self._lives(process))
+        gone = frozenset(process for process in used if not self._is_alive(process))
         if gone != self._gone:
             self._gone = gone
-            self._to_tell.update(self._reports)
-        told, self._to_tell = self._to_tell, set()
-        for shard in sorted(told):
+            self._to_notify.update(self._reports)
+        notified, self._to_notify = self._to_notify, set()
+        for shard in sorted(notified):
             report = self._reports.get(shard)
             if report is not None and report.clock <= clock:
                 decided = m.Decided(clock, packed(used), packed(gone))

@@ -189,9 +189,9 @@ class Requests:
         clients.serve(self.table(), self.looks())
         self._stop_requests: list[int] = []
         self._save_requests: list[int] = []
-        self._told: tuple[Any, ...] = ()
+        self._sent: tuple[Any, ...] = ()
         """Key of the newest progress message (`_key`)."""
-        self._tell_at = 0.0
+        self._send_at = 0.0
 
     def table(self) -> dict[str, Verb]:
         return {
@@ -241,25 +241,27 @@ class Requests:
         soon = end.step == shutdown.SAVING and not self.checkpointing.late()
         soon |= end.step == shutdown.RECORDING and not self.run.context.unwritten
         pending = [] if done or soon else end.pending()
-        self._tell(self._stop_requests, end.step, pending, now, done)
+        self._send_progress(self._stop_requests, end.step, pending, now, done)
 
     def tell(self, now: float) -> None:
         """Tell waiting clients which daemons delay them, at changes; short waits are left out."""
         end, saving = self.run.shutdown, self.checkpointing
         if end is not None and self._stop_requests:
             if end.step != shutdown.OVER:
-                self._tell_news(self._stop_requests, end.step, end.pending(), now)
+                self._send_if_changed(self._stop_requests, end.step, end.pending(), now)
         elif self._save_requests and saving.active:
-            self._tell_news(self._save_requests, shutdown.SAVING, saving.late(), now)
+            self._send_if_changed(self._save_requests, shutdown.SAVING, saving.late(), now)
 
-    def _tell_news(self, requests: list[int], phase: str, names: list[str], now: float) -> None:
-        if names and now >= self._tell_at and self._key(phase, names) != self._told:
-            self._tell(requests, phase, names, now)
+    def _send_if_changed(
+        self, requests: list[int], phase: str, names: list[str], now: float
+    ) -> None:
+        if names and now >= self._send_at and self._key(phase, names) != self._sent:
+            self._send_progress(requests, phase, names, now)
 
-    def _tell(
+    def _send_progress(
         self, requests: list[int], phase: str, names: list[str], now: float, done: bool = False
     ) -> None:
-        self._told, self._tell_at = self._key(phase, names), now + TELL_EVERY_S
+        self._sent, self._send_at = self._key(phase, names), now + TELL_EVERY_S
         waiting = [self._stuck(name) or name for name in names]
         result: Json = {"phase": phase, "waiting": waiting, "state": self.run.state}
         until = self.checkpointing.does_without_at() if phase == shutdown.SAVING else None
@@ -294,7 +296,7 @@ class Requests:
         if not self.run.is_working:
             raise DlctlError(f"the run is {self.run.state}: there is nothing to save now")
         if not self._save_requests:
-            self._told, self._tell_at = (), now + TELL_EVERY_S
+            self._sent, self._send_at = (), now + TELL_EVERY_S
         self._save_requests.append(number)
 
         def done(row: Json) -> None:

@@ -221,7 +221,7 @@ class RunShutdown:
             return self._unrecorded()
         if self.step == COLLECTING:
             return self.mirror.pending()
-        return [d.name for d in self._leavers() if d.alive and self._may_say_so(d)]
+        return [d.name for d in self._leavers() if d.alive and self._is_observable(d)]
 
     def _saving(self) -> list[str]:
         """Daemons whose files the checkpoint waits for; if none, what is being written."""
@@ -234,7 +234,7 @@ class RunShutdown:
         error = self.context.unwritten
         return [f"the run's database{f', which cannot be written: {error}' if error else ''}"]
 
-    def _may_say_so(self, daemon: Daemon) -> bool:
+    def _is_observable(self, daemon: Daemon) -> bool:
         """Whether an agent is left that can report its exit; else the driver handles it."""
         agent = self.members.agent_of(daemon)
         is_there = agent.alive or agent.retry_at is not None
@@ -310,9 +310,9 @@ class RunShutdown:
         elif self.step == FINISHING:
             self.evaluations.end_finish()
         elif self.step == SAVING:
-            self._look_at_the_last_checkpoint(is_killed)
+            self._check_last_checkpoint(is_killed)
 
-    def _look_at_the_last_checkpoint(self, is_killed: bool) -> None:
+    def _check_last_checkpoint(self, is_killed: bool) -> None:
         """If it failed, only the shards have the newest state: they stay, so the run can resume."""
         error = self.checkpointing.last_error if self._saved else ""
         if not is_killed and (not self._saved or self.checkpointing.active):

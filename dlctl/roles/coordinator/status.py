@@ -114,7 +114,7 @@ class StatusReport:
             "epoch": run["data_epoch"],
             "workers": sum(worker.state in daemon_states.AT_WORK for worker in workers),
             **run["totals"],
-            "rates": self._rates_in_force(),
+            "rates": self._effective_rates(),
         }
         if run["loss"] is not None:
             row["loss"] = run["loss"]
@@ -184,7 +184,7 @@ class StatusReport:
                     found.setdefault(key, value)
         return found
 
-    def _rates_in_force(self) -> Json:
+    def _effective_rates(self) -> Json:
         """The effective rates, with or without a schedule."""
         found = self._scheduled()
         for daemon in self.run.members.daemons.values():
@@ -337,9 +337,9 @@ class Reports:
         if target is not None and target.is_reached(metrics):
             self.control.end("finished", f"the target {target} is reached", now)
         elif target is not None and not message.error:
-            self._tell_if_out_of_reach(target.missing_in(message.metrics), message.name, now)
+            self._report_out_of_reach(target.missing_in(message.metrics), message.name, now)
 
-    def _tell_if_out_of_reach(self, why: str, name: str, now: float) -> None:
+    def _report_out_of_reach(self, why: str, name: str, now: float) -> None:
         """A run that nothing else would end fails at once. why: "" if the target has its metric."""
         if why and why != self.evaluations.out_of_reach:
             self.context.event("target", name, why)

@@ -77,7 +77,7 @@ class StreamPool(Leases):
 
     def take(self, slot: int) -> Range | None:
         """Lease the next portion; None if none is free now (some may still be returned)."""
-        key = self._taken_back(slot) or self._advance(slot)
+        key = self._take_returned(slot) or self._advance(slot)
         if key is None:
             return None
         self._leased[key] = slot
@@ -145,7 +145,7 @@ class StreamPool(Leases):
         shard.end = end
         self._changed[data_epoch, _FIRST_SHARD - number] = None
         self._drop_what_is_behind()
-        self._look_at(data_epoch, number)
+        self._update_complete(data_epoch, number)
         if not end and not any(s.end for s in found.shards):
             self._fail(data_epoch)
 
@@ -312,7 +312,7 @@ class StreamPool(Leases):
                 self.samples_done += samples
                 self.steps_done += steps
             for number in range(self.shards):
-                self._look_at(epoch, number)
+                self._update_complete(epoch, number)
 
     def _undone(self, epoch: int) -> list[tuple[int, int]]:
         """The unfinished portions of a data epoch whose ends are known, in order."""
@@ -341,7 +341,7 @@ class StreamPool(Leases):
             self._forget(key)
             self._changed[key] = None
 
-    def _taken_back(self, slot: int) -> tuple[int, int] | None:
+    def _take_returned(self, slot: int) -> tuple[int, int] | None:
         """A returned portion, if possible of the shard that the slot reads."""
         if not self._returned:
             return None
@@ -397,9 +397,9 @@ class StreamPool(Leases):
             self._changed[epoch, shard.done_to * self.shards + number] = None
             shard.done_to += 1
         self._changed[epoch, _FIRST_SHARD - number] = None
-        self._look_at(epoch, number)
+        self._update_complete(epoch, number)
 
-    def _look_at(self, epoch: int, number: int) -> None:
+    def _update_complete(self, epoch: int, number: int) -> None:
         """Mark a shard, and with it perhaps the data epoch, as complete if it is."""
         found = self._passes.get(epoch)
         if found is None:
