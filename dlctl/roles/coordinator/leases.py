@@ -25,7 +25,7 @@ from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
 
 DOUBT_S = 10.0
-"""A worker whose requests for data have failed for this long does not work on any."""
+"""A worker that has requested data for this long without getting any has no portion."""
 SCHEDULE = "correct [schedule]: warmup, or over"
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
@@ -80,7 +80,7 @@ class LeaseScheduler:
         """Slot -> its newest lease, in case its request is resent."""
         self._pending: dict[int, m.LeaseRequest] = {}
         self._in_vain_since: dict[int, float] = {}
-        """Slot -> since when it has had no data and its requests have failed."""
+        """Slot -> since when it has had no data and has requested it without getting any."""
         self.evaluated_at = 0.0
         """Progress at the start of the newest evaluation: epochs, or steps if the job counts
         them."""
@@ -475,8 +475,8 @@ class LeaseScheduler:
             self.side.epoch = self._pool.standing(self.side.data_epoch)
 
     def _doubtful(self, slot: int, now: float) -> Range | None:
-        """A portion that is on record as leased to `slot`, although its worker has reported that it
-        has no portion, ever since its requests for data began to fail.
+        """A portion that is on record as leased to `slot`, although its worker reports that it has
+        none, and has requested data for `DOUBT_S` without getting any.
 
         A coordinator that could not write to the database may have been notified that the portion
         is done, or may have answered the same request with another portion.

@@ -74,7 +74,7 @@ UNWRITTEN_S_MIN = 3.0
 CLOCK_S_MAX = 5.0
 """The training time is persisted at least this often, and with every other write."""
 CLOCK_PART = 4
-"""A coordinator that crashes early may do so repeatedly: each may lose at most 1/CLOCK_PART of its
+"""A coordinator that crashes early may do so repeatedly: each loses at most 1/CLOCK_PART of its
 lifetime.
 """
 
@@ -179,7 +179,7 @@ class Persistence(Part):
             # again, would let a possibly ruined model count among the retained checkpoints.
             since_s = 0.0 if state == "failed" else checkpoint_s + self.past.gone_s
             self.checkpointing.schedule(now, since_s)
-        gone = f", {self.past.gone_s:.0f} s after its last word" if self.past.gone_s else ""
+        gone = f" after {self.past.gone_s:.0f} s" if self.past.gone_s else ""
         forgotten = self._forgotten()
         text = f"the coordinator is back{gone}: {forgotten or 'it goes on where it was'}"
         self.run.context.event(

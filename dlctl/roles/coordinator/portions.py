@@ -32,8 +32,8 @@ class Range(NamedTuple):
     start: int
     stop: int
     shard: int = -1
-    """Number of the shard of a stream, or of the client; -1: neither. Samples are then counted in
-    the shard's own order; of a client, over all its passes."""
+    """Number of the stream's shard or of the client, or -1. The samples are then those of the shard
+    in its own order, or those of the client over all its passes."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Leases:
         return back
 
     def may_finish(self, slot: int, data_epoch: int, portion: int) -> bool:
-        """Whether `slot` may report a portion done: it has the portion, or the owner is unsure."""
+        """Whether `slot` may report a portion done: it has it, or the owner is uncertain."""
         key = (data_epoch, portion)
         having = (self._leased.get(key), self._copies.get(key))
         return key in self._doubtful or slot in having
@@ -355,8 +355,8 @@ class Lateness:
 class ClientPool(PortionPool):
     """The data of a run with clients: a data epoch is a sample of them, and a portion is a client.
 
-    If each worker has its own clients, no other worker trains them: clients drawn out of turn wait
-    like returned portions.
+    If each worker has its own clients, no other worker trains them: if a slot's turn draws the
+    client of another slot, that portion waits like a returned one.
 
     samples: of a data epoch, on average. portion_samples: its clients. sizes: samples of each
     client. owners: number of workers that the clients are divided among; 0: not divided.
