@@ -200,9 +200,9 @@ def test_what_a_process_said_while_all_was_well_is_not_why_it_was_killed(
 
 
 def test_a_finish_of_the_task_that_has_failed_is_told(run_directory, dlctl_command):
-    finish = {"worker": "worker-0", "text": "", "error": "who ran it has died"}
+    finish = {"worker": "worker-0", "text": "", "error": "the worker that ran it has died"}
     run_directory().run(state="finished", finish=finish)
-    assert "! finish      who ran it has died" in dlctl_command("status").out
+    assert "! finish      the worker that ran it has died" in dlctl_command("status").out
 
 
 def test_running_takes_a_process_that_is_there(run_directory, dlctl_command):

@@ -134,7 +134,7 @@ def test_a_group_that_a_firewall_divides_fails_and_says_where(
     place.start()
     place.until_state("failed", timeout_s=2 * LONG_S)
     said = place.run()["reason"]
-    assert "have not found each other" in said
+    assert "could not connect to each other" in said
     assert "on h2: " in said
     assert "firewalls" in said
     place.nothing_left()

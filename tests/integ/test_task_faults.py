@@ -269,7 +269,7 @@ def test_a_task_that_ends_its_own_process_is_blamed_for_it_whatever_the_code_is(
     place.job(stop=ENDLESS, more_workers="restarts_max = 1")
     ended = place.dlctl("run", "job.toml")
     assert ended.code == 7
-    assert "died 2 times before or soon after it was at work: exit 0, for the 2nd time" in ended.err
+    assert "died 2 times before or soon after it was ready: exit 0, for the 2nd time" in ended.err
     last = place.daemon("worker-0")["last_exit"]
     assert (last["code"], last["in_row"]) == (0, 2)
     assert "something in the task ends the process (os._exit, or a library)" in last["blame"]

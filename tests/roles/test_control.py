@@ -285,7 +285,11 @@ def test_the_one_answer_shows_every_key_of_every_daemon_as_people_write_it() -> 
         ([], {"push": "off", "lr": "3"}, r"^lr: lr \* weight_decay must be <= 1, .*got 3 \* 0.5"),
         ([], {"push": "off", "psuh": "off"}, 'is called "psuh"; did you mean "push"'),
         ([], {"push": "off", "local_steps": "4"}, 'is called "local_steps"; '),
-        ([], {"push": "off", "batch_size": "4"}, "go.* on: workers.batch_size is in the job file"),
+        (
+            [],
+            {"push": "off", "batch_size": "4"},
+            "is active: workers.batch_size is in the job file",
+        ),
         ([], {}, "nothing to set"),
         (["worker-7"], {"push": "off"}, 'no daemon is called "worker-7"; did you mean "worker-'),
         (["worker-0", "server-*"], {"push": "off"}, r"server-\* has no push: .* of workers"),
@@ -489,7 +493,9 @@ def test_a_checkpoint_does_without_a_file_of_a_worker_that_is_not_what_it_says()
     saving = under_way("server-0", "worker-0")
     effects = saving.saved("worker-1", damage="worker-1.safetensors: its SHA-256 is another one")
     (note,) = [effect for effect in effects if isinstance(effect, Note)]
-    assert note.text.startswith("the checkpoint does without worker-1: worker-1.safetensors: its")
+    assert note.text.startswith(
+        "the checkpoint is saved without worker-1: worker-1.safetensors: its"
+    )
     (complete,) = [effect for effect in effects if isinstance(effect, CompleteCheckpoint)]
     assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0"]
     saving.machine.on_event(CheckpointEnded(8, ""), 0.3)
@@ -512,7 +518,7 @@ def test_a_file_with_another_name_is_left_out_or_ends_the_checkpoint(
         (complete,) = [effect for effect in effects if isinstance(effect, CompleteCheckpoint)]
         assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0"]
     else:
-        assert saving.rows[0]["error"].startswith("server-0: its file has another name")
+        assert saving.rows[0]["error"].startswith("server-0: its file has an unexpected name")
 
 
 def test_a_checkpoint_is_not_complete_before_what_workers_have_saved_is_looked_at() -> None:

@@ -151,7 +151,7 @@ def test_without_keys_there_is_nobody_to_admit() -> None:
 def test_every_message_that_a_listening_daemon_takes_has_a_rule() -> None:
     job = JobFile(job=Job(name="any", task="none"))
     coordinator = Coordinator("run", job, NoKeys(b"key"), DOWNPOUR, Past())
-    taken = {*coordinator._hears, *Server._FROM_WORKERS, Ask}
+    taken = {*coordinator._dispatch, *Server._FROM_WORKERS, Ask}
     for kind in MESSAGES.values():
         message = kind.__new__(kind)
         says = {offence(name, message) for name in NAMES}

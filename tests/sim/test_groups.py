@@ -187,4 +187,4 @@ def test_who_is_back_is_not_left_out_again_before_its_heartbeat_comes() -> None:
     simulation.request(15.0, "stop", {"checkpoint": True, "grace_s": 30.0})
     assert simulation.run().state == "stopped"
     events = [line for line in simulation.world.trace if " event group " in line]
-    assert sum("the group goes on without" in line for line in events) == 1
+    assert sum("the group continues without" in line for line in events) == 1

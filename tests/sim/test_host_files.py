@@ -242,7 +242,7 @@ def test_a_shard_that_is_lost_on_the_way_fails_its_checkpoint_in_words():
     outcome = losing("agent-2").run()
     assert outcome.state == "failed"
     assert errors(outcome.store) == [
-        "server-1: its file did not come from agent-2: "
+        "server-1: its file was not received from agent-2: "
         "the host h2 has not been reached for 20 s"
     ]  # fmt: skip
     assert not outcome.store.manifests
@@ -273,7 +273,7 @@ def test_a_byte_that_was_changed_on_the_way_is_found_out():
     outcome = simulation.run()
     assert outcome.state == "finished"
     assert errors(outcome.store) == [
-        "server-0: its file did not come from agent-1: "
+        "server-0: its file was not received from agent-1: "
         "what has come is not what was saved there"
     ]  # fmt: skip
     assert good(outcome.store)[-1] == max(outcome.store.checkpoints)

@@ -173,7 +173,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_with_a_reason():
     for when in (1.0, 3.0, 6.0):
         simulation.at(when, lambda: simulation.world.kill("worker-1"))
     outcome = simulation.run()
-    reason = "worker-1 died 3 times before or soon after it was at work"
+    reason = "worker-1 died 3 times before or soon after it was ready"
     assert (outcome.state, outcome.reason) == ("failed", reason)
     assert outcome.left_behind == []
 
@@ -213,8 +213,8 @@ def test_a_server_that_dies_again_and_again_fails_the_run_and_its_shard_is_kept(
 
     simulation.at(2.0, kill)
     outcome = simulation.run()
-    reason = "server-0 ended: killed by SIGKILL; it has died 21 times in a row, and what its shard"
-    assert (outcome.state, outcome.reason) == ("failed", f"{reason} has is kept")
+    reason = "server-0 ended: killed by SIGKILL; it has died 21 times in a row, and the state of"
+    assert (outcome.state, outcome.reason) == ("failed", f"{reason} its shard is kept")
     assert outcome.left_behind == []
     assert outcome.store.daemons["server-0"]["restarts"] == 20
     assert sorted(outcome.store.states) == [0], "for `dlctl recover`"

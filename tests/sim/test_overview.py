@@ -57,7 +57,7 @@ def test_what_a_coordinator_did_and_could_not_write_is_told_as_done_again(monkey
     simulation.at(8.0, lambda: simulation.world.kill("coordinator"))
     (text,) = simulation.run().store.texts("recover")
     forgotten = "the 23 s before it died are not on record: what was trained in them is trained"
-    assert text.startswith(f"the coordinator is back, 31 s after its last word: {forgotten}")
+    assert text.startswith(f"the coordinator is back after 31 s: {forgotten}")
 
 
 def test_of_two_limits_the_one_that_is_nearer_says_how_far_it_is() -> None:

@@ -94,8 +94,8 @@ def test_a_run_gets_new_keys_and_goes_on_without_a_loss():
     assert (client.reply.done, client.reply.error) == (True, "")
     require_new_keys(outcome)
     told = outcome.store.texts("keys")
-    assert told[0] == "the run gets a new key, as somebody has asked for"
-    assert told[-1] == "the run has a new key: all daemons begin anew with theirs"
+    assert told[0] == "the run gets a new key, as requested by somebody"
+    assert told[-1] == "the run has a new key: all daemons are restarted with it"
 
 
 def test_on_several_hosts_all_get_new_keys():

@@ -1,1 +1,1 @@
-"""The agent role: starts and ends the daemons of one host."""
+"""The agent role: starts and terminates the daemons of one host."""

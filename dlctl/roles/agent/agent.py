@@ -1,11 +1,11 @@
-"""The agent role: starts and ends the daemons of one host, and says when one has ended.
+"""The agent role: starts and terminates the daemons of one host, and reports their exits.
 
-It decides nothing: which incarnation runs, and when a dead one is replaced, is the coordinator's
-business. Its reports say which daemons live here, so that a coordinator which was away finds out;
-and one that asks for what has ended, or never was here, is told so: its notes may be old.
-An agent that takes the place of a dead one adopts its daemons; one whose coordinator has died
-starts that again. If nothing is heard of the coordinator for long, the agent ends what is here, so
-that nothing is left running on a host whose run is gone.
+It decides nothing: the coordinator decides which incarnation runs, and when a dead one is replaced.
+The agent's reports list the daemons on its host, so that a coordinator that was down catches up. A
+request for a process that has ended, or never ran here, is answered with its exit: the
+coordinator's records may be stale. An agent that replaces a dead one adopts its daemons. The agent
+beside the coordinator restarts it when it dies. If there is no heartbeat from the coordinator for
+long, the agent terminates all daemons here, so that no process outlives its run.
 """
 
 from __future__ import annotations
@@ -39,13 +39,12 @@ from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import COORDINATOR_GONE
 
 RESTART_FIRST_S, RESTART_MAX_S = 0.5, 10.0
-"""The coordinator is started again at once, or after the first pause if it lived shortly; with
-growing pauses while it dies before it is heard, as long as anybody here goes on without it
-(`Watchdog`)."""
+"""The coordinator is restarted at once, or after the first pause if it lived only briefly; with
+backoff while it dies before its first message, until the `Watchdog` expires."""
 WORKS_S = 2.0
-"""A coordinator that has lived so long has not died of its start."""
+"""A coordinator that lived longer did not die of its start."""
 START_S = 0.1
-"""No coordinator is heard so soon after it was started: what comes is of the one before."""
+"""A message that arrives sooner after a restart is from the previous coordinator."""
 TERMINATE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 
@@ -62,7 +61,7 @@ class _Child:
     incarnation: int
     pid: int = 0
     exited: m.ProcessExited | None = None
-    """How it ended; None while it lives."""
+    """How it ended; None while it is alive."""
 
     @property
     def alive(self) -> bool:
@@ -73,14 +72,14 @@ class Agent:
     def __init__(
         self, birth: Birth, resend_s: float, adopted: tuple[ProcessStarted, ...] = ()
     ) -> None:
-        """`adopted`: daemons that an agent before this one has started and that live."""
+        """`adopted`: live daemons that an earlier agent has started."""
         self.birth = birth
         self.context = Context(resend_s)
         self.log_level = "info"
         self._children = {a.name: _Child(a.incarnation, a.pid) for a in adopted}
         self._lifeline = Watchdog()
         self._restarts = 0
-        """How often the coordinator was started, and not heard since."""
+        """Restarts of the coordinator since its last message."""
         self._restarted_at = -WORKS_S
         self._restart_at: float | None = None
         self._report_at = 0.0
@@ -89,14 +88,14 @@ class Agent:
         """Why this agent is about to exit; "" while it is not."""
         self._kill_at: float | None = None
         self.is_over = False
-        """Nothing of the run is needed on this host any more."""
+        """The run needs nothing on this host any more."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Received(_, message):
                 self._lifeline.heard(now)
                 if now - self._restarted_at > START_S:
-                    self._restarts = 0  # It has been heard for a while after its start: it works.
+                    self._restarts = 0  # The new coordinator sends messages: it works.
                 self._on_message(message, now)
             case ProcessStarted(name, incarnation, pid):
                 self._children[name].pid = pid
@@ -106,7 +105,7 @@ class Agent:
             case BytesRead(peer, answer):
                 self.context.send(peer, answer)
             case Reconnected(peer, lost_at):
-                self._report_at = now  # The coordinator learns from it whose connection it is.
+                self._report_at = now  # A report identifies the new connection.
                 self.context.again(peer, lost_at, now)
             case CoordinatorGone():
                 self._plan_restart(now)
@@ -120,8 +119,8 @@ class Agent:
             case DeadlineReached():
                 self._on_deadline(now)
         self._report_if_due(now)
-        if self._leaving and not self._living():
-            self._say_goodbye()
+        if self._leaving and not self._alive_children():
+            self._report_own_exit()
             self.context.do(Exit(0, self._leaving))
         return self.context.clear()
 
@@ -134,15 +133,15 @@ class Agent:
     def _register(self, now: float) -> None:
         self.context.ask("register", COORDINATOR, self.birth.register(), now)
 
-    def _there(self) -> dict[str, int]:
-        """Name -> incarnation of those that live, or whose end the coordinator has not noted."""
+    def _reported_children(self) -> dict[str, int]:
+        """Name -> incarnation of daemons that are alive, or whose exit is not acknowledged."""
         return {
             name: child.incarnation
             for name, child in self._children.items()
             if child.alive or ("exit", name, child.incarnation) in self.context.retries
         }
 
-    def _living(self) -> list[tuple[str, _Child]]:
+    def _alive_children(self) -> list[tuple[str, _Child]]:
         return [(name, child) for name, child in self._children.items() if child.alive]
 
     def _on_message(self, message: m.Message, now: float) -> None:
@@ -172,16 +171,16 @@ class Agent:
                 self.is_over = not keep_state
                 self._leave(reason, now)
             case m.Dismiss(reason):
-                # Another agent has taken this one's place, and its daemons with it.
+                # Another agent has replaced this one, and adopted its daemons.
                 self.context.do(Exit(EXIT_FENCED, reason))
 
     def _on_spawn(self, message: m.Spawn, now: float) -> None:
         if self._leaving:
-            return  # It would only have to be ended again.
+            return  # It would have to be terminated at once.
         child = self._children.get(message.name)
         if child is not None and child.incarnation >= message.incarnation:
             if child.exited is not None:
-                self._tell_exit(child.exited, now)
+                self._report_exit(child.exited, now)
             elif child.pid:
                 self.context.send(
                     COORDINATOR, m.Spawned(message.name, child.incarnation, child.pid)
@@ -194,14 +193,16 @@ class Agent:
         self.context.do(start)
 
     def _on_kill(self, message: m.Kill, now: float) -> None:
-        """Whoever has nobody to kill says so: the coordinator would wait for that end for ever."""
+        """Kill a process. Reports an exit even if there is none: else the coordinator would wait
+        for it forever.
+        """
         name, incarnation = message.name, message.incarnation
         child = self._children.get(name)
         if child is None or (not child.alive and child.incarnation < incarnation):
-            self._tell_exit(m.ProcessExited(name, incarnation, STATUS_UNKNOWN, (), ""), now)
+            self._report_exit(m.ProcessExited(name, incarnation, STATUS_UNKNOWN, (), ""), now)
         elif child.exited is not None:
-            self._tell_exit(child.exited, now)
-        # Also one that another has taken the place of may not have gone yet.
+            self._report_exit(child.exited, now)
+        # A replaced process may still be running, too.
         self.context.do(SignalProcess(name, incarnation, message.signal))
 
     def _on_ended(self, event: ProcessEnded, now: float) -> None:
@@ -211,10 +212,10 @@ class Agent:
         child = self._children.get(event.name)
         if child is not None and child.incarnation == event.incarnation:
             child.exited = exited
-        self._tell_exit(exited, now)
+        self._report_exit(exited, now)
 
-    def _tell_exit(self, exited: m.ProcessExited, now: float) -> None:
-        """Until it is noted."""
+    def _report_exit(self, exited: m.ProcessExited, now: float) -> None:
+        """Report an exit; resent until acknowledged."""
         key = ("exit", exited.name, exited.incarnation)
         self.context.ask(key, COORDINATOR, exited, now)
 
@@ -222,11 +223,11 @@ class Agent:
         if not self._leaving:
             self._leaving = reason
             self._kill_at = now + TERMINATE_S
-            for name, child in self._living():
+            for name, child in self._alive_children():
                 self.context.do(SignalProcess(name, child.incarnation, 15))
 
-    def _say_goodbye(self) -> None:
-        """The coordinator sees the end of the agent beside it; of any other it has to be told."""
+    def _report_own_exit(self) -> None:
+        """The coordinator detects the exit of the agent on its machine; others report theirs."""
         birth = self.birth
         if birth.name != HOME_AGENT:
             gone = m.ProcessExited(birth.name, birth.incarnation, 0, (), "")
@@ -236,14 +237,14 @@ class Agent:
         self.context.do(*self.context.retries.due(now))
         if self._kill_at is not None and self._kill_at <= now:
             self._kill_at = None
-            for name, child in self._living():
+            for name, child in self._alive_children():
                 self.context.do(SignalProcess(name, child.incarnation, 9))
         if self._restart_at is not None and self._restart_at <= now:
             self._restart_at = None
             self._restarts, self._restarted_at = self._restarts + 1, now
             self.context.note("warning", COORDINATOR_GONE)
             self.context.do(RestartCoordinator())
-            # The next one may know nothing of us: the disk may have been full when we came.
+            # We may not be on record: the disk may have been full when we registered.
             self._register(now)
         if not self._leaving and self._lifeline.is_over(now):
             self.context.note("error", "no heartbeat from the coordinator for too long: ending")
@@ -258,12 +259,15 @@ class Agent:
         self._restart_at = now + pause_s
         if again:
             text = f"the coordinator died {again + 1} times in a row: again in {pause_s:.1f} s"
-            self.context.note("error", f"{text}; dlctl logs coordinator says why")
+            self.context.note("error", f"{text}; see dlctl logs coordinator")
 
     def _report_if_due(self, now: float) -> None:
         if self._welcomed and now >= self._report_at:
             self._report_at = now + REPORT_S
-            metrics = {"children": self._there(), "settings": {"log_level": self.log_level}}
+            metrics = {
+                "children": self._reported_children(),
+                "settings": {"log_level": self.log_level},
+            }
             birth = self.birth
             report = m.Report(birth.name, birth.incarnation, "watching", "", metrics)
             self.context.send(COORDINATOR, report)

@@ -1,16 +1,16 @@
 """One checkpoint at a time: every shard and every replica saves, then the manifest makes it count.
 
-A shard copies its state between two pushes, so each file is consistent in itself; nobody waits for
-another. Pushes of portions that were done before the first `Save` went out are in every shard, so
-these are what the manifest calls done. With a compressor that leaves a residual, what a worker
-pushes between a shard's copy and its own is in neither file. After a drain, as at every orderly
-stop, nothing is on the way and the files fit together exactly.
+A shard copies its state between two pushes, so each file is consistent in itself; no process waits
+for another. Pushes of portions that were done before the first `Save` was sent are in every shard,
+so the manifest lists these as done. With a compressor that leaves a residual, what a worker pushes
+between a shard's copy and its own is in neither file. After a drain, as at every orderly stop, no
+message is in flight and the files fit together exactly.
 
-What was saved on another host counts when it has come to this one, whole and durably (`Transfers`);
-then it is removed there. What a worker has saved beside the coordinator counts when that has looked
-at it: a checkpoint that is called complete takes the places of older ones.
+A file saved on another host counts once it has arrived here, complete and durable (`Transfers`);
+then it is removed there. A worker's file saved on this machine counts once it has been verified: a
+complete checkpoint supersedes older ones.
 
-What a checkpoint holds, and what its manifest says of its run and of each file.
+Also defines the contents of a checkpoint and of its manifest.
 """
 
 from __future__ import annotations
@@ -41,15 +41,13 @@ from dlctl.runs.manifest import FAILURE, MEAN
 from dlctl.util.names import HOME_AGENT
 
 SAVE_S_MAX = 120.0
-"""Without an answer, or without any bytes of what is on its way from another host, or looked at
-here. A worker that evaluates, as it says itself, has so long when it has ended that, or when it had
-to end it."""
+"""Timeout without an answer, and without progress in the transfer or check of a file. For a worker
+that reports that it evaluates it starts when the evaluation ends, or had to end."""
 STUCK_S_MAX = 20.0
-"""The same, if only workers are waited for that hang, as they say themselves, and do not save. One
-that hangs with all of its steps pushed can save nevertheless, unless torch keeps something for it:
-it begins at once, and says so."""
+"""The same, if the only workers left report that they hang, and do not save. A worker that hangs
+with all of its steps pushed can still save, unless torch keeps state for it."""
 GIVEN_UP_S_MAX = 5.0
-"""The same, if these have been waited for before, while draining."""
+"""The same, if these workers have already timed out while draining."""
 Finished = Callable[[Json], None]
 """Called with the checkpoint's row; its "error" is "" if it is complete."""
 
@@ -60,21 +58,20 @@ class _Current:
     step: int
     begun: float
     manifest: Json
-    """As it was when the checkpoint began; the files are filled in at the end."""
+    """State at the start of the checkpoint; the files are filled in at the end."""
     is_last: bool
     directory: str = ""
     missing: set[str] = field(default_factory=set)
-    """Who has not answered."""
+    """Daemons that have not answered."""
     coming: dict[str, str] = field(default_factory=dict)
-    """Whose file is on its way from another host, and its name here."""
+    """Daemon whose file is being transferred or verified -> the file's name here."""
     heard_at: float = 0.0
-    """When they were asked, or the newest answer came, or bytes of what is on its way or looked at.
-    """
+    """Time of the requests, or of the newest answer or progress of a file."""
     evaluated_at: float = 0.0
-    """When a worker that is waited for said last that it evaluates."""
+    """When a missing worker last reported that it evaluates."""
     saved: dict[str, m.Saved] = field(default_factory=dict)
     without: set[str] = field(default_factory=set)
-    """Workers whose files will not come, although they had something to save."""
+    """Workers whose files are missing, although they had something to save."""
     error: str = ""
     listeners: list[Finished] = field(default_factory=list)
 
@@ -85,15 +82,15 @@ class Checkpointing:
     members: Membership
     options: Checkpoints
     number: int
-    """Of the newest checkpoint that there has been."""
+    """Of the newest checkpoint so far."""
     transfers: Transfers
     leaves_residuals: bool = True
-    """Whether pushes leave something that a checkpoint without a worker's file has lost."""
+    """Whether workers have residuals, which a checkpoint without their files lacks."""
     newest: Json | None = field(default=None, init=False)
     last_error: str = field(default="", init=False)
     _current: _Current | None = field(default=None, init=False)
     _since: float = field(default=0.0, init=False)
-    """The newest attempt, or when the workers were let loose."""
+    """Time of the newest attempt, or of the release of the workers."""
     _next_at: float | None = field(default=None, init=False)
     _given_up: set[str] = field(default_factory=set, init=False)
 
@@ -102,8 +99,8 @@ class Checkpointing:
         return self._current is not None
 
     def schedule(self, now: float, since_s: float = 0.0) -> None:
-        """From now on a checkpoint every `every_s` seconds, the next one so long after the newest
-        attempt, which was `since_s` ago.
+        """Schedule a checkpoint every `every_s` seconds, counted from the newest attempt, which was
+        `since_s` ago.
         """
         self._since = now - since_s
         self._next_at = (
@@ -111,7 +108,7 @@ class Checkpointing:
         )
 
     def since_s(self, now: float) -> float:
-        """How long the newest attempt is ago."""
+        """Seconds since the newest attempt."""
         return now - self._since
 
     def deadline(self) -> float | None:
@@ -128,32 +125,30 @@ class Checkpointing:
         if current.coming or not late or not all(self._hangs(current, d) for d in late):
             return SAVE_S_MAX
         if current.error:
-            return 0.0  # Nothing comes of it any more.
+            return 0.0  # It fails anyway.
         return GIVEN_UP_S_MAX if current.missing <= self._given_up else STUCK_S_MAX
 
     def _hangs(self, current: _Current, daemon: Daemon | None) -> bool:
-        """Whether it can hardly save: it hangs, or has steps that no shard takes any more."""
+        """Whether it can hardly save: it hangs, or has steps that no shard accepts any more."""
         if daemon is None or daemon.saves(current.number):
             return False
         was_late = current.is_last and daemon.name in self._given_up
         return daemon.hangs or (was_late and daemon.phase in ("pushing", "fetching"))
 
     def _evaluates(self, current: _Current) -> bool:
-        """Whether only workers are waited for, and one of them cannot save before it has ended an
-        evaluation.
-        """
+        """Whether only workers are missing, and one of them must finish an evaluation first."""
         late = [d for d in map(self.members.get, current.missing) if d is not None]
         return all(d.role == "worker" for d in late) and any(d.evaluates for d in late)
 
     def _gives_up_at(self, current: _Current) -> float | None:
-        """When those are given up that it waits for, at the latest."""
+        """Upper bound of the time at which the missing daemons are given up."""
         until = self.deadline()
         if until is not None and self._evaluates(current):
             return max(until, current.begun + EVALUATE_S_MAX + SAVE_S_MAX)
         return until
 
     def does_without_at(self) -> float | None:
-        """When those are given up that it waits for, if they can hardly answer, or not before."""
+        """When the missing daemons are given up, if they hang or evaluate; else None."""
         current = self._current
         if current is None:
             return None
@@ -164,13 +159,13 @@ class Checkpointing:
         return self._current is None and self._next_at is not None and self._next_at <= now
 
     def late(self) -> list[str]:
-        """Whose file is not here yet."""
+        """Daemons whose file has not arrived."""
         current = self._current
         return sorted(current.missing | current.coming.keys()) if current else []
 
     def at_work_on(self) -> str:
-        """What is being made while nobody's file is waited for: before they are asked, and after
-        the last one has come.
+        """What is being written while no file is missing: before the daemons are asked, and after
+        the last file has arrived.
         """
         has_directory = self._current is not None and self._current.directory
         return "the manifest" if has_directory else "a directory for the checkpoint"
@@ -179,7 +174,7 @@ class Checkpointing:
         return ", ".join(self.late())
 
     def to_json(self) -> Json | None:
-        """{"at": seconds, "waiting": names, "gives_up_at": seconds or None} of a present one."""
+        """{"at": seconds, "waiting": names, "gives_up_at": seconds or None}; None: none active."""
         if self._current is None:
             return None
         until = self._gives_up_at(self._current)
@@ -189,8 +184,8 @@ class Checkpointing:
         self, step: int, manifest: Json, now: float, listener: Finished | None,
         is_last: bool = False,
     ) -> None:  # fmt: skip
-        """Begin a checkpoint, or join the one that is under way. is_last: shards have to stay as
-        they are saved.
+        """Begin a checkpoint, or join the current one. is_last: shards must not change after they
+        are saved.
         """
         if self._current is None:
             self.number += 1
@@ -221,7 +216,7 @@ class Checkpointing:
         for name in sorted(current.missing):
             message = m.Save(current.number, event.directory, current.is_last)
             self.context.ask(("save", name), name, message, now)
-        self._complete_if_all(now)  # Without servers and workers there is nobody to wait for.
+        self._complete_if_all(now)  # There may be no daemon to wait for.
 
     def on_saved(self, peer: Peer, message: m.Saved, now: float) -> None:
         current = self._current
@@ -238,15 +233,15 @@ class Checkpointing:
         elif not message.file:
             current.saved[message.name] = message
         else:
-            self._look_at(current, message, daemon.agent if daemon else HOME_AGENT, now)
+            self._receive(current, message, daemon.agent if daemon else HOME_AGENT, now)
         self._complete_if_all(now)
 
-    def _look_at(self, current: _Current, saved: m.Saved, agent: str, now: float) -> None:
-        """Have a file come from the host where it was saved, or have it looked at here; but a
-        server is believed.
+    def _receive(self, current: _Current, saved: m.Saved, agent: str, now: float) -> None:
+        """Transfer a file from the host where it was saved, or verify it if it is here. A server's
+        file on this machine is trusted.
         """
         if saved.file != saved_file(saved.name) or not saved.sha256:
-            error = "its file has another name than it should, or no checksum"
+            error = "its file has an unexpected name, or no checksum"
             self._refuse(current, saved.name, error)
             return
         if agent == HOME_AGENT and saved.name.startswith("server"):
@@ -273,7 +268,7 @@ class Checkpointing:
         if error and agent == HOME_AGENT:
             self._refuse(current, saved.name, error)
         elif error:
-            self._fail(saved.name, f"its file did not come from {agent}: {error}")
+            self._fail(saved.name, f"its file was not received from {agent}: {error}")
         else:
             current.saved[saved.name] = saved
             if agent != HOME_AGENT:
@@ -281,21 +276,21 @@ class Checkpointing:
         self._complete_if_all(now)
 
     def _refuse(self, current: _Current, name: str, error: str) -> None:
-        """What was saved is not what it should be: without a worker's file it can be done."""
+        """A saved file is invalid: fatal for a server's file, not for a worker's."""
         if name.startswith("server"):
             self._fail(name, error)
         else:
-            self.context.note("warning", f"the checkpoint does without {name}: {error}")
+            self.context.note("warning", f"the checkpoint is saved without {name}: {error}")
             current.without.add(name)
 
     def _fail(self, name: str, error: str) -> None:
-        """The first error counts; the others are awaited before the checkpoint ends with it."""
+        """The first error counts; the checkpoint fails with it once all daemons have answered."""
         assert self._current is not None
         self._current.error = self._current.error or f"{name}: {error}"
 
     def on_gone(self, name: str, now: float) -> None:
-        """A daemon has died. Without a worker's residual a checkpoint is whole, without a shard
-        not.
+        """A daemon has died. A checkpoint is complete without a worker's residual, not without a
+        shard.
         """
         current = self._current
         if current is None or name not in current.missing:
@@ -309,11 +304,11 @@ class Checkpointing:
         self._complete_if_all(now)
 
     def give_up(self, names: list[str]) -> None:
-        """These workers have not drained in time: they are not waited for so long again."""
+        """These workers have not drained in time: a shorter timeout applies to them."""
         self._given_up |= set(names)
 
     def on_host_gone(self, names: list[str], now: float) -> None:
-        """The host of these is away: what a worker has saved there will not come, either."""
+        """The daemons' host is unreachable: files that workers saved there are lost, too."""
         current = self._current
         for name in names:
             if current is not None and name in current.coming and name.startswith("worker"):
@@ -333,8 +328,8 @@ class Checkpointing:
             return
         late = current.missing | current.coming.keys()
         if current.directory and all(name.startswith("worker") for name in late):
-            # What they have not pushed is in no portion that counts as done: it is done again.
-            self.context.note("warning", f"the checkpoint does without {self.waiting()}")
+            # What they have not pushed belongs to portions that are not done: it is done again.
+            self.context.note("warning", f"the checkpoint is saved without {self.waiting()}")
             current.without |= late
             self._stop_fetching(current)
             for name in current.missing:
@@ -406,13 +401,13 @@ class Checkpointing:
             listener(row)
 
 
-# ---------------------------------------------------------------- what a checkpoint says of its run
+# ---------------------------------------------------------------- the manifest
 
 FAILURE_CHARS = 500
 
 
 def leaves_residuals(job: JobFile) -> bool:
-    """Whether a push leaves anything to the next one."""
+    """Whether a push leaves a residual for the next one."""
     choice = job.compression
     return choice.name != "none" or choice.options.get("values", "float32") != "float32"
 
@@ -426,9 +421,9 @@ def manifest_of(
     failure: str,
     frozen: Json | None,
 ) -> Json:
-    """What a checkpoint that begins now says of its run.
+    """The manifest of a checkpoint that begins now, without its files.
 
-    `data`: how far it is (`LeaseScheduler.to_json`). `failure`: why the run has failed, or "".
+    `data`: the run's progress (`LeaseScheduler.to_json`). `failure`: why the run has failed, or "".
     `frozen`: the file of its frozen parameters (`FrozenParameters.part`), if there are any.
     """
     is_mean = registry.load("algorithms", job.algorithm.name).shape.model == "mean"
@@ -450,7 +445,7 @@ def manifest_of(
 
 
 def part_of(saved: m.Saved) -> Json:
-    """What is said of one file."""
+    """The manifest's entry for one file."""
     part: Json = {"name": saved.name, "file": saved.file, "sha256": saved.sha256}
     part |= {"nbytes": saved.nbytes, "state": saved.state}
     lo_hi = {key: saved.state[key] for key in ("lo", "hi") if key in saved.state}

@@ -1,16 +1,16 @@
 """The coordinator role: the control plane of one run.
 
-It has no parameters and no gradients; if it is away, workers and servers go on with what they have.
-This file is how its parts meet: a daemon's way from registering to work, and the run's way
+It has no parameters and no gradients; while it is down, workers and servers continue on their own.
+This file connects its parts: a daemon's way from registration to training, and the run's states
 
     pending -> starting -> running (degraded) -> stopping -> finished, stopped or failed
 
-All parts read the `RunState`; what they want of the run as a whole they ask of `Control`, which is
-this class. The parts: who is there (`membership`), how they get to know of each other
-(`registration`), what follows when they die (`failure_detector`, `host_failures`), who gets which
-data (`scheduler`, `leases`), live `settings`, who comes and goes (`scaling`), `checkpointing`,
-`evaluations`, the `requests` of the command line, what the next coordinator has to know
-(`persistence`), and how a run comes to its end (`shutdown`).
+All parts read the `RunState`. To act on the run as a whole they call `Control`, which is this
+class. The parts: the daemons (`membership`), how they join and find each other (`registration`),
+failures (`failure_detector`, `host_failures`), leases of data (`scheduler`, `leases`), live
+`settings`, adding, removing and restarting daemons (`scaling`), `checkpointing`, `evaluations`,
+the `requests` of the command line, the persisted state (`persistence`), and the end of a run
+(`shutdown`).
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ class Coordinator:
         )  # fmt: skip
         self.scaling = Scaling(run, self, self.scheduler)
         self.rotation = Rotation(run, self, self.clients.answer, self.scheduler, self.scaling)
-        self._watch_and_answer(past)
+        self._build_observers(past)
 
-    def _watch_and_answer(self, past: Past) -> None:
-        """What looks at all the others: for failures, for status and requests, for the record."""
+    def _build_observers(self, past: Past) -> None:
+        """The parts that observe all others: failures, status, requests, persistence."""
         run = self.run
         self.host_failures = HostFailures(
             run,
@@ -165,13 +165,13 @@ class Coordinator:
             evaluations=self.evaluations, checkpointing=self.checkpointing, scaling=self.scaling,
             rotation=self.rotation,
         )  # fmt: skip
-        self._hears = self._handlers()
+        self._dispatch = self._handlers()
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
             self.evaluations.newest = past.manifest.get("evaluation")
 
     def _handlers(self) -> dict[type, Callable[[Peer, Any, float], None]]:
-        """What daemons and clients say -> who hears it."""
+        """Message of a daemon or a client -> its handler."""
         return {
             m.Register: self._on_register,
             m.Spawned: self.registration.on_spawned,
@@ -237,9 +237,7 @@ class Coordinator:
         return [*self.persistence.changes(now), *effects]
 
     def _routed(self, effect: Effect) -> list[Effect]:
-        """Daemons are addressed by name here; a message goes to the connection of the newest
-        process.
-        """
+        """Resolve a daemon's name to the connection of its newest process."""
         if not isinstance(effect, Send) or isinstance(effect.peer, bytes):
             return [effect]
         daemon = self.members.daemons.get(effect.peer)
@@ -270,7 +268,7 @@ class Coordinator:
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
-        handler = self._hears.get(type(message))
+        handler = self._dispatch.get(type(message))
         try:
             self.authz.check(identity, message)
             if handler is None:
@@ -295,7 +293,7 @@ class Coordinator:
         self.failure_detector.watch(now)
 
     def _may_begin(self, daemon: Daemon) -> bool:
-        """Whether another incarnation would still be of use."""
+        """Whether another incarnation is still useful."""
         if self.run.shutdown is None:
             return True
         needed = {
@@ -305,7 +303,7 @@ class Coordinator:
         return needed.get(daemon.role, False)
 
     def start_daemon(self, daemon: Daemon, now: float) -> None:
-        """Start the next incarnation of a daemon, and have `status` know of it at once."""
+        """Start the next incarnation of a daemon; `status` shows it at once."""
         self.run.status_due_at = now
         if daemon.role == "agent":
             daemon.begin(now)
@@ -319,7 +317,7 @@ class Coordinator:
         self.failure_detector.on_exit(end, now)
 
     def _advance(self, now: float) -> None:
-        """What follows from the state as it is now."""
+        """Do what the current state requires."""
         self.scaling.advance()
         if self.run.shutdown is None:
             self._advance_run(now)
@@ -360,7 +358,7 @@ class Coordinator:
         if worker is None or worker.peer != peer or worker.role != "worker":
             return
         try:
-            # What is refused leaves nothing behind: the run goes on when it is put right.
+            # A refused model changes no state: the run continues once the task is fixed.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
             if self.scheduler.find_batch_size(message.batch_size):
@@ -372,12 +370,12 @@ class Coordinator:
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True
             self.evaluations.has_finish = message.has_finish
-            self.peers.advance(now)  # Who begins knows who else takes part.
+            self.peers.advance(now)  # A worker needs the list of peers before it starts.
             self.registration.on_model(worker, now)
         except DlctlError as error:
             self.end("failed", f"{error.message}; {error.hint}", now)
 
-    # ------------------------------------------------------------ at work
+    # ------------------------------------------------------------ training
 
     def _on_lease_request(self, peer: Peer, message: m.LeaseRequest, now: float) -> None:
         worker = self.members.worker(message.slot, message.epoch)
@@ -421,10 +419,10 @@ class Coordinator:
         state, reason = self.status.health()
         if state != self.run.state:
             self.change_state(state, reason, now)
-        self.run.reason = reason  # An event for every change of it would be too many.
+        self.run.reason = reason  # It changes too often for an event each time.
 
     def admit_members(self, now: float) -> None:
-        """The daemons of this run may connect to us, and its clients; to servers its workers."""
+        """Admit the run's daemons and clients here, and its workers at the servers."""
         names = [*self.members.daemons, CLIENT, READER]
         self.authz.admit(keys_of(self.run.keyring, names))
         for server in self.members.of_role("server"):
@@ -432,12 +430,12 @@ class Coordinator:
                 self.registration.tell_guests(server, now)
 
     def notify_members(self, server: Daemon | None = None) -> None:
-        """Barriers count the workers that take part. Sent again with every server's report."""
+        """Send servers the active workers, which barriers count; resent at every report."""
         if self.run.state in ("pending", "starting"):
             return
-        for told in [server] if server is not None else self.members.of_role("server"):
+        for receiver in [server] if server is not None else self.members.of_role("server"):
             members = m.Members(self.members.live_slots(), self.scheduler.scale or ())
-            self.context.send(told.name, members)
+            self.context.send(receiver.name, members)
 
     def _on_noted(self, peer: Peer, message: m.Noted, now: float) -> None:
         self.context.noted((message.what, message.name), now, number=message.number)
@@ -461,11 +459,11 @@ class Coordinator:
             self.end("failed", f"{worker.name}: {error}", now)
 
     def _on_read_file(self, peer: Peer, question: m.ReadFile, now: float) -> None:
-        """Of a server or worker that goes on from a checkpoint."""
+        """A server or worker reads from the checkpoint that it resumes from."""
         self.context.do(ReadBytes(peer, question))
 
     def _on_file_data(self, peer: Peer, message: m.FileData, now: float) -> None:
-        """Raises RemoteProtocolError if it comes from a host that was not asked for it."""
+        """Raises RemoteProtocolError if the sender's host was not asked for the file."""
         is_whole = message.file.startswith((CHECKPOINTS, FROZEN))
         (self.transfers if is_whole else self.mirror).on_data(message, now)
 
@@ -486,9 +484,9 @@ class Coordinator:
         self, state: str, reason: str, now: float, save: bool = True,
         grace_s: float | None = None, at_once: bool = False,
     ) -> None:  # fmt: skip
-        """Bring the run to an end. The first reason counts, but a failure on the way out is one.
+        """End the run. The first reason counts, but a failure during shutdown overrides it.
 
-        at_once: all is done but ending the processes, or can be of no use to anybody.
+        at_once: only end the processes: all else is done, or useless.
         """
         if self.run.shutdown is not None:
             if state == "failed" and self.run.shutdown.state != "failed":
@@ -515,7 +513,7 @@ class Coordinator:
         self.requests.tell_stopping(False, now)
 
     def _save_last(self, now: float) -> None:
-        """After the drain: what the workers had accrued is in the shards now."""
+        """After the drain: the shards now contain what the workers had accumulated."""
         self.begin_checkpoint(now, None)
 
     def _on_drained(self, peer: Peer, message: m.Drained, now: float) -> None:
@@ -523,7 +521,7 @@ class Coordinator:
         if worker is None or worker.peer != peer:
             return
         self.context.retries.done(("drain", message.name), now)
-        if worker.drained:  # It still waits for its orders.
+        if worker.drained:  # It still waits for the request to exit.
             self.context.do(*self.context.retries.resend_now(("shutdown", worker.name), now))
             return
         worker.drained = True
@@ -534,14 +532,14 @@ class Coordinator:
         if end.advance(now):
             self.requests.tell_stopping(False, now)
         if end.is_leaving() and self.run.state == "stopping":
-            # All is done; what is still to come, the agents do by themselves.
+            # All is done; the agents do the rest on their own.
             self.change_state(end.state, end.reason, now)
             self.status.report(now)
         if end.step == shutdown.OVER:
             self.requests.tell_stopping(True, now)
             self.context.do(Exit(1 if end.state == "failed" else 0, end.reason))
 
-    # ------------------------------------------------------------ what is written down
+    # ------------------------------------------------------------ the record
 
     def change_state(self, state: str, reason: str, now: float) -> None:
         self.run.change_state(state, reason)

@@ -1,9 +1,9 @@
-"""Workers that end by themselves, again and again in the same way.
+"""Detects workers that repeatedly exit on their own in the same way.
 
-Who is killed from outside, or whose host has no memory left, dies of the machine: the next process
-may live for ever. Who ends by itself with the same exit code, or crashes with the same signal, time
-after time, dies of what it runs: the task, a library, or dlctl. To have been at work in between is
-no excuse then, for the task may just need so long to get there.
+If a process is killed from outside, or its host is out of memory, the machine is the cause: the
+next process may live. If processes repeatedly exit with the same code, or crash with the same
+signal, the code that they run is the cause: the task, a library, or dlctl. Such deaths count even
+if the worker trained in between, since the task may take that long to reach the fault.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTAR
 from dlctl.util.text import ALIKE_LIFE_S, BLAMED, ordinal
 
 UNSAID = "without a word"
-"""The cause of an exit that no log tells of: dlctl writes down that it ends, and with what code."""
+"""The cause of an exit that is not in the log: dlctl logs its own exits, with their codes."""
 _OF_DLCTL = frozenset(
     (
         EXIT_FENCED, EXIT_POISONED, EXIT_RESTART,
         NotPermitted.exit_code, Unreachable.exit_code, VersionMismatch.exit_code,
     )
 )  # fmt: skip
-"""Codes that say something of other processes, or of the network, and nothing of the task."""
+"""Codes whose cause is another process or the network, not the task."""
 _CRASHES = frozenset((-4, -5, -6, -7, -8, -11, -31))
-"""SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS: what a process does to itself."""
+"""SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS: raised by the process itself."""
 
 
 def ends_by_itself(status: int, cause: str) -> bool:
-    """Whether that was the process's own doing. Only an end that was asked for has code 0, unless
-    its log says nothing of it.
+    """Whether the process itself caused its end. Code 0 means a requested exit, unless its log does
+    not mention it.
     """
     if status == 0:
         return cause == UNSAID
@@ -38,9 +38,9 @@ def ends_by_itself(status: int, cause: str) -> bool:
 
 
 def in_row(before: Mapping[str, Any] | None, status: int, cause: str, lived_s: float) -> int:
-    """How often in a row that has happened, this time included; 0 if it was not its own doing.
+    """How often in a row that has happened, this time included; 0 if the process did not cause it.
 
-    `before`: the `last_exit` of the process before, or None.
+    `before`: the `last_exit` of the previous process, or None.
     """
     if not ends_by_itself(status, cause):
         return 0
@@ -51,11 +51,11 @@ def in_row(before: Mapping[str, Any] | None, status: int, cause: str, lived_s: f
 
 
 def blame(status: int, number: int, said: str) -> str:
-    """How often in a row that was (`in_row`), and whose doing: the rest of a sentence about an end,
+    """How often in a row that was (`in_row`), and the cause: the rest of a sentence about an exit,
     as in ", for the 4th time in a row: something in the task ends the process"; "" if there is
-    nothing to say.
+    nothing to add.
 
-    `said`: what the process itself has said of its end.
+    `said`: the error that the process logged before its exit.
     """
     times = f", for the {ordinal(number)} time in a row" if number > 1 else ""
     why = f": {BLAMED} (os._exit, or a library)" if is_of_task(status, number, said) else ""
@@ -63,7 +63,7 @@ def blame(status: int, number: int, said: str) -> str:
 
 
 def is_of_task(status: int, number: int, said: str) -> bool:
-    """Whether something in the task has ended the process, which is not said of a crash: what that
-    was of, its last words may tell.
+    """Whether something in the task has ended the process. Never claimed of a crash: its cause may
+    be in the last lines of the log.
     """
     return status >= 0 and number > 0 and not said

@@ -2,15 +2,15 @@
 
 The method is a generator (`Lead.drive`). An operation goes to every shard and is done when all have
 answered; partial sums are added in float64 in shard order, so that the result does not depend on
-who was first. A batch is one data epoch, leased like any other.
+the order of arrival. A batch is one data epoch, leased like any other.
 
-Everything that the generator was resumed with since its newest snapshot is the journal. It is on
-record before the next request leaves, so the coordinator that takes this one's place, or a run that
-goes on from a checkpoint, plays it back to a new generator, and makes the present request again:
-with the number that it had, by which the shards know what of it they have done.
+The journal is everything that was sent into the generator since its newest snapshot. It is on
+record before the next request leaves. The next coordinator, or a run that resumes from a
+checkpoint, replays the journal to a new generator and repeats the current request with its old
+number, by which the shards know whether they have executed it.
 
-While a checkpoint is being made no new request begins: what shards are saved with, early or late,
-is the present request or nothing of it.
+While a checkpoint is being written no new request begins: each shard is saved with all of the
+current request or none of it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.protocol.context import Context
 
 LATE_S = 2.0
-"""An operation that takes longer is told of, and who has not answered."""
+"""An operation that takes longer is shown in `status`, with the shards that have not answered."""
 _CHANGES, _SUMS = {"copy", "axpy"}, {"dot", "norm1"}
 
 
@@ -51,18 +51,18 @@ class DrivenMethod:
         servers: int,
         journal: Json,
     ) -> None:
-        """lead: in the state of its newest snapshot. journal: as `to_json` told it, {} of a new
-        run. If portions or shards were others then, nobody knows which of the present batch are in
-        the sums: it is begun anew.
+        """lead: in the state of its newest snapshot. journal: from `to_json`; {} for a new run. If
+        the size of portions or the number of shards has changed, it is unknown which portions of
+        the current batch are in the sums: the batch starts over.
         """
         self.context = context
         self.lead = lead
         self.pool = pool
         self.servers = servers
         self.over = ""
-        """Why the method has come to its end; "" while it goes on."""
+        """Why the method has ended; "" while it runs."""
         self.failed = ""
-        """The same, if it cannot go on."""
+        """Why it cannot continue; "" if it can."""
         self._rules = {table.name: table.rule for table in tables}
         drives = lead.drive()
         assert drives is not None, "a method that the coordinator drives"
@@ -70,18 +70,18 @@ class DrivenMethod:
         self._snapshot = lead.state()
         """Of the newest snapshot."""
         self._first = (journal.get("number", 0), journal.get("clock", -1))
-        """The numbers of operations, and of batches, before the first one behind it."""
+        """The numbers of the last operation and the last batch before the newest snapshot."""
         self._number, self._clock = self._first
         self._results: list[tuple[int, list[str]]] = []
-        """Of all requests since then: the fingerprint of each, and what it has come to."""
+        """Fingerprint and result of each request since the snapshot."""
         self._loss = 0.0
         """The sum of the present batch's losses so far."""
         self._partials: dict[int, tuple[float, ...]] = {}
         self._request: VectorRequest | BatchRequest | None = None
-        """The present one."""
+        """The current request."""
         self._begun_at: float | None = None
         self._limit_portions()
-        self._play(journal)
+        self._replay(journal)
 
     def to_json(self) -> Json:
         """The journal."""
@@ -95,11 +95,11 @@ class DrivenMethod:
         return [self.pool.portion_samples, self.servers]
 
     def state(self) -> Json:
-        """The lead's, as the journal begins with it."""
+        """The lead's state, to which the journal is replayed."""
         return self._snapshot
 
     def waits_for(self, now: float) -> str:
-        """Which operation takes long, and for whom; "" if none does."""
+        """Which operation is late, and the servers it waits for; "" if none is."""
         is_late = self._begun_at is not None and now >= self._begun_at + LATE_S
         if not is_late or self.over or not isinstance(self._request, VectorRequest):
             return ""
@@ -108,15 +108,15 @@ class DrivenMethod:
 
     # ------------------------------------------------------------ the generator
 
-    def _play(self, journal: Json) -> None:
-        """Be where the journal ends."""
+    def _replay(self, journal: Json) -> None:
+        """Replay the journal."""
         self._resume(None)
         for fingerprint, result in journal.get("results", []):
             if self.over or self.failed:
                 return
             if fingerprint != _fingerprint(self._request):
                 self.failed = (
-                    "the method goes on in another way than it has begun a step: go back to the "
+                    "the method's requests differ from those in its journal: go back to the "
                     "options that it had then, or begin a new run with dlctl start --fresh"
                 )
                 return
@@ -131,7 +131,7 @@ class DrivenMethod:
         self._first = (self._first[0], self._first[1] + 1)
 
     def _resume(self, result: list[str] | None) -> None:
-        """The present request has come to this, None: there is none. Make the next one."""
+        """Send the current request's result (None: no request) and take the next request."""
         value: Any = None
         if result is not None:
             self._results.append((_fingerprint(self._request), result))
@@ -143,12 +143,12 @@ class DrivenMethod:
             self._take(self._drives.send(value))
         except StopIteration as end:
             self.over = end.value
-        except Exception as error:  # It is the method's: it would end every coordinator to come.
+        except Exception as error:  # The method's own; it would crash every later coordinator.
             where = type(self.lead).__module__
             self.failed = f"{where}: drive() has failed: {type(error).__name__}: {error}"
 
     def _take(self, request: Driving) -> None:
-        """The next request of the generator, which is not begun yet."""
+        """Make this the current request; `advance` begins it."""
         while isinstance(request, Snapshot):
             self._snapshot, self._results = self.lead.state(), []
             self._first = (self._number, self._clock)
@@ -163,7 +163,7 @@ class DrivenMethod:
             self._check(request)
 
     def _check(self, request: VectorRequest) -> None:
-        """Raises ValueError for a mistake of the method, which no server could mend."""
+        """Raises ValueError for an invalid request of the method."""
         for change in request.changes:
             rules = self._rules.get(change.x), self._rules.get(change.y)
             if change.op not in _CHANGES or None in rules or rules[1] not in ("lead", "parts"):
@@ -183,7 +183,7 @@ class DrivenMethod:
     # ------------------------------------------------------------ its requests
 
     def advance(self, now: float) -> None:
-        """Begin the present request, if it is not. Not to be called while a checkpoint is made."""
+        """Begin the current request if needed. Must not be called during a checkpoint."""
         while self._begun_at is None and not self.over and not self.failed:
             self._begun_at = now
             if isinstance(self._request, BatchRequest):
@@ -207,15 +207,15 @@ class DrivenMethod:
             self.context.ask(("vector", shard), f"server-{shard}", op, now)
 
     def on_result(self, result: m.VectorResult, now: float) -> None:
-        """What a shard says. If it has done more than this coordinator knows of, the coordinator's
-        host has lost what was written.
+        """A shard's result. If the shard has executed more operations than are on record, the
+        coordinator's disk has lost writes.
         """
         request = self._request
         if result.newest > self._number:
             self.failed = (
                 f"server-{result.shard} has done vector operation {result.newest}, and the records "
                 f"of the coordinator end at {self._number}: its disk has lost the rest; "
-                "dlctl start goes on from the newest checkpoint"
+                "dlctl start resumes from the newest checkpoint"
             )
         if self._begun_at is None or not isinstance(request, VectorRequest):
             return
@@ -246,5 +246,5 @@ class DrivenMethod:
 
 
 def _fingerprint(request: VectorRequest | BatchRequest | None) -> int:
-    """Of what was asked for: the same result means something else if it was another question."""
+    """Identifies a request: a journaled result is valid only for the request it answered."""
     return zlib.crc32(repr(request).encode())

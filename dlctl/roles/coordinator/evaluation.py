@@ -1,8 +1,8 @@
-"""Evaluations: one worker at a time runs the task's `evaluate` on what the servers have; and at the
-end of a run that has finished one runs the task's `finish`, if it has one.
+"""Evaluations: one worker at a time runs the task's `evaluate` on the servers' parameters. At the
+end of a finished run one worker runs the task's `finish`, if it has one.
 
-Who dies while it runs `finish` is followed by one other, if there is one. It has so long as
-`evaluation.finish_s` says, and what it raises or does not come to changes nothing about the run.
+If the worker dies while it runs `finish`, one other worker is asked. `finish` may take
+`evaluation.finish_s` seconds; an error or a timeout in it does not change the state of the run.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.runs.best import Best, Target, what_there_is
 
 FINISHES_MAX = 2
-"""Workers that are asked to run `finish`: it may be what they die of."""
+"""Workers that are asked to run `finish`: `finish` itself may kill a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An evaluation under way."""
+    """An evaluation in progress."""
 
     worker: str
     number: int
     step: int
-    """When it was begun: what is evaluated is hardly newer."""
+    """At its start: the evaluated parameters are hardly newer."""
     is_last: bool
-    """Nothing is trained any more."""
+    """Training has ended."""
     finishes: bool = False
-    """It is the task's `finish` that is run."""
+    """It runs the task's `finish`."""
 
 
 @dataclass(eq=False)
@@ -42,42 +42,42 @@ class Evaluations:
     members: Membership
     steps_done: Callable[[], int]
     target: Target | None = None
-    """Of the job; it ends the run."""
+    """The job's target, which ends the run."""
     finish_s: float = 60.0
-    """That `finish` may take."""
+    """Time limit of `finish`."""
     best: Best | None = None
-    """What is to be saved at once."""
+    """The metric whose best value is saved at once."""
     of_average: bool = False
-    """What is looked at is the servers' moving average."""
+    """Evaluate the servers' moving average."""
     best_value: float | None = field(default=None, init=False)
-    """The best so far, as this coordinator knows."""
+    """The best value that this coordinator has seen."""
     is_to_save: bool = field(default=False, init=False)
-    """That one is in no checkpoint yet."""
-    _told_of_best: bool = field(default=False, init=False)
+    """The best model is in no checkpoint yet."""
+    _reported_no_best: bool = field(default=False, init=False)
     out_of_reach: str = field(default="", init=False)
-    """Why the target cannot be reached, as far as evaluations have shown it."""
+    """Why the target cannot be reached, according to the evaluations so far."""
     newest: Json | None = field(default=None, init=False)
-    """Metrics of the last one, and the step it was made at."""
+    """Metrics of the newest evaluation, and its step."""
     asked: Asked | None = field(default=None, init=False)
     has_last: bool = field(default=False, init=False)
-    """There is an answer about what the servers have at the end of the run."""
+    """The final parameters have been evaluated."""
     _begun: float = field(default=0.0, init=False)
-    """Since then the worker evaluates, or hangs before it does, or is silent."""
+    """Since when the worker has been evaluating, hanging before it starts, or silent."""
     _evaluated_by: str = field(default="", init=False)
     has_finish: bool = field(default=False, init=False)
     """Whether the task has a `finish`."""
     finishes: int = field(default=0, init=False)
-    """How often somebody has been asked to run it."""
+    """How many workers have been asked to run it."""
     finished: Json | None = field(default=None, init=False)
-    """{"worker", "text", "error"}: what has come of it."""
+    """Its result: {"worker", "text", "error"}."""
 
     @property
     def worker(self) -> str:
-        """Who evaluates now; "" if nobody does."""
+        """The worker that evaluates now; "" if none does."""
         return self.asked.worker if self.asked is not None else ""
 
     def begin(self, now: float, *, is_last: bool = False) -> None:
-        """Ask the first worker that is well, unless an evaluation is under way."""
+        """Ask the first healthy worker, unless an evaluation is in progress."""
         able = self._able()
         if able and self.asked is None:
             worker = min(able, key=_seems_to_hang)
@@ -86,8 +86,8 @@ class Evaluations:
             )
 
     def finish(self, now: float) -> None:
-        """Have the task's `finish` run, unless it has been, or is: by who evaluated last, if it is
-        well, else by another worker.
+        """Run the task's `finish`, unless it has run or is running: on the worker that evaluated
+        last if that is healthy, else on another one.
         """
         able = self._able()
         if not able or self.asked is not None or self.finished or self.finishes >= FINISHES_MAX:
@@ -98,24 +98,24 @@ class Evaluations:
         self._ask(Asked(worker.name, number, self.steps_done(), is_last=True, finishes=True), now)
 
     def finish_until(self) -> float:
-        """When who runs it is given up."""
+        """Deadline of the running `finish`."""
         return self._begun + self.finish_s
 
     def end_finish(self) -> None:
-        """Whatever it has not come to, it will not any more."""
+        """Give up on a `finish` that has not returned."""
         if self.finished:
             return
-        why = "no worker is there that could run it"
+        why = "no worker was able to run it"
         if self.asked is not None:
             why = f"not done after {self.finish_s:g} s (finish_s of [evaluation])"
         elif self.finishes:
-            why = "who ran it has died"
+            why = "the worker that ran it has died"
         self.finished = {"worker": self.worker, "text": "", "error": why}
         self.context.event("late", self.worker, f"the task's finish: {why}")
         self.gone(self.worker)
 
     def go_on(self, asked: Asked, now: float) -> None:
-        """Another coordinator has begun this one, and nobody knows how far it is."""
+        """Resume an evaluation that an earlier coordinator has begun; its progress is unknown."""
         worker = self.members.get(asked.worker)
         if worker is not None and worker.alive:
             self._ask(asked, now)
@@ -124,7 +124,7 @@ class Evaluations:
         return [d for d in self.members.of_role("worker") if _can_evaluate(d)]
 
     def pass_over(self) -> None:
-        """Wait no longer for a worker that hangs in its batch, if another one is well."""
+        """Stop waiting for a worker that hangs in its batch, if another one is healthy."""
         hangs = self.asked is not None and self.members.daemons[self.worker].hangs
         if hangs and not all(_seems_to_hang(d) for d in self._able()):
             self.gone(self.worker)
@@ -138,8 +138,8 @@ class Evaluations:
         self.context.ask("evaluate", asked.worker, message, now)
 
     def on_report(self, daemon: Daemon, now: float) -> None:
-        """Who is at work meanwhile waits for the model: a slow link may need longer for it than the
-        evaluation may take. (What runs `finish` has one limit for both.)
+        """A worker that does not evaluate yet is fetching the model: on a slow link that may take
+        longer than an evaluation may, so it does not count. (`finish` has one limit for both.)
         """
         asked = self.asked
         if asked is None or asked.worker != daemon.name or asked.finishes:
@@ -148,12 +148,12 @@ class Evaluations:
             self._begun = now
 
     def overdue(self, now: float) -> bool:
-        """Whether the worker has taken so long that nothing will come of it."""
+        """Whether the evaluation has timed out."""
         asked = self.asked
         return asked is not None and not asked.finishes and now >= self._begun + EVALUATE_S_MAX
 
     def on_evaluated(self, message: m.Evaluated, now: float) -> tuple[int, Json] | None:
-        """Of the answer that is waited for: its step, and the metrics that are finite."""
+        """The step and the finite metrics of the expected answer; None for any other answer."""
         asked = self.asked
         if asked is None or (message.name, message.evaluation) != (asked.worker, asked.number):
             return None
@@ -171,15 +171,15 @@ class Evaluations:
         if metrics:
             self.newest = metrics | {"step": step}
         if self.best is not None and not message.error:
-            self._look_for_the_best(self.best, metrics, message)
+            self._update_best(self.best, metrics, message)
         return step, metrics
 
-    def _look_for_the_best(self, best: Best, metrics: Json, message: m.Evaluated) -> None:
+    def _update_best(self, best: Best, metrics: Json, message: m.Evaluated) -> None:
         value = best.value(metrics)
         if value is not None and best.is_better(value, self.best_value):
             self.best_value, self.is_to_save = value, True
-        elif best.metric not in message.metrics and not self._told_of_best:
-            self._told_of_best = True
+        elif best.metric not in message.metrics and not self._reported_no_best:
+            self._reported_no_best = True
             why = what_there_is(best.metric, message.metrics)
             text = f'best = "{best}" of [checkpoints] keeps no checkpoint: {why}'
             self.context.event("target", message.name, text)
@@ -202,5 +202,5 @@ def _can_evaluate(worker: Daemon) -> bool:
 
 
 def _seems_to_hang(worker: Daemon) -> bool:
-    """It says so, or has not left its batch when it was to drain."""
+    """It reports so, or has not left its batch although it was asked to drain."""
     return worker.stuck or (worker.state == "draining" and not worker.drained)

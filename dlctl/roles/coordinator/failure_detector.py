@@ -1,9 +1,9 @@
-"""Daemons whose heartbeats stop, that die or cannot go on; and what follows for the run.
+"""Detects daemons that miss heartbeats, die or fail, and decides what follows for the run.
 
-Every daemon is replaced, with growing pauses and not for ever, and the others go on. A worker's
-portions are leased again. A server goes on with the state that the one before it has left; where
-there is none (`durability = "none"`) its shard is lost, the run ends, and can go on from its
-checkpoint. An agent adopts the daemons that live on its host.
+Every daemon is restarted with backoff, up to a limit, and the others keep running. A worker's
+portions are leased again. A server resumes from the state that its predecessor left; without one
+(`durability = "none"`) its shard is lost, the run ends, and can resume from its checkpoint. An
+agent adopts the daemons that run on its host.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from dlctl.util.names import NO_ROOM
 from dlctl.util.text import ENDED_BY_ITSELF, plural
 
 DEATHS_MAX = 20
-"""Of a server or an agent in a row, each soon after its start: no restart mends that."""
+"""Deaths in a row of a server or an agent, each soon after its start: restarts do not help."""
 UNSEEN_MAX = 10_000
-"""Incarnations of a daemon that an agent may know of, and no coordinator that is left."""
+"""By how many incarnations an agent's report of a daemon may be ahead of our records."""
 SLOW_S_MAX = 5.0
-"""Without a heartbeat, after which a daemon's state is `slow`; at the latest."""
+"""Upper bound of the time without a heartbeat after which a daemon's state is `slow`."""
 
 
 _ERROR = "ERROR "
@@ -43,9 +43,9 @@ _BUG = 70
 
 
 def last_error(status: int, last_lines: tuple[str, ...]) -> str:
-    """What a daemon that gave up by itself said about it; "" if it was killed, or said nothing.
+    """The error that a daemon logged before it exited; "" if it was killed, or logged none.
 
-    `last_lines`: of its log, "LEVEL text" each, a traceback's lines as they are.
+    `last_lines`: the end of its log, "LEVEL text" each; traceback lines are unchanged.
     """
     if status == _BUG and last_lines:
         return f"a bug in dlctl: {_end_of_error(last_lines)}"
@@ -54,7 +54,7 @@ def last_error(status: int, last_lines: tuple[str, ...]) -> str:
 
 
 def _end_of_error(last_lines: tuple[str, ...]) -> str:
-    """The last line of its traceback: what the task's exit functions print comes after it."""
+    """The last line of its traceback; output of the task's exit functions may follow it."""
     errors = [number for number, line in enumerate(last_lines) if line.startswith(_ERROR)]
     for number in range(errors[-1] + 1 if errors else len(last_lines), len(last_lines)):
         if last_lines[number].startswith(("INFO ", "WARNING ")):
@@ -63,7 +63,7 @@ def _end_of_error(last_lines: tuple[str, ...]) -> str:
 
 
 def in_full(last_exit: Json) -> str:
-    """How a process ended, how often in a row, and whose doing that was, as far as it is known."""
+    """How a process ended, how often in a row, and the cause if known."""
     return f"{last_exit['text']}{last_exit.get('blame', '')}"
 
 
@@ -76,7 +76,7 @@ class FailureDetector(Part):
     frozen: FrozenParameters
     scaling: Scaling
     host_failures: HostFailures
-    _looked_at: float = field(default=0.0, init=False)
+    _checked_at: float = field(default=0.0, init=False)
     _was_cut_off: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -84,19 +84,19 @@ class FailureDetector(Part):
         self.slow_s = min(SLOW_S_MAX, self.limit_s / 2)
 
     def deadline(self) -> float:
-        """Looking more seldom would be taken for having been away."""
-        return self._looked_at + self.slow_s / 2
+        """When to check next; `watch` takes a longer gap for a pause of the coordinator."""
+        return self._checked_at + self.slow_s / 2
 
     def watch(self, now: float) -> None:
-        """Look for late heartbeats."""
-        if now - self._looked_at > self.slow_s:
-            # We were away ourselves (stopped, or starved); what they said is still to be read.
+        """Check for late heartbeats."""
+        if now - self._checked_at > self.slow_s:
+            # The coordinator itself was paused or starved; heartbeats are still unread.
             for daemon in self.members.daemons.values():
                 daemon.heard_at = now
-        self._looked_at = now
+        self._checked_at = now
         is_cut_off = self._is_cut_off(now)
         if self._was_cut_off and not is_cut_off:
-            # The first is heard again; the others get the time that they need to come back.
+            # The first heartbeat is back; give the other daemons time to reconnect.
             for daemon in self.members.daemons.values():
                 daemon.heard_at = now
         self._was_cut_off = is_cut_off
@@ -110,18 +110,18 @@ class FailureDetector(Part):
             self.evaluations.gone(name)
 
     def _is_cut_off(self, now: float) -> bool:
-        """Whether nobody at all can be heard: then it is the network, or we ourselves, that fails.
+        """Whether all daemons are silent: then the network or the coordinator itself is at fault.
 
-        All of them at once do not freeze, and those who live on go on working with the servers.
+        They do not all hang at once, and those that are alive keep training with the servers.
         """
         known = [d for d in self.members.daemons.values() if d.alive and d.registered]
         return len(known) > 1 and all(now - d.heard_at > self.slow_s for d in known)
 
     def _watch_start(self, daemon: Daemon, now: float, is_held_up: bool) -> None:
-        """A replacement that does not come to work: the first start has a deadline of its own.
+        """Kill a replacement that does not get ready. The first start has its own deadline.
 
-        As long as nothing can be put on record, it gets no epoch or generation, or waits for
-        somebody who gets none: that is not its fault. Nor is a disk without room for its state.
+        A replacement is not at fault while the database cannot be written (it, or a daemon that it
+        waits for, gets no epoch or generation then), or while a disk has no room for its state.
         """
         if daemon.registered and is_held_up:
             daemon.held_up_at = now
@@ -129,7 +129,7 @@ class FailureDetector(Part):
         late = begun is not None and now - max(begun, daemon.held_up_at) > ready_s
         if late and daemon.state == "starting" and self.scheduler.released_at is not None:
             daemon.started_at = now
-            self._kill(daemon, f"not at work after {ready_s:.0f} s ({daemon.phase})", now)
+            self._kill(daemon, f"not ready after {ready_s:.0f} s ({daemon.phase})", now)
 
     def _is_without_room(self) -> bool:
         return any(server.phase == NO_ROOM for server in self.members.of_role("server"))
@@ -140,7 +140,9 @@ class FailureDetector(Part):
         self.context.kill(daemon, 9, now)
 
     def _watch(self, daemon: Daemon, now: float, is_cut_off: bool) -> None:
-        """A daemon whose heartbeat is late is first `slow`, then killed: its exit does the rest."""
+        """A daemon whose heartbeat is late is first `slow`, then killed; its exit is handled as
+        any other.
+        """
         silent_s = now - daemon.heard_at
         daemon.out_of_touch = daemon.role == "agent" and self.host_failures.is_away(daemon)
         if daemon.state == "running" and silent_s > self.slow_s:
@@ -148,27 +150,27 @@ class FailureDetector(Part):
         if not daemon.alive or not daemon.registered or silent_s <= self.limit_s or is_cut_off:
             return
         if self.host_failures.is_away(daemon):
-            self._do_without(daemon, now)
+            self._stop_waiting_for(daemon, now)
             return
         if self.members.agent_of(daemon).killed_for:
-            return  # It is under way.
+            return  # The kill of its agent is in flight.
         daemon.heard_at = now  # Once per limit.
         self._kill(daemon, f"no heartbeat for {self.limit_s:.0f} s", now, code="heartbeat-late")
 
-    def _do_without(self, daemon: Daemon, now: float) -> None:
-        """Nobody is there to kill it, and it may live; but what can go on without it does."""
+    def _stop_waiting_for(self, daemon: Daemon, now: float) -> None:
+        """No agent can be reached to kill it, and it may be alive; stop waiting for it."""
         daemon.out_of_touch = True
         if daemon.role == "worker":
             self.checkpointing.on_host_gone([daemon.name], now)
             self.evaluations.gone(daemon.name)
 
     def compare(self, agent: Daemon, children: object, now: float) -> None:
-        """What an agent says that lives on its host, against what we believe.
+        """Reconcile an agent's report of the daemons on its host with our records.
 
-        Exits are reported one by one, and repeated until they are noted. This is for what no agent
-        has seen: daemons that died while there was none, and such as nobody wants any more. And for
-        what no coordinator remembers: processes that one before this had started when its notes
-        could not be written.
+        Exits are reported one by one, and resent until acknowledged. This handles what no agent
+        saw, daemons that died while no agent was running and daemons that are no longer needed; and
+        what is not on record, processes that an earlier coordinator started while it could not
+        write to the database.
         """
         if not isinstance(children, dict):
             return
@@ -194,25 +196,25 @@ class FailureDetector(Part):
                 self.on_exit(unseen, now)
 
     def _is_unseen(self, daemon: Daemon, incarnation: int) -> bool:
-        """Whether its agent speaks of a newer process than the one on record.
+        """Whether its agent reports a newer process than the one on record.
 
-        Nobody has been given its epoch or generation: that is on record together with its process,
-        or it is not handed out. But its number is used.
+        That process has no epoch or generation: these are issued only once the process is on
+        record. But its incarnation number is used.
         """
         newer = incarnation - daemon.incarnation
         if newer > UNSEEN_MAX:
-            raise RemoteProtocolError("nobody has started so many")
+            raise RemoteProtocolError(f"its incarnation is {newer} ahead of the one on record")
         return newer > 0
 
     def on_exited(self, peer: Peer, message: m.ProcessExited, now: float) -> None:
-        """An agent's word about one of its daemons; repeated until it is noted.
+        """An agent reports the exit of one of its daemons; resent until acknowledged.
 
-        What one says of a daemon that has become another one's changes nothing any more.
+        A report about a daemon that another agent has adopted is acknowledged and ignored.
         """
         daemon = self.members.get(message.name)
         if daemon is not None and self.members.agent_of(daemon).peer not in (peer, None):
-            if not self._is_an_agent(peer):  # Perhaps it is: that its next report will tell.
-                raise RemoteProtocolError("it has no business with this daemon")
+            if not self._is_an_agent(peer):  # If it is one, its next report identifies it.
+                raise RemoteProtocolError("the sender is not the agent of this daemon")
             self.context.send(peer, m.ExitNoted(message.name, message.incarnation))
             return
         if daemon is not None and self._is_unseen(daemon, message.incarnation):
@@ -233,13 +235,13 @@ class FailureDetector(Part):
         daemon = self.members.get(name, end.incarnation)
         if daemon is None or not daemon.alive:
             return
-        # One that we sent SIGTERM, because it had not registered yet, has done what it was told.
+        # A daemon that had not registered was sent SIGTERM, so this exit was requested.
         asked = end.status in (0, STATUS_UNKNOWN)
         asked |= end.status == -15 and ("kill", name) in self.context.retries
         planned = self.run.shutdown is not None and asked
         said = last_error(end.status, end.last_lines)
         daemon.ended(end.status, end.last_lines, now, end.cause, said, is_planned=planned)
-        self._drop_questions(name)
+        self._drop_requests(name)
         assert daemon.last_exit is not None
         text = f"{name} ended: {in_full(daemon.last_exit)}"
         kind = "stop" if planned else "exit"
@@ -259,8 +261,8 @@ class FailureDetector(Part):
         else:
             self._lose_agent(daemon, end, now)
 
-    def _drop_questions(self, name: str) -> None:
-        """What only this process could have answered."""
+    def _drop_requests(self, name: str) -> None:
+        """Drop the pending requests that only this process could have answered."""
         servers = range(len(self.members.of_role("server")))
         asked = ("spawn", "assign", "guests", "shutdown", "kill", "drain")
         keys = [(what, name) for what in asked]
@@ -273,22 +275,22 @@ class FailureDetector(Part):
             return
         if self._has_state(server) and server.deaths_in_row <= DEATHS_MAX:
             server.back_off(now)
-            text = f"{server.name} goes on with its state: nothing acknowledged is lost"
+            text = f"{server.name} resumes with its state: nothing acknowledged is lost"
             self.context.event("lost", server.name, text, code="daemon-restarting")
         else:
             self.control.end("failed", self._loss(server, end.last_lines), now)
 
     def _has_state(self, server: Daemon) -> bool:
-        """Whether the next process of this shard can go on where this one was."""
+        """Whether the next process of this shard can resume from its state."""
         assert server.last_exit is not None
-        # One that gave up by itself before it ever served would do the same again. We may have sent
-        # it away because nobody remembered that it had been started.
+        # A server that exited with an error before it ever served would do so again, unless it was
+        # dismissed because its start was not on record.
         code = server.last_exit["code"]
         may_serve = server.has_served or code < 0 or code == EXIT_FENCED
         return self.run.keeps_shards() and may_serve and not server.error
 
     def _lose_agent(self, agent: Daemon, end: ProcessEnded, now: float) -> None:
-        """The next one adopts the daemons that live; which do not, it will say."""
+        """The next agent adopts the daemons that are alive, and reports those that are not."""
         if self.run.shutdown is not None and self.run.shutdown.is_leaving():
             return
         if self.host_failures.is_known(agent):
@@ -297,11 +299,11 @@ class FailureDetector(Part):
             self.control.end("failed", self._loss(agent, end.last_lines), now)
         else:
             agent.back_off(now)
-            text = f"{agent.name} starts again; its daemons go on"
+            text = f"{agent.name} starts again; its daemons keep running"
             self.context.event("lost", agent.name, text, code="daemon-restarting")
 
     def _loss(self, daemon: Daemon, last_lines: tuple[str, ...]) -> str:
-        """Why a run fails without this server or agent: in its own words, if it left any."""
+        """Why a run fails without this server or agent: its last logged error, if any."""
         assert daemon.last_exit is not None
         said = last_error(daemon.last_exit["code"], last_lines)
         text = f"{daemon.name}: {said}"
@@ -317,12 +319,12 @@ class FailureDetector(Part):
         if not self.run.keeps_shards():
             return f"{text}; its shard is lost"
         died = plural(daemon.deaths_in_row, "time")
-        return f"{text}; it has died {died} in a row, and what its shard has is kept"
+        return f"{text}; it has died {died} in a row, and the state of its shard is kept"
 
     def lose_worker(
         self, worker: Daemon, status: int, last_lines: tuple[str, ...], now: float
     ) -> None:
-        """The others go on: its portions are leased again, barriers do not count it any more."""
+        """The others continue: its portions are leased again, barriers no longer count it."""
         portions = self.scheduler.gone(worker.index, now)
         self.control.notify_members()
         if self.run.shutdown is not None:
@@ -340,8 +342,8 @@ class FailureDetector(Part):
             self.context.event("lost", worker.name, text, code="daemon-restarting")
 
     def _give_up(self, worker: Daemon, said: str, now: float) -> None:
-        """No restart mends it. One that has been at work in between did no harm to the others: they
-        go on without it, as long as not all of them end like that.
+        """Restarts do not help. If the worker trained in between, it did no harm to the others:
+        they continue without it, unless all workers end like that.
         """
         last = worker.last_exit or {}
         died = plural(worker.deaths_in_row, "time")
@@ -349,7 +351,7 @@ class FailureDetector(Part):
             words = f"{ENDED_BY_ITSELF} ({last['text']}){last['blame']}"
             self._quarantine(worker, ": ".join(filter(None, (words, said))), now)
             return
-        reason = f"{worker.name} died {died} before or soon after it was at work"
+        reason = f"{worker.name} died {died} before or soon after it was ready"
         blame = f": {in_full(last)}" if last.get("blame") else ""
         self.control.end("failed", f"{reason}{blame}", now)
 
@@ -362,7 +364,7 @@ class FailureDetector(Part):
             self.control.end("failed", reason, now)
 
     def on_failed(self, peer: Peer, message: m.Failed, now: float) -> None:
-        """A daemon's last words: the user's error, with the traceback in the user's code."""
+        """A daemon reports the user's error, with the traceback in the user's code."""
         daemon = self.members.get(message.name)
         if daemon is None or daemon.peer != peer:
             return

@@ -1,8 +1,9 @@
-"""The run's frozen parameters: whose they are, and where the file with them is.
+"""The run's frozen parameters: which worker's values are used, and the file that stores them.
 
-The first worker that has built the model writes its own to a file, and only when that is in the run
-directory are workers told where the servers are: from then on, whoever has built others can have
-these, whatever becomes of that worker. A run that goes on from a checkpoint has them already.
+The first worker that has built the model writes its values to a file. Only when that file is in the
+run directory do workers receive the servers' addresses: from then on a worker that has built other
+values can load these, even if the first worker dies. A run that resumes from a checkpoint has the
+file already.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ class FrozenParameters:
     transfers: Transfers
     control: Control
     part: Json | None
-    """{"file", "sha256", "nbytes", "digests"} of the file that is in the run directory, at first of
-    the checkpoint that the run goes on from."""
+    """{"file", "sha256", "nbytes", "digests"} of the file in the run directory; initially of the
+    checkpoint that the run resumes from."""
     settled: Callable[[], None]
-    """Called when workers may be told of them."""
+    """Called when the digests may be sent to workers."""
     _layout: Layout | None = field(default=None, init=False)
     _built: dict[str, bytes] = field(default_factory=dict, init=False)
-    """Worker -> digests of those that it has built."""
+    """Worker -> digests of the values that it has built."""
     _lacking: set[str] = field(default_factory=set, init=False)
-    """Workers whose values are none to begin a run with."""
+    """Workers that lack weights: their values must not be used."""
     _writer: str = field(default="", init=False)
-    """Who writes the file."""
+    """The worker that writes the file."""
 
     @property
     def digests(self) -> bytes:
-        """Of the run's; b"" as long as they are not settled, and if there are none."""
+        """Digests of the run's values; b"" until they are settled, or if there are none."""
         return bytes.fromhex(self.part["digests"]) if self.part else b""
 
     def told(self) -> bytes | None:
-        """The digests that workers are told of; None: not yet."""
+        """The digests to send to workers; None: not settled yet."""
         are_some = self._layout is not None and bool(frozen.entries(self._layout))
         return None if self.part is None and are_some else self.digests
 
@@ -67,7 +68,7 @@ class FrozenParameters:
         digests = message.frozen
         if not frozen.fits(layout, digests) or (self.part and len(self.digests) != len(digests)):
             raise DlctlError(
-                f"{worker.name} has not said what its frozen parameters are",
+                f"{worker.name} has not reported its frozen parameters",
                 hint="all hosts of a run need the same version of dlctl",
             )
         self._layout = layout
@@ -91,7 +92,7 @@ class FrozenParameters:
         self.context.event("frozen", name, text)
 
     def _have_written(self, now: float) -> None:
-        """One worker writes the file; another one if that has died."""
+        """Ask a worker to write the file, unless one is writing it."""
         if self._writer or self._layout is None:
             return
         able = ((name, own) for name, own in self._built.items() if name not in self._lacking)
@@ -116,7 +117,7 @@ class FrozenParameters:
             self.transfers.fetch(worker.agent, wanted, done, now)
 
     def _is_awaited(self, message: m.FrozenKept) -> bool:
-        """Or that one has died, and another one writes them."""
+        """False if that worker has died, and another one writes the file."""
         digests = self._built.get(message.name)
         if self.part is not None or self._layout is None or digests is None:
             return False
@@ -128,14 +129,14 @@ class FrozenParameters:
         if not error:
             self.context.send(agent, m.FileTaken(message.file))
         elif host is None or not host.alive:
-            return  # Its workers are about to be given up, too.
+            return  # The host's workers are about to be given up, too.
         self._on_there(message, error, now)
 
     def _on_there(self, message: m.FrozenKept, error: str, now: float) -> None:
         if not self._is_awaited(message):
             return
         if error:
-            self._fail(f"the file did not come from {message.name}: {error}", now)
+            self._fail(f"the file was not received from {message.name}: {error}", now)
             return
         self.part = {
             "file": message.file.rpartition("/")[2],
@@ -143,7 +144,7 @@ class FrozenParameters:
             "nbytes": message.nbytes,
             "digests": self._built[message.name].hex(),
         }
-        text = f"frozen parameters, {message.nbytes / 1e6:.1f} MB, are kept once for the run"
+        text = f"frozen parameters, {message.nbytes / 1e6:.1f} MB, are stored once for the run"
         self.context.event("frozen", message.name, text)
         for name, digests in self._built.items():
             if digests != self.digests and self._layout is not None:
@@ -154,7 +155,7 @@ class FrozenParameters:
         self.control.end("failed", f"cannot keep the frozen parameters of the model: {error}", now)
 
     def on_gone(self, name: str, now: float) -> None:
-        """A worker has died: what it was writing may be cut off."""
+        """A worker has died: the file that it was writing may be truncated."""
         self._built.pop(name, None)
         self._lacking.discard(name)
         if name == self._writer:

@@ -1,9 +1,10 @@
-"""The group of all replicas, for methods with collectives: who is in it, generation by generation.
+"""The group of all replicas, for methods with collectives: its members, by generation.
 
-A generation is made when a worker comes or goes, or when a member says that a sum has failed. Its
-first member opens the rendezvous, and then all are told where that is. Who does not answer in time
-hangs, or its host is away: the next generation does without it, until it is heard of again. That a
-member is late for a sum is no failure: it may compute for as long as it lives.
+The group re-forms, as a new generation, when a worker joins or leaves, or when a member reports
+that a sum has failed. Its first member opens the rendezvous, and then all members receive its
+address. A member that does not answer in time hangs, or its host is unreachable: the next
+generation leaves it out until it answers again. A member that is late for a sum has not failed: it
+may compute for as long as it is alive.
 """
 
 from __future__ import annotations
@@ -19,36 +20,36 @@ from dlctl.roles.coordinator.run_state import Control, RunState
 Member = tuple[int, int]
 """Slot and epoch."""
 SETTLE_S = 0.1
-"""From a failed sum to the next generation: by then it is mostly known who has died. Doubles with
-every generation that fails at once."""
+"""From a failed sum to the next generation: by then deaths are mostly known. Doubles with every
+generation that fails soon."""
 SETTLE_DOUBLINGS_MAX = 3
 SOON_S = 1.0
 UNMADE_LIMITS = 4
-"""Times the limit of silence: so long the members try to find each other."""
+"""How long the members try to connect to each other, in units of `silent_s`."""
 LOST = (
-    "all replicas that had the model have ended before another one was given it; "
-    '"dlctl recover" goes on from the newest checkpoint'
+    "all replicas that had the model have ended before another one received it; "
+    '"dlctl recover" resumes from the newest checkpoint'
 )
 NO_WAY = (
     "a group needs connections from every host to every other one, at ports that the system "
-    "chooses: look at the firewalls, and whether `data` in [[hosts]] is of the right interface; "
+    "chooses: check the firewalls, and whether `data` in [[hosts]] is of the right interface; "
     '"dlctl doctor" measures what reaches what'
 )
 
 
 class Groups:
     def __init__(self, run: RunState, control: Control, steps_done: Callable[[], int]) -> None:
-        """steps_done: of this run, those that count."""
+        """steps_done: steps of the run that count."""
         self.run = run
         self.control = control
         self.steps_done = steps_done
         self.is_wanted = "group" in run.algorithm.shape.links
         self.generation = 0
-        """No two groups of a run have the same."""
+        """Unique among the groups of a run."""
         self.members: tuple[Member, ...] = ()
         self.left_out: set[Member] = set()
-        """Those that have not answered. What they still have, their drivers compare (`sums.py`).
-        The next coordinator has to know them: else the others would wait for them once more."""
+        """Those that have not answered. Their drivers compare what they still have (`sums.py`).
+        Persisted: else the others would wait for them again after a coordinator's restart."""
         self._store = ""
         self._is_new = True
         self._noted: set[Member] = set()
@@ -60,7 +61,7 @@ class Groups:
         self._failed = 0
         """Generations in a row that have failed soon."""
         self._unmade: dict[Member, str] = {}
-        """What the members have said since the last group in which they found each other."""
+        """Member -> its error, since the last group in which all members connected."""
         self._unmade_since = 0.0
 
     def memory(self) -> Iterator[tuple[str, Any]]:
@@ -74,7 +75,7 @@ class Groups:
         return self.run.job.timeouts.silent_s
 
     def advance(self, now: float) -> None:
-        """Make the next generation if another one is needed."""
+        """Begin a new generation if one is needed."""
         if not self.is_wanted or self.run.state in ("pending", "starting"):
             return
         there = {(d.index, d.term) for d in self.run.members.of_role("worker") if d.alive}
@@ -95,36 +96,38 @@ class Groups:
             self._begin(wanted, now)
 
     def _is_made(self) -> bool:
-        """Whether all members say that they have found each other."""
+        """Whether all members report that they are connected."""
         said = [self.run.members.get(name) for name in self._names(self.members)]
         made = [self.generation, len(self.members), True]
         return all(d is not None and d.metrics.get("group") == made for d in said)
 
     def _leave_out(self, now: float) -> None:
-        """All of them, but one must be left: nobody may have heard of this generation yet."""
+        """Leave out all silent members, unless all are silent: then this generation may not have
+        reached any of them yet.
+        """
         self._note_by = None
         silent = set(self.members) - self._noted
-        if not self._store:  # The first member has not opened it; the others were not asked yet.
+        if not self._store:  # The first member has not opened it; the others wait for that.
             silent = set(self.members[:1])
         if silent and silent < set(self.members):
-            self._go_on_without(silent)
+            self._continue_without(silent)
         elif silent:
             self._note_by = now + self.limit_s
 
     def _leave_out_unreachable(self, now: float) -> None:
-        """The others would wait for their part of a sum until their host is given up."""
+        """Leave out members on unreachable hosts: sums would wait until the host is given up."""
         away = {
             (worker.index, worker.term)
             for worker in self.run.members.of_role("worker")
             if worker.out_of_touch and now - worker.heard_at > self.limit_s
         } & set(self.members)
         if away and away < set(self.members):
-            self._go_on_without(away)
+            self._continue_without(away)
 
-    def _go_on_without(self, silent: set[Member]) -> None:
+    def _continue_without(self, silent: set[Member]) -> None:
         self.left_out |= silent
         names = ", ".join(self._names(tuple(sorted(silent))))
-        text = f"{names}: no answer in {self.limit_s:.0f} s, the group goes on without"
+        text = f"{names}: no answer in {self.limit_s:.0f} s, the group continues without"
         self.run.context.event("group", "", text)
 
     def _wanted(self) -> tuple[Member, ...]:
@@ -142,14 +145,14 @@ class Groups:
         self._is_new = self.steps_done() == 0
         text = f"generation {self.generation}: {', '.join(self._names(members))}"
         self.run.context.event("group", "", text)
-        self._tell(self._names(members)[:1], now)
-        # They may be waiting in a group that nobody else is in any more.
-        self._tell(self._names(tuple(sorted(self.left_out))), now)
+        self._send_group(self._names(members)[:1], now)
+        # They may be waiting in a group that all others have left.
+        self._send_group(self._names(tuple(sorted(self.left_out))), now)
 
     def _names(self, members: tuple[Member, ...]) -> list[str]:
         return [f"worker-{slot}" for slot, _ in members]
 
-    def _tell(self, names: list[str], now: float) -> None:
+    def _send_group(self, names: list[str], now: float) -> None:
         slots = tuple(slot for slot, _ in self.members)
         message = m.Group(self.generation, slots, self._store, self._is_new)
         for name in names:
@@ -158,26 +161,26 @@ class Groups:
     def on_noted(self, peer: Peer, message: m.GroupNoted, now: float) -> None:
         by_name = dict(zip(self._names(self.members), self.members, strict=True))
         if message.generation != self.generation or message.name not in by_name:
-            self._is_back(message.name, now)
+            self._readmit(message.name, now)
             return
         asked = self.run.context.retries.message(("group", message.name))
         if message.store and not self._store:
             self._store = message.store
             self._note_by = now + self.limit_s
-            self._tell(list(by_name), now)
+            self._send_group(list(by_name), now)
         elif isinstance(asked, m.Group) and asked.store and not message.store:
             self.run.context.retries.done(("group", message.name), now)
             self._noted.add(by_name[message.name])
             if len(self._noted) == len(self.members):
                 self._note_by = None
 
-    def _is_back(self, name: str, now: float) -> None:
-        """Somebody who was left out answers after all."""
+    def _readmit(self, name: str, now: float) -> None:
+        """A member that was left out answers after all."""
         if name not in self._names(self.members):
             self.run.context.retries.done(("group", name), now)
         worker = self.run.members.get(name)
         if worker is not None and (worker.index, worker.term) in self.left_out:
-            worker.heard_at = now  # Its heartbeat may come later: it is not to be left out again.
+            worker.heard_at = now  # Its heartbeat may be later: do not leave it out again.
             self.left_out.discard((worker.index, worker.term))
             self.advance(now)
 
@@ -198,19 +201,19 @@ class Groups:
         if message.why == m.MODEL_LOST:
             self._lose_model(now)
         elif message.why == m.UNMADE:
-            self._find_no_way(member, message.reason, now)
+            self._fail_to_connect(member, message.reason, now)
         else:
             self._unmade.clear()  # They have begun a sum.
         self.advance(now)
 
     def _lose_model(self, now: float) -> None:
-        """Of those that were left out one may have it, and come back."""
+        """The model is lost, unless a member that was left out comes back with it."""
         if self.left_out:
             self._again_at = now + self.limit_s
         elif self.run.shutdown is None:
             self.control.end("failed", LOST, now, at_once=True)
 
-    def _find_no_way(self, member: Member, reason: str, now: float) -> None:
+    def _fail_to_connect(self, member: Member, reason: str, now: float) -> None:
         if not self._unmade:
             self._unmade_since = self._begun_at
         self._unmade[member] = reason
@@ -221,11 +224,13 @@ class Groups:
         for (slot, _), text in sorted(self._unmade.items()):
             worker = self.run.members.get(f"worker-{slot}")
             said.append(f"worker-{slot} on {worker.host if worker else 'no host'}: {text}")
-        words = f"the workers have not found each other for {tried_s:.0f} s: {'; '.join(said)}"
+        words = (
+            f"the workers could not connect to each other for {tried_s:.0f} s: {'; '.join(said)}"
+        )
         self.control.end("failed", f"{words}; {NO_WAY}", now, at_once=True)
 
     def deadline(self) -> float | None:
-        """When `advance` has something to do if nothing happens; never in the past for long."""
+        """When `advance` has to run next if no event occurs; never in the past for long."""
         times = [t for t in (self._again_at, self._note_by) if t is not None]
         is_at_work = self.is_wanted and self.run.state not in ("pending", "starting")
         return min(times) if times and is_at_work else None

@@ -1,11 +1,11 @@
-"""Hosts that cannot be reached any more: tried again for a while, and then given up.
+"""Unreachable hosts: retried for a while, then given up.
 
-An agent on another machine is known by its messages only. When it is silent it is started again
-over ssh; as long as that fails, its host is away. What runs there goes on by itself, and nobody
-else may take its place: it may come back with everything that it has. After `host_s` the host is
-given up. Its workers are started on the others, with new epochs, so that the old ones are fenced
-should they live. A server's shard is on that host only, so that without it the run ends, and can go
-on from its checkpoint.
+The only sign of life of an agent on another machine is its messages. When it is silent it is
+restarted over ssh; while that fails, its host is away. Processes there keep running on their own,
+and are not replaced: they may come back with all of their state. After `host_s` the host is given
+up. Its workers are started on other hosts, with new epochs, so that the old ones are fenced if they
+are still alive. A server's shard is on that host only: without it the run ends, and can resume from
+its checkpoint.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class HostFailures(Part):
         self._agents = placement.agents(self.run.job.places)
 
     def is_known(self, agent: Daemon) -> bool:
-        """Whether this host has been there: then it may come back."""
+        """Whether this host was reachable before: then it may come back."""
         return agent.name != HOME_AGENT and agent.has_worked
 
     def is_away(self, daemon: Daemon) -> bool:
-        """Whether nobody on its host answers: no order gets there now."""
+        """Whether its host is unreachable, so that no request arrives there now."""
         return self.members.agent_of(daemon).given_up_at is not None
 
     def is_back(self, agent: Daemon) -> None:
@@ -54,7 +54,7 @@ class HostFailures(Part):
         agent.given_up_at = None
 
     def lose(self, agent: Daemon, words: tuple[str, ...], now: float) -> None:
-        """An attempt to reach it has failed, or its agent has fallen silent."""
+        """An attempt to reach the host has failed, or its agent is silent."""
         if agent.given_up_at is None:
             agent.given_up_at = now + self.limit_s
         if now < agent.given_up_at:
@@ -67,7 +67,7 @@ class HostFailures(Part):
             self._give_up(agent, now)
 
     def host(self, agent: Daemon) -> str:
-        """Its name in the job file, or what it calls itself if others have chosen it."""
+        """The host's name in the job file, or its own name if Slurm has chosen it."""
         host = self._agents[agent.name]
         if host.launcher == "slurm":
             return agent.host or "its node"
@@ -89,7 +89,7 @@ class HostFailures(Part):
                 self._lose_all(reason, now)
 
     def _wait(self, agent: Daemon, why: str, now: float) -> None:
-        """The clocks of its start, and of its host's absence, begin when it can be started."""
+        """An agent waits for its allocation: its deadlines start once it can be started."""
         agent.phase = why
         agent.started_at = agent.heard_at = now
         if agent.given_up_at is not None:
@@ -101,7 +101,7 @@ class HostFailures(Part):
             self.context.event("waits", agent.name, why)
 
     def _lose_all(self, reason: str, now: float) -> None:
-        """Nobody is there any more who could finish anything, or be told to end."""
+        """All other hosts are gone: no process there can finish, or be asked to exit."""
         others = [d for d in self.members.daemons.values() if d.agent != HOME_AGENT]
         self._gone(others, "gone with its host", now)
         for daemon in others:
@@ -118,7 +118,7 @@ class HostFailures(Part):
         self.mirror.lose(agent.name)
 
     def _gone(self, daemons: list[Daemon], why: str, now: float) -> None:
-        """They are there no more, and nobody takes their places: the run is about to end."""
+        """The daemons are lost and not replaced: the run is about to end."""
         for daemon in daemons:
             if daemon.alive:
                 daemon.killed_for = why

@@ -1,4 +1,4 @@
-"""The data side of the coordinator: who gets which portion, what is done, and when it is enough."""
+"""The data side of the coordinator: leases portions, counts what is done, detects the end."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
 
 DOUBT_S = 10.0
-"""A worker that has asked for data for so long, in vain, has none that it works on."""
+"""A worker that has requested data for this long without getting any has no portion."""
 SCHEDULE = "correct [schedule]: warmup, or over"
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
 
 
 class Dataset(NamedTuple):
-    """What a run is trained with: samples, or the shards of a stream, perhaps cut into clients."""
+    """The size of a run's dataset: samples, perhaps cut into clients, or shards of a stream."""
 
     samples: int = 0
     shards: int = 0
@@ -52,7 +52,7 @@ class LeaseScheduler:
         self.members = run.members
         job, options = run.job, run.algorithm.Options(**run.job.algorithm.options)
         self.batch_size = 0
-        """What was found; 0: the job file says it, or nobody has found it yet."""
+        """The batch size that was found; 0: the job file sets it, or none was found yet."""
         self.side: Lead = run.algorithm.lead(options)
         self.tables: Sequence[Table] = run.algorithm.shape.tables_of(options)
         self.steps = self.samples = 0
@@ -60,32 +60,32 @@ class LeaseScheduler:
         self.metrics: dict[str, float] = {}
         """What else the task's loss returns, as running means like that of the loss."""
         self.released_at: float | None = None
-        """When the workers were let loose."""
+        """When the workers were released to train."""
         self.stopped = False
         self.driving: DrivenMethod | None = None
         self._pool: PortionPool | StreamPool | None = None
-        self._told_of_end = False
-        """That the stream has ended, and is read again."""
+        self._end_reported = False
+        """Whether the event that the stream has ended and is read again was sent."""
         self._built = Dataset()
-        """By the first worker that was heard."""
+        """As the first worker that reported built it."""
         self._step_samples_min = 1
         self._counts_steps = any(host.batch_size for host in job.places)
-        """Nobody knows how many a portion has before it is done."""
+        """The steps of a portion are known only when it is done."""
         self._order: str | None = None
-        """Digest of the order that the task has chosen, by the first worker that was heard."""
+        """Digest of the task's sample order, from the first worker that reported."""
         self._restore: Json = {}
         self._journal: Json = {}
-        """Of the method that the coordinator drives, as far as it has come before."""
+        """Of the method that the coordinator drives, from the checkpoint or the predecessor."""
         self.answered: dict[int, m.Lease] = {}
-        """Slot -> its newest lease, in case its request is repeated."""
+        """Slot -> its newest lease, in case its request is resent."""
         self._pending: dict[int, m.LeaseRequest] = {}
         self._in_vain_since: dict[int, float] = {}
-        """Slot -> since when it has asked, because it has no data, and has not got any."""
+        """Slot -> since when it has had no data and has requested it without getting any."""
         self.evaluated_at = 0.0
-        """How far the run was when an evaluation was begun last: epochs, or steps if the job counts
+        """Progress at the start of the newest evaluation: epochs, or steps if the job counts
         them."""
         self.scale = schedule.first_scale(job) if schedule.scales(job.schedule) else None
-        """Of the rate, if it goes with the number of workers."""
+        """Of the rate, if it scales with the number of workers."""
         self._lateness = Lateness()
         """Of the portions of a driven method's batch."""
         self._cuts_epochs = type(self.side).cut_epoch is not Lead.cut_epoch
@@ -99,12 +99,14 @@ class LeaseScheduler:
 
     @property
     def pool(self) -> PortionPool | StreamPool:
-        """The portions of all epochs; a batch of a method that the coordinator drives is one."""
+        """The portions of all epochs; for a method that the coordinator drives, a batch is an
+        epoch.
+        """
         assert self._pool is not None
         return self._pool
 
     def restore(self, data: Json) -> None:
-        """What a checkpoint's manifest says of the data and the steps."""
+        """Restore the data and the steps from a checkpoint's manifest."""
         self._restore = data
         self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
         self.loss, self.metrics = data.get("loss"), data.get("metrics", {})
@@ -116,8 +118,8 @@ class LeaseScheduler:
             self.scale = schedule.Scale(*data["scale"])
 
     def lead(self) -> list[Any]:
-        """[clock, state] of the method's lead, and the journal of one that drives, as
-        `restore_lead` takes it.
+        """[clock, state] of the method's lead, and the journal of a lead that drives the method;
+        for `restore_lead`.
         """
         if self.driving is not None:
             return [self.side.clock, self.driving.state(), self.driving.to_json()]
@@ -129,7 +131,7 @@ class LeaseScheduler:
 
     @property
     def dataset_samples(self) -> int:
-        """0 while no worker has built the dataset, and of a stream."""
+        """0 until a worker has built the dataset, and for a stream."""
         return self._pool.samples if isinstance(self._pool, PortionPool) else 0
 
     @property
@@ -156,7 +158,8 @@ class LeaseScheduler:
         yield "lead", self.lead()
         yield "scale", self.scale
         for slot, of in self.answered.items():
-            # In the order of the message's fields, without the samples: else each one is news.
+            # In the order of the message's fields. Samples are 0: they would change the row at
+            # every answer.
             row = (of.request, of.portion, of.data_epoch, of.start, of.stop, 0, of.shard)
             yield f"answer/{slot}", row
 
@@ -176,7 +179,7 @@ class LeaseScheduler:
             keys = (key.split("/")[1:] for key in memory if key.startswith("portion/"))
             standing = {(int(e), int(p)): memory[f"portion/{e}/{p}"] for e, p in keys}
             self.pool.go_on((next_[0], next_[1]), standing)
-            self._told_of_end = dataset.shards > 0 and next_[0] > 0
+            self._end_reported = dataset.shards > 0 and next_[0] > 0
             self.evaluated_at = memory.get("evaluation", [0.0])[0]
         self.metrics = dict(memory.get("metrics", {}))
         if "lead" in memory:
@@ -188,15 +191,15 @@ class LeaseScheduler:
                 self.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
 
     def find_batch_size(self, found: int) -> bool:
-        """A worker, or the run before, has found it. True if that is news."""
+        """A worker, or an earlier execution, has found it. Returns whether it was unknown."""
         before, self.run.job = self.run.job, batches.resolved(self.run.job, found)
         is_news = self.run.job is not before
         self.batch_size = found if is_news else self.batch_size
         return is_news
 
     def take_dataset(self, worker: str, dataset: Dataset, order: str = "") -> None:
-        """A worker has built the dataset; order: digest of the order that its task has chosen.
-        Raises DlctlError if it is not the one of the others, or of before.
+        """A worker has built the dataset; order: digest of its task's sample order. Raises
+        DlctlError if the dataset or the order differs from that of other workers or of before.
         """
         opened = Dataset(self.dataset_samples, self.stream_shards, self.clients)
         known = opened if self._pool else self._built
@@ -219,13 +222,13 @@ class LeaseScheduler:
             )
 
     def open_dataset(self, dataset: Dataset) -> None:
-        """The first worker has built it. Raises DlctlError if it was another before, or is none
-        that this job can be trained with.
+        """The first worker has built it. Raises DlctlError if it differs from the checkpoint's, or
+        if this job cannot be trained with it.
         """
         samples, shards, clients = dataset
         job = self.run.job
         if samples < 1 and not shards:
-            raise DlctlError("the dataset has no samples", hint="look at the task's dataset()")
+            raise DlctlError("the dataset has no samples", hint="check the task's dataset()")
         restore = self._restore
         before = Dataset(restore.get("dataset_samples", 0), restore.get("stream_shards", 0))
         now = Dataset(samples, shards)
@@ -253,14 +256,14 @@ class LeaseScheduler:
         self.rescale(job.workers.count)
 
     def _check_steps(self, pool: PortionPool) -> None:
-        """Raises DlctlError if the run is too short for its method to come to anything."""
+        """Raises DlctlError if the run is too short for its method to have an effect."""
         steps = pool.limit * -(-pool.portion_samples // batches.smallest(self.run.job))
         method = registry.load("algorithms", self.run.job.algorithm.name)
         for path, what, instead in method.check_steps(self.run.job, steps):
             raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
 
     def _check_stream(self) -> None:
-        """Raises DlctlError if the job asks for what only a dataset of known length has."""
+        """Raises DlctlError if the job needs a dataset of known length."""
         epochs = self.run.job.job.stop.epochs
         if self.is_driven or self._cuts_epochs:
             raise DlctlError(
@@ -297,7 +300,7 @@ class LeaseScheduler:
         if self._restore.get("portion_samples") == pool.portion_samples:
             pool.restore(self._restore["complete_epochs"], self._restore["portions"])
         elif self._restore:
-            # Other portions than before: only whole epochs can be told apart.
+            # The portions have another size now: only whole epochs can be matched.
             pool.restore(self._restore["complete_epochs"], [])
         return pool
 
@@ -309,12 +312,12 @@ class LeaseScheduler:
         )  # fmt: skip
         if self._restore:
             pool.restore(self._restore["stream"], self._restore["portion_samples"])
-            self._told_of_end = pool.passes() > 1
+            self._end_reported = pool.passes() > 1
         return pool
 
     def rescale(self, workers: int) -> None:
-        """The run is to have so many workers. The rate goes by that from the first sample on that
-        nobody has leased: all servers hear of it before.
+        """The number of workers changes. The scaled rate applies from the first sample that has not
+        been leased yet: all servers receive it before that sample.
         """
         after = schedule.multiple(self.run.job, workers)
         if self.scale is not None and self.scale.after != after:
@@ -349,13 +352,13 @@ class LeaseScheduler:
     # ------------------------------------------------------------ leases
 
     def release(self, now: float) -> None:
-        """All workers are there: begin."""
+        """All workers are ready: start to train."""
         self.released_at = now
         self.begin_driving(now)
         self.grant(now)
 
     def begin_driving(self, now: float) -> None:
-        """Go on with a method that the coordinator drives."""
+        """Start or resume a method that the coordinator drives."""
         if not isinstance(self._pool, PortionPool) or not self.is_driven:
             return
         self._pool.limit = 0
@@ -365,7 +368,7 @@ class LeaseScheduler:
         )
 
     def drive(self, now: float) -> None:
-        """Let the method that is driven make its next request, if it waits to."""
+        """Let the driven method make its next request, if one is waiting."""
         if self.driving is not None and not self.stopped:
             self.driving.advance(now)
             self.grant(now)
@@ -380,7 +383,7 @@ class LeaseScheduler:
         if daemon is None:
             return
         if answered is not None and request.request <= answered.request:
-            # Repeated, or overtaken by a newer one on the way: then nobody waits for its answer.
+            # Resent, or overtaken by a newer request: then the worker does not need the answer.
             if request.request == answered.request:
                 self.context.send(daemon.name, answered)
             return
@@ -392,10 +395,10 @@ class LeaseScheduler:
         self.grant(now)
 
     def grant(self, now: float) -> None:
-        """Answer the workers that wait for data, as far as they may work now.
+        """Answer the workers that wait for data and may train now.
 
-        Between two batches of a driven method, and when the last portions of a batch are under way,
-        they are left waiting: the next batch, or a dead worker's portions, begin with them at once.
+        Between two batches of a driven method, and while the last portions of a batch are leased,
+        they are left waiting: so the next batch, or a dead worker's portions, start at once.
         """
         if self.released_at is None:
             return
@@ -405,7 +408,7 @@ class LeaseScheduler:
         for slot, request in list(self._pending.items()):
             if not self.stopped and self.side.may_lease(slot, first):
                 if self._cuts_epochs:
-                    # It has its share, and hears that it has to push what it has accrued.
+                    # It has had its share; an empty lease makes it push what it has accumulated.
                     del self._pending[slot]
                     self._answer(slot, request, None)
                 continue
@@ -420,14 +423,14 @@ class LeaseScheduler:
             if taken is not None or self.stopped or not self.is_driven:
                 del self._pending[slot]
                 self._answer(slot, request, taken)
-                self._tell_of_epoch()
-        if isinstance(self._pool, StreamPool) and not self._told_of_end:
-            self._tell_of_end(self._pool)
+                self._update_epoch()
+        if isinstance(self._pool, StreamPool) and not self._end_reported:
+            self._report_end(self._pool)
 
     def _or_copy(
         self, pool: PortionPool, slot: int, taken: Range | None, now: float
     ) -> Range | None:
-        """What a worker gets of a batch: what it has taken, or a backup copy of what is late."""
+        """What a worker gets of a batch: the portion it took, or a backup copy of a late one."""
         if taken is not None:
             self._lateness.leased((taken.data_epoch, taken.portion), now)
         elif not self.stopped:
@@ -436,7 +439,7 @@ class LeaseScheduler:
         return taken
 
     def copy_due(self) -> float | None:
-        """When a worker that waits for data gets a backup copy, if nothing else comes before."""
+        """When a worker that waits for data gets a backup copy, if nothing else happens before."""
         if not self.is_driven or self.stopped or not isinstance(self._pool, PortionPool):
             return None
         first = min(self.members.live_slots(), default=0)
@@ -447,38 +450,36 @@ class LeaseScheduler:
         ]
         return min((at for at in due if at is not None), default=None)
 
-    def _tell_of_end(self, pool: StreamPool) -> None:
-        """A stream has ended before the run has. That may be meant, and is said once."""
+    def _report_end(self, pool: StreamPool) -> None:
+        """A stream has ended before the run. That may be intended; one event reports it."""
         samples = pool.samples_in_all()
         if pool.passes() > 1 and samples is not None:
             text = f"the stream has ended after {samples:,} samples, and is read again"
             self.context.event("stream", "", f"{text} until job.stop is reached")
-            self._told_of_end = True
+            self._end_reported = True
 
     def _end_epochs(self, slots: frozenset[int]) -> None:
-        """Drop what is left of data epochs that are over, by the method's word; what was leased of
-        them and has come back is dropped, too.
-        """
+        """Drop the rest of the data epochs that the method has ended, with returned portions."""
         if not self._cuts_epochs or not isinstance(self._pool, PortionPool):
             return
         side, pool = self.side, self._pool
         side.members = slots
-        self._tell_of_epoch()
+        self._update_epoch()
         while side.epoch.portions and side.cut_epoch():
             side.data_epoch += 1
-            self._tell_of_epoch()
+            self._update_epoch()
         pool.drop(before=side.data_epoch)
 
-    def _tell_of_epoch(self) -> None:
+    def _update_epoch(self) -> None:
         if self._cuts_epochs and isinstance(self._pool, PortionPool):
             self.side.epoch = self._pool.standing(self.side.data_epoch)
 
     def _doubtful(self, slot: int, now: float) -> Range | None:
-        """What is only said to be leased to a worker that has nothing to do, by its own word: since
-        it began to ask in vain, and all of what it said about that.
+        """A portion that is on record as leased to `slot`, although its worker reports that it has
+        none, and has requested data for `DOUBT_S` without getting any.
 
-        A coordinator that could not write its notes may have been told that it is done, or may have
-        given something else to the same question.
+        A coordinator that could not write to the database may have been notified that the portion
+        is done, or may have answered the same request with another portion.
         """
         worker = self.members.get(f"worker-{slot}")
         if worker is None or worker.metrics.get("portions") != 0:
@@ -501,7 +502,7 @@ class LeaseScheduler:
         self.context.send(f"worker-{slot}", lease)
 
     def gone(self, slot: int, now: float) -> int:
-        """The worker of a slot has died: number of portions that are leased again."""
+        """The worker of a slot has died. Returns the number of portions to lease again."""
         self._pending.pop(slot, None)
         self.answered.pop(slot, None)
         self._in_vain_since.pop(slot, None)
@@ -512,7 +513,7 @@ class LeaseScheduler:
         return len(back)
 
     def held_back(self, now: float) -> str:
-        """Why workers wait for data although there is some, or there will be; "" if none does."""
+        """Why workers wait although there is data, or will be; "" if no worker waits."""
         if self.driving is not None:
             return self.driving.waits_for(now)
         first = min(self.members.live_slots(), default=0)
@@ -522,9 +523,10 @@ class LeaseScheduler:
     # ------------------------------------------------------------ what is done
 
     def on_portion_done(self, done: m.PortionDone, now: float) -> bool:
-        """True if this is news. Steps and samples are counted here, once per portion.
+        """Returns whether the portion was not done before. Counts steps and samples once per
+        portion.
 
-        Raises RemoteProtocolError for more of them than the portion has.
+        Raises RemoteProtocolError if the worker reports more of them than the portion has.
         """
         key = done.data_epoch, done.portion
         if self._pool is None or not self.pool.may_finish(done.slot, *key):
@@ -552,7 +554,7 @@ class LeaseScheduler:
             raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
 
     def _take_loss(self, loss: float) -> None:
-        """Into the running mean, unless that would be no number any more: it is written down."""
+        """Add it to the running mean, unless the mean would not be finite: it is persisted."""
         mean = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
         self.loss = mean if math.isfinite(mean) else self.loss
 
@@ -576,8 +578,8 @@ class LeaseScheduler:
         return ""
 
     def failed(self) -> str:
-        """Why the method that the coordinator drives cannot go on, or a stream gives no more; "" if
-        all is well.
+        """Why the method that the coordinator drives, or the stream, cannot continue; "" if it
+        can.
         """
         if isinstance(self._pool, StreamPool):
             return self._pool.failed
@@ -590,8 +592,8 @@ class LeaseScheduler:
     # ------------------------------------------------------------ evaluations
 
     def evaluation_due(self) -> bool:
-        """Whether enough steps or epochs have passed since the last evaluation was begun; says so
-        once.
+        """Whether enough steps or epochs have passed since the start of the last evaluation.
+        Returns True once per evaluation.
         """
         every = self.run.job.evaluation.every_steps or self.run.job.evaluation.every_epochs
         if self._pool is None or self.is_driven or not every:
@@ -602,14 +604,14 @@ class LeaseScheduler:
         return True
 
     def _evaluation_clock(self) -> float:
-        """What evaluations go by: all workers' steps, or epochs."""
+        """The clock of evaluations: all workers' steps, or epochs."""
         return self.steps if self.run.job.evaluation.every_steps else self.epochs_done()
 
     def epochs_done(self) -> float:
         return self._pool.epochs_done() if self._pool is not None else 0.0
 
     def progress(self) -> float | None:
-        """How far the run is, 0..1, if that is known."""
+        """Progress of the run, 0..1; None if unknown."""
         if self._pool is None or self.is_driven:
             return None
         steps = self.run.job.job.stop.steps if self._counts_steps else None
@@ -618,7 +620,7 @@ class LeaseScheduler:
 
 
 def _means(done: m.PortionDone) -> dict[str, float]:
-    """What a portion's samples are said to have had besides the loss, as far as it can be so."""
+    """The means of a portion's metrics besides the loss; implausible reports are left out."""
     found = {}
     for name, said in done.metric_sums.items():
         match said:
@@ -628,8 +630,8 @@ def _means(done: m.PortionDone) -> dict[str, float]:
 
 
 def _portions(job: JobFile, pool: PortionPool) -> float:
-    """Portions until the first of the job's limits; steps and samples round up to portions. With
-    batch sizes of hosts the steps may be there before that."""
+    """Portions until the first of the job's limits; steps and samples round up to portions. If
+    hosts have their own batch sizes, the limit of steps may be reached earlier."""
     stop = job.job.stop
     if isinstance(pool, ClientPool):  # Steps and samples are counted when they are done.
         return math.ceil(stop.epochs * pool.per_epoch) if stop.epochs else math.inf
@@ -643,7 +645,7 @@ def _portions(job: JobFile, pool: PortionPool) -> float:
 
 
 def _until(wanted: int | None, per_epoch: int, before: Callable[[int], int]) -> float:
-    """Portions until there are `wanted` of what `before` counts, epoch after epoch."""
+    """Portions until `before`, summed over epochs, reaches `wanted`."""
     if not wanted:
         return math.inf
     epochs, rest = divmod(wanted, before(per_epoch))
@@ -651,13 +653,13 @@ def _until(wanted: int | None, per_epoch: int, before: Callable[[int], int]) -> 
 
 
 EPOCHS_KEPT = 2
-"""Around the end of a data epoch portions of two epochs are in work."""
+"""Around the end of a data epoch, portions of two epochs are leased."""
 
 
 class BadSamples:
-    """Samples that no worker could load: how many of an epoch a run goes on without.
+    """Counts the samples of an epoch that could not be loaded; a run tolerates a limited number.
 
-    A portion that is leased again has the same ones, so each counts once in an epoch.
+    A portion that is leased again has the same ones, so each counts once per epoch.
     """
 
     def __init__(self, context: History, limit: int) -> None:
@@ -668,7 +670,7 @@ class BadSamples:
         """Data epoch -> samples."""
 
     def failed(self, worker: str, message: m.SampleFailed) -> str:
-        """A worker has gone on without a sample. Returns why the run cannot; "" if it can."""
+        """A worker has skipped a sample. Returns why the run must fail; "" if it continues."""
         data_epoch = message.data_epoch
         found = self._found.setdefault(data_epoch, set())
         for epoch in sorted(self._found)[:-EPOCHS_KEPT]:

@@ -1,7 +1,7 @@
-"""The daemons of a run, as the coordinator knows them: one record each, and its incarnations.
+"""The coordinator's records of the daemons of a run, one for each name.
 
-The name stays for the life of the run. An incarnation is one process under that name; what an older
-incarnation says is no longer heard.
+A name lasts as long as the run. An incarnation is one process under that name; messages of older
+incarnations are ignored.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dlctl.util.text import NO_WORKER
 from dlctl.util.values import exit_in_words
 
 BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
-"""The first and the longest pause before another start. Everybody waits for a server."""
+"""Initial and maximum backoff before a restart. Short for servers: all workers wait for them."""
 LIFE_S = {"agent": 3.0, "server": 1.0, "worker": 10.0}
-"""A process that has been at work after so long has not died of its start: its death does not count
-with those before it, unless it has ended by itself in the same way (`crash_loops`)."""
+"""A process that was ready and lived longer did not die of its start: its death does not count
+with earlier ones, unless it exited on its own in the same way (`crash_loops`)."""
 
 _SHOWN = (
     "name", "role", "host", "agent", "pid", "state", "phase", "waiting_for", "waiting_since",
@@ -38,8 +38,8 @@ LASTING = (
     "host", "registered", "model_ready", "has_worked", "has_served", "asked_for_data", "drained",
     "leaving", "restarts", "deaths_in_row", "settings", "error",
 )  # fmt: skip
-"""What the next coordinator has to know of a daemon (see `Persistence`)."""
-_LASTING_BUT_STATE = attrgetter(*LASTING[1:])  # Asked for after every event: a loop takes longer.
+"""The fields of a daemon that are persisted (see `Persistence`)."""
+_LASTING_BUT_STATE = attrgetter(*LASTING[1:])  # Called after every event: a loop is slower.
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Daemon:
     role: str
     index: int
     agent: str = HOME_AGENT
-    """Who starts it; an agent's own name for an agent."""
+    """The agent that starts it; for an agent its own name."""
     incarnation: int = 0
     _state: str = field(default=daemon_states.PENDING, init=False)
     phase: str = ""
@@ -57,18 +57,18 @@ class Daemon:
     host: str = ""
     pid: int | None = None
     peer: Peer | None = None
-    """The connection that its last message came over."""
+    """The connection of its last message."""
     heard_at: float = 0.0
     reported_at: float = 0.0
-    """When it last said what it does."""
+    """Time of its last report."""
     started_at: float | None = None
     held_up_at: float = 0.0
-    """When it could last do nothing but wait until the run's database can be written."""
+    """When it was last blocked because the run's database, or a shard, could not be written."""
     restarts: int = 0
     retry_at: float | None = None
     last_exit: Json | None = None
     error: str = ""
-    """The user's error, when it has sent one."""
+    """The user's error, if it has sent one."""
     term: int = 0
     """Epoch of a worker's slot, generation of a server's shard."""
     settings: Json = field(default_factory=dict)
@@ -78,26 +78,26 @@ class Daemon:
     registered: bool = False
     model_ready: bool = False
     has_worked: bool = False
-    """An incarnation of this agent has registered: its host may come back."""
+    """An incarnation of this agent has registered: its host may become reachable again."""
     has_served: bool = False
-    """A process of this shard has been in charge of it: the next one goes on with its state."""
+    """A process of this shard has served: the next one resumes from its state."""
     asked_for_data: bool = False
     drained: bool = False
     leaving: str = ""
-    """What a worker drains for while the run goes on: "restart" or "removal"."""
+    """Why a worker drains while the run continues: "restart" or "removal"."""
     agent_incarnation: int = 0
-    """Of the agent that was told to start this process."""
+    """Incarnation of the agent that was asked to start this process."""
     killed_for: str = ""
-    """Why its process was told to be killed; it will not say so itself."""
+    """Why we have its process killed; the process itself cannot log that."""
     out_of_touch: bool = False
-    """Its host is away, and it is silent itself: nothing waits for it that can do without."""
+    """Its host is unreachable, and it is silent: what can continue without it does not wait."""
     given_up_at: float | None = None
-    """Of an agent that cannot be reached: when its host is, or was, given up."""
+    """Of an unreachable agent: when its host is, or was, given up."""
     kill_at: float | None = None
-    """Of a worker that is to leave: when it is killed, if it has not left in order by then."""
+    """Deadline of a leaving worker, after which it is killed."""
     deaths_in_row: int = 0
-    """Of processes that lived only shortly, or ended by themselves in the same way; the newest one
-    included."""
+    """Consecutive deaths of processes that lived only briefly, or exited on their own in the same
+    way; the newest included."""
 
     @property
     def state(self) -> str:
@@ -105,36 +105,36 @@ class Daemon:
         return self._state
 
     def change_state(self, event: str) -> None:
-        """Raises ImpossibleTransition for an event that cannot follow on the present state."""
+        """Raises ImpossibleTransition for an event that cannot occur in the current state."""
         self._state = daemon_states.after(self._state, event)
 
     def restore_state(self, state: str) -> None:
-        """Be in the state that another coordinator has left on record."""
+        """Take over the state that an earlier coordinator has recorded."""
         assert state in daemon_states.STATES, state
         self._state = state
 
     @property
     def alive(self) -> bool:
-        """There is a process, as far as we know."""
+        """A process exists, if our records are current."""
         return self.state in daemon_states.ALIVE
 
     @property
     def stuck(self) -> bool:
-        """Whether it says itself that it has been in one batch, or evaluation, for too long."""
+        """Whether it reports that it has been in one batch, or evaluation, for too long."""
         return self.alive and "stuck_s" in self.metrics
 
     @property
     def hangs(self) -> bool:
-        """Whether that is no evaluation which may still end."""
+        """Whether it is stuck, and not in an evaluation that may still end."""
         return self.stuck and self.metrics.get("hangs") is True
 
     @property
     def evaluates(self) -> bool:
-        """Whether it says itself that it does, and not for so long that nothing will come of it."""
+        """Whether it reports that it evaluates, and the evaluation may still end."""
         return self.alive and (self.phase == "evaluating" or self.metrics.get("hangs") is False)
 
     def saves(self, checkpoint: int) -> bool:
-        """Whether it says itself that it has begun to save: it does that even while it hangs."""
+        """Whether it reports that it has begun to save; it can do that even while it hangs."""
         return self.metrics.get("checkpoint") == checkpoint
 
     def begin(self, now: float) -> None:
@@ -168,10 +168,10 @@ class Daemon:
         *,
         is_planned: bool = False,
     ) -> None:
-        """`said`: what it has said itself of its end. is_planned: it was told to end."""
+        """`said`: the error that it logged before its exit. is_planned: it was asked to exit."""
         lived_s = now - (self.started_at or now)
         has_lived = lived_s > LIFE_S[self.role] and self.state != "starting"
-        is_worker = self.role == "worker"  # Nobody else runs what the user has written.
+        is_worker = self.role == "worker"  # Only workers run the user's code.
         alike = crash_loops.in_row(self.last_exit, status, cause, lived_s) if is_worker else 0
         counts = not has_lived or alike > 1
         self.deaths_in_row = self.deaths_in_row + 1 if counts else 1
@@ -189,13 +189,13 @@ class Daemon:
                 self.last_exit["cause"] = "task"
 
     def forgive(self) -> None:
-        """What was before does not count any more: somebody may have mended it."""
+        """Reset the count of deaths: the cause may have been fixed."""
         self.deaths_in_row = 0
         if self.last_exit is not None and "in_row" in self.last_exit:
             self.last_exit = self.last_exit | {"in_row": 0}
 
     def back_off(self, now: float) -> None:
-        """Wait before the next incarnation: not at all the first time, then ever longer."""
+        """Wait before the next incarnation: not at all the first time, then exponentially."""
         self.restarts += 1
         first_s, longest_s = BACKOFF_S[self.role]
         again = self.deaths_in_row - 2
@@ -214,7 +214,7 @@ class Daemon:
 
 
 def describe_exit(status: int, cause: str = "") -> str:
-    """An exit status in words, with what is known (and never guessed) of why a signal came."""
+    """An exit status in words, with the cause of a signal if known (never guessed)."""
     if status == STATUS_UNKNOWN:
         return "gone, exit unknown"
     text = exit_in_words(status)
@@ -229,9 +229,9 @@ class Membership:
         before: dict[str, int],
         takes_workers: Mapping[str, bool] = MappingProxyType({HOME_AGENT: True}),
     ) -> None:
-        """`agents`: all there are. `placed`: server or worker -> the agent that starts it.
+        """`agents`: names of all. `placed`: server or worker -> the agent that starts it.
         `before`: incarnations that earlier executions of this run have used. `takes_workers`: the
-        agents that may get more workers, and whether the job wants them there.
+        agents that may get more workers -> whether the job places workers there.
         """
         self._before = before
         self.daemons: dict[str, Daemon] = {}
@@ -245,13 +245,13 @@ class Membership:
         return self.daemons[name]
 
     def add_worker(self) -> Daemon:
-        """A slot more than there are; its incarnations are counted on if it was there before."""
+        """Add the next slot. If the slot existed before, its incarnation numbers continue."""
         index = 1 + max((d.index for d in self.of_role("worker")), default=-1)
         return self._add(f"worker-{index}", self.least_busy())
 
     def least_busy(self) -> str:
-        """The agent for one worker more: the one with the fewest of those that can be reached; else
-        of those that may come back; else one that was to have none.
+        """The agent for one more worker: the reachable agent with the fewest; else one that may
+        come back; else one where the job places no workers.
         """
         workers = Counter(worker.agent for worker in self.of_role("worker"))
 
@@ -264,7 +264,7 @@ class Membership:
         return min(places, key=rank).name
 
     def agent_of(self, daemon: Daemon) -> Daemon:
-        """Who has started this daemon, or will."""
+        """The agent that has started this daemon, or will."""
         return self.daemons[daemon.agent]
 
     def hosted_by(self, agent: Daemon) -> list[Daemon]:
@@ -279,13 +279,13 @@ class Membership:
             yield f"daemon/{name}", daemon.lasting()
 
     def restore(self, name: str, lasting: Json, now: float) -> Daemon:
-        """A daemon as another coordinator has known it; times begin anew."""
+        """Restore a daemon from an earlier coordinator's record; its times start over."""
         daemon = Daemon(name, lasting["role"], lasting["index"], lasting["agent"])
         daemon.restore_state(lasting["state"])
         for key in LASTING[1:]:  # An older dlctl may not have known all of them.
             setattr(daemon, key, lasting.get(key, getattr(daemon, key)))
         if daemon.state != "quarantined":
-            daemon.error = ""  # Somebody may have mended it: it would end the run once more.
+            daemon.error = ""  # The cause may be fixed; the error would end the run again.
         daemon.heard_at = now
         daemon.started_at = now if daemon.alive else None
         daemon.retry_at = now if daemon.state == "backoff" else None
@@ -293,20 +293,20 @@ class Membership:
         return daemon
 
     def get(self, name: str, incarnation: int | None = None) -> Daemon | None:
-        """A daemon by name; None if unknown, or if it is not this incarnation any more."""
+        """A daemon by name; None if unknown, or if this incarnation has been replaced."""
         daemon = self.daemons.get(name)
         if daemon is None or (incarnation is not None and daemon.incarnation != incarnation):
             return None
         return daemon
 
     def of_role(self, role: str) -> list[Daemon]:
-        """In the order of their indices, whatever order they were remembered in."""
+        """In the order of their indices; records are restored in any order."""
         return sorted((d for d in self.daemons.values() if d.role == role), key=lambda d: d.index)
 
     def worker(self, slot: int, epoch: int) -> Daemon | None:
-        """The worker that lives and has this slot in this epoch, or None.
+        """The live worker that has this slot in this epoch, or None.
 
-        A dead worker's last messages may still be under way when its exit is known.
+        A dead worker's last messages may still be in flight when its exit is known.
         """
         daemon = self.daemons.get(f"worker-{slot}")
         if daemon is None or not daemon.alive or not daemon.registered:
@@ -314,7 +314,7 @@ class Membership:
         return daemon if daemon.term == epoch else None
 
     def live_slots(self) -> tuple[int, ...]:
-        """Slots that take part: their process lives, has come to work, and is not drained."""
+        """Slots that take part: their process is alive, has asked for data, and is not drained."""
         return tuple(
             d.index
             for d in self.of_role("worker")
@@ -322,8 +322,8 @@ class Membership:
         )
 
     def no_worker_left(self) -> str:
-        """Why nobody goes on training: all workers that there are, after a loss or a removal, are
-        quarantined; "" if that is not so.
+        """Why the run cannot continue after a loss or a removal: all remaining workers are
+        quarantined; "" if not.
         """
         workers = self.of_role("worker")
         if not all(worker.state == "quarantined" for worker in workers):

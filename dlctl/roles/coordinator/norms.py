@@ -1,14 +1,14 @@
-"""The norm of an update that is cut over several shards, for those that clip it together.
+"""The norm of an update that is split over several shards, which clip it by the common norm.
 
     server -> coordinator   NormPart    the square of the norm of its part of step t
-    coordinator -> server   NormTotal   their sum, once every shard has said its part
+    coordinator -> server   NormTotal   their sum, once every shard has reported its part
 
-A shard that is beyond t has had nothing of it, and adds nothing. Shards go on to t + 1 only when
-the sum of t is known, so there is one sum to remember. It is remembered before anybody hears of it,
-and stands: a shard whose server was replaced may come to another part of step t, as the step may
-have lost a member meanwhile, and clips by what the others have clipped by.
+A shard that is beyond t has no part of it, and adds nothing. Shards proceed to t + 1 only when the
+sum of t is known, so there is one sum to persist. It is persisted before it is sent, and final: a
+shard whose server was replaced may compute another part of step t, since the step may have lost a
+member meanwhile, but clips by the same norm as the others.
 
-Servers repeat their parts until they are answered; the coordinator repeats nothing by itself.
+Servers resend their parts until they are answered; the coordinator has no retry timer.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ class Norms:
         self.newest: tuple[int, float] | None = None
         """(clock, sum of squares)"""
         self._parts: dict[int, m.NormPart] = {}
-        """By shard: the newest that each has said."""
+        """Shard -> its newest part."""
         self._waiting: set[int] = set()
-        """Shards that have asked and got no answer."""
+        """Shards that wait for an answer."""
 
     def on_part(self, peer: Peer, part: m.NormPart, now: float) -> None:
-        """Raises RemoteProtocolError for a server that is not of this run, or no square."""
+        """Raises RemoteProtocolError for an unknown server, or a square that is negative or not
+        finite.
+        """
         server = self.run.members.get(f"server-{part.shard}")
         if server is None or not 0 <= part.squared < math.inf:
-            raise RemoteProtocolError("that is no part of any norm")
+            raise RemoteProtocolError("not a valid part of a norm, or the server is unknown")
         if server.peer != peer or not is_current(server, part.generation):
-            return  # Its connection is new: its next report tells whose it is.
+            return  # Its connection is new: its next report identifies it.
         before = self._parts.get(part.shard)
         if before is not None and (part.generation, part.clock) < (before.generation, before.clock):
             return
@@ -50,7 +52,7 @@ class Norms:
         self._waiting.add(part.shard)
 
     def advance(self) -> None:
-        """Answer those who wait, as far as that can be done now."""
+        """Answer the waiting shards whose total is known."""
         for shard in sorted(self._waiting):
             part = self._parts[shard]
             if (total := self._total(part.clock)) is not None:
@@ -68,7 +70,7 @@ class Norms:
         return self.newest[1]
 
     def _part(self, server: Daemon, clock: int) -> float | None:
-        """What a shard adds to the sum of this clock; None: that is not known yet."""
+        """What a shard adds to the sum of this clock; None: unknown so far."""
         said = self._parts.get(server.index)
         if said is not None and said.clock == clock:
             return said.squared
@@ -79,6 +81,6 @@ class Norms:
         yield "norm", self.newest
 
     def recall(self, memory: Json, now: float) -> None:
-        """Stand by what the coordinator before this one has said."""
+        """Keep the predecessor's sum."""
         if said := memory.get("norm"):
             self.newest = said[0], said[1]

@@ -1,7 +1,7 @@
-"""Who takes part, told to all workers: their slots, epochs, and where they listen.
+"""Sends all workers the list of peers: their slots, epochs and addresses.
 
-Every list has a number, and the newest counts. A worker is told before it begins, and whenever
-somebody joins, leaves, dies or is replaced.
+Every list has a number, and the newest counts. A worker receives it before it starts to train, and
+whenever a worker joins, leaves, dies or is replaced.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _TCP = re.compile(
 _OTHER = re.compile(r"(?:ipc|sim)://[^\x00-\x1f\x7f]+")
 """Sockets of this machine, and the simulator's."""
 _OTHER_BYTES_MAX = 6 + 107
-"""The kernel takes no longer path of a socket."""
+"""The kernel's limit for the path of a socket."""
 
 
 def is_address(text: str) -> bool:
-    """Whether somebody may be told to connect there. libzmq would take port 99999 as well, and
-    raises for what it does not know: one worker's word could end all others.
+    """Whether workers may be asked to connect there. libzmq would accept port 99999 as well, and
+    raises for unknown schemes: one worker's message could crash all others.
     """
     if found := _TCP.fullmatch(text):
         return 1 <= int(found[1]) <= 65535
@@ -39,24 +39,26 @@ class Peers:
         self.run = run
         self.control = control
         self._number = 0
-        """Of the newest list: workers go by that."""
+        """Number of the newest list; workers ignore older lists."""
         shape = run.algorithm.shape
         self.has_links = "peers" in shape.links
         self._keeps_drained = shape.model == "mean"
-        """Their models are part of the run's."""
+        """Drained workers stay on the list: their models are part of the run's."""
         has_model = bool({"peers", "memory"} & shape.links) and shape.model != "tables"
         self._hands_on = has_model and "group" not in shape.links
-        """Who joins gets its model from those that take part."""
+        """A joining worker gets its model from those that take part."""
         self._has_members = False
         self._list: tuple[tuple[int, int, str, bool], ...] | None = None
         """Slot, epoch, address, and whether it takes part."""
-        self._told: dict[str, tuple[int, int]] = {}
-        """Worker -> its incarnation, and the list that it was sent last."""
+        self._sent: dict[str, tuple[int, int]] = {}
+        """Worker -> its incarnation, and the number of the list that it was sent last."""
 
     def on_listening(self, peer: Peer, message: m.Listening, now: float) -> None:
-        """Raises RemoteProtocolError for what is no address, or where nobody is to be asked."""
+        """Raises RemoteProtocolError for an invalid address, or if the method has no links between
+        workers.
+        """
         if not self.has_links or not is_address(message.address):
-            raise RemoteProtocolError("nobody is told to connect there")
+            raise RemoteProtocolError("workers cannot be asked to connect to this address")
         worker = self.run.members.worker(message.slot, message.epoch)
         if worker is None or worker.peer != peer:
             return
@@ -65,7 +67,7 @@ class Peers:
         self.advance(now)
 
     def advance(self, now: float) -> None:
-        """Send the list to whoever has not been told of it."""
+        """Send the list to the workers that do not have it yet."""
         members = self.run.members
         slots = set(members.live_slots())
         self._has_members |= bool(slots)
@@ -82,15 +84,15 @@ class Peers:
             self._list, self._number = rows, self.run.context.next_number()
         for worker in workers:
             if worker.alive and worker.model_ready:
-                self._tell(worker, now)
-            elif worker.name in self._told:
+                self._send_list(worker, now)
+            elif worker.name in self._sent:
                 self._forget(worker.name)
 
-    def _tell(self, worker: Daemon, now: float) -> None:
-        told = (worker.incarnation, self._number)
-        if self._told.get(worker.name) == told:
+    def _send_list(self, worker: Daemon, now: float) -> None:
+        newest = (worker.incarnation, self._number)
+        if self._sent.get(worker.name) == newest:
             return
-        self._told[worker.name] = told
+        self._sent[worker.name] = newest
         keyring = self.run.keyring
         columns = zip(*self._list, strict=True) if self._list else ((), (), (), ())
         slots, epochs, addresses, take_part = columns
@@ -100,5 +102,5 @@ class Peers:
         self.run.context.ask(("peers", worker.name), worker.name, message, now)
 
     def _forget(self, name: str) -> None:
-        del self._told[name]
+        del self._sent[name]
         self.run.context.retries.drop(("peers", name))

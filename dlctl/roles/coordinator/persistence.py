@@ -1,52 +1,48 @@
-"""What a coordinator must not forget, and how the next one of its run goes on with it.
+"""The coordinator's persisted state, and how the next coordinator of the run recovers from it.
 
-The state that decides what the coordinator does next lies in small pieces under keys:
+The state that decides what the coordinator does next is stored in small pieces under keys:
 
     keys                the fingerprint of the run key that the daemons were started with
-    run                 state, reason, whether the workers have been let loose
-    clock               how long they have been at work; the newest attempt at a checkpoint is ago
-    checkpoints         its number
+    run                 state, reason, whether the workers have been released
+    clock               seconds since the release; seconds since the newest checkpoint attempt
+    checkpoints         number of the newest checkpoint
     work                steps, samples and loss; the size of the dataset; the newest evaluation
-    stream              the shards of a dataset that is a stream
+    stream              the number of shards of a dataset that is a stream
     metrics             what else the task's loss returns
-    lead                the clock and the state of the method's lead, and the journal of one that
-                        drives
-    scale               what the rate is multiplied by for the number of workers, and since when
-    norm                the newest one by which all shards clip an update: its clock, its square
-    quorum              its newest decision for all shards: the clock, whose pushes count
+    lead                the clock and the state of the method's lead; the journal of a lead that
+                        drives the method
+    scale               the rate's factor for the number of workers, and since when it applies
+    norm                the newest norm by which all shards clip an update: its clock, its square
+    quorum              the newest quorum decision for all shards: the clock, whose pushes count
     group               the members that are left out: slot and epoch
-    evaluation          epochs or steps that were done when one was begun last; what is under way
+    evaluation          epochs or steps at the start of the newest evaluation; the one in progress
                         (`Asked`)
-    finish              how often the task's `finish` was begun, and what has come of it
+    finish              how often the task's `finish` was started, and its result
     layout              the model's tensors
-    frozen              the file of its frozen parameters
+    frozen              the file of the model's frozen parameters
     end                 how the run ends, once it does
-    daemon/<name>       its incarnation, term, address, and how far it has come
+    daemon/<name>       its incarnation, term, address and progress
     portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e; of a
-                        stream also p < -1: what there is to know of a shard
-    answer/<slot>       the newest lease of a slot, in case it has to be repeated
-    numbers             the newest one that was given out (`History.next_number`)
-    log/<daemon>.<i>    of a process on another host: its agent, the part of its log that is copied
+                        stream also p < -1: the state of a shard
+    answer/<slot>       the newest lease of a slot, in case it has to be resent
+    numbers             the newest number that was issued (`History.next_number`)
+    log/<daemon>.<i>    of a process on another host: its agent, how much of its log is copied
 
-After every event the pieces that have changed become `Remember` effects, ahead of the messages of
-that event. So nobody outside knows of a decision that a crash could undo; on a full disk, of none
-that would cost pushes (`Lasting`).
+After every event the changed pieces become `Remember` effects, ahead of the messages of that event.
+So no other process learns of a decision that a crash could undo; on a full disk, of no decision
+whose loss would cost pushes (`Lasting`).
 
-What the next coordinator must not be without, and which messages wait until it is on the disk.
+`Lasting` holds messages back until what they depend on is on the disk. Their receivers retry.
 
-Whoever waits for one of these messages asks again.
-
-- Terms that were issued: two processes with one term would cost pushes that were acknowledged.
-- Servers that have served: so would a shard that is begun anew because nobody remembers that it
-  had begun.
-- What a method that the coordinator drives has come to: an operation that follows from what is
-  forgotten would be made again on vectors that have changed since. Here it is enough that the
-  database has it, as for all else.
-- That all workers are at work: the next coordinator would have them begin once more, with the
-  residuals of the checkpoint, which are in the shards by then.
-- Whose frozen parameters the run has: workers would be told of two kinds.
-- What was decided for all shards: the next one would decide otherwise for those that have not heard
-  of it. Without room for it, a method that has such decisions stands still.
+- Issued terms: two processes with one term would lose acknowledged pushes.
+- Servers that have served: so would a shard that starts over because its start is not on record.
+- The results of a method that the coordinator drives: an operation would be repeated on vectors
+  that have changed since. For these a write to the database is enough, as for all else.
+- The release of the workers: the next coordinator would release them again, with the residuals of
+  the checkpoint, which the shards already contain.
+- The source of the run's frozen parameters: workers could use two different ones.
+- Decisions for all shards: the next coordinator could decide differently for the shards that have
+  not received them. On a full disk, a method with such decisions pauses.
 """
 
 from __future__ import annotations
@@ -74,26 +70,26 @@ from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 
 UNWRITTEN_S_MIN = 3.0
-"""A coordinator that works writes more often than that."""
+"""A healthy coordinator writes more often than this."""
 CLOCK_S_MAX = 5.0
-"""The time at work is remembered as often as this, and with whatever else is."""
+"""The training time is persisted at least this often, and with every other write."""
 CLOCK_PART = 4
-"""A coordinator that has lived shortly may die as soon again: of its life one part of so many may
-be forgotten.
+"""A coordinator that crashes early may do so repeatedly: each loses at most 1/CLOCK_PART of its
+lifetime.
 """
 
 
 def has_released(memory: Json) -> bool:
-    """Whether all workers of this execution have been at work: what the checkpoint that it went on
-    from was needed for has been done.
+    """Whether the workers of this execution were released: from then on the checkpoint that it
+    resumed from is not needed.
     """
     return "run" in memory and memory["run"][2] is not None
 
 
 def newest_checkpoint(memory: Json) -> int:
-    """Number of the newest checkpoint that anybody has been asked to save; 0 if it knows of none.
+    """Number of the newest checkpoint that was requested; 0 if none is on record.
 
-    Servers may still answer to it when neither its directory nor a row is there.
+    Servers may still answer the request when the checkpoint has neither a directory nor a row.
     """
     return int(memory.get("checkpoints", 0))
 
@@ -102,7 +98,7 @@ def newest_checkpoint(memory: Json) -> int:
 class Persistence(Part):
     past: Past
     parts: Sequence[Remembers]
-    """What is to be recalled, in this order."""
+    """Restored in this order."""
     registration: Registration
     scheduler: LeaseScheduler
     settings: SettingChanges
@@ -115,13 +111,13 @@ class Persistence(Part):
     _clock_at: float = field(default=-math.inf, init=False)
 
     def is_there(self) -> bool:
-        """Whether there was another coordinator, and its run is to go on."""
+        """Whether this coordinator continues the run of an earlier one."""
         return bool(self.past.memory)
 
     # ------------------------------------------------------------ writing
 
     def changes(self, now: float) -> list[Effect]:
-        """What has to be remembered after an event."""
+        """Effects that persist what an event has changed."""
         memory = dict(self._memory())
         for part in self.parts:
             memory.update(part.memory())
@@ -136,7 +132,7 @@ class Persistence(Part):
         return [*changed, *portions, *self._clock(bool(changed or portions), now)]
 
     def _clock(self, is_beside: bool, now: float) -> Iterator[Effect]:
-        """is_beside: something else is written at this moment."""
+        """is_beside: the same event writes something else."""
         released_at = self.scheduler.released_at
         if self._begun is None:
             self._begun = now
@@ -147,7 +143,7 @@ class Persistence(Part):
         yield Remember("clock", [now - released_at, self.checkpointing.since_s(now)])
 
     def _memory(self) -> Iterator[tuple[str, Any]]:
-        """What is of no part alone."""
+        """State that belongs to no single part."""
         is_released = None if self.scheduler.released_at is None else True
         yield "keys", self.run.keyring.fingerprint
         yield "run", (self.run.state, self.run.reason, is_released)
@@ -170,7 +166,7 @@ class Persistence(Part):
     # ------------------------------------------------------------ reading
 
     def go_on(self, now: float) -> None:
-        """Take the place of a coordinator that has remembered all this, and then died."""
+        """Recover from the state that a dead coordinator has persisted."""
         values = self.past.memory
         state = values["run"][0]
         was_released = has_released(values)
@@ -179,11 +175,11 @@ class Persistence(Part):
             worked_s, checkpoint_s = values.get("clock", (0.0, 0.0))
             self.scheduler.released_at = now - worked_s
             self.registration.restore, self.registration.under_way = "", True
-            # One that failed was saved then. To save it again at once, before it fails again, would
-            # have what may be ruined count among those that are kept.
+            # A failed run was saved when it failed. Another checkpoint at once, before it fails
+            # again, would let a possibly ruined model count among the retained checkpoints.
             since_s = 0.0 if state == "failed" else checkpoint_s + self.past.gone_s
             self.checkpointing.schedule(now, since_s)
-        gone = f", {self.past.gone_s:.0f} s after its last word" if self.past.gone_s else ""
+        gone = f" after {self.past.gone_s:.0f} s" if self.past.gone_s else ""
         forgotten = self._forgotten()
         text = f"the coordinator is back{gone}: {forgotten or 'it goes on where it was'}"
         self.run.context.event(
@@ -196,7 +192,7 @@ class Persistence(Part):
             self.rotation.begin_all_anew(now)
         else:
             for daemon in self.run.members.daemons.values():
-                self._look_after(daemon, is_ending, now)
+                self._recover(daemon, is_ending, now)
         self.registration.assign(now)
         if asked := values.get("evaluation", [0.0, None])[1]:
             was = Asked(*asked)
@@ -211,7 +207,7 @@ class Persistence(Part):
             self.scaling.go_on(now)
 
     def _forgotten(self) -> str:
-        """What the one before has done and could not write, as a sentence; "" if it could."""
+        """What the predecessor did but could not write, as a sentence; "" if it could."""
         if self.past.unwritten_s < UNWRITTEN_S_MIN:
             return ""
         since = f"the {self.past.unwritten_s:.0f} s before it died are not on record"
@@ -225,7 +221,7 @@ class Persistence(Part):
                 daemon = self.run.members.restore(name, value, now)
                 daemon.last_exit = self.past.exits.get(name)
                 self.registration.keep_term(daemon)
-            if kind != "portion":  # Else nobody would forget what is done at once.
+            if kind != "portion":  # `changes` would delete them: `_memory` has no portions.
                 self._known[key] = value
         self._find_agent(now)
         for part in self.parts:
@@ -236,8 +232,8 @@ class Persistence(Part):
             self.evaluations.finishes, self.evaluations.finished = values["finish"]
 
     def _find_agent(self, now: float) -> None:
-        """The agent on this machine may be a newer process than the one on record: it was begun
-        when that could not be written. It goes on, and registers as if it had just been started.
+        """The agent on this machine may be a newer process than the one on record, if its start
+        could not be written. It keeps running, and registers as if it had just been started.
         """
         agent = self.run.members.daemons[HOME_AGENT]
         newest = self.past.agents.get(agent.name, 0)
@@ -245,12 +241,12 @@ class Persistence(Part):
             agent.incarnation = newest - 1
             agent.begin(now)
 
-    def _look_after(self, daemon: Daemon, is_ending: bool, now: float) -> None:
-        """Do again what may have been lost on its way; agents tell what has become of the rest."""
-        daemon.forgive()  # What has died with the coordinator, or before.
+    def _recover(self, daemon: Daemon, is_ending: bool, now: float) -> None:
+        """Repeat requests that may have been lost; agents report the state of the rest."""
+        daemon.forgive()  # It may have died because of the coordinator.
         if daemon.role == "agent":
-            # Only of the agent on this machine we can know; the others are heard, or silent. One
-            # that has not been heard may never have been placed.
+            # Only the agent on this machine can be checked; the others send heartbeats or not. An
+            # agent that never registered may never have been started.
             is_here = self.past.agents.get(daemon.name) == daemon.incarnation
             is_there = is_here if daemon.name == HOME_AGENT else daemon.registered
             if daemon.alive and not is_there and daemon.name == HOME_AGENT:
@@ -264,7 +260,7 @@ class Persistence(Part):
         elif daemon.alive and daemon.pid is None:
             self.registration.ask_spawn(daemon, now)
         elif daemon.alive:
-            # Its agent may have told of its end, and been answered, when that could not be written.
+            # Its agent may have reported its exit, and the acknowledgement was not on record.
             daemon.agent_incarnation = 0
         if daemon.alive and daemon.role == "server" and daemon.address:
             self.registration.tell_moved(daemon, now)
@@ -278,30 +274,30 @@ def _jsonable(key: str, value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-# ---------------------------------------------------------------- what has to be on the disk first
+# ---------------------------------------------------------------- what must be on the disk first
 
 
 class Lasting:
     def __init__(self) -> None:
         self.is_on_disk = False
-        """All of it. Of what the coordinator before this one wrote, nobody knows."""
+        """All of it. Of what the predecessor wrote this is not known."""
         self._served: set[str] = set()
         self._is_before_release = False
-        """Known to be: of a run that is gone on with, the release is on record already."""
+        """In a recovered run the release is on record already."""
         self._release_waits = False
         self._is_awaited = False
         self._journal_waits = False
-        """Of a method that the coordinator drives."""
+        """The journal of a method that the coordinator drives."""
 
     def issues_term(self) -> None:
         self.is_on_disk = False
 
     def await_all(self) -> None:
-        """Somebody asks to be told when everything so far is on the disk."""
+        """Request a notification when everything so far is on the disk."""
         self._is_awaited, self.is_on_disk = True, False
 
     def remembers(self, key: str, value: Any) -> None:
-        """A piece of the coordinator's memory is to be written."""
+        """A piece of the coordinator's state is to be written."""
         if isinstance(value, dict) and value.get("has_served") and key not in self._served:
             self._served.add(key)
             self.is_on_disk = False
@@ -317,13 +313,13 @@ class Lasting:
         self._is_before_release = not is_released
 
     def written(self) -> bool:
-        """Everything so far is on the disk; whether somebody has asked to be told."""
+        """Everything so far is on the disk; returns whether `await_all` was called."""
         was_awaited, self._is_awaited = self._is_awaited, False
         self.is_on_disk, self._release_waits, self._journal_waits = True, False, False
         return was_awaited
 
     def may_leave(self, message: Message) -> bool:
-        """Portions are leased while other things wait for room: training goes on."""
+        """Leases leave even while other messages wait for disk space: training continues."""
         if isinstance(message, Lease):
             return not self._release_waits
         if isinstance(message, VectorOp):
@@ -335,13 +331,13 @@ class Lasting:
 
 
 def corrected(memory: Mapping[str, Json], recovery: Mapping[str, list[str]]) -> dict[str, Json]:
-    """The rows of daemons that a coordinator of `dlctl recover` changes in what was left. recovery:
-    what the command has seen: `served`, servers that have left a shard, and `gone`, agents of hosts
-    that were asked and are not there any more.
+    """The rows of daemons that `dlctl recover` corrects in the persisted state. recovery: what the
+    command found: `served`, servers that left a shard, and `gone`, agents that no longer run on the
+    hosts it asked.
 
-    - A power loss may have taken the note that a shard has had a server, and left its journal.
-    - Nobody has to wait for a word of an agent that is not there.
-    - Quarantined workers are started again if there are no others: the run would stand still.
+    - A power loss may lose the record that a shard had a server, and keep the shard's journal.
+    - The coordinator must not wait for a heartbeat of an agent that is gone.
+    - Quarantined workers are restarted if there are no others: no worker would be left to train.
     """
     rows = {key: row for key, row in memory.items() if key.startswith("daemon/")}
     changed: dict[str, Json] = {}

@@ -1,9 +1,9 @@
-"""The data of a run, cut into portions and leased to workers; `streams.py` does it for a dataset
-of unknown length, `ClientPool` for one that is cut into clients.
+"""Portions: the pieces of a dataset that are leased to workers. `streams.py` handles a dataset of
+unknown length, `ClientPool` one that is cut into clients.
 
 Every epoch of the dataset has the same portions, ranges of its shuffled order. A portion is leased,
-then done; when its worker is gone before that, it goes back and is leased first of all. So every
-sample is offered at least once per epoch, and exactly once when nothing fails.
+then done. If its worker dies before that, the portion is returned and leased before all others. So
+every sample is leased at least once per epoch, and exactly once if nothing fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dlctl.flat import slice_bounds
 Key = tuple[int, int]
 """A portion: data epoch and number."""
 RETURNED, DONE = -2, -1
-"""In place of a slot: a portion that waits to be leased again, and one that is done."""
+"""In place of a slot: the portion waits to be leased again; it is done."""
 
 
 class Range(NamedTuple):
@@ -32,29 +32,29 @@ class Range(NamedTuple):
     start: int
     stop: int
     shard: int = -1
-    """Of a stream, by number; then the samples are those of the shard in its own order. Likewise
-    of a client, with all its passes."""
+    """Number of the stream's shard or of the client, or -1. The samples are then those of the shard
+    in its own order, or those of the client over all its passes."""
 
 
 @dataclass(slots=True)
 class Leases:
-    """Who has which portion."""
+    """Which slot has which portion."""
 
     _returned: list[Key] = field(init=False, default_factory=list)
     _leased: dict[Key, int] = field(init=False, default_factory=dict)
     """Portion -> the slot that has it."""
     _copies: dict[Key, int] = field(init=False, default_factory=dict)
-    """Portion that is leased -> the slot that has a backup copy of it. After a change of the
-    coordinator none is known, and whoever brings something is believed."""
+    """Leased portion -> the slot that has a backup copy of it. Not persisted: after a restart of
+    the coordinator any worker's result is accepted."""
     _doubtful: set[Key] = field(init=False, default_factory=set)
-    """Leased or taken back by another coordinator, whose notes may have been old, or taken back
-    from one that lives: they may be done, or somebody else's."""
+    """Leased or returned according to a predecessor's records, which may be stale, or taken back
+    from a live worker: another slot may have them, or they may be done."""
     _changed: dict[Key, None] = field(init=False, default_factory=dict)
-    """Portions of which something has changed, in order."""
+    """Portions whose state has changed, in order."""
 
     def release(self, slot: int) -> list[Key]:
-        """The worker of `slot` is gone: its portions that are not done go back, unless another one
-        has a copy, which is the lease now.
+        """The worker of `slot` is gone: its unfinished portions are returned, unless another slot
+        has a copy, which becomes the lease.
         """
         self._copies = {key: owner for key, owner in self._copies.items() if owner != slot}
         mine = [key for key, owner in self._leased.items() if owner == slot]
@@ -68,21 +68,21 @@ class Leases:
         return back
 
     def doubt(self, slot: int) -> list[Key]:
-        """The worker of `slot` lives and does not work on what it is said to have: that goes back,
-        but whoever says that it is done is believed.
+        """The worker of `slot` is alive and does not work on the portions leased to it. They are
+        returned, but any worker's report that they are done is accepted.
         """
         back = self.release(slot)
         self._doubtful.update(back)
         return back
 
     def may_finish(self, slot: int, data_epoch: int, portion: int) -> bool:
-        """Whether a portion can be done by `slot`: it has it, or nobody knows for sure who has."""
+        """Whether `slot` may report a portion done: it has it, or the owner is uncertain."""
         key = (data_epoch, portion)
         having = (self._leased.get(key), self._copies.get(key))
         return key in self._doubtful or slot in having
 
     def without_copy(self, slot: int) -> list[Key]:
-        """Portions under way that `slot` might have a backup copy of; [] if it has work itself."""
+        """Leased portions that `slot` could take a backup copy of; [] if it has its own work."""
         if slot in self._leased.values() or slot in self._copies.values():
             return []
         return [key for key in self._leased if key not in self._copies]
@@ -91,7 +91,7 @@ class Leases:
         return key in self._copies
 
     def _forget(self, key: Key) -> None:
-        """Nobody has it any more, and nobody is to get it."""
+        """Remove a portion: no slot has it, and it is not leased again."""
         self._leased.pop(key, None)
         self._copies.pop(key, None)
         self._doubtful.discard(key)
@@ -106,7 +106,7 @@ class PortionPool(Leases):
     portion_samples: int
     """At most so many in a portion."""
     limit: float = math.inf
-    """Portions that are leased in all."""
+    """Portions that are leased in total."""
     first_epoch: int = 0
     _next: Key = (0, 0)
     _done: dict[int, set[int]] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class PortionPool(Leases):
         return -(-self.samples // self.portion_samples)
 
     def take(self, slot: int) -> Range | None:
-        """Lease the next portion; None if there is none now (others may still come back)."""
+        """Lease the next portion; None if none is free now (some may still be returned)."""
         key = self._pick(slot)
         if key is None:
             return None
@@ -133,7 +133,7 @@ class PortionPool(Leases):
         return self._range(*key)
 
     def copy(self, slot: int, key: Key) -> Range:
-        """A backup copy of a portion that another one has."""
+        """Lease a backup copy of a portion that another slot has."""
         self._copies[key] = slot
         return self._range(*key)
 
@@ -144,9 +144,9 @@ class PortionPool(Leases):
         return Range(epoch, index, *self.bounds(index))
 
     def may_hoard(self, slot: int, slots: int) -> bool:
-        """Whether `slot` may have one more portion although it has some: its part of what is left.
+        """Whether `slot` may prefetch one more portion: it has at most its share of what is left.
 
-        slots: workers that share it.
+        slots: number of workers that share the rest.
         """
         held = sum(owner == slot for owner in self._leased.values())
         left = self.limit - self.done_count - len(self._leased)
@@ -161,13 +161,13 @@ class PortionPool(Leases):
         return self.bounds(portion)[0]
 
     def samples_leased(self) -> int:
-        """Of all portions that somebody has had."""
+        """Samples of all portions that have ever been leased."""
         epoch, portion = self._next
         return epoch * self.samples + self.samples_before(portion)
 
     def steps_before(self, portion: int, batch_size: int) -> int:
-        """Their steps. A dataset may have more portions than anybody can go through: they come in
-        two lengths, and it is enough to know how many there are of each.
+        """Steps of the first `portion` portions of an epoch. A dataset may have too many portions
+        to iterate over, but they have only two lengths: counting each length is enough.
         """
         short = self.samples // self.per_epoch
         long_ones = self.samples_before(portion) - portion * short
@@ -175,7 +175,7 @@ class PortionPool(Leases):
         return (portion - long_ones) * steps + long_ones * long_steps
 
     def finish(self, data_epoch: int, portion: int, end: int = -1) -> bool:
-        """A portion is done. False if it was done before, or is none of ours. end: of streams."""
+        """A portion is done. False if it was done before, or was never leased. end: of streams."""
         key = (data_epoch, portion)
         if self._is_done(key) or not self._was_given(key):
             return False
@@ -191,7 +191,7 @@ class PortionPool(Leases):
         return self.done_count / self.per_epoch
 
     def progress(self) -> float | None:
-        """How far the run is, 0..1, if it has a limit."""
+        """Progress of the run, 0..1; None without a limit."""
         return None if self.limit == math.inf else min(1.0, self.done_count / self.limit)
 
     def done(self) -> list[list[int]]:
@@ -199,13 +199,13 @@ class PortionPool(Leases):
         return [[epoch, p] for epoch in sorted(self._done) for p in sorted(self._done[epoch])]
 
     def complete_epochs(self) -> list[int]:
-        """Data epochs that are done altogether, for a checkpoint."""
+        """Data epochs that are completely done, for a checkpoint."""
         return sorted(self._complete)
 
     def restore(self, complete_epochs: list[int], done: list[list[int]]) -> None:
-        """Go on where a checkpoint was: these are done, everything else is leased (again)."""
+        """Resume from a checkpoint: these are done, everything else is leased (again)."""
         self._complete = set(complete_epochs)
-        while self._next[0] in self._complete:  # Nothing of these is looked at again.
+        while self._next[0] in self._complete:  # Complete epochs need no further scan.
             self._next = (self._next[0] + 1, 0)
         self._changed |= dict.fromkeys((epoch, -1) for epoch in complete_epochs)
         self.done_count = len(complete_epochs) * self.per_epoch
@@ -213,13 +213,13 @@ class PortionPool(Leases):
             self._mark((data_epoch, portion))
 
     def skip_epoch(self, data_epoch: int) -> None:
-        """It counts as done, whatever was; nobody may be at work on it."""
+        """Count a whole epoch as done. No worker may have a portion of it."""
         self.done_count += self.per_epoch - len(self._done.pop(data_epoch, ()))
         self._complete.add(data_epoch)
         self._changed |= dict.fromkeys((data_epoch, p) for p in range(-1, self.per_epoch))
 
     def standing(self, data_epoch: int) -> DataEpoch:
-        """How far a data epoch has come."""
+        """Progress of a data epoch."""
         before = (data_epoch - self.first_epoch) * self.per_epoch
         portions = int(min(self.per_epoch, max(0, self.limit - before)))
         under_way = Counter(owner for key, owner in self._leased.items() if key[0] == data_epoch)
@@ -228,7 +228,7 @@ class PortionPool(Leases):
         return DataEpoch(portions, portions - done - under_way.total(), under_way)
 
     def drop(self, before: int) -> None:
-        """What nobody has of the data epochs before this one counts as done."""
+        """Count the unleased portions of the data epochs before this one as done."""
         dropped = {key for key in self._returned if key[0] < before}
         while self._next[0] < before:
             epoch, index = self._next
@@ -244,7 +244,7 @@ class PortionPool(Leases):
     def take_changes(self) -> list[tuple[int, int, int | None]]:
         """[(data epoch, portion, its slot or RETURNED or DONE)] since the last call.
 
-        When all portions of an epoch are done they are None, and (epoch, -1, DONE) says it for all.
+        The portions of a complete epoch are None; (epoch, -1, DONE) stands for all of them.
         """
         changed, self._changed = list(self._changed), {}
         found: list[tuple[int, int, int | None]] = []
@@ -261,11 +261,11 @@ class PortionPool(Leases):
 
     @property
     def next(self) -> Key:
-        """(data epoch, portion) that has not been leased yet, nor any behind it."""
+        """(data epoch, portion) of the first portion in order that has never been leased."""
         return self._next
 
     def go_on(self, next_: Key, standing: dict[Key, int]) -> None:
-        """Be what `take_changes` has told in all; `standing` holds what was not None."""
+        """Rebuild the state from all that `take_changes` returned; `standing`: what is not None."""
         for (epoch, portion), slot in standing.items():
             if portion < 0:
                 self._complete.add(epoch)
@@ -310,29 +310,28 @@ class PortionPool(Leases):
 
 
 WEIGHT = 0.1
-"""Of the newest portion in the usual time."""
+"""Of the newest portion in the running mean of the time per portion."""
 
 
 class Lateness:
-    """Which portions of a batch are late: whoever has nothing to do gets a backup copy of them
-    (Dean et al. 2012, section 4.2). The first to bring a portion wins, on every shard by itself.
+    """Finds the straggling portions of a batch; idle workers get backup copies of them (Dean et al.
+    2012, section 4.2). The first result for a portion wins, on every shard independently.
 
-    Late is what has been under way for longer than portions usually are, from their lease to the
-    word that they are done. Before that a copy would come too late, and keep its worker from the
-    next batch.
+    A portion is late once it takes longer than the mean time from a lease to its completion. An
+    earlier copy would not finish first, and would keep its worker from the next batch.
     """
 
     def __init__(self) -> None:
         self._since: dict[Key, float] = {}
-        """Portion under way -> when it was leased, or first looked for."""
+        """Leased portion -> when it was leased, or first checked."""
         self._usual_s: float | None = None
-        """From the lease of a portion to its end; None: none has come to it."""
+        """Mean time from a portion's lease to its completion; None: none is complete."""
 
     def leased(self, key: Key, now: float) -> None:
         self._since[key] = now
 
     def done(self, key: Key, now: float, *, copied: bool) -> None:
-        """copied: it says nothing of what is usual."""
+        """copied: leave its time out of the mean."""
         since = self._since.pop(key, None)
         if since is None or copied:
             return
@@ -340,12 +339,12 @@ class Lateness:
         self._usual_s = before + WEIGHT * (now - since - before)
 
     def first(self, keys: Iterable[Key], now: float) -> Key | None:
-        """Of these, under way, the one that is late for longest; None: none is."""
+        """Of these leased portions, the oldest if it is late; None: none is."""
         oldest = min(keys, key=lambda key: self._since.setdefault(key, now), default=None)
         return oldest if oldest is not None and now >= self._due(oldest) else None
 
     def deadline(self, keys: Iterable[Key]) -> float | None:
-        """When the next of these is late."""
+        """When the next of these becomes late."""
         return min((self._due(key) for key in keys if key in self._since), default=None)
 
     def _due(self, key: Key) -> float:
@@ -354,13 +353,13 @@ class Lateness:
 
 @dataclass(slots=True, kw_only=True)
 class ClientPool(PortionPool):
-    """The data of a run with clients: a data epoch has some of them, and a portion is one client.
+    """The data of a run with clients: a data epoch is a sample of them, and a portion is a client.
 
-    Where each worker has clients of its own, nobody else trains them: what others come to first
-    waits as if it had come back.
+    If each worker has its own clients, no other worker trains them: if a slot's turn draws the
+    client of another slot, that portion waits like a returned one.
 
     samples: of a data epoch, on average. portion_samples: its clients. sizes: samples of each
-    client. owners: workers that have them; 0: everybody has them all.
+    client. owners: number of workers that the clients are divided among; 0: not divided.
     """
 
     sizes: tuple[int, ...]
@@ -377,7 +376,7 @@ class ClientPool(PortionPool):
         return int(drawn[portion])
 
     def bounds(self, portion: int) -> tuple[int, int]:
-        """What a portion of any epoch may have at most."""
+        """An upper bound for a portion of any epoch."""
         return 0, max(self.sizes) * self.passes
 
     def samples_before(self, portion: int) -> int:
@@ -385,15 +384,15 @@ class ClientPool(PortionPool):
         return portion * self.samples // self.per_epoch
 
     def may_hoard(self, slot: int, slots: int) -> bool:
-        """Of the newest data epoch: what it has of it, done or not, is no more than its part."""
+        """Whether `slot` has at most its share of the newest data epoch's remaining portions."""
         if self.owners:
             return True
         newest = self.standing(self.next[0])
         return newest.under_way.get(slot, 0) * slots <= newest.left
 
     def _pick(self, slot: int) -> tuple[int, int] | None:
-        """The first one that `slot` has the data of; of the next data epoch only if nobody has to
-        begin one of this.
+        """The first portion that `slot` has the data of; one of the next data epoch only if every
+        portion of this epoch has been leased.
         """
         if not self.owners:
             return self._returned.pop(0) if self._returned else self._advance()

@@ -1,5 +1,5 @@
-"""Who is not well, and who waits for whom. Found anew whenever the status is written, and written
-with it: nobody else has to guess from rows what the coordinator knows.
+"""Finds the problems of a run: unhealthy daemons, and which daemon waits for which. Computed and
+written with every status, so that readers need not infer from rows what the coordinator knows.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from dlctl.util.names import COORDINATOR, NO_ROOM
 from dlctl.util.text import ALIKE_LIFE_S, KILLED, bounded_place
 
 QUIET_S = 2.5
-"""Daemons report once a second: one that has not for longer is late."""
+"""Daemons report once a second: without a report for longer than this they are late."""
 RECENT_S = 60.0
-"""A daemon that has taken another one's place is shown for so long."""
+"""How long a restarted daemon is shown."""
 WAIT_S = 2.0
-"""Shorter waits are answers on their way."""
+"""Shorter waits are answers in flight."""
 OVERDUE_S = 10.0
 """A checkpoint that takes longer is late."""
 LOOKED_AT = 64
-"""Of whom a daemon waits for: in a large group everybody may wait for everybody."""
+"""How many targets of a daemon's wait are inspected: in a large group all may wait for all."""
 AT_LIMIT = 0.8
-"""Of a rate limit: whoever comes so close to it is held back by it."""
+"""Fraction of a rate limit above which the limit is taken to hold a worker back."""
 
 
 def find(run: RunState, row: Json, now: float) -> list[Problem]:
     """All problems of a run; `row` has its keys, as `status` shows them."""
     members, waiting = run.members, str(row.get("waiting") or "")
     found = list(_of_run(run, row, now))
-    if run.reason != KILLED:  # Or that they have ended was asked for.
+    if run.reason != KILLED:  # After `stop --kill` all exits were requested.
         daemons = members.daemons.values()
-        look = _Look(members, run.job.timeouts.silent_s, now)
+        look = _Inspection(members, run.job.timeouts.silent_s, now)
         found += [p for d in daemons if (p := look.at(d)) is not None]
     ill = {problem.daemon for problem in found if problem.code != "daemon-restarted"}
     found += _waits(members, ill, names_in(waiting), now)
     found += [*_limits(members.of_role("worker")), *_intervals(members.of_role("worker"))]
-    told = {problem.daemon for problem in found}
-    if waiting and not (told and told >= set(names_in(waiting))):
+    reported = {problem.daemon for problem in found}
+    if waiting and not (reported and reported >= set(names_in(waiting))):
         found.append(Problem("run-waiting", problems.RUN, None, {"waiting": waiting}))
     return found
 
@@ -78,13 +78,13 @@ _OF_ENDED: Mapping[str, Code] = {
 }
 
 
-class _Look:
-    """One look at all daemons."""
+class _Inspection:
+    """One inspection of all daemons."""
 
     def __init__(self, members: Membership, limit_s: float, now: float) -> None:
         self.members = members
         self.limit_s = limit_s
-        """After so long without a heartbeat a daemon is replaced."""
+        """Heartbeat timeout, after which a daemon is replaced."""
         self.now = now
         workers = members.of_role("worker")
         self.workers = len(workers)
@@ -96,7 +96,7 @@ class _Look:
                 self.there.setdefault(place, []).append(worker.name)
 
     def at(self, daemon: Daemon) -> Problem | None:
-        """What is wrong with it, or why it does not work yet; None if all is well."""
+        """What is wrong with a daemon, or why it is not ready yet; None if it is healthy."""
         silent_s = self.now - daemon.heard_at
         is_away = self.members.agent_of(daemon).given_up_at is not None
         if is_away and daemon.role == "agent" and daemon.state != daemon_states.FAILED:
@@ -133,8 +133,8 @@ class _Look:
         return _problem("host-unreachable", agent, agent.heard_at, facts)
 
     def _stuck(self, worker: Daemon) -> Problem:
-        """If others are at the same line, or there are none, that line has to be corrected: the
-        next processes would come to it, too.
+        """If other workers are stuck at the same line, or there are none, the task has to be fixed:
+        restarted processes would get stuck there, too.
         """
         place = _place(worker)
         there = self.there.get(place, [])
@@ -151,7 +151,7 @@ class _Look:
         return self._end(code, daemon)
 
     def _of_restarted(self, daemon: Daemon) -> Problem | None:
-        """Of a daemon that is at work: that the process before it has ended badly, for a while."""
+        """Of a running daemon: for a while, that its previous process has failed."""
         last = daemon.last_exit
         if last is None or not _has_failed(last):
             return None
@@ -186,13 +186,13 @@ def _problem(
     facts: Mapping[str, Fact | None] = MappingProxyType({}),
 ) -> Problem:
     found = {"incarnation": daemon.incarnation, **facts}
-    if found.get("phase") == daemon.state:  # It says no more than the code does.
+    if found.get("phase") == daemon.state:  # Redundant: the code says the same.
         del found["phase"]
     return Problem(code, daemon.name, since, known(**found))
 
 
 def _of_long_batch(worker: Daemon) -> Problem | None:
-    """A batch that takes longer than usual is no fault yet."""
+    """A batch that takes longer than usual; not a failure yet."""
     if not (long_s := _number(worker.metrics, "in_batch_s")):
         return None
     return _problem("batch-late", worker, worker.reported_at - long_s)
@@ -204,12 +204,12 @@ def _place(worker: Daemon) -> str:
 
 
 def _has_failed(last: Json | None) -> bool:
-    """Whether a process has ended otherwise than it was told to."""
+    """Whether a process has exited other than as requested."""
     return last is not None and bool(last.get("code") or last.get("in_row"))
 
 
 def _in_row(daemon: Daemon) -> int | None:
-    """How often in a row its processes have ended by themselves in the same way; None if once."""
+    """How often in a row its processes have exited on their own in the same way; None if once."""
     number = (daemon.last_exit or {}).get("in_row")
     return number if type(number) is int and number > 1 else None
 
@@ -224,7 +224,7 @@ def _is_of_task(daemon: Daemon) -> bool:
 def _waits(
     members: Membership, ill: set[str], held: Sequence[str], now: float
 ) -> Iterator[Problem]:
-    """Waits that are worth a line, and the daemons that are well and that others wait for."""
+    """Waits that are worth a line, and the healthy daemons that others wait for."""
     waits = dict(_edges(members, ill, held, now))
     slow: dict[str, float] = {}
     for name, targets in waits.items():
@@ -244,10 +244,11 @@ def _waits(
 def _edges(
     members: Membership, ill: set[str], held: Sequence[str], now: float
 ) -> Iterator[tuple[str, list[str]]]:
-    """(who, for whom). A wait for a daemon that is well, by one that gets its answers, is the
-    ordinary way of a message and is left out.
+    """(waiting daemon, daemons that it waits for). A daemon that makes progress and waits for a
+    healthy one has ordinary messages in flight, and is left out.
 
-    held: whom the run as a whole waits for; whoever waits for the coordinator waits for these.
+    held: daemons that the run as a whole waits for; to wait for the coordinator is to wait for
+    these.
     """
     daemons = members.daemons.values()
     waits = {d.name: _whom(d, held) for d in daemons if d.alive and d.waiting_for}
@@ -270,7 +271,7 @@ def _whom(daemon: Daemon, held: Sequence[str]) -> list[str]:
 
 
 def _limits(workers: Iterable[Daemon]) -> Iterator[Problem]:
-    """Rate limits that hold workers back, each with all of its workers."""
+    """Rate limits that hold workers back, each with its workers."""
     found: dict[tuple[str, float], list[tuple[Daemon, float]]] = {}
     for worker in workers:
         settings = worker.metrics.get("settings")
@@ -291,7 +292,7 @@ def _limits(workers: Iterable[Daemon]) -> Iterator[Problem]:
 
 
 def _intervals(workers: Iterable[Daemon]) -> Iterator[Problem]:
-    """Workers whose link needs longer intervals than "auto" may choose."""
+    """Workers whose link needs a longer interval than "auto" may choose."""
     found: dict[tuple[str, int], list[str]] = {}
     for worker in workers:
         bound = worker.metrics.get("bound")
@@ -304,5 +305,5 @@ def _intervals(workers: Iterable[Daemon]) -> Iterator[Problem]:
 
 
 def _number(metrics: Any, key: str) -> float:
-    """A figure that a daemon has reported; 0 if it has not."""
+    """A number that a daemon has reported; 0 if it has not."""
     return values.number(metrics.get(key)) or 0.0 if isinstance(metrics, Mapping) else 0.0

@@ -3,18 +3,18 @@
     server -> coordinator   Holding   the step that it is at, and all that it holds
     coordinator -> server   Decided   to those that have not made the step of the newest decision
 
-A push has come when all shards hold it. The lead decides about one clock at a time, and about the
-next one when all shards have made the step: so there is one decision to remember, and a shard's
-next report is the acknowledgement. It is on the disk before anybody hears of it, and never changed.
+A push has arrived when all shards hold it. The lead decides about one clock at a time, and about
+the next one when all shards have made the step: so there is one decision to persist, and a shard's
+next report acknowledges it. A decision is on the disk before it is sent, and never changed.
 
-- The coordinator repeats nothing by a clock of its own: servers repeat what they hold, and who is
-  behind is told again then. A lost message, a new server and a new coordinator are one case.
-- A lead that lets a clock wait for a while says until when, and is asked again then.
-- A new coordinator knows the newest decision, and waits for a word of every shard.
-- Only living processes' pushes are chosen. Who dies then is told with the decision: a shard whose
-  server was replaced does not wait for what nobody will send again.
-- After a checkpoint shards may be at different steps, and replicas would wait for ever for those
-  that are behind: these pass over to the newest one. That, too, is a decision, without pushes.
+- The coordinator has no retry timer: servers resend what they hold, and those that are behind then
+  get the decision again. A lost message, a new server and a new coordinator are one case.
+- A lead may defer a decision for a given time, and is asked again after that.
+- A new coordinator knows the newest decision, and waits for a report of every shard.
+- Only pushes of live processes are chosen. Those that died since are sent with the decision: a
+  shard whose server was replaced does not wait for a push that will not be resent.
+- After a checkpoint shards may be at different steps, and replicas would wait forever for those
+  behind: these skip to the newest step. That, too, is a decision, without pushes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dlctl.roles.protocol.rows import packed, rows_in
 
 
 class Report(NamedTuple):
-    """The newest that a shard has said."""
+    """The newest report of a shard."""
 
     generation: int
     number: int
@@ -53,22 +53,22 @@ class Quorums:
         self._reports: dict[int, Report] = {}
         """By shard."""
         self._is_news = False
-        """Whether a shard has said anything since it was last decided."""
+        """Whether a report has changed since the last decision."""
         self._members: tuple[int, ...] = ()
         self._since = (-1, 0.0)
         """(clock, the time at which all shards were seen to be at it)"""
         self._ask_after_s: float | None = None
-        """So long after that the lead wants to be asked again."""
+        """How long after that the lead wants to be asked again; None: it does not."""
         self._gone: frozenset[Process] = frozenset()
-        self._to_tell: set[int] = set()
+        self._to_notify: set[int] = set()
 
     def on_holding(self, peer: Peer, message: m.Holding, now: float) -> None:
-        """Raises RemoteProtocolError for a server that is not, or no longer, of this run."""
+        """Raises RemoteProtocolError for an unknown server, or if the method has no quorum."""
         server = self.run.members.get(f"server-{message.shard}")
         if server is None or not self.is_asked:
-            raise RemoteProtocolError("nobody is to decide about that")
+            raise RemoteProtocolError("the method has no quorum, or the server is unknown")
         if server.peer != peer or not is_current(server, message.generation):
-            return  # Its connection is new: its next report tells whose it is.
+            return  # Its connection is new: its next report identifies it.
         pushes = frozenset((c, slot, epoch, n) for c, slot, epoch, n in rows_in(message.pushes, 4))
         report = Report(message.generation, message.number, message.clock, pushes)
         before = self._reports.get(message.shard)
@@ -76,14 +76,14 @@ class Quorums:
             return
         self._is_news |= report != before
         self._reports[message.shard] = report
-        self._to_tell.add(message.shard)
+        self._to_notify.add(message.shard)
 
     def deadline(self) -> float | None:
         """When the lead wants to be asked again."""
         return None if self._ask_after_s is None else self._since[1] + self._ask_after_s
 
     def advance(self, now: float) -> None:
-        """Decide, if that can be done now, and tell those who wait."""
+        """Decide if possible, and send the decision to the shards that wait for it."""
         if not self.is_asked or self.run.state in ("pending", "starting"):
             return
         members = self.run.members.live_slots()
@@ -94,10 +94,10 @@ class Quorums:
             least_s = (self._ask_after_s or 0.0) if is_due else 0.0
             self._ask_after_s = None
             self._decide(now, least_s)
-        self._tell()
+        self._send_decision()
 
     def _decide(self, now: float, least_s: float) -> None:
-        """least_s: that time has passed at this clock, whatever rounding makes of it."""
+        """least_s: a lower bound of the time at this clock, against rounding."""
         servers = self.run.members.of_role("server")
         reports = [self._reports.get(server.index) for server in servers]
         known = [
@@ -117,7 +117,7 @@ class Quorums:
         living = [
             (slot, epoch, samples)
             for at, slot, epoch, samples in sorted(everywhere)
-            if at == clock and self._lives((slot, epoch))
+            if at == clock and self._is_alive((slot, epoch))
         ]
         if not living:
             return
@@ -136,29 +136,29 @@ class Quorums:
 
     def _take(self, clock: int, used: tuple[Process, ...]) -> None:
         self.newest = clock, used
-        self._to_tell.update(self._reports)
+        self._to_notify.update(self._reports)
 
     def _is_under_way(self, known: Sequence[Report]) -> bool:
         """Whether a shard has not made the step of the newest decision."""
         return self.newest is not None and any(r.clock <= self.newest[0] for r in known)
 
-    def _lives(self, process: Process) -> bool:
+    def _is_alive(self, process: Process) -> bool:
         return self.run.members.worker(*process) is not None
 
-    def _tell(self) -> None:
-        """Tell the newest decision to those that are behind it and have just asked, or have to hear
-        that one of the chosen has died.
+    def _send_decision(self) -> None:
+        """Send the newest decision to the shards that are behind it and have just reported; to all
+        of those behind if a chosen process has died.
         """
         if self.newest is None:
-            self._to_tell.clear()
+            self._to_notify.clear()
             return
         clock, used = self.newest
-        gone = frozenset(process for process in used if not self._lives(process))
+        gone = frozenset(process for process in used if not self._is_alive(process))
         if gone != self._gone:
             self._gone = gone
-            self._to_tell.update(self._reports)
-        told, self._to_tell = self._to_tell, set()
-        for shard in sorted(told):
+            self._to_notify.update(self._reports)
+        notified, self._to_notify = self._to_notify, set()
+        for shard in sorted(notified):
             report = self._reports.get(shard)
             if report is not None and report.clock <= clock:
                 decided = m.Decided(clock, packed(used), packed(gone))
@@ -168,12 +168,12 @@ class Quorums:
         yield "quorum", self.newest
 
     def recall(self, memory: Json, now: float) -> None:
-        """Stand by what the coordinator before this one has decided."""
+        """Keep the predecessor's decision."""
         if decided := memory.get("quorum"):
             clock, used = decided
             self.newest = clock, tuple((slot, epoch) for slot, epoch in used)
 
 
 def is_current(server: Daemon, generation: int) -> bool:
-    """Whether that is the server's living process."""
+    """Whether this generation is the server's live process."""
     return server.alive and server.registered and server.term == generation

@@ -1,10 +1,10 @@
-"""What the coordinator writes down. Its driver turns these effects into rows and files.
+"""The effects by which the coordinator writes records. Its driver turns them into rows and files.
 
 Times in these values are the machine's own (monotonic); the driver stores them as wall-clock time.
-They are performed in order. An `IssueTerm` and what is to be remembered are committed before
-anything that follows them in the list is sent: what others know of the coordinator's decisions is
-on record, and a coordinator that takes its place goes on with it. A `RecordCheckpoint` is committed
-at once, too, if the database can be written; the others a little later.
+Effects are performed in order. `IssueTerm` and `Remember` are committed before any message that
+follows them in the list is sent: every decision that another process knows of is on record, and the
+next coordinator continues from there. A `RecordCheckpoint` is committed at once, too, if the
+database can be written; the others a little later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dlctl.util.text import of_daemon
 
 @record
 class IssueTerm(Effect):
-    """An epoch of a slot or a generation of a shard has been issued, and never will be again."""
+    """An epoch of a slot or a generation of a shard has been issued; it is never issued again."""
 
     name: str
     term: int
@@ -31,7 +31,7 @@ class IssueTerm(Effect):
 
 @record
 class Remember(Effect):
-    """A piece of the state that the next coordinator of this run goes on with (`Persistence`)."""
+    """Persist a piece of the state from which the next coordinator recovers (`Persistence`)."""
 
     key: str
     value: Any
@@ -40,7 +40,7 @@ class Remember(Effect):
 
 @record
 class PutOnRecord(Effect):
-    """Have all that was to be remembered so far on the disk; answered by `OnRecord` when it is."""
+    """Flush all `Remember` effects so far to the disk; answered by `OnRecord`."""
 
 
 @record
@@ -92,7 +92,7 @@ class CompleteCheckpoint(Effect):
     manifest: Json
     keep: int
     best: str = ""
-    """As in "val_loss min": the best by that stays, too."""
+    """As in "val_loss min": the best checkpoint by this metric is retained, too."""
 
 
 @record
@@ -109,7 +109,7 @@ class RecordCheckpoint(Effect):
 
 @record
 class LaunchAgent(Effect):
-    """Place an agent on a host; its end comes back as `ProcessEnded`."""
+    """Start an agent on a host; its exit is reported by `ProcessEnded`."""
 
     name: str
     incarnation: int
@@ -124,43 +124,43 @@ class KillAgent(Effect):
 
 @record
 class RenewKey(Effect):
-    """Put another run key into the place of the present one; answered by `KeyRenewed`."""
+    """Replace the run key by a new one; answered by `KeyRenewed`."""
 
 
 @record
 class KeyRenewed(Event):
     error: str
-    """"": the new key is on the disk; else it is still the old one, and this is why."""
+    """"": the new key is on the disk; else why the old key is unchanged."""
 
 
 WARNINGS = (
     "exit", "error", "lost", "silent", "late", "checkpoint", "target", "sample", "stream",
 )  # fmt: skip
-"""Kinds of events that somebody should look at."""
+"""Kinds of events that are logged as warnings."""
 
 
 class Remembers(Protocol):
-    """A part of the coordinator that the next one goes on with."""
+    """A part of the coordinator whose state is persisted."""
 
     def memory(self) -> Iterator[tuple[str, Any]]:
-        """Key and value, as JSON, of all that it has to know; asked for after every event."""
+        """Key and value, as JSON, of all of its state; called after every event."""
         ...
 
     def recall(self, memory: Json, now: float) -> None:
-        """Be where the coordinator has left off that has remembered this, all of it."""
+        """Restore the state that an earlier coordinator has persisted; `memory` has all parts."""
         ...
 
 
 class History(Context):
-    """The coordinator's context: what happens there is also written down."""
+    """The coordinator's context, which also records events."""
 
     unwritten = ""
     """Why the run's database cannot be written; "" while it can."""
     number = 0
-    """The newest of those that evaluations, changes, lists and groups are told apart by."""
+    """The newest number that identifies an evaluation, a change, a list or a group."""
 
     def next_number(self) -> int:
-        """One that no coordinator of this run has given out before."""
+        """A number that no coordinator of this run has issued before."""
         self.number += 1
         return self.number
 
@@ -168,8 +168,8 @@ class History(Context):
         yield "numbers", [self.number]
 
     def recall(self, memory: Json, now: float) -> None:
-        """On record or not: all coordinators of a run are on one machine, and none gives out a
-        thousand numbers in a second.
+        """Numbers stay unique even if some are not on record: all coordinators of a run share one
+        machine's clock, and none issues a thousand numbers per second.
         """
         self.number = max(*memory["numbers"], int(now * 1000))
 
@@ -180,7 +180,7 @@ class History(Context):
         self.do(AddEvent(kind, daemon, text, data))
 
     def kill(self, daemon: Daemon, signal: int, now: float) -> None:
-        """Have its process end; repeated until it has, if an agent is asked."""
+        """Kill a daemon's process; a request to an agent is resent until the process has ended."""
         if daemon.role == "agent":
             self.do(KillAgent(daemon.name))
         else:
@@ -188,11 +188,11 @@ class History(Context):
             self.ask(("kill", daemon.name), daemon.agent, kill, now)
 
     def drain(self, worker: Daemon, why: str, now: float) -> None:
-        """Have it push what it has, and take no more data."""
+        """Ask a worker to push what it has, and to take no more data."""
         worker.change_state(daemon_states.DRAIN)
         self.ask(("drain", worker.name), worker.name, Drain(why), now)
 
     def leave(self, text: str) -> None:
-        """This coordinator ends, because it was asked to; the next one goes on."""
+        """Exit on request; the next coordinator continues."""
         self.event("restart", COORDINATOR, text)
         self.do(Exit(EXIT_RESTART, text))

@@ -1,9 +1,9 @@
-"""How daemons come into a run: started, registered, and told of each other.
+"""How daemons join a run: they are started, register, and receive each other's addresses.
 
 A process registers under the name and incarnation it was started with; only then a worker's slot
 gets a new epoch, or a server's shard a new generation. The first worker that has built the model
-fixes its layout. Then every server is told its slice, and when all of them serve, the workers are
-told where.
+fixes its layout. Then every server is assigned its slice, and when all servers serve, the workers
+receive their addresses.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ FRESH = "start with --fresh to begin a new run"
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What earlier executions of this run have left on record."""
+    """What earlier executions of this run have recorded."""
 
     terms: dict[str, int] = field(default_factory=dict)
     incarnations: dict[str, int] = field(default_factory=dict)
     checkpoints: int = 0
-    """Number of the newest checkpoint that there has been."""
+    """Number of the newest checkpoint so far."""
     restore: str = ""
-    """Directory of the checkpoint to go on from, or ""."""
+    """Directory of the checkpoint to resume from, or ""."""
     manifest: Json = field(default_factory=dict)
     settings: Json = field(default_factory=dict)
     """Daemon -> live settings that were set before the stop."""
     memory: Json = field(default_factory=dict)
-    """What the coordinator before this one has remembered, if this one is to go on with it."""
+    """The predecessor's persisted state, if this coordinator continues from it."""
     agents: dict[str, int] = field(default_factory=dict)
-    """Agents that are there now, with their incarnations."""
+    """Agents that are running now -> their incarnations."""
     gone_s: float = 0.0
-    """How long there was no coordinator, by the wall clock; 0.0: not known."""
+    """How long there was no coordinator, by the wall clock; 0.0: unknown."""
     unwritten_s: float = 0.0
-    """How long the one before could not write what was done before it died."""
+    """How long before its death the predecessor could not write to the database."""
     exits: dict[str, Json] = field(default_factory=dict)
-    """How the last processes of daemons have ended, as their rows have it."""
+    """How the last processes of daemons have ended, from their rows."""
     totals: Json = field(default_factory=dict)
-    """What the run has cost so far, as the last snapshot has it."""
+    """The run's counters so far, from the last snapshot."""
     counted: dict[str, tuple[int, Json]] = field(default_factory=dict)
-    """Worker -> its incarnation and metrics, as that snapshot has them."""
+    """Worker -> its incarnation and metrics in that snapshot."""
     logs: dict[str, int] = field(default_factory=dict)
     """Bytes of the logs in the run directory, by process: "worker-0.3"."""
 
@@ -72,19 +72,19 @@ class Registration:
         places = placement.agents(run.job.places)
         self._hosts = {name: host.ssh for name, host in places.items()}
         self.restore = past.restore
-        """Until all are at work: who comes later has nothing in that checkpoint, and it may have
-        been removed."""
+        """Until the workers are released: later processes have nothing in that checkpoint, and it
+        may have been removed."""
         self.under_way = False
-        """All workers have been at work."""
+        """The workers have been released."""
         self.layout: Layout | None = None
         self._bytes, self._samples = b"", 0
         self._rows: list[Any] = []
         self._built_by = ""
-        """The first worker that has built the model since this coordinator is here."""
+        """The first worker that built the model since this coordinator started."""
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
         self.frozen: Callable[[], bytes | None] = lambda: b""
-        """The digests of the run's frozen parameters; None: nobody may be told of them yet."""
+        """The digests of the run's frozen parameters; None: not settled yet, so not to be sent."""
         self.on_start: Callable[[Daemon], None] = lambda daemon: None
         """Called for each process that is to be started, with its incarnation."""
 
@@ -97,15 +97,15 @@ class Registration:
             self.keep_layout(Layout.from_rows(rows), memory["work"][3])
 
     def keep_layout(self, layout: Layout, samples: int) -> None:
-        """The model that the run has had so far, and the samples of its dataset."""
+        """The layout of the run's model, and the samples of its dataset."""
         if layout != self.layout:
             self.layout, self._bytes, self._rows = layout, layout.to_bytes(), layout.to_rows()
         self._samples = samples
 
     def whose(self, peer: Peer, message: m.Message) -> str:
-        """Whom a message is about and who sent it, for the log: "of worker-0 from agent-0".
+        """Which daemon a message is about, and its sender, for the log: "of worker-0 from agent-0".
 
-        Only names of this run are repeated; what else a message may say about itself is not.
+        Only names of this run are repeated; other text of the message is not.
         """
         said = [getattr(message, "name", "")]
         said += [f"worker-{message.slot}"] if hasattr(message, "slot") else []
@@ -116,10 +116,10 @@ class Registration:
         return " ".join([*of, f"from {sender[0] if sender else 'a connection that is no daemon'}"])
 
     def note_lost_residuals(self) -> None:
-        """A run that goes on with fewer workers has nobody to push what the others had left."""
+        """A run that resumes with fewer workers loses the residuals of the missing ones."""
         saved = {worker["name"] for worker in self.past.manifest.get("workers", [])}
         for name in sorted(saved - set(self.members.daemons)):
-            text = f"what {name} had not pushed is lost: the run goes on with fewer workers"
+            text = f"what {name} had not pushed is lost: the run resumes with fewer workers"
             self.context.event("lost", name, text)
 
     # ------------------------------------------------------------ processes
@@ -152,11 +152,11 @@ class Registration:
             self.context.send(peer, m.Dismiss(f"{message.name} is not (or no longer) of this run"))
             return None
         daemon.heard(peer, now)
-        # As the user knows it, if he has chosen it.
+        # The name from the job file, if it has one.
         daemon.host = self._hosts[daemon.agent] or message.host
         daemon.pid = message.pid
         if daemon.registered:
-            # Its welcome may have to wait until its term is on record; it is to hear of us.
+            # Its welcome may wait until the term is on record; send a sign of life meanwhile.
             self.context.send(daemon.name, m.Heard())
         else:
             daemon.registered = True
@@ -172,8 +172,8 @@ class Registration:
             self._put_on_record(daemon)
 
     def keep_term(self, daemon: Daemon) -> None:
-        """It is remembered that this daemon has been given its term: now it is on record as well,
-        and nobody else will get it.
+        """The restored state has a term for this daemon: record it as issued, so that it is never
+        issued again.
         """
         if daemon.term > self._terms.get(daemon.name, 0):
             self._put_on_record(daemon)
@@ -197,7 +197,7 @@ class Registration:
         self.context.send(daemon.name, welcome)
 
     def tell_guests(self, server: Daemon, now: float) -> None:
-        """The workers may connect to it, as they are now."""
+        """Send a server the public keys of the current workers, which may connect to it."""
         workers = [worker.name for worker in self.members.of_role("worker")]
         if names := keys_of(self.keyring, workers):
             guests = m.Guests(self.context.next_number(), json.dumps(names).encode())
@@ -206,8 +206,8 @@ class Registration:
     # ------------------------------------------------------------ the model and the servers
 
     def check_model(self, worker: Daemon, layout: bytes) -> Layout:
-        """What a worker has built. Raises DlctlError if this is not the model that the others, this
-        run so far or its checkpoint have.
+        """The layout that a worker has built. Raises DlctlError if it differs from that of the
+        other workers, of this run so far or of its checkpoint.
         """
         built = Layout.from_bytes(layout)
         if self._built_by:
@@ -227,13 +227,13 @@ class Registration:
         return built
 
     def on_model(self, worker: Daemon, now: float) -> None:
-        """Its model is the one of the run."""
+        """A worker has built the run's model."""
         self._built_by = self._built_by or worker.name
         self.assign(now)
         self.introduce()
 
     def assign(self, now: float) -> None:
-        """Tell every server what it owns, as soon as the size of the model is known."""
+        """Assign every server its slice, as soon as the size of the model is known."""
         if self.layout is None:
             return
         servers = self.members.of_role("server")
@@ -258,7 +258,7 @@ class Registration:
         self.introduce()
 
     def tell_moved(self, server: Daemon, now: float) -> None:
-        """Workers that were introduced to the process before this one have to know the new one."""
+        """Notify the workers that know an earlier process of this server of the new one."""
         public = self.keyring.public(server.name)
         moved = m.Moved(server.index, server.term, server.address, public)
         for worker in self.members.of_role("worker"):
@@ -267,7 +267,7 @@ class Registration:
                 self.context.ask(key, worker.name, moved, now)
 
     def introduce(self) -> None:
-        """Tell the workers that wait for it where the servers are, once all of these serve."""
+        """Send the waiting workers the servers' addresses, once all servers serve."""
         addresses = tuple(server.address for server in self.members.of_role("server"))
         frozen = self.frozen()
         if frozen is None or not all(addresses) or batches.is_open(self.run.job):
@@ -277,8 +277,8 @@ class Registration:
                 self.context.send(worker.name, self._topology(worker, addresses, frozen))
 
     def _topology(self, worker: Daemon, addresses: tuple[str, ...], frozen: bytes) -> m.Topology:
-        """Until all are at work nobody has pushed anything: then a replacement restores again what
-        the one before it has restored.
+        """Before the release no worker has pushed anything, so a replacement restores what its
+        predecessor restored.
         """
         initialise = worker.index == 0 and not self.restore
         keys = tuple(self.keyring.public(server.name) for server in self.members.of_role("server"))

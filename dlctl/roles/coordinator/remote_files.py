@@ -1,10 +1,10 @@
-"""Logs and ack records of other hosts are copied into the run directory as they grow.
+"""Copies logs and ack records of other hosts into the run directory as they grow.
 
-The coordinator asks the agents, again and again, for what comes behind the bytes that it has. It
-asks only for files of processes that it had started by just this agent, so that no host can put
-anything into another one's files. Where a log was rotated, the copy is rotated, too, and goes on
-with the newest part: last lines of the one before may be on their host only. A process that
-has ended is asked about once more; then its files are complete.
+The coordinator polls the agents for the bytes behind those that it has. It asks an agent only for
+files of processes that this agent has started, so that no host can write to another host's files.
+When a log is rotated, the copy is rotated, too, and continues with the newest part: the last lines
+of the previous part may remain on their host only. After a process has exited, its files are
+requested once more; then they are complete.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from dlctl.roles.protocol.files import (
 from dlctl.util.names import HOME_AGENT
 
 LOOK_S, LOOK_S_MAX = 0.5, 4.0
-"""Between two looks whether a log has grown: ever longer, as long as it has not."""
+"""Polling interval of a log; doubles up to the maximum while the log does not grow."""
 RECORD_LOOK_S = 2.0
 """The same for an ack record, which grows all the time."""
 PIECE_BYTES = 256 * 1024
 MEMORY = "log/"
-"""The beginning of the keys under which the next coordinator finds how far this one has come."""
+"""Prefix of the keys under which the progress of the copies is persisted."""
 
 
 @dataclass(slots=True)
@@ -47,18 +47,18 @@ class _File:
     agent: str
     name: str
     part: int = 0
-    """Of a log: the part that is being copied, as the agent numbers them; 0: none yet."""
+    """Of a log: the part that is being copied, in the agent's numbering; 0: none yet."""
     offset: int = 0
-    """Of a log: bytes of that part that are here."""
+    """Of a log: bytes of that part that have been copied."""
     data: bytes = b""
-    """Of an ack record: what is here."""
+    """Of an ack record: its copy."""
     request: int = 0
-    """The newest question."""
+    """Number of the newest request."""
     look_at: float = 0.0
     pause_s: float = LOOK_S
-    """Before the next question, if nothing has come."""
+    """Before the next request, if there was nothing new."""
     is_last: bool = False
-    """It was asked when nobody wrote to the file any more."""
+    """The newest request was sent after the writing process had exited."""
 
     @property
     def is_log(self) -> bool:
@@ -78,7 +78,7 @@ class LogMirror:
     def __init__(
         self, context: Context, members: Membership, sizes: Mapping[str, int] = MappingProxyType({})
     ) -> None:
-        """sizes: of the logs that are in the run directory, by the labels of their processes."""
+        """sizes: label of a process -> bytes of its log in the run directory."""
         self.context = context
         self.members = members
         self.sizes = sizes
@@ -87,13 +87,13 @@ class LogMirror:
         self._numbers = RequestNumbers()
         self._look_at = 0.0
         self._troubled: set[str] = set()
-        """Files with which something went wrong: it is said once."""
+        """Files that have caused a warning; each causes only one."""
         self._is_ending = False
 
-    # ------------------------------------------------------------ what is followed
+    # ------------------------------------------------------------ the files
 
     def follow(self, daemon: Daemon) -> None:
-        """A process is about to be started; nothing is to be done if that is on this machine."""
+        """A process is about to be started; only those on other hosts are followed."""
         if daemon.agent != HOME_AGENT:
             self._add(f"{daemon.name}.{daemon.incarnation}", daemon.agent)
 
@@ -117,19 +117,19 @@ class LogMirror:
                 self._add(label, value[0], value[1], self.sizes.get(label, 0) if value[1] else 0)
 
     def lose(self, agent: str) -> None:
-        """Nothing comes from this host any more."""
+        """Stop copying from a host that is given up."""
         for file in [file for file in self._files.values() if file.agent == agent]:
             self._close(file)
 
     def finish(self, now: float) -> None:
-        """All processes but the agents have ended: whatever comes now is the last of it."""
+        """All processes but the agents have exited: request all files for the last time."""
         self._is_ending = True
         for file in self._files.values():
             self._outstanding.drop(file.request)
         self._look(now)
 
     def pending(self) -> list[str]:
-        """Agents that can be asked and have not answered for all their files."""
+        """Reachable agents that have not answered for all their files."""
         return sorted({file.agent for file in self._files.values() if self._is_there(file.agent)})
 
     def _close(self, file: _File) -> None:
@@ -174,7 +174,7 @@ class LogMirror:
     # ------------------------------------------------------------ answers
 
     def on_data(self, message: m.FileData, now: float) -> None:
-        """Raises RemoteProtocolError if it is not from the host that the file is on."""
+        """Raises RemoteProtocolError if the sender's host is not that of the file."""
         file = self._files.get(message.file)
         if file is None or message.request != file.request:
             return
@@ -188,13 +188,13 @@ class LogMirror:
         file.look_at = now + file.pause_s
         if message.error not in ("", NOT_THERE):
             self._complain(file, message.error)
-        is_complete = bool(message.error)  # Or there is none yet, and none has to come.
+        is_complete = bool(message.error)  # A missing file may never be written.
         if not message.error:
             is_complete = self._take(file, message) if file.is_log else self._replace(file, message)
         if is_complete and file.is_last:
             self._close(file)
         elif not is_complete and message.data:
-            self._ask(file, now)  # Otherwise it has time: nobody can keep us busy with nothing.
+            self._ask(file, now)  # Not for an empty answer: no host can keep us busy with those.
 
     def _replace(self, record: _File, message: m.FileData) -> bool:
         if len(message.data) == message.size and message.data != record.data:
@@ -203,7 +203,7 @@ class LogMirror:
         return True
 
     def _take(self, log: _File, message: m.FileData) -> bool:
-        """Whether all of the log is here now."""
+        """Append to the copy. Returns whether it is complete now."""
         if message.part != log.part or message.size < log.offset:
             if log.offset:
                 self.context.do(RotateLog(log.name))
@@ -216,7 +216,7 @@ class LogMirror:
         return log.offset >= message.size
 
     def on_failed(self, event: MirrorFailed) -> None:
-        """A full disk, say: it is tried again with every look."""
+        """A write has failed, on a full disk for example; it is retried at every poll."""
         file = self._files.get(event.file)
         if file is None:
             return

@@ -1,12 +1,11 @@
-"""What the command line may ask of a coordinator: stop, set, checkpoint, scale, restart, rotate.
+"""Requests of the command line: stop, set, checkpoint, scale, restart, rotate.
 
-And status, for those who cannot read the run's files. A client repeats a request under one number
-until an answer; what is asked is done once (`Clients`).
+And status, for clients that cannot read the run's files. A client resends a request under one
+number until it gets an answer; each request is executed once (`Clients`).
 
-What daemons say of themselves is cut so that an answer about several of them fits into one header
-(`shortened`). A report may be as large as a header and nested as deeply as a message may be: in an
-answer beside others it would be too much of both, nobody could read that answer, and so nobody
-would see which daemon it is that talks like this.
+Daemons' reports are cut so that an answer about several of them fits into one header (`shortened`).
+A report may be as large as a header and as deeply nested as a message may be. Several such reports
+would exceed both limits: no client could read the answer, or see which daemon is at fault.
 """
 
 from __future__ import annotations
@@ -45,11 +44,13 @@ class Clients:
         self._answers: dict[int, Reply] = {}
 
     def serve(self, verbs: dict[str, Verb], looks: dict[str, Look]) -> None:
-        """`looks`: what is answered at once, and forgotten: nobody's answers make room for it."""
+        """`looks`: read-only requests, answered at once and not stored, so that they evict no
+        other answers.
+        """
         self.verbs, self.looks = verbs, looks
 
     def on_request(self, peer: Peer, request: Request, now: float) -> None:
-        """Do what is asked, once; a repeated request gets the answer as it stands."""
+        """Execute a request once; a repeated request gets the current answer."""
         if request.verb in self.looks:
             self._look(peer, request, now)
             return
@@ -77,7 +78,7 @@ class Clients:
         self.context.send(peer, Reply(request.request, True, error, result))
 
     def refuse(self, peer: Peer, message: Message, error: DlctlError) -> None:
-        """Say no to one whose key does not go so far, and remember nothing of it."""
+        """Refuse a message that the sender's key does not permit; store no answer."""
         if isinstance(message, Request):
             self.context.send(peer, Reply(message.request, True, error.message, _how(error)))
 
@@ -87,7 +88,7 @@ class Clients:
         return self.verbs[name]
 
     def answer(self, request: int, done: bool, error: str, result: Json) -> None:
-        """Tell the client how far its request is, or how it ended."""
+        """Send the client the progress or the result of its request."""
         if request in self._peers:
             reply = Reply(request, done, error, result)
             self._answers[request] = reply
@@ -95,7 +96,7 @@ class Clients:
 
 
 def _how(error: DlctlError) -> Json:
-    """What a client has to know of an error besides its words."""
+    """What a client needs to know of an error besides its text."""
     hint = {"hint": error.hint} if error.hint else {}
     return {"exit_code": error.exit_code, **hint}
 
@@ -104,16 +105,16 @@ def _how(error: DlctlError) -> Json:
 
 TEXT_BYTES_MAX = 400
 LEVELS_MAX = 4
-"""Of lists and objects within each other: what is deeper is shown as empty."""
+"""Nesting depth of lists and objects; deeper ones are shown as empty."""
 VALUE_BYTES = 9
-"""What a number, or the beginning of anything else, takes at most."""
+"""Upper bound for a number, or for the prefix of any other value."""
 
 
 def shortened(value: Any, room_bytes: int) -> Any:
     """The same JSON without the logs' last lines, in about `room_bytes` at most.
 
-    Texts are cut to `TEXT_BYTES_MAX`; of lists and objects comes what there is room for, and what
-    is simple comes first: the keys of our own, in their first level, are always there.
+    Texts are cut to `TEXT_BYTES_MAX`; lists and objects are filled while there is room, scalars
+    first: our own keys, at the first level, are always present.
     """
     return _Room(room_bytes).fill(value, LEVELS_MAX)
 
@@ -155,13 +156,13 @@ class _Room:
         return found
 
 
-# ---------------------------------------------------------------- what may be asked for
+# ---------------------------------------------------------------- the requests
 
 TELL_EVERY_S = 1.0
-"""Between two lines about whom a command waits for."""
+"""Between two progress messages to a waiting command."""
 ROWS_MAX = 8
 ROW_BYTES, RUN_BYTES = 5_000, 12_000
-"""Room in an answer for one daemon, and for the run: together less than a header may have."""
+"""Room in an answer for one daemon, and for the run; in total less than a header's limit."""
 
 
 class Requests:
@@ -188,9 +189,9 @@ class Requests:
         clients.serve(self.table(), self.looks())
         self._stop_requests: list[int] = []
         self._save_requests: list[int] = []
-        self._told: tuple[Any, ...] = ()
-        """For whom whoever asks has been told to wait."""
-        self._tell_at = 0.0
+        self._sent: tuple[Any, ...] = ()
+        """Key of the newest progress message (`_key`)."""
+        self._send_at = 0.0
 
     def table(self) -> dict[str, Verb]:
         return {
@@ -203,12 +204,12 @@ class Requests:
         }
 
     def looks(self) -> dict[str, Look]:
-        """What changes nothing and is answered at once (`authz.READABLE`)."""
+        """Read-only requests, answered at once (`authz.READABLE`)."""
         return {"status": self._status}
 
     def _status(self, request: Request, now: float) -> Json:
-        """What the run is doing, and `ROWS_MAX` daemons from number `first` on: an answer has to
-        fit into one header. Times are this machine's own; `now` is what it is.
+        """The state of the run, and `ROWS_MAX` daemons from number `first` on: an answer has to
+        fit into one header. Times are this machine's monotonic clock; `now` is its current value.
         """
         run, rows = self.status.seen(now)
         first = int(request.arguments.get("first", 0))
@@ -228,38 +229,39 @@ class Requests:
         assert self.run.shutdown is not None
         if kill:
             self.run.shutdown.hurry(now)
-        # From here on: nobody is to hear of steps that were passed over.
+        # Only from here on: clients must not see steps that were skipped.
         self._stop_requests.append(request.request)
         self.tell_stopping(False, now)
 
     def tell_stopping(self, done: bool, now: float) -> None:
-        """Tell those who wait for the end how far it is."""
+        """Send the progress of the shutdown to the clients that wait for its end."""
         end = self.run.shutdown
         assert end is not None
-        # Whose files a checkpoint waits for, and whether the record can be written, is known in a
-        # moment.
+        # Which files a checkpoint waits for, and whether the record can be written, is known soon.
         soon = end.step == shutdown.SAVING and not self.checkpointing.late()
         soon |= end.step == shutdown.RECORDING and not self.run.context.unwritten
         pending = [] if done or soon else end.pending()
-        self._tell(self._stop_requests, end.step, pending, now, done)
+        self._send_progress(self._stop_requests, end.step, pending, now, done)
 
     def tell(self, now: float) -> None:
-        """Tell those who wait for whom it is, as that changes; not at once of what is soon over."""
+        """Tell waiting clients which daemons delay them, at changes; short waits are left out."""
         end, saving = self.run.shutdown, self.checkpointing
         if end is not None and self._stop_requests:
             if end.step != shutdown.OVER:
-                self._tell_news(self._stop_requests, end.step, end.pending(), now)
+                self._send_if_changed(self._stop_requests, end.step, end.pending(), now)
         elif self._save_requests and saving.active:
-            self._tell_news(self._save_requests, shutdown.SAVING, saving.late(), now)
+            self._send_if_changed(self._save_requests, shutdown.SAVING, saving.late(), now)
 
-    def _tell_news(self, requests: list[int], phase: str, names: list[str], now: float) -> None:
-        if names and now >= self._tell_at and self._key(phase, names) != self._told:
-            self._tell(requests, phase, names, now)
+    def _send_if_changed(
+        self, requests: list[int], phase: str, names: list[str], now: float
+    ) -> None:
+        if names and now >= self._send_at and self._key(phase, names) != self._sent:
+            self._send_progress(requests, phase, names, now)
 
-    def _tell(
+    def _send_progress(
         self, requests: list[int], phase: str, names: list[str], now: float, done: bool = False
     ) -> None:
-        self._told, self._tell_at = self._key(phase, names), now + TELL_EVERY_S
+        self._sent, self._send_at = self._key(phase, names), now + TELL_EVERY_S
         waiting = [self._stuck(name) or name for name in names]
         result: Json = {"phase": phase, "waiting": waiting, "state": self.run.state}
         until = self.checkpointing.does_without_at() if phase == shutdown.SAVING else None
@@ -269,7 +271,7 @@ class Requests:
             self.clients.answer(request, done, "", result)
 
     def _key(self, phase: str, names: list[str]) -> tuple[Any, ...]:
-        """What is news if it changes; for how long somebody has been stuck is none."""
+        """A new key is worth a message; the time for which a daemon is stuck is not in it."""
         return phase, *((name, bool(self._stuck(name))) for name in names)
 
     def _stuck(self, name: str) -> str:
@@ -285,7 +287,7 @@ class Requests:
         self.settings.request(patterns, texts, now, lambda rows: self._agree(number, rows))
 
     def _agree(self, request: int, result: Json) -> None:
-        """With what is done from now on; and whether the next coordinator would know of it."""
+        """Confirm a request, and report if the change cannot be persisted."""
         why = self.run.context.unwritten
         self.clients.answer(request, True, "", {**result, "unwritten": why} if why else result)
 
@@ -294,7 +296,7 @@ class Requests:
         if not self.run.is_working:
             raise DlctlError(f"the run is {self.run.state}: there is nothing to save now")
         if not self._save_requests:
-            self._told, self._tell_at = (), now + TELL_EVERY_S
+            self._sent, self._send_at = (), now + TELL_EVERY_S
         self._save_requests.append(number)
 
         def done(row: Json) -> None:

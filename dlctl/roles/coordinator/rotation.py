@@ -1,13 +1,13 @@
-"""A new key for a run that goes on: `dlctl keys rotate`.
+"""A new key for an active run: `dlctl keys rotate`.
 
-The new key takes the place of the old one, by renaming a file, and this coordinator ends. The next
-one finds in its memory that the daemons were started with another key than the one that is there
-(`keys`, the fingerprint), and begins all of them anew, as after their deaths: workers with new
-epochs, servers with what their shards have kept.
+The new key replaces the old one, by renaming a file, and this coordinator exits. The next one finds
+in the persisted state that the daemons were started with a key other than the current one (`keys`,
+the fingerprint), and restarts all of them, as after their deaths: workers with new epochs, servers
+with their shards' state.
 
-Nothing else is needed if a coordinator dies on the way. Before the renaming all have the old key.
-After it every later coordinator sees what has to be done; what it has done of it is remembered
-together with the fingerprint, or not at all.
+A coordinator may crash at any point. Before the renaming all daemons have the old key. After it
+every later coordinator sees that they must be restarted; the restarts are persisted together with
+the fingerprint, or not at all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dlctl.roles.coordinator.scaling import REMOVAL, Scaling
 from dlctl.roles.protocol.context import COORDINATOR
 
 Answer = Callable[[int, bool, str, Json], None]
-"""As `Clients.answer`: the number of a request, whether it is done, what is wrong, its result."""
+"""As `Clients.answer`: the number of a request, whether it is done, the error, the result."""
 
 
 @dataclass(eq=False)
@@ -34,14 +34,15 @@ class Rotation(Part):
     scheduler: LeaseScheduler
     scaling: Scaling
     _requests: list[int] = field(default_factory=list, init=False)
-    """Who waits for the new key."""
+    """Numbers of the requests that wait for the new key."""
 
     # ------------------------------------------------------------ up to the new key
 
     def begin(self, request: Request, now: float) -> None:
-        """The verb "rotate": {"old": fingerprint of the key to be replaced, "by": who asks}.
+        """The verb "rotate": {"old": fingerprint of the key to be replaced, "by": the requester}.
 
-        One that is repeated to the next coordinator finds it done. Raises DlctlError.
+        Idempotent: if it is repeated to the next coordinator, that answers that it is done. Raises
+        DlctlError.
         """
         if request.arguments["old"] != self.run.keyring.fingerprint:
             self.answer(request.request, True, "", {"phase": "done"})
@@ -49,29 +50,29 @@ class Rotation(Part):
         self._check()
         if not self._requests:
             by = f"{request.arguments['by']:.80}"
-            self.context.event("keys", "", f"the run gets a new key, as {by} has asked for")
+            self.context.event("keys", "", f"the run gets a new key, as requested by {by}")
             self.context.do(RenewKey())
         self._requests.append(request.request)
 
     def _check(self) -> None:
         if not self.run.is_working:
             raise DlctlError(
-                f"the run is {self.run.state}: new keys can be had while it is running"
+                f"the run is {self.run.state}: its key can be rotated only while it is running"
             )
         if not self.run.keeps_shards():
             raise DlctlError(
-                "this run cannot have new keys while it is running: its servers would be begun "
-                'anew, and their shards are in memory only (durability = "none"). Through a '
-                "checkpoint it can: dlctl stop, dlctl keys rotate, dlctl start"
+                "the key of this run cannot be rotated while it is running: its servers would be "
+                'restarted, and their shards are in memory only (durability = "none"). Use a '
+                "checkpoint: dlctl stop, dlctl keys rotate, dlctl start"
             )
 
     def on_renewed(self, event: KeyRenewed, now: float) -> None:
-        """Over to the next coordinator, unless the key could not be written."""
+        """Hand over to the next coordinator, unless the key could not be written."""
         error, result = "", {"phase": "renewed"}
         if event.error:
             error, result = f"the new key could not be written: {event.error}", {}
         else:
-            self.scaling.hand_over("the coordinator is restarted, to begin with the new key")
+            self.scaling.hand_over("the coordinator is restarted with the new key")
         requests, self._requests = self._requests, []
         for request in requests:
             self.answer(request, True, error, result)
@@ -79,8 +80,8 @@ class Rotation(Part):
     # ------------------------------------------------------------ with the new key
 
     def begin_all_anew(self, now: float) -> None:
-        """All daemons that there may be have been started with another run key than ours."""
-        text = "the run has a new key: all daemons begin anew with theirs"
+        """Restart all daemons: they were started with another run key than ours."""
+        text = "the run has a new key: all daemons are restarted with it"
         self.context.event("keys", COORDINATOR, text)
         for agent in self.members.of_role("agent"):
             agent.restarts += 1

@@ -1,4 +1,4 @@
-"""What the parts of the coordinator know of their run: data that all of them read.
+"""The state of a run that all parts of the coordinator read.
 
 Only the coordinator itself changes the run's state and begins its shutdown (`Control`).
 """
@@ -31,10 +31,10 @@ class Control(Protocol):
         grace_s: float | None = None,
         at_once: bool = False,
     ) -> None:
-        """Bring the run to an end: `state` is stopped, finished or failed.
+        """End the run: `state` is stopped, finished or failed.
 
-        save: with a last checkpoint. grace_s: for workers to drain. at_once: only the processes
-        are to be ended.
+        save: with a last checkpoint. grace_s: for workers to drain. at_once: only end the
+        processes.
         """
         ...
 
@@ -49,36 +49,36 @@ class Control(Protocol):
         ...
 
     def admit_members(self, now: float) -> None:
-        """Have exactly the present daemons connect to the coordinator, and workers to servers."""
+        """Admit exactly the current daemons at the coordinator, and the workers at the servers."""
         ...
 
     def notify_members(self, server: Daemon | None = None) -> None:
-        """Tell servers, or this one, which workers take part."""
+        """Send servers, or this one, the list of active workers."""
         ...
 
     def process_ended(self, end: ProcessEnded, now: float) -> None:
-        """The process of a daemon has ended, or must be taken for ended."""
+        """The process of a daemon has ended, or is presumed dead."""
         ...
 
 
 WORKING = frozenset(("running", "degraded"))
 """The states of a run that trains."""
 NEXT: Mapping[str, frozenset[str]] = {
-    # Another coordinator of this run may have been further already.
+    # An earlier coordinator may have released the workers already.
     "pending": frozenset(("starting", "running", "stopping")),
     "starting": frozenset(("running", "stopping")),
     "running": frozenset(("degraded", "stopping")),
     "degraded": frozenset(("running", "stopping")),
     "stopping": frozenset(("finished", "stopped", "failed")),
 }
-"""State of the run -> those that may follow. What is not here is the end."""
+"""State of the run -> states that may follow. States that are missing here are final."""
 
 
 @dataclass(slots=True)
 class RunState:
     run_id: str
     job: JobFile
-    """With the batch size, once that is found."""
+    """With the batch size, once it is found."""
     algorithm: Method
     keyring: Keyring
     context: History
@@ -87,7 +87,7 @@ class RunState:
     reason: str = field(default="", init=False)
     """Why it is in that state."""
     started_at: float = field(default=0.0, init=False)
-    """When this coordinator began to wait for all to be at work."""
+    """When this coordinator began to wait for all daemons to be ready."""
     shutdown: RunShutdown | None = field(default=None, init=False)
     """How the run ends, once it does."""
     status_due_at: float = field(default=0.0, init=False)
@@ -98,12 +98,12 @@ class RunState:
         return self.state in WORKING
 
     def change_state(self, state: str, reason: str) -> None:
-        """Raises AssertionError for a state that cannot follow on the present one."""
+        """Raises AssertionError for a state that cannot follow the current one."""
         assert state in NEXT.get(self.state, ()), f"{self.state} -> {state}: {reason}"
         self.state, self.reason = state, reason
 
     def keeps_shards(self) -> bool:
-        """Whether the next process of a shard can go on where the one before was."""
+        """Whether the next process of a shard can resume from its state."""
         return self.job.servers.durability != "none" and "server" in self.algorithm.shape.survives
 
 

@@ -1,12 +1,12 @@
-"""Workers that come and go while the run goes on, and daemons that are restarted on request.
+"""Adds and removes workers of an active run, and restarts daemons on request.
 
-A worker leaves in order: it finishes its portion, pushes what it has accrued, waits for the acks
-and exits. If it is to come back, a new incarnation follows. A server or an agent is simply killed:
-its successor goes on where it was, as after any other death.
+A worker leaves in order: it finishes its portion, pushes what it has accumulated, waits for the
+acks and exits. On a restart a new incarnation follows. A server or an agent is simply killed: its
+successor resumes from its state, as after any other death.
 
-A coordinator that is to be restarted leaves once the agent beside it is there: that starts the next
-coordinator, and only a coordinator starts the next agent. The next one goes on with what is left to
-do of the request (`go_on`).
+A coordinator that is to be restarted exits once the agent on its machine is running: that agent
+starts the next coordinator, and only a coordinator starts the next agent. The next coordinator
+continues the request (`go_on`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESTART, REMOVAL = "restart", "removal"
 
 
 def _leaves_first(worker: Daemon) -> tuple[bool, int]:
-    """Those that do no work, then the highest number."""
+    """Sort key: quarantined workers first, then the highest index."""
     return worker.state != "quarantined", -worker.index
 
 
@@ -33,12 +33,12 @@ def _leaves_first(worker: Daemon) -> tuple[bool, int]:
 class Scaling(Part):
     scheduler: LeaseScheduler
     _hands_over: str = field(default="", init=False)
-    """Why this coordinator leaves as soon as it can; "" while it stays."""
+    """Why this coordinator exits as soon as it can; "" while it stays."""
 
-    # ------------------------------------------------------------ what may be asked for
+    # ------------------------------------------------------------ requests
 
     def scale(self, count: int, now: float) -> Json:
-        """Have `count` workers. Returns who starts and who leaves. Raises DlctlError."""
+        """Scale to `count` workers. Returns which start and which leave. Raises DlctlError."""
         self._check_running()
         most = self.run.algorithm.shape.workers_max
         if not 1 <= count <= most:
@@ -66,7 +66,7 @@ class Scaling(Part):
         return {"before": before, "after": count, "starting": started, "leaving": left}
 
     def restart(self, names: list[str], now: float) -> Json:
-        """Replace these daemons by new incarnations. Raises DlctlError before anything is done."""
+        """Replace these daemons by new incarnations. Raises DlctlError before any change."""
         self._check_running()
         daemons = []
         for name in names:
@@ -95,12 +95,12 @@ class Scaling(Part):
     # ------------------------------------------------------------ leaving
 
     def leave(self, daemon: Daemon, why: str, now: float) -> None:
-        """Have a daemon go, in order if it can."""
+        """Make a daemon leave, in order if it can."""
         daemon.leaving = why
         if not daemon.alive:
             self._gone(daemon, now)
         elif daemon.drained:
-            self.on_drained(daemon, now)  # It has said so, and does not say it twice.
+            self.on_drained(daemon, now)  # It has reported that, and does not do so again.
         elif daemon.role == "worker" and daemon.asked_for_data:
             daemon.kill_at = now + self.run.job.timeouts.grace_s
             self.context.drain(daemon, why, now)
@@ -112,8 +112,8 @@ class Scaling(Part):
         self.context.kill(daemon, 9, now)
 
     def on_drained(self, worker: Daemon, now: float) -> None:
-        """Everything of it is in the shards: it may exit. And if nobody has asked it to drain, then
-        a coordinator did of whose decision nothing is on record: it takes no more work.
+        """All its pushes are in the shards: it may exit. If we did not ask it to drain, an earlier
+        coordinator did and could not record that: the worker takes no more data.
         """
         if self.run.shutdown is None:
             worker.leaving = worker.leaving or RESTART
@@ -135,7 +135,7 @@ class Scaling(Part):
                 self._kill(worker, now)
 
     def on_exit(self, daemon: Daemon, now: float) -> bool:
-        """Whether this exit was asked for, so that it is no loss."""
+        """Whether this exit was requested, so that it is no failure."""
         daemon.kill_at = None
         self.context.retries.drop(("drain", daemon.name))
         if not daemon.leaving or self.run.shutdown is not None:
@@ -160,10 +160,10 @@ class Scaling(Part):
             self.control.notify_members()
 
     def go_on(self, now: float) -> None:
-        """Ask those again who were leaving when another coordinator was there.
+        """Continue with the daemons that were leaving under an earlier coordinator.
 
-        And those that were drained for an end of the run which is over, and have outlived it: on a
-        host that was away then. They take no more work.
+        Also restart workers that were drained for an earlier end of the run and survived it, on a
+        host that was unreachable then: they take no more data.
         """
         for daemon in list(self.members.daemons.values()):
             if daemon.alive and (daemon.drained or daemon.state == "draining"):
@@ -174,12 +174,12 @@ class Scaling(Part):
     # ------------------------------------------------------------ the coordinator itself
 
     def hand_over(self, why: str) -> None:
-        """Leave for the next coordinator once somebody is there who starts it."""
+        """Exit for the next coordinator once an agent is running that starts it."""
         self._hands_over = why
 
     def advance(self) -> None:
         if self.run.shutdown is not None:
-            self._hands_over = ""  # The run's end is this coordinator's, too.
+            self._hands_over = ""  # This coordinator exits with the run.
         elif self._hands_over and self._is_agent_there():
             self.context.leave(self._hands_over)
             self._hands_over = ""

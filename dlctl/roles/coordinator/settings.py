@@ -1,9 +1,8 @@
-"""Live settings: a change is done when the daemons have said so, not when it was sent.
+"""Live settings: a change is done when the daemons have acknowledged it, not when it was sent.
 
-A request is checked here, and only here: then all of its keys are put in force for all of its
-daemons, or nothing is. Whoever has asked for it hears after a while who has not answered. A daemon
-goes on being asked until it answers, or its process has ended: the next one begins with what is
-set.
+A request is validated here, and only here: either all of its keys are applied to all of its
+daemons, or none. After a timeout the client is told which daemons have not answered. The request is
+resent until the daemon answers or its process ends: the next process starts with the new values.
 """
 
 from __future__ import annotations
@@ -46,26 +45,24 @@ class SettingChanges:
     live: LiveSettings = EVERY_RUN
     """What may change in this job."""
     job: Mapping[str, Any] = field(default_factory=dict)
-    """All that its job file says."""
+    """The contents of its job file."""
     _open: dict[int, _Change] = field(default_factory=dict, init=False)
 
     def go_on(self, before: Json) -> None:
-        """What was set before a stop is set from the beginning, as far as there are such daemons
-        and keys in this job.
-        """
+        """Restore the settings from before a stop, for the daemons and keys that this job has."""
         for name, own in before.items():
             if (daemon := self.members.get(name)) is not None and isinstance(own, dict):
                 daemon.settings = {k: v for k, v in own.items() if k in self.live.by_key}
 
-    # ------------------------------------------------------------ what is asked for
+    # ------------------------------------------------------------ requests
 
     def request(
         self, patterns: Sequence[str], texts: Mapping[str, str], now: float, answered: Answered
     ) -> None:
-        """Set `texts`, values as people write them, on all daemons that match a pattern and have
-        the setting; no patterns: on all that have it.
+        """Set `texts`, values as users write them, on all daemons that match a pattern and have the
+        setting; no patterns: on all that have it.
 
-        Raises UsageError or NotFound before anything is changed.
+        Raises UsageError or NotFound before any change.
         """
         if not texts:
             raise UsageError("nothing to set: give KEY=VALUE", hint="dlctl set --list")
@@ -83,14 +80,14 @@ class SettingChanges:
         self.begin(wanted, now, answered)
 
     def _refuse_what_is_not_live(self, key: str) -> None:
-        """Raises UsageError if it is a key of the job file that changes with a restart only."""
+        """Raises UsageError if it is a key of the job file that only a restart can change."""
         if key in self.live.by_key:
             return
         found = [path for path, _ in flat(self.job) if key in (path, path.partition(".")[2])]
         if found:
             are = "is" if len(found) == 1 else "are"
             raise UsageError(
-                f"{key} does not change while a run goes on: {' and '.join(found)} {are} in the "
+                f"{key} cannot change while a run is active: {' and '.join(found)} {are} in the "
                 "job file"
             )
 
@@ -101,7 +98,7 @@ class SettingChanges:
             raise NotFound(f'no daemon is called "{pattern:.80}"; {meant}', hint="dlctl status")
 
     def _having(self, key: str, patterns: Sequence[str]) -> list[str]:
-        """The daemons that have a setting. Raises UsageError if one of the patterns means none."""
+        """The daemons that have a setting. Raises UsageError if a pattern matches none of them."""
         roles = self.live.find(key).roles
         having = [name for name, daemon in self.members.daemons.items() if daemon.role in roles]
         if not having:
@@ -116,18 +113,18 @@ class SettingChanges:
             if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
         ]
 
-    # ------------------------------------------------------------ putting it in force
+    # ------------------------------------------------------------ applying changes
 
     def begin(self, wanted: Mapping[str, Json], now: float, answered: Answered) -> None:
-        """Put values in force: `wanted` has them by daemon, and by key."""
+        """Apply values; `wanted`: daemon -> key -> value."""
         number = self.context.next_number()
         asked = dict.fromkeys(wanted, now)
         self._open[number] = _Change(dict(wanted), asked, answered, now + ANSWER_S_MAX)
         for name, values in wanted.items():
             daemon = self.members.daemons[name]
             daemon.settings = daemon.settings | values
-            # One question for all that it has not answered: an older one that is sent again would
-            # undo a newer one.
+            # One request for all that is unacknowledged: an older request that is resent would undo
+            # a newer one.
             unanswered = self._unanswered(name) | values
             self.context.ask(("change", name), name, m.Change(number, unanswered), now)
 
@@ -152,7 +149,7 @@ class SettingChanges:
             change.rows.append(row | {"old": old, "new": new})
 
     def gone(self, name: str) -> None:
-        """Its process has ended. Who still waits for an answer gets it from the next one."""
+        """Its process has ended. Open changes are acknowledged by the next process."""
         if not any(name in change.asked for change in self._open.values()):
             self.context.retries.drop(("change", name))
 

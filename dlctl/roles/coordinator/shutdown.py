@@ -1,17 +1,17 @@
-"""How a run ends, in order, each step with a deadline and with the names of those it waits for.
+"""The steps in which a run ends. Each has a deadline, and the names of those it waits for.
 
-draining       workers finish their portion, push what is accrued, wait for the acks
-evaluating     a worker evaluates what the servers have              (a finished run)
+draining       workers finish their portion, push what is accumulated, wait for the acks
+evaluating     a worker evaluates the servers' parameters             (a finished run)
 saving         the last checkpoint
 finishing      a worker runs the task's `finish`              (a finished run, if it has one)
-recording      that nobody needs any more what the servers have       (a run that has not failed)
-shutting down  workers and servers exit; who does not is killed
+recording      the database records that the servers' state is not needed (unless the run failed)
+shutting down  workers and servers exit, or are killed
 collecting     the last lines of the logs of other hosts              (a run that has such)
 leaving        the agents exit
 over
 
-Servers remove what they have kept when they exit. A coordinator that takes the place of this one
-goes on from what is on record: if that does not say that all is done, it needs the servers.
+Servers remove their persisted state when they exit. A coordinator that replaces this one continues
+from the record: unless that says that all is done, it needs the servers.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, L
     "leaving", "over",
 )  # fmt: skip
 SAVE_AGAIN_S, SAVE_PAUSE_S = 20.0, 2.0
-"""A last checkpoint that fails is tried again for so long, with pauses: disks are emptied."""
+"""How long a failed last checkpoint is retried, and the pause between attempts: a full disk may be
+cleared."""
 SAVE_MORE_S = 5.0
-"""For the manifest, when all files are there or were given up."""
+"""For the manifest, once all files are present or given up."""
 EVALUATIONS_MAX = 2
-"""Workers that are asked for the last one: it may be what they die of."""
+"""Workers that are asked for the last evaluation: the evaluation itself may kill a worker."""
 RECORD_S = 20.0
-"""So long servers and agents stay while the database cannot be written; then they keep all."""
+"""How long servers and agents wait for the database to be written; after that they keep state."""
 EXIT_S = 5.0
-"""Between the request to exit and SIGKILL, and again until we give up."""
+"""From the request to exit until SIGKILL, and from there until we give up."""
 STOPPED_BY = {
     "SIGINT": "stopped by Ctrl-C",
     "SIGTERM": "stopped by SIGTERM to dlctl run",
     "SIGHUP": "stopped by SIGHUP: the terminal of dlctl run is gone",
     "timeout": "stopped by dlctl run: it was not ready within --timeout",
 }
-"""What a stop request may say about where it comes from, and what the run then says for ever."""
+"""The origins that a stop request may state, and the reasons that the run records for them."""
 
 
 def stop_reason(origin: object, *, kill: bool = False) -> str:
-    """Why a run was stopped. A client chooses from what we know; its own words go nowhere."""
+    """Why a run was stopped. A client chooses from known reasons; other text is ignored."""
     known = STOPPED_BY.get(origin) if isinstance(origin, str) else None
     return known or (KILLED if kill else "stopped by dlctl stop")
 
@@ -64,7 +65,7 @@ class RunShutdown:
     """stopped, finished or failed."""
     reason: str
     steps: list[str]
-    """The present one and those that follow; at first, which of the first four there are."""
+    """The current step and those that follow; initially those of the first four that apply."""
     grace_s: float
     context: History
     members: Membership
@@ -72,19 +73,19 @@ class RunShutdown:
     checkpointing: Checkpointing
     save: Callable[[float], None]
     keeps_shards: bool
-    """What the servers have survives them, unless they are told to remove it."""
+    """The servers' state survives their exit, unless they are asked to remove it."""
     mirror: LogMirror
     until: float = field(default=0.0, init=False)
     is_on_record: bool = field(default=False, init=False)
-    """That all is done but the end of the processes."""
+    """That only the exit of the processes is left."""
     _keeps_state: bool = field(default=False, init=False)
-    """It could not be put on record: what the servers have may be needed."""
+    """That could not be recorded: the servers' state may be needed."""
     _killed: bool = field(default=False, init=False)
     _saved: bool = field(default=False, init=False)
-    """The last checkpoint has been begun, or there is nothing to save."""
+    """The last checkpoint was started, or there is nothing to save."""
     _evaluations_left: int = field(default=0, init=False)
     _save_until: float | None = field(default=None, init=False)
-    """No further attempt is made after that; None if none has failed: one may take its time."""
+    """Deadline for further attempts; None if none has failed: the first has no deadline here."""
     _save_again_at: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +96,7 @@ class RunShutdown:
         return self.steps[0]
 
     def begin(self, now: float) -> None:
-        """Begin the present step."""
+        """Begin the current step."""
         self._killed = False
         saving_s = SAVE_S_MAX + SAVE_MORE_S
         limits_s = {
@@ -122,8 +123,8 @@ class RunShutdown:
         return self.step in (DRAINING, EVALUATING, SAVING)
 
     def is_in_vain(self) -> bool:
-        """Whether what this step needs is gone, a shard or, without servers, all replicas: nothing
-        can come of it any more.
+        """Whether what this step needs is gone (a shard or, without servers, all replicas), so that
+        the step cannot succeed.
         """
         servers = self.members.of_role("server")
         is_gone = any(not s.alive and s.state != "backoff" for s in servers)
@@ -131,15 +132,15 @@ class RunShutdown:
         return self.needs_servers() and (is_gone or is_empty)
 
     def is_shutting_down(self) -> bool:
-        """Whether all is done but the end of the processes."""
+        """Whether only the exit of the processes is left."""
         return self.step in (RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER)
 
     def is_leaving(self) -> bool:
-        """Whether the agents have been told to exit."""
+        """Whether the agents have been asked to exit."""
         return self.step in (LEAVING, OVER)
 
     def advance(self, now: float) -> bool:
-        """Go on from step to step as far as possible; True if a step was begun."""
+        """Advance through the steps as far as possible; True if a step was begun."""
         begun = False
         self._work(now)
         while self.step != OVER and (not self.pending() or self._is_over(now)):
@@ -159,8 +160,8 @@ class RunShutdown:
                 self.until = self.evaluations.finish_until()
 
     def _evaluate(self, now: float) -> None:
-        """One that was under way before is of older parameters: wait for it to end. If the worker
-        is lost, ask another one, but not after one that has had all of its time.
+        """Start the last evaluation once an earlier one, of older parameters, has ended. If the
+        worker is lost, ask another worker, unless the time is up.
         """
         if self.step != EVALUATING or self.is_in_vain():
             return
@@ -172,7 +173,7 @@ class RunShutdown:
             self.until = now + EVALUATE_S_MAX
 
     def _save(self, now: float) -> None:
-        """One that was under way before has not what was pushed since: wait for it to end."""
+        """Start the last checkpoint once an earlier one has ended, which lacks newer pushes."""
         if self.step != SAVING or self.checkpointing.active:
             return
         if not self._saved:
@@ -187,7 +188,7 @@ class RunShutdown:
             if now < self._save_until:
                 self._save_again_at = now + SAVE_PAUSE_S
         elif now >= self._save_again_at:
-            # It comes late if we stood still, which was no time to try in.
+            # A late retry means the coordinator was paused; that time does not count.
             self._save_until += now - self._save_again_at
             self._save_again_at = None
             self.save(now)
@@ -201,7 +202,7 @@ class RunShutdown:
         self.until = now
 
     def pending(self) -> list[str]:
-        """Whom the present step waits for."""
+        """What the current step waits for."""
         daemons = self.members.daemons.values()
         if self.is_in_vain():
             return []
@@ -220,24 +221,24 @@ class RunShutdown:
             return self._unrecorded()
         if self.step == COLLECTING:
             return self.mirror.pending()
-        return [d.name for d in self._leavers() if d.alive and self._may_say_so(d)]
+        return [d.name for d in self._leavers() if d.alive and self._is_observable(d)]
 
     def _saving(self) -> list[str]:
-        """Whose files the checkpoint waits for, or what is made while it waits for nobody's."""
+        """Daemons whose files the checkpoint waits for; if none, what is being written."""
         return self.checkpointing.late() or [self.checkpointing.at_work_on()]
 
     def _unrecorded(self) -> list[str]:
-        """Who recovers a failed run goes on with what the servers have kept, on record or not."""
+        """A failed run needs no record: its recovery uses the servers' state in any case."""
         if self.is_on_record or self.state == "failed":
             return []
         error = self.context.unwritten
         return [f"the run's database{f', which cannot be written: {error}' if error else ''}"]
 
-    def _may_say_so(self, daemon: Daemon) -> bool:
-        """Whether anybody is left who can tell that it has ended; else the driver sees to that."""
+    def _is_observable(self, daemon: Daemon) -> bool:
+        """Whether an agent is left that can report its exit; else the driver handles it."""
         agent = self.members.agent_of(daemon)
         is_there = agent.alive or agent.retry_at is not None
-        # An agent of a host that is away may come back in time to be told.
+        # An agent on an unreachable host may reconnect in time to get the request.
         return is_there and not (daemon.out_of_touch and daemon.role != "agent")
 
     def _leavers(self) -> list[Daemon]:
@@ -245,11 +246,11 @@ class RunShutdown:
         return [d for d in self.members.daemons.values() if (d.role == "agent") == agents]
 
     def drain_late(self, worker: Daemon, now: float) -> None:
-        """A worker that has come to work only now, or is back. There is no data for it any more,
-        and the others may wait for it at a barrier.
+        """Drain a worker that became ready, or came back, only now. There is no data for it any
+        more, and the others may wait for it at a barrier.
         """
-        is_told = worker.drained or ("drain", worker.name) in self.context.retries
-        if self.needs_servers() and not is_told:
+        is_notified = worker.drained or ("drain", worker.name) in self.context.retries
+        if self.needs_servers() and not is_notified:
             self.context.drain(worker, self.reason, now)
 
     def _drain(self, now: float) -> None:
@@ -258,7 +259,7 @@ class RunShutdown:
                 self.context.drain(worker, self.reason, now)
 
     def _shut_down(self, now: float) -> None:
-        """Have them exit; repeated until their exit is known (`FailureDetector.on_exit`)."""
+        """Request their exit; resent until the exit is known (`FailureDetector.on_exit`)."""
         for daemon in self._leavers():
             if not daemon.alive and daemon.state in ("backoff", "pending"):
                 is_lost = daemon.out_of_touch
@@ -267,15 +268,15 @@ class RunShutdown:
             elif daemon.alive and not daemon.registered:
                 self.context.kill(daemon, 15, now)
             elif daemon.alive:
-                # What failed may be recovered; what has ended in order has its checkpoint.
+                # A failed run may be recovered; one that ended in order has its checkpoint.
                 keep_state = self.state == "failed" or self._keeps_state
                 shutdown = m.Shutdown(self.reason, keep_state)
                 self.context.ask(("shutdown", daemon.name), daemon.name, shutdown, now)
 
     def _is_over(self, now: float) -> bool:
-        """Whether the step's time is over; those who had to exit are killed first."""
+        """Whether the step's time is over; daemons that did not exit are killed first."""
         if self.step == SAVING and self.checkpointing.active:
-            # A large file may be long on its way; it is given up when nothing of it comes any more.
+            # A large file may take long; it is given up only when its transfer stalls.
             self.until = max(self.until, (self.checkpointing.deadline() or 0.0) + SAVE_MORE_S)
         elif self.step == DRAINING and self._waits_for_evaluation():
             self.until = max(self.until, now + self.grace_s)
@@ -298,8 +299,8 @@ class RunShutdown:
         return True
 
     def _waits_for_evaluation(self) -> bool:
-        """Who evaluates pushes nothing, and has to end that anyway before the last one: only then
-        its time to drain begins.
+        """A worker that evaluates pushes nothing, and must end that before the last evaluation
+        anyway: only then its time to drain begins.
         """
         return EVALUATING in self.steps and any(d.evaluates for d in self.members.of_role("worker"))
 
@@ -309,10 +310,10 @@ class RunShutdown:
         elif self.step == FINISHING:
             self.evaluations.end_finish()
         elif self.step == SAVING:
-            self._look_at_the_last_checkpoint(is_killed)
+            self._check_last_checkpoint(is_killed)
 
-    def _look_at_the_last_checkpoint(self, is_killed: bool) -> None:
-        """Without it the shards are all there is: they stay, and the run can go on with them."""
+    def _check_last_checkpoint(self, is_killed: bool) -> None:
+        """If it failed, only the shards have the newest state: they stay, so the run can resume."""
         error = self.checkpointing.last_error if self._saved else ""
         if not is_killed and (not self._saved or self.checkpointing.active):
             error = f"gave up waiting for {', '.join(self._saving())}"

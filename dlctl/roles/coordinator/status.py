@@ -1,5 +1,5 @@
-"""What `status` shows: the coordinator's state as rows, twice a second and at changes; and what
-daemons say about themselves once a second, and about what they have evaluated.
+"""What `status` shows: the coordinator's state as rows, twice a second and at changes; and the
+daemons' reports, once a second, and results of evaluations.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ COUNT_MAX = 2**63
 
 
 class Totals:
-    """What a run has cost so far, in all of its executions: counters that only grow.
+    """Cumulative counters of a run over all of its executions.
 
-    Workers count what their process has done. Here it is added up over all processes that there
-    have been. The counts that have gone into the totals are those of the daemons' rows of the same
-    snapshot, so whoever takes this coordinator's place counts on from there, and counts nothing
-    twice.
+    A worker's counters are those of its process. They are summed here over all processes. The
+    totals include exactly the counters in the daemons' rows of the same snapshot, so the next
+    coordinator continues from there and counts nothing twice.
     """
 
     def __init__(self, before: Json, counted: Mapping[str, tuple[int, Json]]) -> None:
-        """before: what the snapshot had that was written last. counted: worker -> incarnation and
-        metrics of that snapshot.
+        """before: totals of the newest snapshot. counted: worker -> incarnation and metrics in
+        that snapshot.
         """
         self._counts = {name: _count(before, name) for name in COUNTERS}
         seconds = before.get("seconds")
@@ -50,12 +49,12 @@ class Totals:
         of, before = self._counted.get(worker, (0, {}))
         for name in COUNTERS:
             now, was = _count(metrics, name), _count(before, name) if of == incarnation else 0
-            # It has begun to count anew, as after it has joined again.
+            # The counter was reset, as when a worker has joined again.
             self._counts[name] += now - was if now >= was else now
         self._counted[worker] = (incarnation, metrics)
 
     def look(self, now: float, *, is_working: bool) -> Json:
-        """{seconds: at work, push_bytes, fetch_bytes, pushes, staleness_sum: of these}."""
+        """{seconds: of training, push_bytes, fetch_bytes, pushes, staleness_sum: over pushes}."""
         if self._seen_at is not None:
             self._seconds += now - self._seen_at
         self._seen_at = now if is_working else None
@@ -70,11 +69,11 @@ def _count(metrics: Json, name: str) -> int:
 
 REPORT_S = 0.5
 ROW_S = 1.0
-"""Between two rows of the run's time series, of which fewer are kept later (`runs/series.py`)."""
+"""Between two rows of the run's time series, which is thinned out later (`runs/series.py`)."""
 TROUBLED_MAX = 8
-"""So many are named of those who are not well; the table of `status` has all."""
+"""How many unhealthy daemons are named; the table of `status` has all."""
 RATE_S = 2.0
-"""The time that rates are measured over."""
+"""The window over which rates are measured."""
 
 
 class StatusReport:
@@ -108,14 +107,14 @@ class StatusReport:
             self.run.context.do(AddMetric(RUN, self.scheduler.steps, self._row(run)))
 
     def _row(self, run: Json) -> Json:
-        """What a row of the run's time series has (`runs/series.py`), of what `status` shows."""
+        """A row of the run's time series (`runs/series.py`), taken from what `status` shows."""
         workers = self.run.members.of_role("worker")
         row = {
             "samples": run["samples"],
             "epoch": run["data_epoch"],
             "workers": sum(worker.state in daemon_states.AT_WORK for worker in workers),
             **run["totals"],
-            "rates": self._rates_in_force(),
+            "rates": self._effective_rates(),
         }
         if run["loss"] is not None:
             row["loss"] = run["loss"]
@@ -126,7 +125,7 @@ class StatusReport:
         return row
 
     def seen(self, now: float) -> tuple[Json, tuple[Json, ...]]:
-        """The keys of the run as reported last, and the rows of the daemons as they are now."""
+        """The run's keys as last reported, and the daemons' current rows."""
         rows = tuple(d.to_json() for d in self.run.members.daemons.values())
         return self._seen or self._look(now)[0], rows
 
@@ -175,8 +174,8 @@ class StatusReport:
         return run, tuple(d.to_json() for d in daemons)
 
     def _scheduled(self) -> Json:
-        """The rates that are in force, of those that follow a schedule: as the first one that has
-        it has said last.
+        """The effective rates that follow a schedule, each as last reported by the first daemon
+        that has it.
         """
         found: Json = {}
         for daemon in self.run.members.daemons.values():
@@ -185,8 +184,8 @@ class StatusReport:
                     found.setdefault(key, value)
         return found
 
-    def _rates_in_force(self) -> Json:
-        """Those that follow no schedule as well."""
+    def _effective_rates(self) -> Json:
+        """The effective rates, with or without a schedule."""
         found = self._scheduled()
         for daemon in self.run.members.daemons.values():
             settings = daemon.metrics.get("settings")
@@ -197,21 +196,21 @@ class StatusReport:
         return found
 
     def _noise_scale(self) -> float | None:
-        """In samples, if all servers have found their parts of it."""
+        """In samples; None until all servers have measured their parts."""
         servers = self.run.members.of_role("server")
         parts = [server.metrics.get("noise_parts") for server in servers]
         known = [(part[0], part[1]) for part in parts if isinstance(part, list)]
         return noise_scale(known) if len(known) == len(parts) else None
 
     def health(self) -> tuple[str, str]:
-        """The state of a run that trains, and why it is no better: all who are not well."""
+        """The state of a run that trains, and the unhealthy daemons as the reason."""
         troubled = [d.name for d in self.run.members.daemons.values() if d.state != "running"]
         more = len(troubled) - TROUBLED_MAX
         names = troubled[:TROUBLED_MAX] + ([f"and {more} more"] if more > 0 else [])
         return "degraded" if troubled else "running", ", ".join(names)
 
     def waiting(self, now: float) -> str:
-        """Whom the run waits for now, and for what; "" if for nobody."""
+        """The daemons that the run waits for now, and why; "" if for none."""
         end = self.run.shutdown
         if end is not None:
             pending = end.pending()
@@ -219,7 +218,7 @@ class StatusReport:
         return self.unready() if self.run.state == "starting" else self.scheduler.held_back(now)
 
     def unready(self) -> str:
-        """The daemons that the others wait for before all are at work, and what they are doing."""
+        """The daemons that are not ready and that the others wait for, and what they are doing."""
         late = [d for d in self.run.members.daemons.values() if d.state in ("starting", "backoff")]
         causes = [d for d in late if not d.waiting_for] or late
         doing: dict[str, list[str]] = {}
@@ -228,7 +227,7 @@ class StatusReport:
         return ", ".join(f"{', '.join(names)} ({what})" for what, names in doing.items())
 
     def not_ready(self) -> str:
-        """Why a run fails that has not come to work in time."""
+        """Why a run fails that was not ready in time."""
         text = f"not ready in time; waiting for {self.unready()}"
         error = self.run.context.unwritten
         return f"{text}; the run's database cannot be written: {error}" if error else text
@@ -242,7 +241,7 @@ class StatusReport:
         return (None, None) if rates is None else (round(rates[0], 2), round(rates[1], 2))
 
     def _progress(self, now: float) -> float | None:
-        """How far the run is, 0..1: by its data or by its time, whichever ends it first."""
+        """Progress of the run, 0..1: by its data or by its time, whichever ends it first."""
         scheduler, seconds = self.scheduler, self.run.job.job.stop.seconds
         by_data = scheduler.progress()
         if seconds is None or scheduler.released_at is None:
@@ -272,15 +271,15 @@ class Reports:
         self.totals = totals
 
     def heard(self, daemon: Daemon, peer: Peer, now: float) -> None:
-        """A sign of life. If it comes over another connection, what was sent over the last one may
-        be lost.
+        """A daemon is alive. If its message came over a new connection, messages sent over the old
+        one may be lost: resend them.
         """
         if peer != daemon.peer:
             self.context.again(daemon.name, now, now)
         daemon.heard(peer, now)
 
     def on_report(self, peer: Peer, report: m.Report, now: float) -> None:
-        """A sign of life, and news for `status`; the answer tells that the coordinator is there."""
+        """A heartbeat, with a report for `status`; the answer shows that we are alive."""
         daemon = self.run.members.get(report.name, report.incarnation)
         if daemon is None or not daemon.alive:
             self.context.send(peer, m.Dismiss(f"{report.name} has been replaced"))
@@ -297,17 +296,17 @@ class Reports:
         self.context.send(daemon.name, m.Heard())
         if daemon.role == "agent":
             if not daemon.registered:
-                # Another coordinator has welcomed it, and could not write that down.
+                # An earlier coordinator has welcomed it, and could not record that.
                 self.context.send(daemon.name, m.RegisterAgain())
             self.failure_detector.compare(daemon, report.metrics.get("children"), now)
             return
         if daemon.role == "server":
             if self.run.shutdown is None and (last := report.metrics.get("last_checkpoint")):
-                # It has failed, or whoever asked for it could not write down that the run ends.
+                # It has failed, or the coordinator that asked for it could not record the end.
                 self.context.send(daemon.name, m.Reopen(last))
             self.control.notify_members(daemon)
         elif "step" in report.metrics:
-            # It trains, although nobody remembers that it has asked for data.
+            # It trains, although its request for data is not on record.
             self.is_at_work(daemon, now)
         if self.run.is_working:
             step = report.metrics.get("step") or report.metrics.get("version")
@@ -338,9 +337,9 @@ class Reports:
         if target is not None and target.is_reached(metrics):
             self.control.end("finished", f"the target {target} is reached", now)
         elif target is not None and not message.error:
-            self._tell_if_out_of_reach(target.missing_in(message.metrics), message.name, now)
+            self._report_out_of_reach(target.missing_in(message.metrics), message.name, now)
 
-    def _tell_if_out_of_reach(self, why: str, name: str, now: float) -> None:
+    def _report_out_of_reach(self, why: str, name: str, now: float) -> None:
         """A run that nothing else would end fails at once. why: "" if the target has its metric."""
         if why and why != self.evaluations.out_of_reach:
             self.context.event("target", name, why)

@@ -1,14 +1,14 @@
 """The data of a run whose dataset is a stream: shards of unknown length, each in its own order.
 
-A portion is a range of one shard, and its number says which: portion p has samples [i n, (i + 1) n)
-of shard p mod S, with i = p div S, S shards and n samples in a portion. A worker goes on with the
-shard that it reads, so that it need not skip; one that has none, or whose shard has ended, takes
-the shard that the fewest others read. Where a shard ends, a worker says who has come there: nothing
-behind it is leased any more, and what was leased behind it is empty.
+A portion is a range of one shard, determined by its number: portion p has samples [i n, (i + 1) n)
+of shard p mod S, with i = p div S, S shards and n samples in a portion. A worker keeps reading its
+shard, so that it need not skip; a worker without a shard, or whose shard has ended, takes the shard
+with the fewest other readers. The worker that reaches the end of a shard reports it: nothing behind
+the end is leased any more, and leased portions behind it are empty.
 
-When all shards have ended before the run has, they are read again: that is the next data epoch. So
-every sample is offered at least once per data epoch, and exactly once when nothing fails; if the
-stream gives the same samples in the same order whenever it is opened.
+If all shards end before the run, they are read again: that is the next data epoch. So every sample
+is leased at least once per data epoch, and exactly once if nothing fails, provided that the stream
+yields the same samples in the same order whenever it is opened.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 from dlctl.roles.coordinator.portions import DONE, RETURNED, Leases, Range
 
 UNKNOWN = -1
-"""The end of a shard that nobody has come to."""
+"""The end of a shard that no worker has reached."""
 _COMPLETE, _FIRST_SHARD = -1, -2
-"""In place of a portion's number: all of the data epoch, and what there is to know of shard 0; of
-shard 1 it is one less, and so on."""
+"""In place of a portion's number: the whole data epoch; the state of shard 0 (of shard n:
+_FIRST_SHARD - n)."""
 
 
 @dataclass(slots=True)
@@ -32,11 +32,11 @@ class _Shard:
     base: int = 0
     """Samples before its first portion: they were done in portions of another size."""
     next: int = 0
-    """Portions that have been leased, but for those that come back."""
+    """Index of the first portion that has never been leased."""
     done_to: int = 0
-    """So many of its first portions are done."""
+    """All portions before this index are done."""
     end: int = UNKNOWN
-    """Samples that it has, or more: who has found nothing at some place has not seen the end."""
+    """Upper bound of its samples: a worker that found none at some offset has not seen the end."""
     done: set[int] = field(default_factory=set)
     """Portions behind `done_to` that are done, too."""
 
@@ -47,7 +47,7 @@ class _Pass:
 
     shards: list[_Shard]
     finished: set[int] = field(default_factory=set)
-    """Shards that are done altogether."""
+    """Shards that are completely done."""
 
 
 @dataclass(slots=True)
@@ -56,12 +56,12 @@ class StreamPool(Leases):
     portion_samples: int
     step_samples: int
     samples_max: float = math.inf
-    """Samples after which it is enough, rounded up to portions; and steps."""
+    """Limits of the run in samples and steps, rounded up to portions."""
     steps_max: float = math.inf
     samples_done: int = 0
     steps_done: int = 0
     failed: str = ""
-    """Why there is no more data, although it is not enough."""
+    """Why the data has ended before the limits."""
     _epoch: int = 0
     """The newest data epoch."""
     _passes: dict[int, _Pass] = field(default_factory=dict)
@@ -76,8 +76,8 @@ class StreamPool(Leases):
     # ------------------------------------------------------------ leases
 
     def take(self, slot: int) -> Range | None:
-        """Lease the next portion; None if there is none now (others may still come back)."""
-        key = self._taken_back(slot) or self._advance(slot)
+        """Lease the next portion; None if none is free now (some may still be returned)."""
+        key = self._take_returned(slot) or self._advance(slot)
         if key is None:
             return None
         self._leased[key] = slot
@@ -88,8 +88,8 @@ class StreamPool(Leases):
         return Range(epoch, portion, start, stop, portion % self.shards)
 
     def may_hoard(self, slot: int, slots: int) -> bool:
-        """Whether `slot` may have one more portion although it has some: its part of what is left,
-        as far as that is known. slots: workers that share it.
+        """Whether `slot` may prefetch one more portion: it has at most its share of what is left,
+        as far as known. slots: number of workers that share the rest.
         """
         held = sum(owner == slot for owner in self._leased.values())
         samples, steps = self._with_outstanding()
@@ -105,15 +105,15 @@ class StreamPool(Leases):
         return index * self.portion_samples, (index + 1) * self.portion_samples
 
     def release(self, slot: int) -> list[tuple[int, int]]:
-        """The worker of `slot` is gone: its portions that are not done go back."""
+        """The worker of `slot` is gone: its unfinished portions are returned."""
         self._reading.pop(slot, None)
         back = Leases.release(self, slot)
         self._drop_what_is_behind()
         return back
 
     def finish(self, data_epoch: int, portion: int, end: int = UNKNOWN) -> bool:
-        """A portion is done; end: of its shard, if it has ended in it. False if it was done before,
-        or is none of ours.
+        """A portion is done; end: of its shard, if the shard ends in it. False if it was done
+        before, or was never leased.
         """
         key = (data_epoch, portion)
         number, index = portion % self.shards, portion // self.shards
@@ -135,7 +135,7 @@ class StreamPool(Leases):
         return True
 
     def ended(self, data_epoch: int, number: int, end: int) -> None:
-        """A shard has no more than `end` samples. A newer word counts if it says less."""
+        """A shard has at most `end` samples. The smallest report counts."""
         found = self._passes.get(data_epoch)
         if found is None or not 0 <= number < self.shards or end < 0:
             return
@@ -145,30 +145,30 @@ class StreamPool(Leases):
         shard.end = end
         self._changed[data_epoch, _FIRST_SHARD - number] = None
         self._drop_what_is_behind()
-        self._look_at(data_epoch, number)
+        self._update_complete(data_epoch, number)
         if not end and not any(s.end for s in found.shards):
             self._fail(data_epoch)
 
     # ------------------------------------------------------------ figures
 
     def is_finished(self) -> bool:
-        """Whether it is enough."""
+        """Whether a limit of samples or steps is reached."""
         return self.samples_done >= self.samples_max or self.steps_done >= self.steps_max
 
     def passes(self) -> int:
-        """How often the stream was begun."""
+        """How often the stream has been started."""
         return self._epoch + 1
 
     def samples_in_all(self) -> int | None:
-        """What the stream has; None while the first data epoch is not complete."""
+        """Length of the stream; None until the first data epoch is complete."""
         return self._complete[0][0] if 0 in self._complete else None
 
     def samples_leased(self) -> int:
-        """Of all portions that somebody has or has done; at least so many."""
+        """Samples of all portions that are leased or done; a lower bound."""
         return self._with_outstanding()[0]
 
     def epochs_done(self) -> float:
-        """Data epochs; of the newest one a part if its length is known by an earlier one."""
+        """Data epochs, with a fraction of the newest one if an earlier epoch's length is known."""
         if not self._complete:
             return 0.0
         whole = sum(samples for samples, _ in self._complete.values())
@@ -176,7 +176,7 @@ class StreamPool(Leases):
         return len(self._complete) + min((self.samples_done - whole) / per_epoch, 1.0)
 
     def progress(self) -> float | None:
-        """How far the run is, 0..1, if it has a limit."""
+        """Progress of the run, 0..1; None without a limit."""
         parts = [
             done / most
             for done, most in (
@@ -187,7 +187,7 @@ class StreamPool(Leases):
         ]
         return min(1.0, max(parts)) if parts else None
 
-    # ------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------ persisted state
 
     def to_json(self) -> list[Any]:
         """What is done, for a checkpoint."""
@@ -200,10 +200,10 @@ class StreamPool(Leases):
         ]
 
     def restore(self, data: list[Any], portion_samples: int) -> None:
-        """Go on where a checkpoint was: this is done, everything else is leased (again).
+        """Resume from a checkpoint: this is done, everything else is leased (again).
 
-        portion_samples: at that time. If it was another number, what was done behind a place that
-        was not is done again.
+        portion_samples: at that time. If it has changed, samples done behind the first gap of a
+        shard are done again.
         """
         complete, passes = data
         self._complete = {epoch: (samples, steps) for epoch, samples, steps in complete}
@@ -231,7 +231,7 @@ class StreamPool(Leases):
 
     def take_changes(self) -> list[tuple[int, int, Any]]:
         """[(data epoch, portion, its slot or RETURNED or DONE)] since the last call, and (data
-        epoch, a negative number, what else there is to know); None: nothing any more.
+        epoch, a negative number, the state of a shard or epoch); None: forget the entry.
         """
         changed, self._changed = list(self._changed), {}
         return [(*key, self._standing(*key)) for key in changed]
@@ -242,7 +242,7 @@ class StreamPool(Leases):
         return self._epoch, 0
 
     def go_on(self, next_: tuple[int, int], standing: dict[tuple[int, int], Any]) -> None:
-        """Be what `take_changes` has told in all; `standing` holds what was not None."""
+        """Rebuild the state from all that `take_changes` returned; `standing`: what is not None."""
         self._epoch = next_[0]
         self._passes = {self._epoch: self._new_pass()}
         for (epoch, portion), known in standing.items():
@@ -303,7 +303,7 @@ class StreamPool(Leases):
         self._reading = {}
 
     def _count(self) -> None:
-        """What is done, after it was read."""
+        """Count what is done, after the state was restored."""
         self.samples_done = sum(samples for samples, _ in self._complete.values())
         self.steps_done = sum(steps for _, steps in self._complete.values())
         for epoch, found in list(self._passes.items()):
@@ -312,10 +312,10 @@ class StreamPool(Leases):
                 self.samples_done += samples
                 self.steps_done += steps
             for number in range(self.shards):
-                self._look_at(epoch, number)
+                self._update_complete(epoch, number)
 
     def _undone(self, epoch: int) -> list[tuple[int, int]]:
-        """The portions of a data epoch whose ends are known that are not done, in order."""
+        """The unfinished portions of a data epoch whose ends are known, in order."""
         found = []
         for number, shard in enumerate(self._passes[epoch].shards):
             portions = -(-(shard.end - shard.base) // self.portion_samples)
@@ -341,8 +341,8 @@ class StreamPool(Leases):
             self._forget(key)
             self._changed[key] = None
 
-    def _taken_back(self, slot: int) -> tuple[int, int] | None:
-        """What has come back, of the shard that the slot reads if there is any."""
+    def _take_returned(self, slot: int) -> tuple[int, int] | None:
+        """A returned portion, if possible of the shard that the slot reads."""
         if not self._returned:
             return None
         own = self._reading.get(slot)
@@ -356,7 +356,7 @@ class StreamPool(Leases):
         while not self.failed and samples < self.samples_max and steps < self.steps_max:
             number = self._choose(slot)
             if number is None:
-                # All ends are known. Portions of this data epoch may still be under way.
+                # All ends are known. Portions of this data epoch may still be leased.
                 self._begin_pass(self._epoch + 1)
                 continue
             shard = self._passes[self._epoch].shards[number]
@@ -367,7 +367,7 @@ class StreamPool(Leases):
         return None
 
     def _choose(self, slot: int) -> int | None:
-        """The shard to read on; None: all have ended."""
+        """The shard to read next; None: all have ended."""
         shards = self._passes[self._epoch].shards if self._epoch in self._passes else []
         own = self._reading.get(slot)
         if own is not None and own < len(shards) and self._has_more(shards[own]):
@@ -383,7 +383,7 @@ class StreamPool(Leases):
         return shard.end == UNKNOWN or shard.base + shard.next * self.portion_samples < shard.end
 
     def _with_outstanding(self) -> tuple[int, int]:
-        """Samples and steps that are done, or will be if no shard ends before."""
+        """Samples and steps that are done or outstanding, if no shard ends earlier."""
         keys = (*self._leased, *self._returned)
         count = sum(not self._is_behind(*key) for key in keys)
         samples = self.samples_done + count * self.portion_samples
@@ -397,10 +397,10 @@ class StreamPool(Leases):
             self._changed[epoch, shard.done_to * self.shards + number] = None
             shard.done_to += 1
         self._changed[epoch, _FIRST_SHARD - number] = None
-        self._look_at(epoch, number)
+        self._update_complete(epoch, number)
 
-    def _look_at(self, epoch: int, number: int) -> None:
-        """Whether a shard, and with it the data epoch, is done altogether."""
+    def _update_complete(self, epoch: int, number: int) -> None:
+        """Mark a shard, and with it perhaps the data epoch, as complete if it is."""
         found = self._passes.get(epoch)
         if found is None:
             return
@@ -418,7 +418,7 @@ class StreamPool(Leases):
         self._changed |= dict.fromkeys((epoch, _FIRST_SHARD - n) for n in range(-1, self.shards))
 
     def _counted(self, shard: _Shard) -> tuple[int, int]:
-        """Samples and steps of it that are done."""
+        """Samples and steps of a shard that are done."""
         most = self.portion_samples * shard.done_to
         if shard.end != UNKNOWN:
             most = max(min(most, shard.end - shard.base), 0)
@@ -428,7 +428,7 @@ class StreamPool(Leases):
         return samples, full * self._portion_steps + sum(map(self._steps, lengths))
 
     def _length(self, shard: _Shard, index: int) -> int:
-        """Samples of a portion, as far as it is known."""
+        """Samples of a portion; its full size while the end of the shard is unknown."""
         if shard.end == UNKNOWN:
             return self.portion_samples
         rest = shard.end - shard.base - index * self.portion_samples
@@ -437,13 +437,13 @@ class StreamPool(Leases):
     def _fail(self, epoch: int) -> None:
         self.failed = (
             f"the stream has ended after {self.samples_done:,} samples, before job.stop, and gives "
-            "nothing when it is read again; have it begin anew each time, or lower job.stop"
+            "nothing when it is read again; make it start over each time, or lower job.stop"
             if epoch
-            else "the dataset is a stream, and has no samples; look at the task's dataset()"
+            else "the dataset is a stream, and has no samples; check the task's dataset()"
         )
 
 
 def _shifted(shard: _Shard, portion_samples: int) -> _Shard:
-    """The same with other portions, which begin behind what is done."""
+    """The shard with portions of a new size, which begin behind what is done."""
     done = shard.base + shard.done_to * portion_samples
     return _Shard(base=done if shard.end == UNKNOWN else min(done, shard.end), end=shard.end)

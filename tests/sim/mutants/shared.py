@@ -44,7 +44,7 @@ def two_servers_of_one_shard(patch: Patch) -> None:
             honest_kill(self, message, now)
             return
         child.exited = m.ProcessExited(message.name, message.incarnation, -9, (), "")
-        self._tell_exit(child.exited, now)
+        self._report_exit(child.exited, now)
 
     def take(self, spec):
         kept = self.kept.get(spec.shard)
