@@ -34,11 +34,11 @@ EVALUATED = 384
 
 
 class TextError(Exception):
-    """There is not enough of the standard library's source."""
+    """Too little of the standard library's source was found."""
 
 
 class Block(nn.Module):
-    """What a position may know of those before it, and two layers for each by itself."""
+    """Causal self-attention, then two layers per position."""
 
     def __init__(self):
         super().__init__()

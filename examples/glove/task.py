@@ -4,11 +4,11 @@
     dlctl checkpoint export -j examples/glove/job.toml -o glove.safetensors
     python examples/glove/task.py glove.safetensors socket            # the cost, and its neighbours
 
-The text and its words are those of the word2vec example. The rules are those of
-glove.c (Pennington et al. 2014): its AdaGrad, too, which begins at 1, divides before it adds the
-newest square, and has the rate in its squares, but not in those of biases. So the task makes the
-steps by itself, and their squares are rows of two more tables. What differs: the records of one
-batch make their steps at once, from the same vectors.
+The text and its words are those of the word2vec example. The rules are those of glove.c
+(Pennington et al. 2014), including its AdaGrad: it starts at 1, divides before it adds the newest
+square, and multiplies the squares by the rate, except those of biases. So the task computes its own
+steps, and the squares are rows of two more tables. The difference: all records of a batch step at
+once, from the same vectors.
 """
 
 import sys
