@@ -198,7 +198,9 @@ def test_what_ssh_says_of_a_host_or_why_it_does_not(tools: Path) -> None:
     put(tools, "ssh", "echo user ann; echo hostname h1.example")
     assert address_of(Host(ssh="h1")) == "h1.example"
     put(tools, "ssh", "echo Bad configuration option: prot >&2; exit 255")
-    with pytest.raises(DlctlError, match="does not say where h1 is: Bad configuration option"):
+    with pytest.raises(
+        DlctlError, match="does not report the address of h1: Bad configuration option"
+    ):
         address_of(Host(ssh="h1"))
 
 
