@@ -187,7 +187,7 @@ def test_an_agent_is_begun_replaced_seen_and_ended(request_: dict[str, Any], pla
         assert done["left"] == []
         # Nobody there has a coordinator to hand the signal on to: it comes to its end in order.
         log = directory / "logs" / f"{AGENT}.2.jsonl"
-        assert json.loads(log.read_text().splitlines()[-1])["msg"] == "exit 0: told to end"
+        assert json.loads(log.read_text().splitlines()[-1])["msg"] == "exit 0: received a signal"
     finally:
         end_it(place)
     assert not place.exists()
