@@ -98,7 +98,7 @@ def end_all(directory: Path, db: database.RunDb) -> None:
 
 
 def remove_leftovers(directory: Path, state: object, servers: config.Servers) -> None:
-    """Remove the sockets of a run that ended in this `state`, and its shards if nothing needs them."""
+    """Remove the sockets of a run that ended in this `state`, and its shards if unneeded."""
     paths.remove_sockets(directory.name)
     if state in ("finished", "stopped"):  # Its checkpoint contains everything.
         kept_shards.remove(directory, servers)

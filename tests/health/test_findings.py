@@ -70,8 +70,20 @@ def test_a_good_machine_has_nothing_but_good_marks_and_no_fixes() -> None:
 @pytest.mark.parametrize(
     ("known", "subject", "mark", "found", "fix"),
     [
-        (versions(dlctl="9.8.7"), "dlctl", FAULT, "9.8.7 with protocol 4; here is 1.2.3", "1.2.3"),
-        (versions(protocol=5), "dlctl", FAULT, "protocol 5; here is 1.2.3 with protocol 4", "set"),
+        (
+            versions(dlctl="9.8.7"),
+            "dlctl",
+            FAULT,
+            "9.8.7 with protocol 4; this machine has 1.2.3",
+            "1.2.3",
+        ),
+        (
+            versions(protocol=5),
+            "dlctl",
+            FAULT,
+            "protocol 5; this machine has 1.2.3 with protocol 4",
+            "set",
+        ),
         (versions(python="3.12.1"), "Python", WARNING, "3.12.1 at /venv/bin/python", "Python 3.11"),
         (
             facts(torch={"problem": "MemoryError"}),
@@ -91,7 +103,7 @@ def test_a_good_machine_has_nothing_but_good_marks_and_no_fixes() -> None:
             facts(torch={"version": "2.11.0", "cuda": "", "devices": 1}),
             "torch",
             WARNING,
-            "2.11.0, without CUDA; here is 2.10.0+cu128",
+            "2.11.0, without CUDA; this machine has 2.10.0+cu128",
             "install torch 2.10.0 there",
         ),
         (
@@ -268,7 +280,7 @@ def refused(kind: str, **more: Any) -> dict[str, Any]:
 
 def test_a_place_where_a_daemon_can_listen_is_told_with_what_others_are_told() -> None:
     assert listens(PLACE).found == "can listen at 10.0.0.2, port 7002"
-    assert listens({**PLACE, "told": "gw"}).found.endswith(", told as gw")
+    assert listens({**PLACE, "told": "gw"}).found.endswith(", advertised as gw")
 
 
 def test_whoever_has_a_port_is_named() -> None:

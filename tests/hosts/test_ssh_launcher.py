@@ -497,7 +497,11 @@ def test_every_way_to_fail_has_words_of_its_own(broken_lab: Lab) -> None:
             "ssh-copy-id h1",
         ),
         (Unreachable, r"h2 cannot be reached \(.*timed out", "ssh h2 true"),
-        (VersionMismatch, r"h3: here is dlctl 9\.8\.7 .* and .* has asked", "install dlctl"),
+        (
+            VersionMismatch,
+            r"h3: this host has dlctl 9\.8\.7 .* the request comes from",
+            "install dlctl",
+        ),
         (Unreachable, r"the name nowhere\.invalid cannot be resolved", "ssh nowhere.invalid true"),
         (DlctlError, r"h3 does not have this Python \(.*/opt/none/python", "set python"),
         (DlctlError, r"h3 has no dlctl.*(No module named|ModuleNotFoundError)", "set python"),
@@ -545,7 +549,7 @@ def test_a_home_that_is_read_only_and_a_coordinator_behind_a_firewall_are_named(
 
     alone = answers.explain(lab.begin(context.order(2), Host(ssh="h2"), directory))
     assert type(alone) is Unreachable
-    assert f"the coordinator cannot be reached from here at {context.control}" in alone.message
+    assert f"this host cannot reach the coordinator at {context.control}" in alone.message
     assert lab.cluster.processes("h2") == []
     lab.ask({AGENT: elsewhere}, remote.end_request(RUN_ID, purge=True))
     assert not (lab.cluster.files("h1") / "tmp" / "dlctl").exists()
