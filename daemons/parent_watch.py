@@ -36,7 +36,7 @@ def watch_parents(loop: Loop, context: DaemonContext) -> Callable[[], None]:
     Each of the two restarts the other one, so only the loss of both is permanent, until a user
     intervenes. On other machines than the coordinator's, only the agent is checked.
     """
-    is_led = _is_led_at_home if context.is_home else _is_led
+    is_led = _is_led_locally if context.is_home else _is_led
     limit_s = 0.0 if context.is_home else ALONE_S
     look_at, led_at = 0.0, time.monotonic()
 
@@ -63,7 +63,7 @@ def _holds(is_led: Callable[[Path], bool], directory: Path) -> bool:
         return True
 
 
-def _is_led_at_home(directory: Path) -> bool:
+def _is_led_locally(directory: Path) -> bool:
     """Whether a coordinator or an agent is alive."""
     run = database.read(directory)
     agents = [row for row in run["daemons"] if row.get("role") == "agent"]

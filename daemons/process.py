@@ -82,8 +82,8 @@ def host_name() -> str:
 def reason_of(error: Exception) -> str:
     """What failed and where, in one line; an unexpected error is reported as a bug."""
     if isinstance(error, DlctlError):
-        is_told = not error.where or error.where in error.message
-        return error.message if is_told else f"{error.message} ({error.where})"
+        is_included = not error.where or error.where in error.message
+        return error.message if is_included else f"{error.message} ({error.where})"
     if isinstance(error, OSError):
         return str(error)
     return f"a bug in dlctl: {type(error).__name__}: {error}"

@@ -134,7 +134,7 @@ def _write_end(db: RunDb, reason: str) -> None:
 
 
 def _lock(directory: Path) -> int:
-    """Lock the run directory for the lifetime of this process. Raises DlctlError if it is locked."""
+    """Lock the run directory until this process exits. Raises DlctlError if it is locked."""
     descriptor = os.open(directory / paths.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if is_locked_within(GLANCE_S, descriptor):
         return descriptor

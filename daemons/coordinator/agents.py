@@ -38,7 +38,7 @@ class Agents:
                 context.directory,
                 {name: host for name, host in hosts.items() if host.launcher == kind},
                 loop,
-                self._hear,
+                self._on_report,
             )
             for kind in sorted(set(self._kinds.values()))
         }
@@ -70,7 +70,7 @@ class Agents:
         for launcher in self._launchers.values():
             launcher.close()
 
-    def _hear(self, news: Ended | Waiting | Notice) -> None:
+    def _on_report(self, news: Ended | Waiting | Notice) -> None:
         match news:
             case Ended():
                 self._ended(news)

@@ -123,7 +123,7 @@ class FileReceiver:
             os.fsync(file.fileno())
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes != effect.nbytes:
-                return f"{size_bytes} bytes were received, but {effect.nbytes} were saved"
+                return f"{size_bytes} bytes were received, but {effect.nbytes} were saved there"
             found = sha256_of(file, effect.nbytes, progress) if effect.sha256 else ""
         if found != effect.sha256:
             return "what has come is not what was saved there: its SHA-256 is another one"

@@ -65,7 +65,7 @@ class Keeper:
         self._pid = 0
         """Of the agent; 0 if there is none."""
         self._busy_at = time.monotonic()
-        self._is_told_to_end = False
+        self._is_terminated = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def run(self) -> int:
@@ -75,20 +75,20 @@ class Keeper:
         signal.signal(signal.SIGCHLD, lambda *_: os.eventfd_write(self._wakeup, 1))
         while not (why := self._why_over()):
             self._look_at_begin()
-            self._bury()
+            self._reap()
             self._take_kill()
             self._take_order()
             if select.select([self._wakeup], [], [], POLL_S)[0]:
                 os.eventfd_read(self._wakeup)
         self._leave(why)
-        return ENDED_BY_TERM if self._is_told_to_end else 0
+        return ENDED_BY_TERM if self._is_terminated else 0
 
     def _on_term(self, *_: object) -> None:
-        self._is_told_to_end = True
+        self._is_terminated = True
         os.eventfd_write(self._wakeup, 1)
 
     def _why_over(self) -> str:
-        if self._is_told_to_end:
+        if self._is_terminated:
             return "Slurm ends the job on this node"
         if self._is_run_over():
             return "the run is over"
@@ -189,7 +189,7 @@ class Keeper:
 
     # ------------------------------------------------------------ processes
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """Reap children, including adopted orphans."""
         while True:
             try:
@@ -213,7 +213,7 @@ class Keeper:
     def _leave(self, why: str) -> None:
         # Slurm may send it twice; child processes inherit that it is ignored.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        is_requeued = self._is_told_to_end and self.may_requeue and self._is_queued_again()
+        is_requeued = self._is_terminated and self.may_requeue and self._is_requeued()
         print(f"{self.agent} on {self.node}: the keeper exits: {why}", flush=True)
         if self._begin is not None:
             self._begin.kill()
@@ -221,11 +221,11 @@ class Keeper:
         if self._request:
             names = ("run_id", "agent", "dir")
             request = {name: self._request[name] for name in names}
-            grace_s = GRACE_S if self._is_told_to_end else 0
+            grace_s = GRACE_S if self._is_terminated else 0
             purge = {"purge": not is_requeued, "only_agent": False, "grace_s": grace_s}
             end({**request, **purge})
 
-    def _is_queued_again(self) -> bool:
+    def _is_requeued(self) -> bool:
         """Whether Slurm will run this job once more. The state is "COMPLETING" in any case, but the
         restart counter is already incremented. True if it is unknown.
         """

@@ -28,7 +28,7 @@ class Watch:
         self._files = storages if isinstance(storages, TablesInFiles) else None
         self._run_directory = run_directory
         self._look_at = 0.0
-        self._said = ""
+        self._reported = ""
 
     def __call__(self) -> None:
         if self._files is None or time.monotonic() < self._look_at:
@@ -37,18 +37,18 @@ class Watch:
         try:
             # Without its directory the run no longer exists and does not need the state.
             if self._files.is_missing() and self._run_directory.is_dir():
-                _say_where(self._files.put_back())
-            self._said = ""
+                _log_restored(self._files.put_back())
+            self._reported = ""
         except (DlctlError, OSError) as error:
             # While this process is alive, the state exists, and this can be retried. Incomplete
             # files are harmless: a commit writes everything, or ends the server.
-            before, self._said = self._said, reason_of(error)
-            if self._said != before:
+            before, self._reported = self._reported, reason_of(error)
+            if self._reported != before:
                 text = "the state of this shard was removed and cannot be restored: %s"
-                log.error(text, self._said)
+                log.error(text, self._reported)
 
 
-def _say_where(place: str) -> None:
+def _log_restored(place: str) -> None:
     log.warning(
         "the state of this shard was removed while it was in use; it was written again and is in "
         "%s now, nothing is lost. If a session of this user has just ended, the cause was "

@@ -87,7 +87,7 @@ class Transport:
         self.early: Callable[[Peer, str, Arriving], None] | None = None
         """Called with large messages while they are still arriving."""
         self.crowd: ConnectionLimit | None = None
-        self._hushed: dict[str, float] = {}
+        self._muted: dict[str, float] = {}
         """Name -> time until which its messages are discarded."""
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
@@ -139,7 +139,7 @@ class Transport:
 
     def hush(self, name: str, for_s: float) -> None:
         """Discard all messages with this name's key for `for_s` seconds, without decoding them."""
-        self._hushed[name] = time.monotonic() + for_s
+        self._muted[name] = time.monotonic() + for_s
 
     def admit(self, names: Mapping[str, str]) -> None:
         """From now on only these may connect: public key -> name."""
@@ -274,7 +274,7 @@ class Transport:
             if received is None:
                 return
             frames, identity = received
-            if self._hushed and self._is_hushed(identity):
+            if self._muted and self._is_muted(identity):
                 continue
             peer: Peer = self._names.get(socket, "")
             bytes_max = wire.FRAME_BYTES_MAX
@@ -310,10 +310,10 @@ class Transport:
                 _send_frames(socket, [*connections.address(peer), *answer])
         return whole
 
-    def _is_hushed(self, identity: str) -> bool:
-        until = self._hushed.get(identity)
+    def _is_muted(self, identity: str) -> bool:
+        until = self._muted.get(identity)
         if until is not None and time.monotonic() >= until:
-            del self._hushed[identity]
+            del self._muted[identity]
             return False
         return until is not None
 

@@ -65,7 +65,7 @@ class Gatekeeper:
         self._decided = threading.Event()
         """`_names` is set, or the gatekeeper is closing."""
         self._comings = Comings()
-        self._said: dict[str, float] = {}
+        self._warned_at: dict[str, float] = {}
         self._questions = context.socket(zmq.REP)
         self._questions.setsockopt(zmq.LINGER, 0)
         self._questions.bind(ADDRESS)
@@ -138,11 +138,11 @@ class Gatekeeper:
         disk.
         """
         now = time.monotonic()
-        if now - self._said.get(source, -QUIET_S) < QUIET_S:
+        if now - self._warned_at.get(source, -QUIET_S) < QUIET_S:
             return
-        if len(self._said) >= SOURCES_MAX:
-            self._said.clear()
-        self._said[source] = now
+        if len(self._warned_at) >= SOURCES_MAX:
+            self._warned_at.clear()
+        self._warned_at[source] = now
         log.warning("%s", text)
 
 

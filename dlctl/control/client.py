@@ -284,9 +284,9 @@ class Question:
                 f"(state: {run.get('state', 'unknown')}); waited {waited}",
                 hint=f"dlctl logs coordinator -j {run_id}",
             )
-        return self._kept_out() or unresponsive.mute(self.directory, run, waited, self.address)
+        return self._not_admitted() or unresponsive.mute(self.directory, run, waited, self.address)
 
-    def _kept_out(self) -> Unreachable | None:
+    def _not_admitted(self) -> Unreachable | None:
         """The error if the coordinator does not admit this client now."""
         if not self.is_put_off:
             return None

@@ -115,7 +115,7 @@ def _check_private(info: os.stat_result, path: Path, what: str, if_known: str) -
         raise DlctlError(
             f"others may read {what} (mode {info.st_mode & 0o777:04o})",
             where=str(path),
-            hint=f"if nobody has: chmod 600 {path}; else {if_known}",
+            hint=f"if no other user has read it: chmod 600 {path}; else {if_known}",
         )
 
 

@@ -94,7 +94,7 @@ def asking(key: ReaderKey, timeout_s: float) -> Iterator[Ask]:
     """One connection for any number of requests: connections per key are rate-limited."""
     import zmq
 
-    with closing(_FromAfar(key, timeout_s, zmq.Context())) as question:
+    with closing(_RemoteQuestion(key, timeout_s, zmq.Context())) as question:
 
         def ask(verb: str, arguments: dict[str, Any]) -> Result:
             question.begin(client.request_of(verb, arguments))
@@ -103,7 +103,7 @@ def asking(key: ReaderKey, timeout_s: float) -> Iterator[Ask]:
         yield ask
 
 
-class _FromAfar(Question):
+class _RemoteQuestion(Question):
     """A request for which only the coordinator's address and public key are known."""
 
     def __init__(self, key: ReaderKey, timeout_s: float, context: Any) -> None:
@@ -122,7 +122,7 @@ class _FromAfar(Question):
             error.hint = "the run may have new keys; ask its owner: dlctl keys reader FILE"
             raise
         if time.monotonic() - self.began_at >= self.timeout_s:
-            raise self._kept_out() or Unreachable(
+            raise self._not_admitted() or Unreachable(
                 f"no reply from the coordinator of {self.key_file.run} for {self.timeout_s:.0f} s",
                 where=self.address,
                 hint="is the run live, and is this address reachable from this machine?",

@@ -80,18 +80,18 @@ def as_value(error: DlctlError) -> dict[str, Any]:
 def explain(answer: Answer) -> DlctlError:
     """What failed, where, why (if known), and what to do next."""
     if answer.value is not None:
-        return _said_there(answer.host, answer.value.get("error"))
+        return _remote_error(answer.host, answer.value.get("error"))
     if answer.status in _OURS:
         return _OURS[answer.status](answer.host, answer.words)
     if answer.status == SSH_FAILED:
-        return _said_by_ssh(answer)
-    return _said_by_shell(answer)
+        return _ssh_error(answer)
+    return _shell_error(answer)
 
 
 # ---------------------------------------------------------------- from the remote end
 
 
-def _said_there(host: str, error: Any) -> DlctlError:
+def _remote_error(host: str, error: Any) -> DlctlError:
     if type(error) is not list or [type(part) for part in error] != [str] * 4:
         return _not_ours(host, "")
     kind, message, where, hint = error
@@ -158,7 +158,7 @@ def _unknown_key(host: str, words: str) -> DlctlError:
     )
 
 
-def _not_let_in(host: str, words: str) -> DlctlError:
+def _login_refused(host: str, words: str) -> DlctlError:
     return NotPermitted(
         f"{host} refuses the login{_last(words)}",
         where=host,
@@ -175,7 +175,7 @@ _BY_WORDS: list[tuple[tuple[str, ...], Callable[[str, str], DlctlError]]] = [
     (("could not resolve hostname",), _unknown_name),
     (("host identification has changed",), _changed_key),
     (("host key verification failed",), _unknown_key),
-    (("permission denied", "too many authentication failures"), _not_let_in),
+    (("permission denied", "too many authentication failures"), _login_refused),
     (
         (
             "connection refused", "timed out", "no route to host", "is unreachable",
@@ -188,7 +188,7 @@ _BY_WORDS: list[tuple[tuple[str, ...], Callable[[str, str], DlctlError]]] = [
 """OpenSSH's messages are English in every locale. The first match wins: specific causes first."""
 
 
-def _said_by_ssh(answer: Answer) -> DlctlError:
+def _ssh_error(answer: Answer) -> DlctlError:
     words = answer.words.lower()
     for signs, meant in _BY_WORDS:
         if any(sign in words for sign in signs):
@@ -200,7 +200,7 @@ def _said_by_ssh(answer: Answer) -> DlctlError:
 # ---------------------------------------------------------------- from the remote shell and Python
 
 
-def _said_by_shell(answer: Answer) -> DlctlError:
+def _shell_error(answer: Answer) -> DlctlError:
     host, words = answer.host, answer.words
     there = f"ssh {host} 'which -a python3; ls -d */bin/python'"
     python = f"set python of this host in [[hosts]]; to list candidates: {there}"

@@ -111,7 +111,7 @@ class Ssh:
         self.tell = tell
         self._incarnations: dict[str, int] = {}
         self._calls: dict[str, _Asked] = {}
-        self._doomed: set[str] = set()
+        self._to_kill: set[str] = set()
         """Agents that are being started and will be killed as soon as they run."""
 
     def start(self, order: base.Order) -> None:
@@ -119,13 +119,13 @@ class Ssh:
 
         def begun(answer: answers.Answer) -> None:
             if answer.is_good:
-                self._say(order.name, answer)
-                if order.name in self._doomed:
+                self._log_start(order.name, answer)
+                if order.name in self._to_kill:
                     self.kill(order.name)
             else:
                 self._failed(order, answers.explain(answer), tuple(answer.lines()))
 
-        self._doomed.discard(order.name)
+        self._to_kill.discard(order.name)
         try:
             request = begin_request(self._shared, order)
             self._call(order.name, request, BEGIN_S, begun, is_begin=True)
@@ -140,7 +140,7 @@ class Ssh:
         earlier kill would miss it.
         """
         if name in self._beginning():
-            self._doomed.add(name)
+            self._to_kill.add(name)
             return
         gone = base.Ended(name, self._incarnations.get(name, 0), None)
 
@@ -166,11 +166,11 @@ class Ssh:
 
     def look(self) -> None:
         for name in list(self._calls):
-            self._hear(name)
+            self._poll(name)
 
     def close(self) -> None:
         """Kill agents that are still being started."""
-        self._doomed |= self._beginning()
+        self._to_kill |= self._beginning()
         until = time.monotonic() + CLOSE_S
         while self._calls and time.monotonic() < until:
             wait_for_any([asked.call.fileno() for asked in self._calls.values()], POLL_S)
@@ -202,11 +202,11 @@ class Ssh:
         call = Call(host, {**request, "dir": host.dir}, timeout_s, is_shared=False)
         self._calls[name] = _Asked(call, is_begin, then)
         if call.fileno() >= 0:
-            self.watcher.watch(call.fileno(), lambda: self._hear(name))
+            self.watcher.watch(call.fileno(), lambda: self._poll(name))
         else:
-            self._hear(name)
+            self._poll(name)
 
-    def _hear(self, name: str) -> None:
+    def _poll(self, name: str) -> None:
         call, _, then = self._calls[name]
         fd, answer = call.fileno(), call.poll()
         if answer is not None:
@@ -224,7 +224,7 @@ class Ssh:
     def _failed(self, order: base.Order, error: DlctlError, words: tuple[str, ...]) -> None:
         self.tell(base.Ended(order.name, order.incarnation, error.exit_code, error, words))
 
-    def _say(self, name: str, answer: answers.Answer) -> None:
+    def _log_start(self, name: str, answer: answers.Answer) -> None:
         assert answer.value is not None
         pid, place = answer.value.get("pid"), answer.value.get("directory")
         log.info("%s is on %s: pid %s, files in %s", name, answer.host, pid, place)

@@ -48,7 +48,7 @@ class Session:
         self.host = host.ssh or HERE
         words = python_words(host)
         self._output, self._words = bytearray(), bytearray()
-        self._is_heard = True
+        self._has_stderr = True
         self._is_known = False
         """Whether the remote end has sent `MARK`."""
         self._popen: subprocess.Popen[bytes] | None = None
@@ -146,7 +146,7 @@ class Session:
         assert self._popen.stderr is not None
         poller = select.poll()
         poller.register(self._popen.stdout, select.POLLIN)
-        if self._is_heard:
+        if self._has_stderr:
             poller.register(self._popen.stderr, select.POLLIN)
         left_s = until - time.monotonic()
         ready = dict(poller.poll(max(0.0, left_s) * 1000))
@@ -154,7 +154,7 @@ class Session:
             raise self._fail(NO_ANSWER)
         if self._popen.stderr.fileno() in ready:
             said = os.read(self._popen.stderr.fileno(), 1 << 16)
-            self._is_heard = bool(said)
+            self._has_stderr = bool(said)
             self._words += said
             del self._words[:-WORDS_BYTES_MAX]
         if self._popen.stdout.fileno() in ready:

@@ -65,7 +65,7 @@ class SlurmLauncher:
         self._facts: Facts | None = None
         """Slurm's latest answer; None: none yet."""
         self._attempt: int | None = None
-        self._at_work_since: float | None = None
+        self._running_since: float | None = None
         self._queued_at = time.monotonic()
         self._command: tuple[Command, Callable[[Said], None]] | None = None
         self._due_at = 0.0
@@ -117,19 +117,19 @@ class SlurmLauncher:
 
     def look(self) -> None:
         if self._command is not None and self._command[0].is_late:
-            self._hear()
+            self._finish_command()
         if self._handle is None or self._is_over:
             return
         self._read_answers()
-        self._look_for_notice()
+        self._check_notice()
         if self._command is None and time.monotonic() >= self._due_at:
-            self._ask()
+            self._query()
 
     def close(self) -> None:
         """Release the nodes; a warning reports a failure."""
         if self._command is not None:  # If it is sbatch, it is about to print the job id.
             wait_for_any([self._command[0].pidfd], SUBMIT_S)
-            self._hear()
+            self._finish_command()
         try:
             slurmcalls.end(self.directory)
         except DlctlError as error:
@@ -159,7 +159,7 @@ class SlurmLauncher:
             return
         self._note(job_id)
         nodes = f"{self.asked.nodes} nodes" if self.asked.nodes > 1 else "1 node"
-        log.info("Slurm has taken the run as job %s: %s", job_id, nodes)
+        log.info("Slurm has accepted the run as job %s: %s", job_id, nodes)
 
     def _note(self, job_id: str) -> None:
         assert self._handle is not None
@@ -169,25 +169,25 @@ class SlurmLauncher:
         except OSError as error:
             log.warning("cannot note that the Slurm job is %s: %s", job_id, error)
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         assert self._handle is not None
         self._due_at = time.monotonic() + POLL_S
         try:
             if self._handle.job_id:
-                self._run(slurmcalls.show_argv(self._handle.job_id), self._heard)
+                self._run(slurmcalls.show_argv(self._handle.job_id), self._on_state)
             else:  # The coordinator that submitted the job died before it knew the id.
-                self._run(slurmcalls.find_argv(self._handle.name), self._found)
+                self._run(slurmcalls.find_argv(self._handle.name), self._on_job_id)
         except (DlctlError, OSError) as error:  # Possibly temporary: retry.
             log.warning("cannot query the state of the Slurm job: %s", error)
 
-    def _found(self, said: Said) -> None:
+    def _on_job_id(self, said: Said) -> None:
         words = said.out.split()
         if words:
             self._note(words[0])
         elif said.status == 0:
             self._over(Facts(slurmwords.GONE))
 
-    def _heard(self, said: Said) -> None:
+    def _on_state(self, said: Said) -> None:
         facts, before = slurmwords.read(said), self._facts
         if facts is None:
             log.warning("Slurm does not report the state of its job: %s", said.last_line())
@@ -205,12 +205,12 @@ class SlurmLauncher:
         elif facts.waits:
             if before is not None and not before.waits:
                 self._queued_at = time.monotonic()
-            self._at_work_since = None
+            self._running_since = None
             self._wait(facts)
         elif facts.state == slurmwords.COMPLETING:
-            self._at_work_since = None  # The keepers are being killed and accept no orders.
-        elif self._at_work_since is None:
-            self._at_work_since = time.monotonic()
+            self._running_since = None  # The keepers are being killed and accept no orders.
+        elif self._running_since is None:
+            self._running_since = time.monotonic()
 
     @property
     def _job(self) -> str:
@@ -231,7 +231,7 @@ class SlurmLauncher:
 
     def _lost_with_attempt(self, facts: Facts) -> None:
         """Slurm has requeued the job: all agents of the previous attempt are gone."""
-        text = f"job {self._job} was taken off its nodes and is queued again"
+        text = f"job {self._job} has lost its nodes and was requeued"
         for name, agent in self._agents.items():
             if agent.state in ("begins", "up", "killing"):
                 why = f"{text}: {facts.reason}" if facts.reason else text
@@ -275,7 +275,7 @@ class SlurmLauncher:
             is_newest = answer.get("attempt", 0) >= (self._attempt or 0)
             if is_newest and answer.get("incarnation") == agent.incarnation:
                 self._take(name, agent, answer)
-            self._give_up_if_late(name, agent)
+            self._check_timeout(name, agent)
 
     def _take(self, name: str, agent: _Agent, answer: Json) -> None:
         state, node = answer.get("state"), str(answer.get("node", ""))
@@ -301,12 +301,12 @@ class SlurmLauncher:
         said = answers.Answer(node, answer["value"], status if type(status) is int else 1, "")
         return slurmwords.in_our_terms(answers.explain(said))
 
-    def _give_up_if_late(self, name: str, agent: _Agent) -> None:
-        if self._at_work_since is None or self._facts is None or not self._facts.is_at_work:
+    def _check_timeout(self, name: str, agent: _Agent) -> None:
+        if self._running_since is None or self._facts is None or not self._facts.is_at_work:
             return
         limits_s = {"ordered": PICKUP_S, "begins": BEGIN_S, "killing": KILL_S}
         limit_s = limits_s.get(agent.state)
-        late_s = time.monotonic() - max(agent.since, self._at_work_since)
+        late_s = time.monotonic() - max(agent.since, self._running_since)
         if limit_s is None or late_s < limit_s:
             return
         last = slurmfiles.last_error(self._directory / slurmscript.LOG)
@@ -329,7 +329,7 @@ class SlurmLauncher:
             agent.state = "gone"
             self.tell(base.Ended(name, agent.incarnation, status, error))
 
-    def _look_for_notice(self) -> None:
+    def _check_notice(self) -> None:
         """Check whether the batch script has received Slurm's signal."""
         if self._facts is None or self._attempt == self._noticed:
             return
@@ -357,9 +357,9 @@ class SlurmLauncher:
         except FileNotFoundError as error:
             raise slurmwords.not_run(error) from error
         self._command = command, then
-        self.watcher.watch(command.pidfd, self._hear)
+        self.watcher.watch(command.pidfd, self._finish_command)
 
-    def _hear(self) -> None:
+    def _finish_command(self) -> None:
         assert self._command is not None
         command, then = self._command
         self._command = None

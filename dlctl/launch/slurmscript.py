@@ -32,7 +32,7 @@ places={directory}
 trap 'echo "{attempt}" > "$places/.{notice}" && mv -f "$places/.{notice}" "$places/{notice}"' USR1
 {srun} &
 step=$!
-# The trap ends a wait, not the step; who asks once more is told how the step has ended.
+# The signal interrupts `wait`, not the step: wait again for the exit status of the step.
 while wait "$step"; [ $? -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done
 wait "$step"
 exit $?
