@@ -54,7 +54,9 @@ class LargeMessages:
         self._assembly = Assembly()
         _keep_freed_memory()
         self._numbers = itertools.count(secrets.randbits(48))
-        """Of segmented messages. Random start: an earlier process used other numbers."""
+        """Of segmented messages. The start is random, so that no segment seems to continue a
+        message of an earlier process.
+        """
 
     def spare_memory(self) -> None:
         """From now on retain no memory for the next message, and keep as few pages resident as

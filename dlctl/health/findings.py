@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
-"""Good; a job works, but slower or not for long; a job will not work."""
+"""Good; a job works, but slower or not indefinitely; a job will not work."""
 LINKS = "links"
 """The place of findings between hosts."""
 Facts = Mapping[str, Any]

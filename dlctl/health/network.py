@@ -68,7 +68,7 @@ def _cannot_listen(
         text = f"{place['address']} is not an address of this host; it has {own}"
         fix = f"set {key} to one of these"
         if not need.is_here:
-            fix += "; behind NAT, set data to the address that others use, and bind to its own"
+            fix += "; behind NAT, set data to the address that others use, bind to its own"
         return Finding(need.name, daemon, FAULT, text, fix, place)
     if kind == "not permitted":
         text = f"may not listen at {where}: {place['words']}"
@@ -122,7 +122,8 @@ def link(
             door,
         ),
         "dark": (
-            f"{where}: {reached.get('words')}: the address is wrong, or a firewall drops all of it",
+            f"{where}: {reached.get('words')}: the address is wrong, or a firewall drops all "
+            "packets",
             f"correct {key}, to an address that {source.name} can reach; or {door}",
         ),
         "no route": (

@@ -99,7 +99,7 @@ def _bracketed(host: str) -> str:
 
 
 def _resolved(host: str) -> str:
-    """The IP address to bind: zmq does not bind to host names."""
+    """The IP address to bind: a listener binds to an address, not to a host name."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:

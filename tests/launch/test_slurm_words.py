@@ -46,7 +46,7 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpus-per-task
 --cpu-bind=none /opt/dl/bin/python -P -m daemons.node.keep \
 /home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3 --requeue &
 step=$!
-# The trap ends a wait, not the step; who asks once more is told how the step has ended.
+# The signal interrupts `wait`, not the step: wait again for the exit status of the step.
 while wait "$step"; [ $? -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done
 wait "$step"
 exit $?
