@@ -24,7 +24,7 @@ from dlctl.util.units import format_size
 
 LOCK_S = 10.0
 """How long to wait for a process that is about to exit."""
-IN_THE_WAY = "something else has taken the place of the state that this server has open"
+IN_THE_WAY = "another file has replaced the state that this server has open"
 OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 

@@ -270,7 +270,7 @@ def test_the_state_of_a_server_that_has_replaced_this_one_is_not_touched(
     before = {path.name: path.read_bytes() for path in place.iterdir()}
     kept.watch()
     (line,) = caplog.messages
-    assert "something else has taken the place" in line
+    assert "another file has replaced the state" in line
     assert f"shard-0.{name}" in line
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
     successor.push(5)
