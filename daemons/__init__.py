@@ -1,5 +1,5 @@
-"""The processes of a run, and the only place with sockets, clocks, threads and torch.
+"""The processes of a run, and the only package with sockets, clocks, threads and torch.
 
-Each is started as `python -m daemons.<role>` and never imported by name from elsewhere. They drive
-the machines of `dlctl/roles` with real effects.
+Each is started as `python -m daemons.<role>` and never imported from elsewhere. They run the state
+machines of `dlctl/roles` and perform their effects.
 """

@@ -1,4 +1,4 @@
-"""The last lines of a daemon's log, as a person would want to read them after its death."""
+"""The last lines of a daemon's log, readable, for reports of its death."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 
 LINES = 12
 DETAIL_LINES_MAX = 8
-"""Of one record: its message stays among the last lines, however deep the traceback is."""
+"""Of one record, so that its message stays among the last lines despite a deep traceback."""
 TAIL_BYTES = 256 * 1024
-"""A record of the longest message and the longest traceback fits in, escaped as JSON."""
+"""Fits a record with the longest message and the longest traceback, escaped as JSON."""
 LINE_CHARS_MAX = 400
 ERROR = "ERROR "
 _GOODBYE = re.compile(r"exit ([0-9]{1,3}): ")
-"""What `Loop` writes at the end: whoever reads last words knows the exit code."""
+"""`Loop`'s last line, which contains the exit code."""
 
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""Of a line that looks like JSON and is none of ours: the user's code may have printed anything."""
+"""Errors for a line that is not a log record of dlctl: user code may have printed anything."""
 
 
 def last_lines(path: Path) -> tuple[str, ...]:
-    """The last dozen lines: messages of JSON lines with the ends of their details, raw lines as
-    they are. The last error is the first of them if more than a dozen lines came after it, as from
-    functions that the task has registered with atexit.
+    """The last dozen lines: messages of JSON lines with the ends of their details, and raw lines.
+    If more than a dozen lines follow the last error (as from the task's atexit functions), the
+    first line is that error.
     """
     lines = [line for text in _tail(path) for line in _readable(text)]
     before, last = lines[:-LINES], lines[-LINES:]
@@ -34,7 +34,7 @@ def last_lines(path: Path) -> tuple[str, ...]:
 
 
 def exit_code(path: Path) -> int | None:
-    """The exit code that a daemon has written at its end; None if it was cut short."""
+    """The exit code that a daemon has logged at its end; None if it was killed before."""
     for text in reversed(_tail(path)):
         try:
             goodbye = _GOODBYE.match(json.loads(text)["msg"])

@@ -1,9 +1,9 @@
 """JSON lines: one object per event, written to standard error, which is the daemon's log file.
 
 The file belongs to this process (the launcher opened it for appending), so this process also
-rotates it: the file is renamed and its descriptors are pointed at a new one. Raw output of
-libraries and of a crashing interpreter lands in the same file, between the JSON lines. So do the
-lines of processes that it forks, as those that load data: they stay in the file of their beginning.
+rotates it: it renames the file and points its descriptors at a new one. Raw output of libraries and
+of a crashing interpreter goes to the same file, between the JSON lines. So do lines of forked
+processes, such as data loaders: they keep writing to the file that was current at the fork.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE_BYTES_MAX = 50_000_000
 FILES_KEPT = 5
 LINE_CHARS_MAX = 16 * 1024
 WARNINGS = "py.warnings"
-"""Of `warnings.warn`: Python gives it a handler that swallows all, unless it has one."""
+"""Logger of `warnings.warn`: without a handler, Python adds one that discards everything."""
 _APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_CREAT
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -50,13 +50,13 @@ class JsonLines(logging.Formatter):
 
 
 class Rotating(logging.Handler):
-    """Writes to descriptor 2; moves it to a new file when the present one is full.
+    """Writes to descriptor 2; moves it to a new file when the current one is full.
 
-    Not through `sys.stderr`: that has a lock which nobody renews in a process that is forked off
-    while another thread writes there, and its first line would wait for ever.
+    It does not use `sys.stderr`: if another thread holds its lock during a fork, the lock stays
+    held in the child, whose first line would deadlock.
 
-    A process that was forked off never renames a file: its own descriptor still points at the full
-    one after that has been renamed, and each line of it would push the newer ones back once more.
+    A forked process never rotates: its descriptor still points at the full file after a rotation,
+    so each of its lines would rotate again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Rotating(logging.Handler):
         self.path = path
         self._owner = os.getpid()
         self._is_torn = False
-        """There was room for the beginning of a line only."""
+        """The last line was written only in part, because the disk was full."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -74,7 +74,7 @@ class Rotating(logging.Handler):
             self.handleError(record)
 
     def _write(self, line: str) -> None:
-        """Raises OSError if there is no room."""
+        """Raises OSError if the disk is full."""
         text = ("\n" if self._is_torn else "") + line + "\n"
         left = memoryview(text.encode(errors="backslashreplace"))
         while left:
@@ -82,20 +82,20 @@ class Rotating(logging.Handler):
             self._is_torn = bool(left)
 
     def rotate_if_full(self) -> None:
-        """Also called now and then by `Loop`: raw output fills the file as well."""
+        """Also called regularly by `Loop`: raw output fills the file as well."""
         if os.getpid() != self._owner:
             return
         self.acquire()
         try:
             if os.fstat(2).st_size >= FILE_BYTES_MAX and self.path.exists():
                 self._rotate()
-        except OSError:  # a full disk, say; the log goes on in the old file
+        except OSError:  # Such as a full disk; logging continues in the old file.
             return
         finally:
             self.release()
 
     def _rotate(self) -> None:
-        """The new file first: without it the old one has to keep its name."""
+        """Create the new file first: if that fails, the old one must keep its name."""
         fresh = self.path.with_name(f".{self.path.name}.new")
         new = os.open(fresh, _APPENDING, 0o644)
         try:
@@ -111,7 +111,7 @@ class Rotating(logging.Handler):
 
 
 def push_back(path: Path) -> None:
-    """Rename a full log to make room for a new one, and the older parts with it; the oldest goes.
+    """Rename a full log and its older parts by one number, and delete the oldest part.
 
     Raises OSError.
     """
@@ -141,9 +141,10 @@ class _Own(logging.Logger):
 
 
 def set_up(name: str, incarnation: int, path: Path) -> Rotating:
-    """The root logger is left to the task: with a handler of ours there, `logging.basicConfig`
-    would do nothing, and with `force=True` it would take our log away. What the task's handlers
-    write to sys.stderr is logged as printed; what has no handler is logged as a record.
+    """Set up logging of this process. The root logger is left to the task: with a handler of dlctl
+    there, `logging.basicConfig` would do nothing, or remove it with `force=True`. Output of the
+    task's handlers to sys.stderr is logged as printed lines; records without a handler are logged
+    as records.
     """
     handler = Rotating(path)
     handler.setFormatter(JsonLines(name, incarnation))
@@ -159,37 +160,37 @@ def set_up(name: str, incarnation: int, path: Path) -> Rotating:
 
 
 class _Printed(io.TextIOBase):
-    """What user code prints, as log lines of this daemon: {"stream": "stdout", "msg": ...}.
+    """Logs what user code prints, as lines of this daemon: {"stream": "stdout", "msg": ...}.
 
-    Each thread has a line of its own, so that those of two threads are not mixed up.
+    Each thread has its own line buffer, so that lines of two threads are not mixed.
     """
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._here = threading.local()
         self._begin()
-        # Another thread may be writing when a process is forked off, which has only this one.
+        # Another thread may hold the lock during a fork; the child has only this thread.
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._begun: dict[int, str] = {}
-        """Thread -> the beginning of a line that it has not ended yet."""
+        """Thread -> the beginning of its unfinished line."""
 
     def write(self, text: str) -> int:
         if getattr(self._here, "busy", False):
-            return len(text)  # A logging error that is being printed while we log.
+            return len(text)  # Logging itself prints an error.
         thread = threading.get_ident()
         with self._lock:
             *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
             if rest:
                 self._begun[thread] = rest[-LINE_CHARS_MAX:]
-        # Not under the lock: a thread that holds the log's lock may be about to write here.
+        # Outside of the lock: a thread that holds the handler's lock may write here (deadlock).
         self._log(lines)
         return len(text)
 
     def end_lines(self) -> None:
-        """Log what has no newline behind it. `flush` must not: progress bars flush all the time."""
+        """Log unfinished lines. `flush` must not do that: progress bars flush all the time."""
         with self._lock:
             lines = list(self._begun.values())
             self._begun.clear()
@@ -214,7 +215,7 @@ def capture_prints() -> None:
 
 
 def end_prints() -> None:
-    """Log the last printed lines that have no newline at their end; before this process exits."""
+    """Log printed lines without a newline at the end, before this process exits."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, _Printed):
             stream.end_lines()

@@ -1,5 +1,5 @@
-"""The one real loop: wait for messages, threads, signals or the machine's deadline; perform
-effects.
+"""The event loop of a daemon: wait for messages, threads, signals or the machine's deadline;
+perform effects.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ SIGNALS_READ = 4096
 
 
 class Signals:
-    """SIGTERM and SIGINT as something to watch, from the main thread, which has to make it; the
-    interpreter itself tells of them at once, however long that thread computes.
+    """SIGTERM and SIGINT as a file descriptor to watch. Must be created in the main thread; a
+    signal is readable at once, even while that thread is busy.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Signals:
         )
 
     def _on_signal(self, number: int, _: object) -> None:
-        """Once more: an event loop of the task's may be told in our place."""
+        """Write the signal again: the task's own event loop may have replaced the wakeup fd."""
         with suppress(OSError):
             self._theirs.send(bytes([number]))
 
@@ -74,7 +74,7 @@ class Signals:
         return self._ours.fileno()
 
     def read(self) -> list[str]:
-        """The names of those that have come; some come twice. Others are not ours to hear."""
+        """The names of received signals, some twice. Other signals are ignored."""
         with suppress(BlockingIOError):
             came = self._ours.recv(SIGNALS_READ)
             return [signal.Signals(number).name for number in came if number in ENDING]
@@ -82,7 +82,7 @@ class Signals:
 
 
 def _leave(handlers: Mapping[signal.Signals, Any]) -> None:
-    """In a process that the task has forked off: what it is told is not for us, and may end it."""
+    """In a process that the task has forked: restore the signal handlers."""
     signal.set_wakeup_fd(-1)
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -90,7 +90,7 @@ def _leave(handlers: Mapping[signal.Signals, Any]) -> None:
 
 
 class Loop:
-    """Runs one machine. Effects that are a daemon's own it learns to do with `perform`.
+    """Runs one machine. `perform` registers the effects that are specific to a daemon.
 
     `chores` are called after events, at most once a second.
     """
@@ -103,7 +103,7 @@ class Loop:
         self.chores = [*chores, self.transport.check]
         self.exit_code: int | None = None
         self.after_events: Callable[[], None] = lambda: None
-        """Called when all events that have come are handled, before waiting again."""
+        """Called when all pending events are handled, before waiting again."""
         self._performers: dict[type[Effect], Callable[[Any], None]] = {
             Send: lambda e: self.transport.send(e.peer, e.message),
             Connect: lambda e: self.transport.connect(e.peer, e.address, e.key),
@@ -131,24 +131,24 @@ class Loop:
     def perform(
         self, kind: type[Effect], how: Callable[[Any], None], *, anywhere: bool = False
     ) -> None:
-        """What to do with effects of a kind that only this daemon has. anywhere: by the thread that
-        has offered the event, too, as it only wakes up another one.
+        """Register how to perform effects of a kind that only this daemon has. anywhere: also in
+        the thread that offers the event, as the effect only wakes up another thread.
         """
         self._performers[kind] = how
         if anywhere:
             self._anywhere.add(kind)
 
     def post(self, event: Event) -> None:
-        """Hand an event to the machine; safe from any thread and from signal handlers."""
+        """Queue an event for the machine; safe in any thread and in signal handlers."""
         self._posted.append(event)
         os.eventfd_write(self._wakeup, 1)
 
     def offer(self, event: Event, own: type[EffectT] | None = None) -> EffectT | None:
-        """Hand an event to the machine from another thread, at once if the loop only waits, so that
-        nobody has to wait for a change of threads. Returns the effect of the kind `own` if there is
-        one, and none that may be performed anywhere comes before it: it is the caller's to perform.
-        Of all others those that come first are performed here if they may be; the rest by the loop,
-        before the machine handles anything else.
+        """Pass an event to the machine from another thread: at once if the loop is idle, to avoid
+        a thread switch. Returns the effect of kind `own`, for the caller to perform, unless an
+        effect that may be performed anywhere precedes it. Leading effects that may be performed
+        anywhere are performed here; the loop performs the rest before the machine handles another
+        event.
         """
         if self._turn.acquire(blocking=False):
             try:
@@ -170,7 +170,7 @@ class Loop:
         mine = next((effect for effect in effects if type(effect) is own), None)
         before = effects[: effects.index(mine)] if mine is not None else ()
         if any(type(effect) in self._anywhere for effect in before):
-            mine = None  # Its turn comes behind them.
+            mine = None  # It must be performed after them.
         for effect in effects:
             if effect is mine:
                 continue
@@ -185,12 +185,12 @@ class Loop:
         return mine
 
     def fail(self, error: Exception) -> None:
-        """Have `run` raise this error; safe from any thread."""
+        """Make `run` raise this error; thread-safe."""
         self._failure = error
         os.eventfd_write(self._wakeup, 1)
 
     def hear_early(self, kind: type[Message]) -> None:
-        """Tell the machine of large messages of this kind while they come, too."""
+        """Also pass partial large messages of this kind to the machine while they arrive."""
         self.transport.early = partial(self._on_coming, kind)
 
     def _on_coming(
@@ -202,19 +202,19 @@ class Loop:
             self._handle(self._machine, part)
 
     def stop_on_signals(self, signals: Signals | None = None) -> None:
-        """SIGTERM and SIGINT become events; the rest is the machine's business. signals: where the
-        loop does not run in the main thread.
+        """Turn SIGTERM and SIGINT into events for the machine. signals: required if the loop does
+        not run in the main thread.
         """
         heard = signals or Signals()
 
-        def ask_for_the_end() -> None:
+        def request_stop() -> None:
             for name in heard.read():
                 self.post(StopRequested(name))
 
-        self.watch(heard.fileno(), ask_for_the_end)
+        self.watch(heard.fileno(), request_stop)
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
-        """Call `ready` when `fd` can be read (a pidfd: when the process has ended)."""
+        """Call `ready` when `fd` is readable (a pidfd: when the process has exited)."""
         self._watched[fd] = ready
         self.poller.register(fd, zmq.POLLIN)
 
@@ -225,7 +225,7 @@ class Loop:
     # ------------------------------------------------------------ the loop
 
     def run(self, machine: Machine) -> int:
-        """Until the machine exits; returns its exit code. Raises what `fail` was called with."""
+        """Run until the machine exits; returns its exit code. Raises the error passed to `fail`."""
         try:
             self._run(machine)
         finally:
@@ -245,7 +245,7 @@ class Loop:
         self.after_events()
 
     def _work_off(self, machine: Machine, ready: list[Any]) -> float | None:
-        """Whatever there is to do now, until the machine has exited. Returns its next deadline."""
+        """Handle all pending work, unless the machine exits. Returns its next deadline."""
         while self._unperformed:
             effect = self._unperformed.popleft()
             self._performers[type(effect)](effect)
@@ -273,7 +273,7 @@ class Loop:
 
     def _wait(self, deadline: float | None) -> list[Any]:
         timeout_s = WAIT_S_MAX if deadline is None else deadline - time.monotonic()
-        # Rounded up, or the last fraction of a millisecond would be spent in a busy loop.
+        # Rounded up to avoid a busy loop in the last fraction of a millisecond.
         timeout_ms = int(min(max(timeout_s, 0.0), WAIT_S_MAX) * 1000) + (timeout_s > 0)
         return [source for source, _ in self.poller.poll(timeout_ms)]
 
@@ -286,7 +286,7 @@ class Loop:
                 self._handle(machine, self._posted.popleft())
         elif source in self._watched:
             self._watched[source]()
-        elif not isinstance(source, int) and not source.closed:  # Or nobody's, since the poll.
+        elif not isinstance(source, int) and not source.closed:  # It may be unwatched by now.
             for peer, message, identity in self.transport.receive(source):
                 self._handle(machine, Received(peer, message, identity))
                 if self.exit_code is not None:
@@ -297,7 +297,7 @@ class Loop:
             self._performers[type(effect)](effect)
 
     def _effects(self, machine: Machine, event: Event) -> Sequence[Effect]:
-        """A step that begins with one of them may need the memory in which a message has come."""
+        """Handle an event. Release received pages before a step, which may need the memory."""
         effects = machine.handle(event, time.monotonic())
         self.transport.bulk.drop_pages()
         return effects

@@ -1,7 +1,7 @@
-"""What nobody looks after any more ends, whatever happened to those who started it.
+"""Ends daemons that have no parents: neither a coordinator nor an agent.
 
-An agent starts its coordinator again, and the coordinator its agents. Here is what remains: both
-are gone, or the run itself comes to its end.
+An agent restarts its coordinator, and the coordinator its agents. This module handles the remaining
+cases: both are gone, or the run itself has ended.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from dlctl.util import processes
 
 log = logging.getLogger("dlctl")
 LOOK_S = 5.0
-"""Between two looks whether coordinator and agent are there."""
+"""Between two checks whether coordinator and agent are alive."""
 ALONE_S = 3 * LOOK_S
 """Without an agent on another machine: the coordinator may be about to place the next one."""
 EXIT_S = 5.0
-"""For daemons that have been told to end; then they are killed."""
+"""For daemons to exit after a stop request; then they are killed."""
 
 
 def watch_parents(loop: Loop, context: DaemonContext) -> Callable[[], None]:
-    """A chore that tells the machine when neither the coordinator nor an agent is there any more.
+    """A chore that notifies the machine when neither the coordinator nor an agent is alive.
 
-    Both are started again by the other one; only together they stay away, until somebody comes. On
-    another machine than the coordinator's there is only the agent to look for.
+    Each of the two restarts the other one, so only the loss of both is permanent, until a user
+    intervenes. On other machines than the coordinator's, only the agent is checked.
     """
-    is_led = _is_led_at_home if context.is_home else _is_led
+    is_led = _is_led_locally if context.is_home else _is_led
     limit_s = 0.0 if context.is_home else ALONE_S
     look_at, led_at = 0.0, time.monotonic()
 
@@ -55,36 +55,36 @@ def watch_parents(loop: Loop, context: DaemonContext) -> Callable[[], None]:
 
 
 def _holds(is_led: Callable[[Path], bool], directory: Path) -> bool:
-    """Also if that cannot be known just now: the database is damaged, or no file can be opened."""
+    """`is_led`, or True if that is unknown: the database is damaged, or no file can be opened."""
     try:
         return is_led(directory)
     except (DlctlError, OSError, sqlite3.Error) as error:
-        log.warning("cannot see whether coordinator and agent live: %s", error)
+        log.warning("cannot determine whether coordinator and agent are alive: %s", error)
         return True
 
 
-def _is_led_at_home(directory: Path) -> bool:
-    """Whether a coordinator or an agent lives."""
+def _is_led_locally(directory: Path) -> bool:
+    """Whether a coordinator or an agent is alive."""
     run = database.read(directory)
     agents = [row for row in run["daemons"] if row.get("role") == "agent"]
     return bool(processes.living([*agents, run])) or _is_led(directory)
 
 
 def _is_led(directory: Path) -> bool:
-    """Whether there is a coordinator or an agent that nobody has put on record (yet)."""
+    """Whether a coordinator or an agent is running, also one that is not on record (yet)."""
     return any(daemon.role in ("agent", "coordinator") for daemon in local.living(directory))
 
 
 def end_all(directory: Path, db: database.RunDb) -> None:
-    """See to it that all daemons of a run that is over end, and put that on record.
+    """Make sure that all daemons of a run that is over have exited, and record that.
 
-    They have been told to; those that do not listen any more are killed. What is on record may not
-    be all: they are looked for.
+    They have received a stop request; unresponsive ones are killed. The record may be incomplete,
+    so this searches for the processes.
     """
     found = [daemon.row() for daemon in local.living(directory) if daemon.role != "coordinator"]
     silent = processes.wait(found, EXIT_S)
     if silent:
-        log.warning("nobody watched their end: %s", ", ".join(row["name"] for row in silent))
+        log.warning("killing daemons that do not exit: %s", ", ".join(r["name"] for r in silent))
     _, left = processes.end(silent, 0.0)
     if left:
         log.error("could not end %s", ", ".join(left))
@@ -93,12 +93,12 @@ def end_all(directory: Path, db: database.RunDb) -> None:
         for row in rows:
             db.put_daemon(row["name"], {**row, "state": "stopped", "pid": None})
         db.commit()
-    except sqlite3.OperationalError as error:  # `status` looks for the processes by itself
+    except sqlite3.OperationalError as error:  # `status` checks the processes on its own.
         log.error("cannot write the run's database: %s", error)
 
 
 def remove_leftovers(directory: Path, state: object, servers: config.Servers) -> None:
-    """The sockets of a run that is over in this `state`, and its shards if nothing needs them."""
+    """Remove the sockets of a run that ended in this `state`, and its shards if unneeded."""
     paths.remove_sockets(directory.name)
-    if state in ("finished", "stopped"):  # All is in its checkpoint.
+    if state in ("finished", "stopped"):  # Its checkpoint contains everything.
         kept_shards.remove(directory, servers)

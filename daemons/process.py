@@ -1,4 +1,4 @@
-"""What all daemons begin and end with: arguments, log, job, exit code, and the last words."""
+"""Start and exit of all daemons: arguments, log, job, exit code, and the last log lines."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ log = logging.getLogger("dlctl")
 
 @dataclass(frozen=True, slots=True)
 class DaemonContext:
-    """What a daemon is started with."""
+    """The start parameters of a daemon."""
 
     directory: Path
-    """The run directory, or what stands for it on another machine (`daemons.node`)."""
+    """The run directory, or its counterpart on another machine (`daemons.node`)."""
     control: str
     """The coordinator's address; "" for the coordinator itself."""
     birth: Birth
@@ -38,12 +38,12 @@ class DaemonContext:
     credentials: Credentials
     log_handler: logs.Rotating
     agent: str = HOME_AGENT
-    """Whose machine this is."""
+    """The agent of this machine."""
 
     @property
     def is_home(self) -> bool:
-        """Whether this is the coordinator's machine: its process and its database are here.
-        Elsewhere there are only its messages.
+        """Whether this is the coordinator's machine, with its process and its database. Other
+        machines only have its messages.
         """
         return self.agent == HOME_AGENT
 
@@ -53,7 +53,7 @@ def read_job(directory: Path) -> config.JobFile:
 
 
 def agent_of(directory: Path) -> str:
-    """The agent of the machine where this run directory is, or what stands for it."""
+    """The agent of the machine with this run directory or counterpart."""
     try:
         agent: str = json.loads((directory / HOST_FILE).read_text())["agent"]
     except FileNotFoundError:
@@ -62,8 +62,8 @@ def agent_of(directory: Path) -> str:
 
 
 def read_credentials(fd: int) -> Credentials:
-    """What whoever started this process has written into its standard input; none if that is no
-    pipe. Nothing of it is left in the environment, on the disk or in a command line.
+    """The credentials that the parent process has written to standard input; none if that is not a
+    pipe. They never appear in the environment, on the disk or in a command line.
     """
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return NO_CREDENTIALS
@@ -75,27 +75,27 @@ def read_credentials(fd: int) -> Credentials:
 
 
 def host_name() -> str:
-    """Of this machine, as whoever has started the daemons here calls it, or it calls itself."""
+    """The name of this machine: as set by the process that starts the daemons, or its own."""
     return os.environ.get("DLCTL_HOST") or socket.gethostname()
 
 
 def reason_of(error: Exception) -> str:
-    """What went wrong and where, in one line; that it is a bug, if nobody expects such an error."""
+    """What failed and where, in one line; an unexpected error is reported as a bug."""
     if isinstance(error, DlctlError):
-        is_told = not error.where or error.where in error.message
-        return error.message if is_told else f"{error.message} ({error.where})"
+        is_included = not error.where or error.where in error.message
+        return error.message if is_included else f"{error.message} ({error.where})"
     if isinstance(error, OSError):
         return str(error)
     return f"a bug in dlctl: {type(error).__name__}: {error}"
 
 
 def in_words(error: DlctlError) -> str:
-    """The same, and what to do next: as the reason that a run ended."""
+    """`reason_of` with the hint: as the reason that a run ended."""
     return "; ".join(filter(None, (reason_of(error), hints.in_a_line(error.hint))))
 
 
 def print_error(error: DlctlError) -> None:
-    """For another program: one line of JSON on standard error."""
+    """Print one line of JSON on standard error, for the calling program."""
     facts = {"message": error.message, "where": error.where, "hint": error.hint}
     print(json.dumps(facts), file=sys.stderr)
 
@@ -105,7 +105,7 @@ def main(
 ) -> None:
     """Run a daemon: `python -m daemons.ROLE RUN_DIRECTORY NAME INCARNATION CONTROL_ADDRESS`.
 
-    end: called with the exit code before the process ends, whatever it is that it ends of.
+    end: called with the exit code before the process exits, for any reason.
     """
     if len(sys.argv) != 5:
         sys.exit(f"usage: python -m daemons.{role} RUN_DIRECTORY NAME INCARNATION CONTROL_ADDRESS")
@@ -129,5 +129,5 @@ def main(
     end(code)
     logs.end_prints()
     logging.shutdown()
-    # Nothing that user code has registered or left running can hold the process back any more.
+    # So that atexit functions and threads of user code cannot block the exit.
     os._exit(code)

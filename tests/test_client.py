@@ -119,7 +119,7 @@ def test_a_pid_that_somebody_else_has_now_is_not_the_coordinator(run_directory):
 def test_a_coordinator_that_lives_but_is_mute_is_called_so(run_directory):
     with coordinator(lambda q, n: []) as (address, _):
         run = run_directory().run(control=address, **ME)
-        with pytest.raises(Unreachable, match=r"lives .* does not answer for 0\.3s") as caught:
+        with pytest.raises(Unreachable, match=r"is alive .* does not answer for 0\.3s") as caught:
             client.ask(run.path, "stop", {}, 0.3)
     assert caught.value.where == address
     assert (
@@ -137,8 +137,8 @@ def test_what_helps_against_a_mute_coordinator_loses_nothing(run_directory):
         with pytest.raises(Unreachable) as at_work:
             client.ask(run.path, "set", {}, 0.1)
     assert frozen.value.hint == (
-        f"kill -9 {ME['pid']}\nhas its agent start another one at once, which goes on where it was"
-        ": nothing is lost; else it is replaced after 30 s without a heartbeat"
+        f"kill -9 {ME['pid']}\nmakes its agent start another one at once, which continues where it "
+        "was: nothing is lost; else it is replaced after 30 s without a heartbeat"
     )
     looks = "dlctl status -j digits-7f3a\nor: dlctl logs coordinator -j digits-7f3a"
     assert at_work.value.hint == looks, "it works: to kill it would help nobody"
@@ -153,7 +153,7 @@ def test_a_coordinator_without_an_address_yet_is_waited_for_and_then_named(run_d
 def test_work_that_takes_longer_than_the_timeout_goes_on(run_directory):
     with coordinator(lambda q, n: [Reply(q.request, False, "", {})]) as (address, heard):
         run = run_directory().run(control=address, **ME)
-        with pytest.raises(TimedOut, match="goes on with it") as caught:
+        with pytest.raises(TimedOut, match="continues with it") as caught:
             client.ask(run.path, "checkpoint", {}, 1.3)
         assert caught.value.exit_code == 6
         assert len(heard) == 1  # once answered, it is not asked again
@@ -290,7 +290,7 @@ def test_who_comes_too_often_for_too_long_hears_that_and_nothing_of_keys(keyed_r
     monkeypatch.setattr(client, "MUTE_S", 1.0)
     with (
         coordinator_with_keys(lambda q: [done(q)], "client") as (address, _),
-        pytest.raises(Unreachable, match="too many connections of this key") as told,
+        pytest.raises(Unreachable, match="too many connections with this key") as told,
     ):
         client.ask(keyed_run(address), "set", {}, 60)
     assert (told.value.where, told.value.exit_code) == (address, 5)

@@ -69,7 +69,7 @@ def test_a_key_of_another_length_is_refused_and_never_shown(tmp_path, data):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_a_key_of_somebody_else_is_refused(tmp_path):
     os.chown(write(tmp_path), 65534, 65534)
-    with pytest.raises(DlctlError, match=r"belongs to somebody else \(uid 65534\)"):
+    with pytest.raises(DlctlError, match=r"belongs to another user \(uid 65534\)"):
         keys.read(tmp_path)
 
 

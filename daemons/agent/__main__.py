@@ -1,4 +1,4 @@
-"""An agent: starts the daemons of its host and sees them end."""
+"""An agent: starts the daemons of its host and reports their exits."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def serve(context: process.DaemonContext) -> int:
 
 
 def _serve_host(context: process.DaemonContext, loop: Loop, machine: Agent) -> int:
-    """Away from home nobody else would remove what is left here."""
+    """Run the agent of another machine: it removes the run's files, as no other process would."""
     code = loop.run(machine)
     if machine.is_over:
-        # Not what the next agent of this run is just being given.
+        # Unless the next agent of this run is being started.
         with suppress(BlockingIOError), paths.held(context.directory):
             purge_files(context.directory)
     return code

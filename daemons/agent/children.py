@@ -1,7 +1,7 @@
-"""The processes of an agent: those that it has started, and those of an agent before it.
+"""The child processes of an agent: started by it, or adopted from a previous agent.
 
-A process is held by a pidfd from its start, or from the moment when it was found: a signal never
-reaches another one that got its number later.
+A process is held by a pidfd from its start or adoption: a signal never reaches another process that
+reuses its pid.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class _Child:
     pid: int
     pidfd: int
     popen: subprocess.Popen[bytes] | None
-    """None: another agent has started it."""
+    """None: a previous agent has started it."""
     is_killed: bool = False
-    """By us: nobody needs to look for another reason."""
+    """By this agent, so no other cause needs to be found."""
 
 
 class Children:
@@ -56,7 +56,7 @@ class Children:
         self.loop.post(ProcessStarted(name, incarnation, popen.pid))
 
     def adopt(self) -> tuple[ProcessStarted, ...]:
-        """Look after the daemons of this run that are here already."""
+        """Watch the daemons of this run that are already running on this machine."""
         found = []
         for daemon in local.living(self.context.directory):
             if daemon.role in ("agent", "coordinator"):
@@ -91,7 +91,7 @@ class Children:
         self.loop.post(ProcessEnded(name, incarnation, status, last_lines(path), cause))
 
     def look(self) -> None:
-        """A chore: keep what is known of the memory of all children new."""
+        """A chore: update the OOM counters."""
         self._oom.look()
 
     def signal(self, effect: SignalProcess) -> None:
@@ -103,10 +103,10 @@ class Children:
 
 
 def _end_group(pid: int) -> None:
-    """End what a daemon that has ended leaves behind, such as the processes that load its data.
+    """Kill the remaining processes of a daemon that has exited, such as data loaders.
 
-    Every daemon leads a group of its own. While its end is not collected, nobody else's can have
-    the number; so this is only for our own children.
+    Every daemon leads its own process group. Until it is reaped, its pid cannot be reused; so this
+    is only safe for children of this process.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

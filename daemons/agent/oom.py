@@ -1,9 +1,9 @@
-"""Evidence that the kernel has killed a process because there was no memory left.
+"""Evidence that the kernel's OOM killer has killed a process.
 
-SIGKILL looks the same whoever sends it. What tells them apart is a counter of the memory cgroup
-that the process lived in: `oom_kill` in `memory.events` (cgroup v2) or `memory.oom_control` (v1).
-It counts every kill for want of memory, by the cgroup's own limit or by the whole machine's. A
-limit is named only if the kernel says that this one was reached.
+SIGKILL does not tell its sender. The evidence is a counter of the process's memory cgroup:
+`oom_kill` in `memory.events` (cgroup v2) or `memory.oom_control` (v1). It counts every OOM kill, by
+the cgroup's own limit or by the whole machine's. A limit is named only if the kernel reports that
+it was reached.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 UNLIMITED_BYTES = 2**62
-"""cgroup v1 writes a number like this where there is no limit."""
+"""cgroup v1 reports a number at least this large if there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,10 @@ class MemoryGroup:
     version: int
     """Of the cgroup interface, 1 or 2."""
     directories: tuple[Path, ...]
-    """The group's own, then those it lies in, up to where the cgroups are mounted."""
+    """The group's own, then its ancestors', up to the mount point."""
 
     def kills(self) -> int | None:
-        """How many processes of this group were killed for want of memory; None: not counted."""
+        """Number of OOM kills in this group; None: not counted."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         return _keyed(self.directories[0] / name).get("oom_kill")
 
@@ -35,7 +35,7 @@ class MemoryGroup:
 
 
 def find(pid: int) -> MemoryGroup | None:
-    """The memory cgroup of a process; None if there is none, or we cannot see it."""
+    """The memory cgroup of a process; None if there is none, or it is not visible."""
     v1, v2 = None, None
     for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines():
         number, controllers, path = line.split(":", 2)
@@ -78,7 +78,7 @@ def _reached_v2(directory: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """ "" if it cannot be read: then nothing is known."""
+    """ "" if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -91,7 +91,7 @@ def _number(path: Path) -> int | None:
 
 
 def _keyed(path: Path) -> dict[str, int]:
-    """A file with a name and a number in each line."""
+    """Parse a file with a name and a number in each line."""
     pairs = [line.split() for line in _text(path).splitlines()]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
@@ -100,10 +100,10 @@ def _keyed(path: Path) -> dict[str, int]:
 
 
 class OomWatch:
-    """Watches the counters of the groups that processes live in.
+    """Watches the counters of the processes' memory cgroups.
 
-    Call `look` about once a second: what was counted before the look before last is no evidence for
-    a process that dies now, and one counted kill is evidence for one death only.
+    Call `look` about once a second: kills counted before the look before last are no evidence for a
+    process that dies now, and one counted kill explains only one death.
     """
 
     def __init__(self) -> None:
@@ -112,18 +112,18 @@ class OomWatch:
         self._last: dict[MemoryGroup, int] = {}
 
     def begin(self, pid: int) -> None:
-        """Watch this process, too. Does nothing where memory cgroups are not to be seen."""
+        """Watch this process, too. Does nothing if memory cgroups are not visible."""
         found = find(pid)
         if found is None:
             return
-        # The kernel says of a process that is about to end that it is in the outermost group.
+        # The kernel reports an exiting process in the root group.
         if pid not in self._groups or len(found.directories) > 1:
             self._groups[pid] = found
         if found not in self._last and (kills := found.kills()) is not None:
             self._before[found] = self._last[found] = kills
 
     def look(self) -> None:
-        """Read all counters, and whether somebody has moved a process to another group."""
+        """Read all counters, and the current groups: a process may have been moved."""
         for pid in list(self._groups):
             self.begin(pid)
         for group in set(self._groups.values()) & self._last.keys():
@@ -135,8 +135,8 @@ class OomWatch:
         self._groups.pop(pid, None)
 
     def cause(self, pid: int) -> str:
-        """Why somebody else's SIGKILL has ended this process: "out of memory: limit 64 MiB"; "" if
-        nothing says that it was for want of memory.
+        """The cause of a SIGKILL that this agent has not sent: "out of memory: limit 64 MiB"; ""
+        without evidence of an OOM kill.
         """
         group = self._groups.get(pid)
         if group is None or group not in self._before:

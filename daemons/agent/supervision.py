@@ -1,11 +1,11 @@
-"""The agent beside the coordinator sees to it that there is one.
+"""The agent on the coordinator's machine restarts a coordinator that has died.
 
-Which process that is stands in the run's database; one that began on a full disk is known by its
-command line. When it has ended although the run has not, it is started again. Two at once do no
-harm: the lock on the run directory lets only one of them work.
-A coordinator that stands still (it is stopped, or hangs) holds that lock: it is killed. That it
-works is seen from the time of the lock file, which it touches every second, and not from messages:
-a link that fails is no reason to kill it.
+The run's database names the coordinator's process; one that started on a full disk is found by its
+command line. If it exits before the run has ended, the agent restarts it. Two coordinators at once
+are harmless: the lock on the run directory lets only one of them work.
+A coordinator that hangs or is paused (SIGSTOP) holds that lock, so the agent kills it. Its
+heartbeat is the time of the lock file, which it touches every second, and not messages: a failed
+link is no reason to kill it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from dlctl.util import processes
 
 log = logging.getLogger("dlctl")
 AWAY_S = 3.0
-"""Between two looks, which come every second: we stood still ourselves, and perhaps all did."""
+"""A longer gap between two looks (one per second): this process was paused, and perhaps all were.
+"""
 
 
 class Supervision:
     def __init__(
         self, directory: Path, loop: Loop, still_s: float, servers: config.Servers
     ) -> None:
-        """`still_s`: how long a coordinator may stand still."""
+        """`still_s`: the heartbeat timeout of the coordinator."""
         self.directory = directory
         self.servers = servers
         self.loop = loop
@@ -49,23 +50,23 @@ class Supervision:
         self._started: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._lock = -1
-        """The coordinator's lock file: who has it open sees that it is removed."""
+        """The coordinator's lock file, held open to detect its removal."""
         self._finds_it_ended = False
         self._beat = 0
-        """The time of the lock file, and since when it is that."""
+        """Modification time of the lock file; `_beat_at`: when it changed."""
         self._beat_at = self._looked_at = time.monotonic()
         loop.perform(RestartCoordinator, self._restart)
 
     def begin(self) -> None:
-        """Watch the coordinator that there is."""
+        """Watch the running coordinator."""
         with contextlib.suppress(FileNotFoundError):
             self._lock = os.open(self.directory / paths.LOCK, os.O_RDONLY | os.O_CLOEXEC)
         self._watch(*self._present(database.read(self.directory)))
 
     def _present(self, run: Mapping[str, Any]) -> tuple[int | None, str | None]:
-        """The pid and start of the process that is on record. If that has ended, of another one
-        that is there: it could not be put on record, or not yet. The oldest one leads the run: who
-        comes later does not get the lock, and ends.
+        """The pid and start of the process on record. If that has exited: of a running coordinator
+        that is not on record (yet), the oldest one, because later ones do not get the lock and
+        exit.
         """
         pid, start = run.get("pid"), run.get("pid_start")
         if processes.is_alive(pid, start):
@@ -90,7 +91,7 @@ class Supervision:
         self.loop.watch(pidfd, ended)
 
     def look(self) -> None:
-        """A chore: end a coordinator that stands still, so that another one can take its place."""
+        """A chore: kill an unresponsive coordinator, so that another one can replace it."""
         now = time.monotonic()
         was_away, self._looked_at = now - self._looked_at > AWAY_S, now
         try:
@@ -101,16 +102,16 @@ class Supervision:
             self._beat, self._beat_at = beat, now
         elif self._pidfd >= 0 and now - self._beat_at > self.still_s:
             self._beat_at = now
-            if why := paths.refusal(self.directory):  # Then its time says nothing.
-                log.warning("nobody sees whether the coordinator works: %s", why)
+            if why := paths.refusal(self.directory):  # Then the file's time means nothing.
+                log.warning("cannot determine whether the coordinator works: %s", why)
                 return
-            log.warning("the coordinator has stood still for %.0f s: it is killed", self.still_s)
+            log.warning("no heartbeat of the coordinator for %.0f s: killing it", self.still_s)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _gone(self) -> None:
         if self._started is not None:
-            self._started.poll()  # Ours: its end has to be collected.
+            self._started.poll()  # Reap this child.
         self._finds_it_ended = self._is_removed() or self._state() in ENDED
         if self._finds_it_ended:
             self.loop.post(StopRequested("the run is over"))
@@ -118,22 +119,22 @@ class Supervision:
             self.loop.post(CoordinatorGone())
 
     def close(self) -> None:
-        """Do what a coordinator that has died after the end of its run has not done any more."""
+        """Clean up for a coordinator that died after the end of the run."""
         if not self._finds_it_ended:
             return
         if self._is_removed():
             parent_watch.remove_leftovers(self.directory, "stopped", self.servers)
             return
         with contextlib.suppress(BlockingIOError), paths.held(self.directory):
-            state = self._state()  # Nobody brings it back now, but somebody may have.
+            state = self._state()  # Read again under the lock: it may have been resumed before.
             if state in ENDED:
                 parent_watch.remove_leftovers(self.directory, state, self.servers)
 
     def _is_removed(self) -> bool:
-        """Whether there is nothing any more that another coordinator could lead."""
+        """Whether the run directory was removed, so no coordinator can lead it."""
         try:
             return database.is_removed(self.directory, self._lock)
-        except OSError:  # it cannot be seen
+        except OSError:  # Unknown.
             return False
 
     def _state(self) -> str:

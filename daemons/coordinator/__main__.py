@@ -1,4 +1,4 @@
-"""The coordinator: one per run, held to that by a lock on the run directory."""
+"""The coordinator: one per run, enforced by a lock on the run directory."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from dlctl.util.flock import GLANCE_S, is_locked_within
 
 log = logging.getLogger("dlctl")
 CONTROL_FRAME_BYTES_MAX = 64 << 20
-"""Nobody has more to say to the coordinator at once: the layout of a model is the largest."""
+"""Limit of one message to the coordinator: the layout of a model is the largest."""
 
 
 def coordinate(context: process.DaemonContext) -> int:
-    """Lead the run to its end. A crash, a restart on request, or an error while there is an agent
-    leaves the daemons as they are: the agent starts the next coordinator, which goes on with what
-    this one has remembered.
+    """Lead the run to its end. A crash, a requested restart, or an error while an agent is running
+    leaves the daemons running: the agent starts the next coordinator, which continues from the
+    state that this one has stored.
     """
     directory = context.directory
     lock = _lock(directory)
@@ -49,7 +49,7 @@ def coordinate(context: process.DaemonContext) -> int:
         code = _lead(context, db, lock)
         is_over = code != EXIT_RESTART
     except DlctlError as error:
-        # An agent looks after the daemons, and will start the next coordinator.
+        # An agent watches the daemons, and will start the next coordinator.
         is_over = not any(daemon.role == "agent" for daemon in local.living(directory))
         if is_over:
             _write_end(db, process.in_words(error))
@@ -91,7 +91,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
         control=control, control_key=key, started_at=started_at, incarnation=incarnation
     )
     if not on_record and not is_successor:
-        # Nobody is there yet whose work would be lost, and nobody could find us.
+        # No daemon runs yet, so no work is lost; and without the record no command finds this one.
         raise DlctlError(
             f"cannot write the run's database: {records.trouble}", where=str(directory),
             hint="free some space there, then start it again",
@@ -107,9 +107,8 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
 
 
 def _beat(directory: Path, lock: int, loop: Loop) -> None:
-    """Agents see by the time of the lock that we work (`Supervision`). A file system that is
-    read-only since an error, or full in a way of its own, does not take that either. A run whose
-    directory is removed, nobody could find, and no command could end.
+    """Touch the lock, as a heartbeat for agents (`Supervision`). This may fail on a read-only or
+    full file system. Stop if the run directory was removed: no command could find or end the run.
     """
     with suppress(OSError):
         if database.is_removed(directory, lock):
@@ -130,12 +129,12 @@ def _write_end(db: RunDb, reason: str) -> None:
     try:
         db.put_end("failed", reason, time.time())
         db.commit()
-    except sqlite3.OperationalError as error:  # the disk is full; the log may say it
+    except sqlite3.OperationalError as error:  # The disk may be full.
         log.error("cannot write the run's database: %s", error)
 
 
 def _lock(directory: Path) -> int:
-    """Hold the run directory for as long as this process lives. Raises DlctlError if it is held."""
+    """Lock the run directory until this process exits. Raises DlctlError if it is locked."""
     descriptor = os.open(directory / paths.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if is_locked_within(GLANCE_S, descriptor):
         return descriptor

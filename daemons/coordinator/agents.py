@@ -1,6 +1,6 @@
-"""The agents of a coordinator: those that it has placed, and those that it finds when it comes.
+"""The agents of a coordinator: started by it, or adopted at its start.
 
-Each is the business of the launcher that reaches its host.
+The launcher of its host manages each agent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Agents:
                 context.directory,
                 {name: host for name, host in hosts.items() if host.launcher == kind},
                 loop,
-                self._hear,
+                self._on_report,
             )
             for kind in sorted(set(self._kinds.values()))
         }
@@ -47,9 +47,9 @@ class Agents:
         loop.chores += [launcher.look for launcher in self._launchers.values()]
 
     def adopt(self) -> dict[str, int]:
-        """Look after the agents of this run that are here already: name -> incarnation.
+        """Adopt the running agents of this run: name -> incarnation.
 
-        Of an agent on another machine nothing is known yet: it is heard, or it is silent.
+        The state of agents on other machines is unknown until a message or a timeout.
         """
         recorded = _recorded(self.context)
         found: dict[str, int] = {}
@@ -70,7 +70,7 @@ class Agents:
         for launcher in self._launchers.values():
             launcher.close()
 
-    def _hear(self, news: Ended | Waiting | Notice) -> None:
+    def _on_report(self, news: Ended | Waiting | Notice) -> None:
         match news:
             case Ended():
                 self._ended(news)
@@ -94,9 +94,9 @@ class Agents:
 
 
 def _recorded(context: process.DaemonContext) -> dict[str, int]:
-    """The newest incarnation of every daemon that another coordinator of this run has started.
+    """The newest incarnation of every daemon that a previous coordinator of this run has started.
 
-    What it has remembered for its successor is newer than the rows that `status` reads.
+    The memory for its successor is newer than the rows that `status` reads.
     """
     with closing(RunDb(context.directory, readonly=True)) as db:
         remembered = {

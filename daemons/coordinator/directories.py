@@ -1,5 +1,5 @@
-"""Directories of checkpoints are begun, completed and removed in a thread of its own, one after the
-other: a disk that is slow, or hangs, keeps the coordinator from none of its daemons.
+"""Creates, completes and removes checkpoint directories in a separate thread, one at a time: a slow
+or hanging disk does not block the coordinator.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Directories:
         self._thread.submit(self._begin, effect)
 
     def _on_complete(self, effect: j.CompleteCheckpoint) -> None:
-        """The database is this thread's."""
+        """Read the database here: only the loop's thread may use it."""
         try:
             branch = lineage.chain(lineage.resumes(self._db))
         except (DlctlError, sqlite3.Error) as error:
@@ -69,10 +69,10 @@ class Directories:
         self._loop.post(j.CheckpointEnded(effect.number, error))
 
     def _prune(self, newest: Path, keep: int, best: str, branch: Sequence[Resume]) -> None:
-        """The new checkpoint is good whatever becomes of the old ones.
+        """Remove old checkpoints; a failure does not affect the new one.
 
-        Damaged ones that the run went back from must not take the places of the good ones, nor must
-        what it has saved because it had failed.
+        Damaged checkpoints that the run has rolled back from must not displace good ones, nor must
+        those that were saved after a failure.
         """
         try:
             counts = lineage.counting(self.directory, branch)

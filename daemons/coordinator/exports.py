@@ -1,4 +1,4 @@
-"""What takes the run's figures elsewhere, as `[log]` of the job file asks for."""
+"""The exporters of the run's metrics that `[log]` of the job file enables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("dlctl")
 
 
 class Guarded:
-    """An exporter that fails is one that there is none of any more: no run is to end by it."""
+    """Disables an exporter that fails, so that it never ends the run."""
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter: Exporter | None = exporter
@@ -35,14 +35,14 @@ class Guarded:
             return
         try:
             what(self._exporter)
-        except Exception:  # whatever it is, of whichever library
-            log.exception("%s has failed; training goes on", type(self._exporter).__name__)
+        except Exception:  # Libraries raise anything.
+            log.exception("%s has failed; training continues", type(self._exporter).__name__)
             self._exporter = None
 
 
 def begin(directory: Path, job: JobFile, loop: Loop) -> list[Exporter]:
-    """Whoever started the run was told of a missing package before; without one that has been
-    removed since, training goes on.
+    """Start the exporters. `dlctl start` has already refused a missing package; if it was removed
+    since, training continues without the exporter.
     """
     found: list[Exporter] = []
     if job.log.tensorboard and _is_there("tensorboard"):
@@ -61,5 +61,5 @@ def begin(directory: Path, job: JobFile, loop: Loop) -> list[Exporter]:
 def _is_there(extra: str) -> bool:
     if extras.is_there(extra):
         return True
-    log.warning("nothing for %s: its package is gone; %s", extra, extras.how_to_install(extra))
+    log.warning("no export to %s: its package is missing; %s", extra, extras.how_to_install(extra))
     return False

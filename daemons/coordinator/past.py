@@ -1,4 +1,4 @@
-"""What earlier executions of a run have left on record."""
+"""Reads the state that earlier executions of a run have recorded."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dlctl.runs.database import RunDb
 
 
 def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
-    """Terms, incarnations, the checkpoint to go on from, and what another coordinator has
-    remembered. Raises DlctlError if it is unreadable. `agents`: those that are there, with
-    their incarnations.
+    """Terms, incarnations, the checkpoint to resume from, and the memory of the previous
+    coordinator. Raises DlctlError if it is unreadable. `agents`: running ones, with their
+    incarnations.
 
-    A coordinator may have died between a checkpoint and its row, and the next one between removing
-    that and making its own, so the disk and the memory are asked as well: no number is ever given
-    twice. Daemons that live may know of more: of what they were asked to save on a full disk, once
-    a second at most, there is no memory, and the directory may have been removed for the next one.
-    Of the checkpoint that the run went on from nothing is needed any more when all are at work; it
-    may have been removed by then. Until then the run may be moved.
+    A coordinator may have died between creating a checkpoint and its row, and the next one between
+    removing that checkpoint and creating its own. So the disk and the memory are checked, too: no
+    checkpoint number is ever issued twice. Running daemons may know higher numbers: on a full disk,
+    checkpoints (at most one a second) leave no memory, and their directory may have been removed.
+    The checkpoint that the run has resumed from is not needed once all daemons work, and may have
+    been removed by then. Until then the run may be moved.
     """
     memory, heard_at, now = db.memory(), db.run().get("updated_at"), time.time()
     resume = "" if has_released(memory) else db.run().get("resume")
@@ -62,7 +62,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
 
 
 def apply_recovery(directory: Path, db: RunDb) -> None:
-    """Correct the memory by what `dlctl recover` has seen, if it has started this coordinator.
+    """Correct the memory by the findings of `dlctl recover`, if it has started this coordinator.
 
     Raises DlctlError if that cannot be written.
     """
@@ -81,7 +81,7 @@ def apply_recovery(directory: Path, db: RunDb) -> None:
 
 
 def _exits(db: RunDb) -> dict[str, Json]:
-    """How the processes before those of now have ended, in the machine's time."""
+    """The last exits of earlier processes, in the machine's time."""
     offset_s = time.time() - time.monotonic()
     ends = {row["name"]: row["last_exit"] for row in db.daemons() if row.get("last_exit")}
     return {name: {**end, "at": end["at"] - offset_s} for name, end in ends.items()}

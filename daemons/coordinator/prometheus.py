@@ -1,9 +1,9 @@
-"""Serves the run's figures to Prometheus, at /metrics of a port of their own.
+"""Serves the run's metrics to Prometheus, at /metrics of a separate port.
 
-A thread answers one client at a time, with what `status` shows then, and gives up on one that says
-nothing for `PATIENCE_S`: whoever reaches the port can keep others from the figures, and the
-coordinator from nothing. Names are `dlctl_...`, in base units; counts of daemons begin anew with
-each of their processes, those of the run with none. examples/grafana has a dashboard for them.
+A thread answers one client at a time, with the current values of `status`, and drops a client that
+sends nothing for `PATIENCE_S`. So a client can block other clients, but never the coordinator.
+Names are `dlctl_...`, in base units. Counters of daemons restart with each of their processes,
+those of the run never do. examples/grafana has a dashboard for them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ PATIENCE_S = 2.0
 POLL_S = 0.1
 """The longest that `close` waits for the thread."""
 RETRY_S = 10.0
-"""Until a port that was taken is tried again."""
+"""Until the next attempt to bind a port that was in use."""
 STATES = sorted({*NEXT, *(state for following in NEXT.values() for state in following)})
 GAUGES = {
     "loss": ("loss", "Running mean of the training loss."),
     "data_epoch": ("epochs", "Passes over the dataset."),
-    "progress": ("progress_ratio", "How far the run is, 0 to 1."),
+    "progress": ("progress_ratio", "Progress of the run, 0 to 1."),
     "samples_per_s": ("samples_per_second", "Samples per second of all workers, now."),
     "noise_scale": ("noise_scale_samples", "Gradient noise scale."),
 }
@@ -52,7 +52,7 @@ GAUGES = {
 COUNTERS = {
     "push_bytes": ("push_bytes", "Bytes that workers have pushed."),
     "fetch_bytes": ("fetch_bytes", "Bytes that workers have fetched."),
-    "seconds": ("work_seconds", "Time at work."),
+    "seconds": ("work_seconds", "Time spent working."),
 }
 """Key of the run's totals -> name and help of its counter."""
 OF_WORKERS = {
@@ -66,7 +66,7 @@ class _Server(TCPServer):
     allow_reuse_address = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("Prometheus' client %s has left", client_address)
+        log.debug("the Prometheus client %s has disconnected", client_address)
 
 
 class Prometheus:
@@ -80,18 +80,18 @@ class Prometheus:
         self._where = (job.log.prometheus_address, job.log.prometheus_port)
         self._newest: tuple[Json, Sequence[Json]] = ({}, ())
         self._rates: Json = {}
-        """In force."""
+        """Learning rates in effect."""
         self._server: TCPServer | None = None
         self._retry_at = 0.0
         self.trouble = ""
-        """Why nobody listens at the port; "" if somebody does."""
+        """Why the port is not open; "" if it is."""
 
     def listen_if_due(self) -> None:
-        """Begin to listen, if that has not been done. It is tried again and again."""
+        """Start to listen unless already done; a failed attempt is retried after `RETRY_S`."""
         if self._server is not None or time.monotonic() < self._retry_at:
             return
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(cast(Any, self))  # whatever can `collect`
+        registry.register(cast(Any, self))  # any object with `collect`
         handler = type("Handler", (MetricsHandler.factory(registry),), {"timeout": PATIENCE_S})
         address, port = self._where
         try:
@@ -102,10 +102,10 @@ class Prometheus:
             self._retry_at = time.monotonic() + RETRY_S
             if not self.trouble:
                 self.trouble = f"cannot serve Prometheus at {address} port {port}: {error}"
-                log.warning("%s; training goes on, and it is tried again", self.trouble)
+                log.warning("%s; training continues, and dlctl retries", self.trouble)
             return
         self.trouble = ""
-        log.info("Prometheus finds the figures at %s port %d", address, port)
+        log.info("serving Prometheus metrics at %s port %d", address, port)
         threading.Thread(
             target=self._server.serve_forever, args=(POLL_S,), name="prometheus", daemon=True
         ).start()
@@ -131,7 +131,7 @@ class Prometheus:
         yield info
         if run:
             yield from _of_run(run)
-            yield _table("learning_rate", "Rates in force.", "of", self._rates)
+            yield _table("learning_rate", "Learning rates in effect.", "of", self._rates)
             yield from _of_daemons(daemons)
 
 

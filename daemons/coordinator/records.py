@@ -1,10 +1,10 @@
-"""Performs what the coordinator writes down: rows in run.db.
+"""Performs the coordinator's effects that persist state: rows in run.db.
 
-The machine's times are monotonic; here they become wall-clock times. What the next coordinator has
-to know is committed before anything behind it is sent, and a term is on the disk before its daemon
-is told of it; the row of a checkpoint at once, too, if the database can be written. All other rows
-are committed when the events that have come are handled: a crash may lose the last ones, although
-messages of the same moment went out. An end in order loses none, see `finish`.
+The machine's times are monotonic; here they become wall-clock times. State that the next
+coordinator needs is committed before any later message is sent. A term is on the disk before it is
+sent to its daemon. The row of a checkpoint is committed at once if the database is writable. All
+other rows are committed after the pending events are handled: a crash may lose the last ones,
+although messages of the same moment were sent. An orderly end loses none, see `finish`.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from dlctl.util.names import HOME_AGENT
 log = logging.getLogger("dlctl")
 RETRY_S = 1.0
 FINISH_S = 5.0
-"""For the last rows: less than `dlctl stop` waits for the coordinator's own end."""
+"""For the last rows: less than `dlctl stop` waits for the coordinator to exit."""
 FINISH_RETRY_S = 0.1
 ROWS_KEPT = 1000
 """Of history, while the database cannot be written."""
 
 
 class Exporter(Protocol):
-    """Takes elsewhere what is written down here. It never blocks, and raises nothing."""
+    """Exports the records to another system. It never blocks, and raises nothing."""
 
     def add_row(self, at: float, name: str, step: int, values: Json) -> None:
         """A row of a series (`runs/series.py`); at: seconds since 1970."""
         ...
 
     def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
-        """What `status` shows now."""
+        """The state that `status` shows now."""
         ...
 
     def close(self) -> None: ...
@@ -62,11 +62,11 @@ class Records:
         self._history: list[Callable[[], None]] = []
         self._metrics: list[Callable[[], None]] = []
         self._overview: list[Callable[[], None]] = []
-        """How the newest snapshot is written: it says all that the ones before it said."""
+        """The writes of the newest snapshot, which supersedes all earlier ones."""
         self._memory: dict[str, Any] = {}
-        """To be remembered, and not written yet."""
+        """To be remembered, not written yet."""
         self._terms: dict[str, int] = {}
-        """Issued, and not on record yet."""
+        """Issued, not on record yet."""
         self._lasting = Lasting()
         self.trouble = ""
         """Why the database cannot be written; "" while it can."""
@@ -75,8 +75,9 @@ class Records:
         self.exporters: list[Exporter] = []
         self._names: set[str] = set()
         self.me: Json = {"pid": os.getpid(), "pid_start": processes.start_of(os.getpid())}
-        """With what `begin` is told. Written again and again: another process, started by mistake,
-        may have put itself there; and of what waits for room only the newest is kept.
+        """Also the arguments of `begin`. Every snapshot writes them again: another coordinator,
+        started by mistake, may have overwritten them, and while the disk is full only the newest
+        rows are retained.
         """
         loop.perform(Send, self._on_send)
         loop.perform(j.Remember, self._on_remember)
@@ -91,8 +92,8 @@ class Records:
     # ------------------------------------------------------------ rows
 
     def begin(self, **run: Any) -> bool:
-        """Say who leads the run now. Returns whether that is written: on a full disk it waits for
-        room, like all else.
+        """Record this process as the run's coordinator. Returns whether that is written: on a full
+        disk it waits for space, like all other rows.
         """
         self.me |= run
         self._history.append(lambda: self.db.put_run(**self.me))
@@ -100,11 +101,11 @@ class Records:
         return not self._has_news()
 
     def commit(self) -> None:
-        """Write what has come. A disk in trouble is no reason to stop training: it is tried again.
+        """Write the pending rows. A failing disk does not stop training: the write is retried.
 
-        What is remembered of a daemon and its term come in one transaction: if the next coordinator
-        found one without the other, it would give a term twice. The sync comes behind it, so that
-        a disk that only fails at that does not keep anything from being remembered.
+        The memory of a daemon and its term are written in one transaction: if the next coordinator
+        found one without the other, it would issue a term twice. The sync follows it, so that a
+        disk that only fails to sync still stores the rows.
         """
         if (self._lasting.is_on_disk and not self._has_news()) or time.monotonic() < self._retry_at:
             return
@@ -119,10 +120,10 @@ class Records:
             self.loop.post(OnRecord())
         if self.trouble:
             log.warning("the run's database can be written again")
-            self._tell("")
+            self._report("")
 
     def _write_rows(self) -> None:
-        """All that there is to write, or nothing of it. Raises sqlite3.OperationalError."""
+        """Write all pending rows in one transaction. Raises sqlite3.OperationalError."""
         self.db.put_terms(self._terms)
         self.db.put_memory(self._memory)
         for write in (*self._history, *self._metrics, *self._overview):
@@ -141,18 +142,18 @@ class Records:
         self._metrics.clear()
         self._retry_at = time.monotonic() + RETRY_S
         if not self.trouble:
-            log.error("cannot write the run's database: %s; training goes on", error)
-        self._tell(str(error))
+            log.error("cannot write the run's database: %s; training continues", error)
+        self._report(str(error))
 
-    def _tell(self, trouble: str) -> None:
-        """The machine has to know whether anybody can be given a term."""
+    def _report(self, trouble: str) -> None:
+        """Notify the machine: it can issue terms only while the database is writable."""
         if trouble != self.trouble:
             self.trouble = trouble
             self.loop.post(Unwritten(trouble))
 
     def finish(self) -> None:
-        """Write what is left at the end of the run: whoever reads the rows takes a run without it
-        for one whose coordinator died.
+        """Write the last rows at the end of the run: without them, a reader takes the run for one
+        whose coordinator died.
         """
         until = time.monotonic() + FINISH_S
         while True:
@@ -176,14 +177,14 @@ class Records:
         self._lasting.issues_term()
 
     def _on_send(self, effect: Send) -> None:
-        """Nobody learns of what is not on record. (While the disk is full, they do: training goes
-        on, and a coordinator that died just then would lease portions twice.) What must not be
-        forgotten at all is not handed out before it is on the disk.
+        """Commit pending state before sending. (While the disk is full, messages are sent
+        nevertheless: training continues, and a coordinator that died just then would lease portions
+        twice.) State that must never be lost is not sent before it is on the disk.
         """
         if self._memory or not self._lasting.is_on_disk:
             self.commit()
         if not self._lasting.may_leave(effect.message):
-            return  # It is asked for again.
+            return  # The receiver will request it again.
         self.loop.transport.send(effect.peer, effect.message)
 
     def _on_event(self, effect: j.AddEvent) -> None:
@@ -201,14 +202,14 @@ class Records:
             exporter.add_row(*row)
 
     def _on_snapshot(self, effect: j.Snapshot) -> None:
-        # A reader can tell by it whether this is news of the coordinator that is there now.
+        # `updated_by` tells a reader whether the current coordinator wrote this row.
         run = to_wall_clock(effect.run) | self.me | {"updated_by": self.me["pid_start"]}
         for exporter in self.exporters:
             exporter.take_snapshot(run, effect.daemons)
         run["metric_every_s"] = dict(self._series.every_s)
         names = {row["name"] for row in effect.daemons}
         if names != self._names:
-            # What is still to be written of those who are gone is the last that is said of them.
+            # The pending rows of removed daemons are their last ones.
             self._history += [*self._overview, lambda: self._remove_daemons_but(names)]
             self._names = names
         self._overview = [lambda: self.db.put_run(**run)]
@@ -217,7 +218,7 @@ class Records:
             self._overview.append(partial(self.db.put_daemon, row["name"], shown))
 
     def _remove_daemons_but(self, names: set[str]) -> None:
-        """Earlier there may have been more; those whose processes have ended are not shown."""
+        """Remove daemons that are not in the snapshot, unless their processes are still alive."""
         others = [row for row in self.db.daemons() if row["name"] not in names]
         alive = [row["name"] for row in processes.living(others)]
         self.db.remove_daemons({row["name"] for row in others}.difference(alive))
@@ -229,19 +230,19 @@ class Records:
 
 
 class _Starts:
-    """When the daemons' processes began: only with that a pid says who it is for ever."""
+    """Start times of the daemons' processes: pids are reused, (pid, start time) is unique."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._known: dict[str, tuple[int, str]] = {}
 
     def of(self, row: Json) -> str | None:
-        """`processes.start_of` the process in this row, looked up once per process; None if it is
-        not there any more. A pid that an earlier coordinator has known may be somebody else's: it
-        counts if the process was begun as this daemon.
+        """`processes.start_of` the process in this row, looked up once per process; None if it has
+        exited. A pid from an earlier coordinator may have been reused: it counts only if the
+        command line is that of this daemon.
         """
         name, pid = row["name"], row["pid"]
-        if pid is None or row["agent"] != HOME_AGENT:  # Its number means something over there.
+        if pid is None or row["agent"] != HOME_AGENT:  # A pid of another machine.
             return None
         if self._known.get(name, (0, ""))[0] != pid:
             start = processes.start_of(pid)
@@ -253,7 +254,7 @@ class _Starts:
 
 
 def to_wall_clock(value: Any) -> Any:
-    """The same JSON, its times (keys that end in at or since) counted from 1970."""
+    """The same JSON, its times (keys that end in at or since) as seconds since 1970."""
     offset_s = time.time() - time.monotonic()
     return _shift(value, offset_s)
 

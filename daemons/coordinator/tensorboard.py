@@ -1,8 +1,8 @@
-"""Writes the run's series as event files for TensorBoard: one run, however many workers.
+"""Writes the run's series as event files for TensorBoard: one TensorBoard run for all workers.
 
-Each coordinator of a run begins a file of its own, in one directory. It is written where run.db is,
-in the same thread and as rarely: only rows that are kept. Nobody builds anything on these files, so
-a disk that does not take them is a warning.
+Each coordinator of a run starts a new file in the same directory. It is written in the thread that
+writes run.db, and only for stored rows. Nothing depends on these files, so a failed write is only a
+warning.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LINES = {
     "workers": "run/workers",
     "noise_scale": "run/noise_scale",
 }
-"""Line of a history -> its tag; any other is what else the task's loss returns."""
+"""Line of a history -> its tag; other lines are further values of the task's loss."""
 
 
 class TensorBoard:
@@ -70,7 +70,7 @@ class TensorBoard:
             self._writer.close()
 
     def _write(self, at: float, step: int, values: Mapping[str, float | None]) -> None:
-        """One event with all values that there are."""
+        """Write one event with all values that are not None."""
         known = {tag: value for tag, value in values.items() if value is not None}
         if not known:
             return
@@ -83,7 +83,9 @@ class TensorBoard:
             self._fail(error)
 
     def _begin(self, at: float, step: int) -> None:
-        """A new file. What earlier ones have beyond this step, the run has gone back behind."""
+        """Start a new file. TensorBoard drops rows of earlier files beyond this step: the run was
+        rolled back.
+        """
         self._folder.mkdir(mode=0o755, exist_ok=True)
         name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._writer = RecordWriter((self._folder / name).open("xb"))
@@ -97,12 +99,12 @@ class TensorBoard:
         self._writer.flush()
 
     def _fail(self, error: OSError) -> None:
-        """Nothing is read behind half an event: the next one begins another file."""
+        """Readers stop at a torn event, so the next one starts another file."""
         if not self._has_failed:
-            log.warning("cannot write for TensorBoard: %s; training goes on", error)
+            log.warning("cannot write for TensorBoard: %s; training continues", error)
         self._has_failed, writer, self._writer = True, self._writer, None
         try:
             if writer is not None:
                 writer.close()
         except OSError:
-            return  # What was in its buffer is lost, too.
+            return  # Its buffer is lost, too.

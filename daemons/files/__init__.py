@@ -1,1 +1,1 @@
-"""Files of a run that daemons write, load and send to other hosts."""
+"""Writes and loads files of a run, and transfers them between hosts."""

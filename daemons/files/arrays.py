@@ -1,11 +1,11 @@
-"""Saving and loading a daemon's arrays in a thread of its own, so that messages go on meanwhile.
+"""Saves and loads a daemon's arrays in a separate thread, so that the loop keeps running.
 
-The coordinator names directories of its own machine. On another host a file is saved into a
-directory of the same name there, from which it is fetched; and what is to be loaded has to be
-fetched first, into a directory that no other daemon of the host uses:
+The coordinator names directories of its own machine. On another host a file is saved into a local
+directory of the same name, from which the coordinator fetches it. Files to load are fetched first,
+into a directory that no other daemon of the host uses:
 
     <host directory>/ckpt/<step>-<number>/shard-0.safetensors         saved here
-    <host directory>/restore/server-0.1/ckpt/<step>-<number>/...      fetched, until it is read
+    <host directory>/restore/server-0.1/ckpt/<step>-<number>/...      fetched; removed after loading
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dlctl.shards.base import W
 
 class Files:
     def __init__(self, loop: Loop, name: str, away: Away | None = None) -> None:
-        """`away`: how it is done on another host than the coordinator's; None: it is this one."""
+        """`away`: for a host other than the coordinator's; None on the coordinator's host."""
         self._loop = loop
         self._name = name
         self._away = away
@@ -43,7 +43,7 @@ class Files:
         self._thread.submit(self._save, effect)
 
     def load(self, effect: LoadArrays) -> None:
-        """Answered by `ArraysLoaded`; what cannot be read ends the daemon with the error."""
+        """Answered by `ArraysLoaded`; an unreadable file ends the daemon with the error."""
         self._thread.submit(self._load, effect)
 
     def _load(self, effect: LoadArrays) -> None:
@@ -65,7 +65,7 @@ class Files:
             directory = self._away.fetched(directory)
         manifest = checkpoints.read_manifest(directory)
         if self._name.startswith("worker"):
-            # What torch's optimisers keep is copied, part by part where a replica is cut.
+            # The state of torch's optimisers is copied, part by part if a replica is cut.
             own = checkpoints.read_worker(directory, manifest, self._name, mapped=(SAVED_AS,))
             return ArraysLoaded(own, {})
         slots = checkpoints.slots(directory, manifest, effect.lo)
@@ -99,21 +99,21 @@ class Files:
 
 
 class Away:
-    """Checkpoints on a host that has none but what its own daemons have just saved."""
+    """Checkpoints on a host that only has files which its own daemons have just saved."""
 
     def __init__(self, directory: Path, birth: Birth) -> None:
         """`directory`: the host directory."""
         self.directory = directory
         self.name = birth.name
         self.root = directory / "restore" / f"{birth.name}.{birth.incarnation}"
-        """Of what is fetched."""
+        """Of fetched files."""
 
     def fetched(self, directory: Path) -> Path:
-        """Where the files of this checkpoint of the coordinator's are when they have come."""
+        """The local directory for fetched files of this checkpoint of the coordinator."""
         return self.root / checkpoints.FOLDER / directory.name
 
     def missing(self, effect: LoadArrays) -> tuple[Wanted, ...]:
-        """What is needed and not here yet. Raises DlctlError for a damaged manifest."""
+        """Needed files that are not fetched yet. Raises DlctlError for a damaged manifest."""
         directory = self.fetched(Path(effect.directory))
         if not (directory / MANIFEST).exists():
             self._clear_older()
@@ -126,18 +126,18 @@ class Away:
         )
 
     def _parts(self, manifest: Json, effect: LoadArrays) -> list[Json]:
-        """Of a worker its own file; of a server those of its slice, and the first for extras."""
+        """For a worker its own file; for a server those of its slice, and the first for extras."""
         if self.name.startswith("worker"):
             return [p for p in manifest["workers"] if p["name"] == self.name and p["file"]]
         shards: list[Json] = manifest["shards"]
         if effect.tables:
-            return shards  # They are cut in another way than the parameters.
+            return shards  # Tables are sharded differently from the parameters.
         first = shards[:1] if effect.extras else []
         own = [s for s in shards if max(s["lo"], effect.lo) < min(s["hi"], effect.hi)]
         return [*first, *(shard for shard in own if shard not in first)]
 
     def _clear_older(self) -> None:
-        """What a process before this one has left."""
+        """Remove the fetched files of earlier incarnations."""
         for path in self.root.parent.glob(f"{self.name}.*"):
             if path != self.root:
                 shutil.rmtree(path, ignore_errors=True)
@@ -146,8 +146,8 @@ class Away:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def make_room(self, directory: Path, file: str) -> Path:
-        """The directory here for a file of this checkpoint. What is left of older ones is removed:
-        the coordinator has it, or nobody wants it any more. Raises DlctlError.
+        """The local directory for a file of this checkpoint. Removes files of older ones: the
+        coordinator has fetched them, or does not need them. Raises DlctlError.
         """
         here = self.directory / checkpoints.FOLDER / directory.name
         try:
@@ -157,7 +157,7 @@ class Away:
                 f"cannot make a checkpoint: {error.strerror}", where=str(here)
             ) from error
         for older in here.parent.iterdir():
-            with suppress(OSError, ValueError):  # It is not in the way, and may be no checkpoint.
+            with suppress(OSError, ValueError):  # It is harmless, and may not be a checkpoint.
                 if checkpoints.number(older) < checkpoints.number(here):
                     (older / file).unlink(missing_ok=True)
                     older.rmdir()
@@ -165,7 +165,7 @@ class Away:
 
 
 def files_of(loop: Loop, directory: Path, birth: Birth) -> Files:
-    """As a daemon needs it where it is; `directory` is the run directory, or the host directory."""
+    """The `Files` of a daemon; `directory` is the run directory, or the host directory."""
     if not (directory / HOST_FILE).exists():
         return Files(loop, birth.name)
     away = Away(directory, birth)

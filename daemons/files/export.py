@@ -1,12 +1,12 @@
 """A checkpoint as a plain state_dict: `python -m daemons.files.export DIR ...`.
 
-Every tensor gets the name, shape and dtype that it has in the user's model, tied ones under all
-their names, so that `model.load_state_dict(...)` takes it without complaint:
+Every tensor gets its name, shape and dtype of the user's model, tied ones under all their names, so
+that `model.load_state_dict(...)` accepts it:
 
     safetensors   safetensors.torch.load_file(FILE); tied tensors are separate copies there
-    torch         torch.load(FILE), weights_only=True as is the default; tied ones share memory
+    torch         torch.load(FILE), weights_only=True (the default); tied ones share memory
 
-Every byte of the checkpoint is checked before, and FILE appears whole or not at all.
+Every byte of the checkpoint is verified first, and FILE is written atomically.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REFUSED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
-"""Why a file cannot be made for reasons other than a full disk."""
+"""Errors for which a full disk is not the cause."""
 StateDict = dict[str, "Tensor"]
 
 
@@ -62,11 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def export(directory: Path, output: Path, to: str, *, of_average: bool = False) -> None:
-    """Write the checkpoint in `directory` to the file `output`, replacing one that is there.
+    """Write the checkpoint in `directory` to the file `output`, replacing an existing file.
 
-    of_average: the moving average of the parameters in place of these. Raises DlctlError, with
-    `output` untouched, if the checkpoint is damaged or has no average, torch is missing or the file
-    cannot be written; UsageError if `output` cannot be a file.
+    of_average: the moving average of the parameters instead of the parameters. Raises DlctlError,
+    with `output` untouched, if the checkpoint is damaged or has no average, torch is missing or the
+    file cannot be written; UsageError if `output` cannot be a file.
     """
     _check_output(output)
     problems = checkpoints.verify(directory)
@@ -103,10 +103,10 @@ def _check_output(output: Path) -> None:
 
 
 def state_dict(directory: Path, manifest: Manifest, of: str = "w") -> StateDict:
-    """name -> tensor, in the model's own shapes and dtypes; tied names share one tensor. With the
-    task's tables of rows, by their names. of: the vector of the shards that has the parameters.
+    """name -> tensor, in the model's own shapes and dtypes; tied names share one tensor. Includes
+    the task's tables of rows, by their names. of: the shards' vector with the parameters.
 
-    Raises DlctlError if a file is cut or torch is not installed.
+    Raises DlctlError if a file is truncated or torch is not installed.
     """
     torch = _torch()
     model = layout(manifest)
@@ -134,7 +134,7 @@ def state_dict(directory: Path, manifest: Manifest, of: str = "w") -> StateDict:
 
 
 def _frozen(directory: Path, manifest: Manifest) -> Iterator[tuple[Entry, Tensor]]:
-    """Bit by bit as they were."""
+    """The frozen tensors, bitwise unchanged."""
     path = checkpoints.frozen_file(directory, manifest)
     if path is None:
         return
@@ -191,24 +191,24 @@ WRITERS: dict[str, Callable[[StateDict, Path], None]] = {
 
 @contextmanager
 def _replacing(output: Path) -> Iterator[Path]:
-    """A path beside `output` that takes its place once it is written and on the disk."""
+    """A path beside `output` that replaces it once it is written and synced."""
     temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.touch(exist_ok=False)
         mode = stat.S_IMODE(temporary.stat().st_mode)
         yield temporary
-        # One of the writers puts a file in its place that only we may read.
+        # One of the writers replaces the file by one with mode 0600.
         temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(output)
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch's word for a full disk
+    except (OSError, SafetensorError, RuntimeError) as error:  # RuntimeError: torch, disk full
         reason = (isinstance(error, OSError) and error.strerror) or error
         look = "ls -ld" if isinstance(error, OSError) and error.errno in REFUSED else "df -h"
         hint = f"{look} {shlex.quote(str(output.parent))}"
         raise DlctlError(f"cannot write: {reason}", where=str(output), hint=hint) from error
     finally:
-        with suppress(OSError):  # Where nothing can be written, not even what is not there.
+        with suppress(OSError):  # A read-only directory also refuses to unlink a missing file.
             temporary.unlink(missing_ok=True)
 
 

@@ -1,9 +1,9 @@
-"""Takes whole files that come from another host: beside their places first, and into them when
-they are known to be right. And looks whether those that were saved here are.
+"""Receives files from another host: into temporary files, which are renamed after verification.
+Also verifies files that were saved on this machine.
 
-Bytes are written by the loop, a piece at a time; flushing and hashing takes longer, and a thread
-does it, file by file; as long as it reads, it says so. A crash at any moment leaves the file whole,
-or not there.
+The loop writes the bytes, a piece at a time. A thread does the slow flushing and hashing, one file
+at a time, and reports that it is still reading. After a crash at any moment the file is complete or
+missing.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from dlctl.util.fsync import sync_directory
 from dlctl.util.hashing import Progress, sha256_of
 
 READING_S = 1.0
-"""How often the thread says that it still reads."""
+"""Interval of the thread's reports that it is still reading."""
 
 
 class FileReceiver:
     def __init__(self, loop: Loop, root: Path) -> None:
-        """`root`: what the names of files are relative to; directories in it are made."""
+        """`root`: file names are relative to it; its subdirectories are created."""
         self.loop = loop
         self.root = root
         self._open: dict[str, int] = {}
-        """File -> descriptor of what is there of it."""
+        """File -> descriptor of its partial content."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="incoming")
         loop.perform(TakeBytes, self._take)
         loop.perform(SealFile, self._seal)
@@ -61,7 +61,7 @@ class FileReceiver:
         if file not in self._open:
             path = self._beside(file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)  # Of a process before this one.
+            path.unlink(missing_ok=True)  # Of an earlier process.
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._open[file] = os.open(path, flags, 0o644)
         return self._open[file]
@@ -76,7 +76,7 @@ class FileReceiver:
     def _seal(self, effect: SealFile) -> None:
         descriptor = self._open.pop(effect.file, None)
         if descriptor is None:
-            return  # It could not be written, and that was said.
+            return  # It could not be written, and that was reported.
         self._thread.submit(self._check_and_place, effect, descriptor)
 
     def _check(self, effect: CheckFile) -> None:
@@ -93,13 +93,13 @@ class FileReceiver:
         self.loop.post(FileSealed(effect.file, "; ".join(problems)))
 
     def _progress(self) -> Progress:
-        """For a file that the thread begins with now."""
-        said_at = time.monotonic()
+        """A progress callback for one file."""
+        reported_at = time.monotonic()
 
         def reads() -> None:
-            nonlocal said_at
-            if time.monotonic() - said_at >= READING_S:
-                said_at = time.monotonic()
+            nonlocal reported_at
+            if time.monotonic() - reported_at >= READING_S:
+                reported_at = time.monotonic()
                 self.loop.post(StillReading())
 
         return reads
@@ -117,13 +117,13 @@ class FileReceiver:
         self.loop.post(FileSealed(effect.file, error))
 
     def _placed(self, effect: SealFile, descriptor: int, progress: Progress) -> str:
-        """What is wrong with the file, or "" if it is in its place."""
+        """Verify the file and rename it into place; returns the problem, or ""."""
         path = self.root / effect.file
         with os.fdopen(descriptor, "r+b") as file:
             os.fsync(file.fileno())
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes != effect.nbytes:
-                return f"{size_bytes} bytes have come, and {effect.nbytes} were saved there"
+                return f"{size_bytes} bytes were received, but {effect.nbytes} were saved there"
             found = sha256_of(file, effect.nbytes, progress) if effect.sha256 else ""
         if found != effect.sha256:
             return "what has come is not what was saved there: its SHA-256 is another one"
@@ -133,7 +133,7 @@ class FileReceiver:
 
 
 def write(descriptor: int, data: bytes, offset: int) -> None:
-    """All of `data`. Raises OSError."""
+    """Write all of `data`. Raises OSError."""
     left = memoryview(data)
     while left:
         written = os.pwrite(descriptor, left, offset)

@@ -1,9 +1,9 @@
-"""Answers questions for files of a run: on a host for the coordinator, and the other way round.
+"""Serves files of a run: an agent serves those of its host to the coordinator, and vice versa.
 
-Whoever asks names a file, and may be mistaken or mean harm. A name must have exactly the form of
-one of the files that are meant to travel: never the job, the task, a key or a database, nothing
-hidden, and nothing that leads out of the directory. Links are not followed, and what is no regular
-file (a pipe would stop this process until somebody writes) is not read.
+A request names a file, and is not trusted. The name must match exactly the form of a file that may
+be transferred: never the job, the task, a key or a database, no hidden file, and no path out of the
+directory. Links are not followed, and only regular files are read (reading a pipe could block this
+process).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _FORMS = {
     ACKS: re.compile(r"acks/worker-[0-9]{1,9}\.[0-9]{1,9}"),
 }
 ON_HOSTS = (CHECKPOINTS, FROZEN, LOGS, ACKS)
-"""What an agent shows of its host."""
+"""What an agent serves of its host."""
 AT_HOME = (CHECKPOINTS, FROZEN)
-"""What the coordinator shows to the daemons of other hosts."""
+"""What the coordinator serves to the daemons of other hosts."""
 
 
 class FileSender:
     def __init__(self, loop: Loop, root: Path, name: str, folders: tuple[str, ...]) -> None:
-        """`root`: the run directory, or what stands for it here. `name`: of this daemon."""
+        """`root`: the run directory, or the host directory. `name`: of this daemon."""
         self.loop = loop
         self.root = root
         self.name = name
@@ -53,7 +53,7 @@ class FileSender:
         loop.perform(RemoveCopy, lambda effect: self.remove(effect.file))
 
     def answer(self, question: ReadFile) -> FileData:
-        """What is asked for, or why it is not to be had. Never raises."""
+        """The requested bytes, or the reason of a refusal. Never raises."""
         try:
             self._require_shown(question.file)
             with self._opened(question.file) as descriptor:
@@ -66,10 +66,10 @@ class FileSender:
             return self._refusal(question, f"cannot read it: {error.strerror}")
 
     def remove(self, file: str) -> None:
-        """Remove a file of a checkpoint, or that of the frozen parameters; its directory stays,
-        others may be about to write there.
+        """Remove a file of a checkpoint, or that of the frozen parameters. Its directory stays:
+        other daemons may be about to write there.
 
-        Nothing happens if it cannot be done: it is tried again when the next one is written.
+        A failure is ignored: the removal is retried when the next one is written.
         """
         folder = file.partition("/")[0]
         is_saved = folder in (CHECKPOINTS, FROZEN) and folder in self.folders
@@ -81,7 +81,7 @@ class FileSender:
                 return
 
     def _require_shown(self, file: str) -> None:
-        """Raises DlctlError for a name that nobody has any business with."""
+        """Raises DlctlError for a name of a file that is not served."""
         folder = file.partition("/")[0]
         if folder not in self.folders or not _FORMS[folder].fullmatch(file):
             raise DlctlError("this file is not for others")
@@ -91,7 +91,7 @@ class FileSender:
     def _read(self, question: ReadFile, descriptor: int) -> FileData:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            raise DlctlError("it is no regular file")
+            raise DlctlError("it is not a regular file")
         part, data = info.st_ino, b""  # A log that is rotated is another file.
         offset = question.offset if question.part in (0, part) else 0
         if offset < info.st_size:
@@ -118,7 +118,7 @@ class FileSender:
 
     @contextmanager
     def _directory(self, file: str) -> Iterator[tuple[int, str]]:
-        """(descriptor of the directory, name in it). No component may be a link."""
+        """(descriptor of the directory, name in it). Fails if a component is a link."""
         *folders, name = file.split("/")
         with ExitStack() as stack:
             at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

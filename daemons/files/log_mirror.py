@@ -1,7 +1,6 @@
-"""Logs and ack records of other hosts, as they come into the run directory.
+"""Writes logs and ack records of other hosts into the run directory.
 
-They are small pieces, and nothing depends on them: they are written by the loop and not flushed to
-the disk.
+The pieces are small and nothing depends on them: the loop writes them, without a sync to the disk.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Mirrored:
             path = self._path(effect.file)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             if effect.offset == 0:
-                flags |= os.O_TRUNC  # What is there could not be rotated, and is of another part.
+                flags |= os.O_TRUNC  # The existing file is an older part that was not rotated.
             descriptor = os.open(path, flags, 0o644)
             try:
                 write(descriptor, effect.data, effect.offset)
@@ -49,7 +48,7 @@ class Mirrored:
             log.warning("cannot rotate %s: %s", effect.file, error)
 
     def _replace(self, effect: ReplaceFile) -> None:
-        """Whole: whoever reads it sees the one before or this one."""
+        """Replace the file atomically."""
         try:
             path = self._path(effect.file)
             temporary = path.with_name(f".{path.name}.tmp")
@@ -68,6 +67,6 @@ def sizes(root: Path) -> dict[str, int]:
     """Bytes of the logs that are in a run directory, by process: "worker-0.3"."""
     found = {}
     for path in (root / LOGS).glob("*.jsonl"):
-        with suppress(FileNotFoundError):  # Just being rotated.
+        with suppress(FileNotFoundError):  # It is being rotated.
             found[path.name.removesuffix(".jsonl")] = path.stat().st_size
     return found

@@ -1,13 +1,13 @@
-"""What dlctl does on another machine when it is called over ssh: requests, and an answer to each.
+"""The remote end of dlctl on another machine, called over ssh: requests, and an answer to each.
 
-    begin    place an agent, with the files that its daemons need
-    look     say what is there
-    end      end what is there, and remove it if that is wanted
+    begin    start an agent, with the files that its daemons need
+    look     report what exists of a run
+    end      end the daemons, and remove their files on request
 
-and for `dlctl doctor`, which changes nothing there:
+and for `dlctl doctor`, which changes nothing:
 
-    hello    what time it is                listen   take connections of those who have a token
-    examine  what there is                  reach    connect to others who listen
+    hello    report the time                listen   accept connections that send a token
+    examine  report facts                   reach    connect to listeners
 
-A machine that dlctl was never on has only these modules to answer with, so that they import little.
+These modules import little, so that they also work on a machine where little is installed.
 """

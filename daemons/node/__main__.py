@@ -1,9 +1,8 @@
 """`python -P -m daemons.node`: answers requests about this machine, one JSON object per line on
-standard input, and one per line on standard output behind a mark. It ends with its input, or when
-nobody has asked anything for a minute.
+standard input, and one per line on standard output after a mark. It exits at the end of its input,
+or after a minute without a request.
 
-Everything else that is printed, by whatever library, goes to standard error: ssh carries it, too,
-and whoever has asked sees it.
+All other output, of any library, goes to standard error: ssh forwards it to the caller.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ VERBS = {
     "begin": "begin", "look": "look", "end": "end",
     "examine": "examine", "listen": "listening", "reach": "measure",
 }  # fmt: skip
-"""What is asked -> the module whose function of that name answers; imported when it is asked."""
+"""Verb -> the module whose function of that name answers; imported on demand."""
 
 
 def main() -> int:
-    """Answer until nobody asks any more. The exit code is that of the last error, if any."""
+    """Answer requests until none arrive. The exit code is that of the last error, if any."""
     answers, code = os.dup(1), 0
     os.dup2(2, 1)
     with os.fdopen(answers, "wb", buffering=0) as stream:
@@ -47,7 +46,7 @@ def main() -> int:
 
 
 def _answer(line: bytes) -> tuple[dict[str, Any], int]:
-    """What to say, and the exit code that it would be."""
+    """The answer, and the exit code that corresponds to it."""
     try:
         return _value(line), 0
     except DlctlError as error:
@@ -55,7 +54,7 @@ def _answer(line: bytes) -> tuple[dict[str, Any], int]:
     except OSError as error:
         why = DlctlError(f"{error.strerror or error}", where=str(error.filename or "") or None)
     except (ValueError, RecursionError) as error:
-        why = DlctlError(f"it could not be looked at: {error}")
+        why = DlctlError(f"it could not be read: {error}")
     return as_value(why), why.exit_code
 
 
@@ -65,14 +64,15 @@ def _value(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         request = None
     if type(request) is not dict:
-        raise UsageError("what has come is no request: it has to be one JSON object")
+        raise UsageError("not a request: it has to be one JSON object")
     verb = request.get("verb")
     if verb == "hello":
         return {"at": time.time(), "host": socket.gethostname()}
     if verb not in VERBS:
         has = ", ".join(("hello", *VERBS))
         raise UsageError(
-            f"this dlctl has no such request; it has {has}", hint="install the same one there"
+            f"this version of dlctl does not know the request; it knows {has}",
+            hint="install the same version there",
         )
     answer = getattr(import_module(f"daemons.node.{VERBS[verb]}"), verb)
     return dict(answer(request))

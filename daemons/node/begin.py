@@ -1,4 +1,4 @@
-"""`begin`: an agent on this machine, detached from the connection that has asked for it."""
+"""`begin`: starts an agent on this machine, detached from the connection of the request."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from dlctl.util import processes
 TASK = "task"
 CONNECT_S = 3.0
 HELD_S = 10.0
-"""For another `begin` of the same agent to come to its end."""
+"""For another `begin` of the same agent to finish."""
 UP_S = 45.0
-"""For the agent to begin its log; what it cannot import it says before that."""
+"""For the agent to start its log; an import error is printed before that."""
 POLL_S = 0.02
 
 
 def begin(request: Request) -> dict[str, Any]:
-    """Place an agent; an older one of this run and name is killed, its daemons live on.
+    """Start an agent. An older one of this run and name is killed; its daemons keep running.
 
     {directory, pid, pid_start, host}. Raises VersionMismatch, UsageError, Unreachable if the
-    coordinator cannot be reached from here, and DlctlError if the agent did not start.
+    coordinator cannot be reached, and DlctlError if the agent did not start.
     """
     _check_versions(request)
     agent, directory = name_of_agent(request), host_directory(request)
@@ -62,25 +62,25 @@ def begin(request: Request) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------- the request
 
 
 def _check_versions(request: Request) -> None:
     version, protocol = field(request, "version", str), field(request, "protocol", int)
     if (version, protocol) != (__version__, wire.PROTOCOL):
         raise VersionMismatch(
-            f"here is dlctl {__version__} with protocol {wire.PROTOCOL}, and {version} with "
-            f"protocol {protocol} has asked: they have to be the same",
+            f"this host has dlctl {__version__} with protocol {wire.PROTOCOL}, the request comes "
+            f"from {version} with protocol {protocol}: they have to be the same",
             where=os.path.dirname(wire.__file__),
             hint=f"install dlctl {version} there, or set python of this host in [[hosts]]",
         )
 
 
 def _credentials(request: Request) -> Credentials:
-    """Both keys, or none if the connections of the run have none."""
+    """Both keys, or none if the connections of the run are not encrypted."""
     keys = Credentials(field(request, "secret", str), field(request, "coordinator_key", str))
     if {len(key) for key in keys} not in ({0}, {KEY_LETTERS}):
-        raise UsageError("the keys of the request are none")  # Never showing them.
+        raise UsageError("the keys of the request are invalid")  # Never show them.
     return keys
 
 
@@ -97,7 +97,7 @@ def _files(request: Request) -> dict[PurePosixPath, bytes]:
 def _relative(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or path.suffix != ".py":
-        raise UsageError(f"this is no path of a Python file beside the job: {name!r:.200}")
+        raise UsageError(f"not a relative path of a Python file: {name!r:.200}")
     return path
 
 
@@ -109,12 +109,12 @@ def _content(name: str, text: object) -> bytes:
 
 
 def _job(request: Request, directory: Path, files: dict[PurePosixPath, bytes]) -> dict[str, Any]:
-    """The resolved job, with its task where it is here."""
+    """The resolved job, with the path of its task on this machine."""
     job: dict[str, Any] = field(request, "job", dict)
     try:
         file, _, name = config.from_dict(config.JobFile, job).job.task.rpartition(":")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise UsageError(f"the job of the request is none: {error}") from error
+        raise UsageError(f"the job of the request is invalid: {error}") from error
     if _relative(file) not in files:
         raise UsageError(f"the task's file {file!r:.200} is not among the files")
     task = f"{directory / TASK / file}:{name}"
@@ -122,34 +122,32 @@ def _job(request: Request, directory: Path, files: dict[PurePosixPath, bytes]) -
 
 
 def _reach(control: str) -> None:
-    """Raises Unreachable if nobody can be connected to at the coordinator's address: an agent would
-    try for ever, and nobody would hear of it.
+    """Raises Unreachable if a connection to the coordinator's address fails: an agent would retry
+    for ever, without a report.
     """
     address = urlsplit(control)
     try:
         if address.scheme != "tcp" or not address.hostname or not address.port:
             raise ValueError("it has to be tcp://ADDRESS:PORT")
     except ValueError as error:
-        raise UsageError(
-            f"this is no address of a coordinator: {control!r:.200}: {error}"
-        ) from None
+        raise UsageError(f"not an address of a coordinator: {control!r:.200}: {error}") from None
     try:
         socket.create_connection((address.hostname, address.port), CONNECT_S).close()
     except OSError as error:
         raise Unreachable(
-            f"the coordinator cannot be reached from here at {control}: {error.strerror or error}",
-            hint="open it in the firewall there (port in [network] makes it always the same), or "
+            f"this host cannot reach the coordinator at {control}: {error.strerror or error}",
+            hint="open this port in the coordinator's firewall (port in [network] fixes it), or "
             "set address in [network] to one that this host can reach",
         ) from error
 
 
-# ---------------------------------------------------------------- what is done
+# ---------------------------------------------------------------- the actions
 
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Make the directory, and hold it: the connection of another `begin` may be gone while it still
-    works, and an agent that has left may be removing it.
+    """Create the directory and lock it: another `begin` whose connection was lost may still be
+    running, and an agent that exits may be removing the directory.
     """
     deadline = time.monotonic() + HELD_S
     with ExitStack() as ours:
@@ -160,27 +158,27 @@ def _alone(directory: Path) -> Iterator[None]:
                 break
             except (BlockingIOError, FileNotFoundError):
                 if time.monotonic() > deadline:
-                    words = "somebody else is just starting this agent"
+                    words = "another process is starting this agent"
                     raise DlctlError(words, where=str(directory)) from None
             time.sleep(POLL_S)
         yield
 
 
 def _replace_older(directory: Path, incarnation: int) -> None:
-    """Raises UsageError if there is a newer one: this request has been overtaken."""
+    """Kill older agents. Raises UsageError if a newer one is running: this request is stale."""
     there = agents(directory)
     newest = max((agent.incarnation for agent in there), default=0)
     if newest > incarnation:
-        raise UsageError(f"incarnation {newest} of this agent is here already, and is newer")
+        raise UsageError(f"a newer incarnation of this agent, {newest}, is already running")
     ended = kill(there)
     if len(ended) < len(there):
-        raise DlctlError("the agent before this one cannot be ended", where=str(directory))
+        raise DlctlError("the previous agent cannot be killed", where=str(directory))
 
 
 def _write(
     directory: Path, agent: str, job: dict[str, Any], files: dict[PurePosixPath, bytes]
 ) -> None:
-    """Daemons that live have imported what they need: they are not disturbed by newer files."""
+    """Replace the files. Running daemons have imported what they need and are not affected."""
     fresh, task = directory / f".{TASK}.new", directory / TASK
     shutil.rmtree(fresh, ignore_errors=True)
     try:
@@ -197,24 +195,24 @@ def _write(
         raise DlctlError(
             f"cannot write the files of this run: {error.strerror}",
             where=str(error.filename or directory),
-            hint="set dir of this host in [[hosts]] to a place with room",
+            hint="set dir of this host in [[hosts]] to a place with enough space",
         ) from error
 
 
 def _wait_until_up(
     process: subprocess.Popen[bytes], directory: Path, agent: str, incarnation: int
 ) -> None:
-    """Until it writes its log in our form. Raises DlctlError with its words if it ends before."""
+    """Wait until it logs its start. Raises DlctlError with its output if it exits before."""
     path = paths.log_path(directory, agent, incarnation)
     deadline = time.monotonic() + UP_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             said = " | ".join(last_lines(path)[-3:])
-            words = f"the agent has ended at its start (exit {process.returncode}): {said}"
+            words = f"the agent has exited at its start (exit {process.returncode}): {said}"
             raise DlctlError(words, where=str(path))
         if any(line.endswith(f"starts, pid {process.pid}") for line in last_lines(path)):
             return
         time.sleep(POLL_S)
     process.kill()
     process.wait()
-    raise DlctlError(f"the agent has said nothing in {UP_S:.0f} s", where=str(path))
+    raise DlctlError(f"the agent has logged nothing in {UP_S:.0f} s", where=str(path))

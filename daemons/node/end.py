@@ -1,4 +1,4 @@
-"""`end`: nothing of an agent is left on this machine. Doing it again does no harm."""
+"""`end`: ends an agent and its daemons on this machine, and may remove its files. Idempotent."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dlctl.launch import local
 from dlctl.util import processes
 
 ROUNDS_MAX = 3
-"""An agent may start a daemon while it is being ended."""
+"""An agent may start a daemon while it is being terminated."""
 
 
 def end(request: Request) -> dict[str, Any]:
-    """End the daemons of an agent here, or only the agent itself, and remove its files if asked.
+    """End the daemons of an agent, or only the agent itself, and remove its files on request.
 
-    Without `only_agent`, all get SIGTERM, and SIGKILL after `grace_s`. The agent alone is killed at
-    once: its daemons are to live on. {ended: [{name, incarnation, ...}], left: [...], removed}
+    Without `only_agent`, all get SIGTERM, and SIGKILL after `grace_s`. With it, the agent is killed
+    at once: its daemons keep running. {ended: [{name, incarnation, ...}], left: [...], removed}
     """
     directory = host_directory(request)
     grace_s, purge = natural(request, "grace_s"), field(request, "purge", bool)
@@ -34,12 +34,12 @@ def end(request: Request) -> dict[str, Any]:
 
 
 def agents(directory: Path) -> list[local.Living]:
-    """The agents of this directory that live."""
+    """The running agents of this directory."""
     return [daemon for daemon in local.living(directory) if daemon.role == "agent"]
 
 
 def kill(daemons: list[local.Living]) -> list[dict[str, Any]]:
-    """SIGKILL; returns the rows of those that have ended by it."""
+    """Send SIGKILL; returns the rows of the daemons that have exited."""
     rows = [row(daemon) for daemon in daemons]
     for each in rows:
         with suppress(PermissionError):
@@ -60,11 +60,11 @@ def _end_all(directory: Path, grace_s: float) -> tuple[list[dict[str, Any]], lis
 
 
 def purge_files(directory: Path) -> list[str]:
-    """Remove what servers have kept here, and the directory. Returns the paths.
+    """Remove the stored states of servers, and the directory. Returns the paths.
 
-    Raises NotPermitted if something of it is not ours to remove.
+    Raises NotPermitted if this user may not remove some of it.
     """
-    # Only here: to end what hangs must be quick, and go without numpy.
+    # Imported here: ending a hung process must be quick, without importing numpy.
     from daemons.node.look import servers_of
     from dlctl.runs import kept_shards
 
@@ -79,5 +79,5 @@ def purge_files(directory: Path) -> list[str]:
         removed.append(str(directory))
         for parent in directory.parents[:2]:
             with suppress(OSError):
-                parent.rmdir()  # If there is nothing of another run in it.
+                parent.rmdir()  # Unless it contains files of another run.
     return removed

@@ -1,7 +1,6 @@
-"""What there is on this machine: facts only, what they mean is for others to say.
+"""`examine`: facts about this machine; `dlctl/health` interprets them.
 
-Nothing is written and nothing is made. torch is imported by a process of its own, and only where a
-worker will have to import it.
+It writes nothing. A separate process imports torch, and only if workers will run here.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ SMI = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
 LOGIND = Path("/etc/systemd/logind.conf")
 LINGER = Path("/var/lib/systemd/linger")
 BOOTED = Path("/run/systemd/system")
-"""There only if systemd runs."""
+"""Exists only if systemd runs."""
 USER_UID_MIN = 1000
-"""systemd leaves the system's own users alone."""
+"""systemd exempts system users."""
 YES = ("yes", "true", "1", "on")
 
 
@@ -50,7 +49,7 @@ def examine(request: Request) -> dict[str, Any]:
     """{host, user, python, versions, directory, states, runtime, shm, open_files_max, memory,
     cores, gpu, torch, addresses, firewall, logout}; see the functions below.
 
-    `dir`: as in the job file, or `folder`: where runs are made on the machine of the coordinator;
+    `dir`: as in the job file, or `folder`: the parent of runs on the coordinator's machine;
     `state_dir`: as in the job file; `needs_torch`: whether workers run here. Raises UsageError.
     """
     begun = _torch() if field(request, "needs_torch", bool) else None
@@ -100,12 +99,12 @@ def _folders(request: Request) -> dict[str, Any]:
 
 
 def _private(place: Path) -> dict[str, Any]:
-    """As `_directory`; nobody else may be able to enter it."""
+    """As `_directory`; no other user may be able to enter it."""
     return _directory(place, is_private=True)
 
 
 def _directory(place: Path, *, is_private: bool = False) -> dict[str, Any]:
-    """{path, is_there, problem, fix, free_bytes}: whether dlctl could keep its files there."""
+    """{path, is_there, problem, fix, free_bytes}: whether dlctl could store its files there."""
     problem = fix = ""
     try:
         if is_private and place.exists():
@@ -139,7 +138,7 @@ def _room(path: Path) -> dict[str, Any]:
 
 
 def _memory() -> dict[str, int]:
-    """Bytes of the machine, or what the group of this process may have if that is less."""
+    """Bytes of the machine, or the cgroup limit of this process if that is less."""
     memory = psutil.virtual_memory()
     found = {"total_bytes": int(memory.total), "available_bytes": int(memory.available)}
     try:
@@ -170,7 +169,7 @@ def _gpu() -> dict[str, Any]:
 
 
 def _addresses() -> dict[str, list[str]]:
-    """Interface -> its addresses, without those that mean nothing beyond their own cable."""
+    """Interface -> its addresses, without link-local ones."""
     families = (socket.AF_INET, socket.AF_INET6)
     return {
         name: [str(a.address) for a in found if a.family in families and "%" not in a.address]
@@ -179,7 +178,7 @@ def _addresses() -> dict[str, list[str]]:
 
 
 def _logout() -> dict[str, bool]:
-    """{kills, removes_ipc}: what systemd does when the last login of this user is over."""
+    """{kills, removes_ipc}: what systemd does when the last session of this user ends."""
     if os.getuid() < USER_UID_MIN or not BOOTED.exists() or (LINGER / _user()).exists():
         return {"kills": False, "removes_ipc": False}
     files = [LOGIND, *sorted(LOGIND.with_suffix(".conf.d").glob("*.conf"))]
@@ -215,10 +214,10 @@ def _torch_of(process: subprocess.Popen[str]) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         kill_group(process)
         process.communicate()
-        return {"problem": f'"import torch" has not come to its end in {TORCH_S:.0f} s'}
+        return {"problem": f'"import torch" has not finished in {TORCH_S:.0f} s'}
     try:
         version, cuda, devices = json.loads(said.splitlines()[-1])
     except (ValueError, IndexError):
-        last = [line for line in words.splitlines() if line.strip()][-1:] or ["it said nothing"]
+        last = [line for line in words.splitlines() if line.strip()][-1:] or ["no output"]
         return {"problem": last[0].strip()[:WORDS_CHARS_MAX]}
     return {"version": version, "cuda": cuda, "devices": devices}

@@ -1,4 +1,4 @@
-"""Which rules of the kernel stand between this machine and others, as far as we may read them."""
+"""The firewall rules of this machine, if this user may read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from dlctl.launch import commands
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
-"""Not in everybody's PATH."""
+"""Not in every user's PATH."""
 READ_S = 5.0
 _INPUT_HOOK = re.compile(r"^\s*type filter hook input ", re.MULTILINE)
 _REFUSES = re.compile(r"\b(?:drop|reject)\b", re.IGNORECASE)
@@ -20,7 +20,7 @@ _MANAGERS = {"firewalld": "firewall-cmd", "ufw": "ufw"}
 def firewall() -> dict[str, Any]:
     """{family, is_active, words}: family is "ufw", "firewalld", "nft", "iptables" or "".
 
-    `is_active`: whether some rule refuses what comes in; None: it cannot be read by this user.
+    `is_active`: whether some rule blocks incoming packets; None: this user cannot read the rules.
     """
     for family, tool in _MANAGERS.items():
         if (said := _read(tool, "status" if family == "ufw" else "--state")) is not None and (
@@ -32,11 +32,12 @@ def firewall() -> dict[str, Any]:
         is_there = is_there or _path(family) is not None
         said = _read(family, *command)
         if said is not None and _refuses(family, said):
-            words = f"rules of {family} refuse some of what comes in"
+            words = f"rules of {family} block some incoming packets"
             return {"family": family, "is_active": True, "words": words}
         if said is not None:
-            return {"family": family, "is_active": False, "words": "no rule refuses what comes in"}
-    words = "the rules can be read by root only" if is_there else "no tool to read rules is here"
+            words = "no rule blocks incoming packets"
+            return {"family": family, "is_active": False, "words": words}
+    words = "only root can read the rules" if is_there else "no tool to read rules found"
     return {"family": "", "is_active": None, "words": words}
 
 
@@ -50,7 +51,7 @@ def _path(tool: str) -> str | None:
 
 
 def _read(tool: str, *arguments: str) -> str | None:
-    """What a tool says of the rules; None if it is not here, or does not say it."""
+    """A tool's output about the rules; None if it is not installed or fails."""
     path = _path(tool)
     if path is None:
         return None

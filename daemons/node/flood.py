@@ -1,8 +1,8 @@
-"""How fast a connection is: the words of both ends, and data that is of no use.
+"""The protocol that measures the throughput and round trip of a connection.
 
-token                          whoever connects says it; "+" is the answer
-p                              "p" comes back: one round trip
-d  ->  pieces  (a length, then so many bytes; a length of zero is the end)
+token                          sent by the connecting end; "+" is the answer
+p                              "p" is the answer: one round trip
+d  ->  pieces  (a length, then that many bytes; a length of zero is the end)
 u  pieces  ->  what has arrived, as two numbers: bytes, and nanoseconds from the first to the last
 """
 
@@ -18,12 +18,12 @@ TOKEN_BYTES = 64
 WELCOME, PING, DOWN, UP = b"+", b"p", b"d", b"u"
 PIECE_BYTES = 256 << 10
 FLOOD_BYTES_MAX = 96 << 20
-"""Enough for a fast link, and over in a moment there."""
+"""Enough to measure a fast link, where it takes only a moment."""
 SILENT_S = 5.0
 LENGTH = struct.Struct("!I")
 COUNTED = struct.Struct("!QQ")
 NOTSENT_LOWAT_BYTES = 512 << 10
-"""The sender sees how much has left, not how much its kernel was willing to keep."""
+"""So that the sender measures the sent data, not the data buffered by its kernel."""
 
 
 class Arrived(NamedTuple):
@@ -42,7 +42,7 @@ def prepare(connection: socket.socket) -> None:
 
 
 def read_exactly(connection: socket.socket, size_bytes: int) -> bytes:
-    """Raises ConnectionError if the other end has closed it before."""
+    """Raises ConnectionError if the other end closes the connection before."""
     data = bytearray()
     while len(data) < size_bytes:
         piece = connection.recv(size_bytes - len(data))
@@ -53,7 +53,7 @@ def read_exactly(connection: socket.socket, size_bytes: int) -> bytes:
 
 
 def send_flood(connection: socket.socket, for_s: float) -> None:
-    """Random bytes: a link that compresses would seem faster than it is."""
+    """Send random bytes: a link that compresses would seem faster than it is."""
     piece = LENGTH.pack(PIECE_BYTES) + os.urandom(PIECE_BYTES)
     until, left_bytes = time.monotonic() + for_s, FLOOD_BYTES_MAX
     while left_bytes > 0 and time.monotonic() < until:
@@ -63,12 +63,12 @@ def send_flood(connection: socket.socket, for_s: float) -> None:
 
 
 def take_flood(connection: socket.socket) -> Arrived:
-    """All of it; the clock begins with the first bytes, which are not counted."""
+    """Receive all pieces. The clock starts with the first bytes, which are not counted."""
     buffer = memoryview(bytearray(PIECE_BYTES))
     first_ns, last_ns, size_bytes = 0, 0, 0
     while length := LENGTH.unpack(read_exactly(connection, LENGTH.size))[0]:
         if length > PIECE_BYTES:
-            raise ConnectionError("the other end does not speak as a probe does")
+            raise ConnectionError("the other end does not follow the protocol of a probe")
         while length:
             got = connection.recv_into(buffer[:length])
             if not got:

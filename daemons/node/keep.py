@@ -1,12 +1,12 @@
 """`python -P -m daemons.node.keep DIRECTORY [--requeue]`: the keeper of one node of a Slurm job.
 
-It is the task of srun on this node. It takes the orders that lie in DIRECTORY (see
-`dlctl.launch.slurmfiles`), has the agent begin exactly as ssh would (`daemons.node`), says what
-became of it, and starts a newer incarnation when that is ordered. It is the parent of whatever
-loses its own here, so that Slurm counts everything to the job.
+It is the task of srun on this node. It takes the orders in DIRECTORY (see
+`dlctl.launch.slurmfiles`), starts the agent exactly as ssh would (`daemons.node`), reports the
+result, and starts a newer incarnation when ordered. It is the subreaper of orphaned processes on
+this node, so that Slurm accounts all of them to the job.
 
-SIGTERM is Slurm's word that the job ends here: nothing is started any more. When the keeper ends,
-nothing is left on the node, unless the job is queued again: then the shards may be found again.
+With SIGTERM, Slurm ends the job on this node: the keeper starts nothing any more. When it exits, no
+process or file remains on the node, unless Slurm requeues the job: then shards may be reused.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from dlctl.util.processes import start_of
 
 POLL_S = 1.0
 IDLE_S_MAX = 600.0
-"""Without an agent: the coordinator has died, or cannot write its orders where we look."""
+"""Without an agent: the coordinator has died, or cannot write its orders to this directory."""
 BEGIN_S_MAX = 80.0
 GRACE_S = 4
-"""For the daemons here to end, before they are killed; Slurm kills us after KillWait."""
+"""For the daemons of this node to exit before SIGKILL; Slurm kills the keeper after KillWait."""
 ASK_S = 3.0
 PR_SET_CHILD_SUBREAPER = 36
 ENDED_BY_TERM = 143
@@ -45,7 +45,7 @@ class Keeper:
     def __init__(
         self, directory: Path, agent: str, node: str, job_id: str, attempt: int, may_requeue: bool
     ) -> None:
-        """`attempt`: of this job, from 0. `may_requeue`: there may be another one."""
+        """`attempt`: of this job, from 0. `may_requeue`: Slurm may start another attempt."""
         self.directory = directory
         self.agent = agent
         self.node = node
@@ -53,52 +53,52 @@ class Keeper:
         self.attempt = attempt
         self.may_requeue = may_requeue
         before = slurmfiles.read(slurmfiles.answer(directory, agent))
-        # What another attempt has begun is not begun again: it has ended with that.
+        # Orders of an earlier attempt are not repeated: their agents ended with it.
         is_of_another = before.get("attempt") != attempt
         self._done = int(before.get("incarnation", 0)) if is_of_another else 0
         self._seen: tuple[int, int] | None = None
-        """Which order file was read last."""
+        """Inode and modification time of the last order file read."""
         self._request: Json = {}
-        """The newest order that was taken."""
+        """The newest accepted order."""
         self._begin: subprocess.Popen[bytes] | None = None
         self._begin_until = 0.0
         self._pid = 0
         """Of the agent; 0 if there is none."""
         self._busy_at = time.monotonic()
-        self._is_told_to_end = False
+        self._is_terminated = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def run(self) -> int:
-        """Until the run or the job is over; the exit code."""
+        """Run until the run or the job is over; returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_term)
         signal.signal(signal.SIGCHLD, lambda *_: os.eventfd_write(self._wakeup, 1))
         while not (why := self._why_over()):
             self._look_at_begin()
-            self._bury()
+            self._reap()
             self._take_kill()
             self._take_order()
             if select.select([self._wakeup], [], [], POLL_S)[0]:
                 os.eventfd_read(self._wakeup)
         self._leave(why)
-        return ENDED_BY_TERM if self._is_told_to_end else 0
+        return ENDED_BY_TERM if self._is_terminated else 0
 
     def _on_term(self, *_: object) -> None:
-        self._is_told_to_end = True
+        self._is_terminated = True
         os.eventfd_write(self._wakeup, 1)
 
     def _why_over(self) -> str:
-        if self._is_told_to_end:
-            return "Slurm ends the job here"
+        if self._is_terminated:
+            return "Slurm ends the job on this node"
         if self._is_run_over():
             return "the run is over"
         if self._pid or self._begin:
             self._busy_at = time.monotonic()
         idle_s = time.monotonic() - self._busy_at
-        return f"no order has come for {idle_s:.0f} s" if idle_s > IDLE_S_MAX else ""
+        return f"no order received for {idle_s:.0f} s" if idle_s > IDLE_S_MAX else ""
 
     def _is_run_over(self) -> bool:
-        """A file server that does not answer for a while ends no run."""
+        """False if the file server does not answer."""
         try:
             return slurmfiles.OVER in os.listdir(self.directory)
         except FileNotFoundError:
@@ -118,7 +118,7 @@ class Keeper:
             return
         request = slurmfiles.read(path)
         if not request:
-            return  # It could not be read, perhaps only for now.
+            return  # It could not be read; retry.
         self._seen = info.st_ino, info.st_mtime_ns
         incarnation = request.get("incarnation")
         if type(incarnation) is int and incarnation > self._done:
@@ -131,7 +131,7 @@ class Keeper:
                 self._answer("failed", value=answers.as_value(why), status=why.exit_code)
 
     def _start(self) -> None:
-        """What ssh runs on a host: one request on its standard input, one answer.
+        """Start what ssh would run on a host: one request on standard input, one answer.
 
         Raises OSError.
         """
@@ -163,7 +163,7 @@ class Keeper:
             self._answer("failed", value=said.value, status=said.status, words=said.words)
 
     def _take_kill(self) -> None:
-        """The agent alone is killed: its daemons live on, and are adopted by the next one."""
+        """Kill only the agent: its daemons keep running, and the next agent adopts them."""
         path = slurmfiles.kill(self.directory, self.agent)
         incarnation = slurmfiles.read(path).get("incarnation")
         if incarnation is None:
@@ -183,14 +183,14 @@ class Keeper:
         try:
             slurmfiles.write(path, {**value, "node": self.node})
         except FileNotFoundError:
-            pass  # The run is over: nobody wants to know it any more.
+            pass  # The run is over: no answer is needed.
         except OSError as error:
-            print(f"error: {self.agent} on {self.node}: cannot say {state}: {error}", flush=True)
+            print(f"error: {self.agent} on {self.node}: cannot report {state}: {error}", flush=True)
 
     # ------------------------------------------------------------ processes
 
-    def _bury(self) -> None:
-        """Whoever has lost its parent is ours."""
+    def _reap(self) -> None:
+        """Reap children, including adopted orphans."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -208,26 +208,26 @@ class Keeper:
         self._pid = 0
         self._answer("ended", status=status)
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ exit
 
     def _leave(self, why: str) -> None:
-        # Slurm may say it twice, and it is for all that is started from here on, too.
+        # Slurm may send it twice; child processes inherit that it is ignored.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        is_requeued = self._is_told_to_end and self.may_requeue and self._is_queued_again()
-        print(f"{self.agent} on {self.node}: the keeper ends: {why}", flush=True)
+        is_requeued = self._is_terminated and self.may_requeue and self._is_requeued()
+        print(f"{self.agent} on {self.node}: the keeper exits: {why}", flush=True)
         if self._begin is not None:
             self._begin.kill()
             self._begin.wait()
         if self._request:
             names = ("run_id", "agent", "dir")
             request = {name: self._request[name] for name in names}
-            grace_s = GRACE_S if self._is_told_to_end else 0
+            grace_s = GRACE_S if self._is_terminated else 0
             purge = {"purge": not is_requeued, "only_agent": False, "grace_s": grace_s}
             end({**request, **purge})
 
-    def _is_queued_again(self) -> bool:
-        """Whether Slurm will run this job once more. While it ends, its state is "COMPLETING" in
-        any case; but the restart is counted already. If nobody can say it: perhaps.
+    def _is_requeued(self) -> bool:
+        """Whether Slurm will run this job once more. The state is "COMPLETING" in any case, but the
+        restart counter is already incremented. True if it is unknown.
         """
         with suppress(OSError):
             said = commands.wait(["scontrol", "-o", "show", "job", self.job_id], ASK_S)
@@ -248,8 +248,8 @@ def main(argv: list[str], environment: dict[str, str]) -> int:
         return 2
     except (OSError, DlctlError) as error:
         name = environment.get("SLURMD_NODENAME", "")
-        print(f"error: {name}: the directory of the orders cannot be used here: {error}; set dir "
-              "in [slurm] to one that all nodes share", flush=True)  # fmt: skip
+        print(f"error: {name}: the directory of the orders cannot be used on this node: {error}; "
+              "set dir in [slurm] to one that all nodes share", flush=True)  # fmt: skip
         return 1
     attempt = int(environment.get("SLURM_RESTART_COUNT", 0))
     os.environ["DLCTL_HOST"] = node

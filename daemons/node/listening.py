@@ -1,7 +1,7 @@
-"""The end of a measurement that listens: at exactly the address that a daemon would have.
+"""The listening end of a measurement: at exactly the address that a daemon would use.
 
-A connection has to begin with the token of this session, which came over standard input; any other
-one is closed without a word. A minute after its beginning, or with its process, a listener is gone.
+A connection has to start with the token of this session, which was sent over standard input; any
+other connection is closed without an answer. A listener closes after a minute, or with its process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS = {
 
 
 class Listeners:
-    """All of this process."""
+    """All listeners of this process."""
 
     def __init__(self) -> None:
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
@@ -47,11 +47,11 @@ class Listeners:
 
         `bind` and `data` are those of the host in the job file, `control` the coordinator's
         address, or "" to listen where the coordinator would; `ports`: daemon -> port, or 0.
-        Raises UsageError, and DlctlError if the own address cannot be found out.
+        Raises UsageError, and DlctlError if the host's address cannot be determined.
         """
         token = field(request, "token", str)
         if not _TOKEN.fullmatch(token):
-            raise UsageError("the token of the request is none")
+            raise UsageError("the token of the request is invalid")
         self._token, self._until = token.encode(), time.monotonic() + LIFE_S
         ssh, data, bind = (field(request, name, str) for name in ("ssh", "data", "bind"))
         host = config.Host(ssh=ssh, data=data, bind=bind)
@@ -112,7 +112,7 @@ def _bound(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     own = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # As ZeroMQ does: connections of before that are just ending are nobody's.
+        # As ZeroMQ does: closed connections in TIME_WAIT do not occupy the port.
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         own.bind((address, port))
         own.listen(CONNECTIONS_MAX)

@@ -1,4 +1,4 @@
-"""`look`: what of a run is on this machine. Nothing is changed."""
+"""`look`: reports what exists of a run on this machine. Read-only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def look(request: Request) -> dict[str, Any]:
-    """The daemons that live here, what servers have kept, free space and versions.
+    """The running daemons, the stored states of servers, free space and versions.
 
     {daemons: [{role, name, incarnation, pid, pid_start}], kept: [...] as `kept_shards.Kept`,
     kept_bytes, free_bytes: {directory, shm}, directory, is_there, host, versions}
@@ -41,7 +41,7 @@ def look(request: Request) -> dict[str, Any]:
 
 
 def servers_of(directory: Path) -> config.Servers:
-    """How the servers of this run keep their shards; the defaults if that is not known here.
+    """The [servers] options of this run; the defaults if this host does not have the job.
 
     Raises DlctlError if the job is damaged.
     """
@@ -56,14 +56,14 @@ def servers_of(directory: Path) -> config.Servers:
 
 
 def free_bytes(path: Path) -> int:
-    """On the file system of this path, or of the first directory above it that there is."""
+    """On the file system of this path, or of its nearest existing parent."""
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
 
 
 def versions() -> dict[str, Any]:
-    """Of what runs here; torch is not imported for it."""
+    """Installed versions; does not import torch."""
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:

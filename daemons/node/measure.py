@@ -1,4 +1,4 @@
-"""The end of a measurement that connects: whether somebody can be reached, how far and how fast."""
+"""The connecting end of a measurement: reachability, round trip and throughput."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from daemons.node.requests import Request, field, natural
 
 CONNECT_S = 3.0
 SIGN_S = 1.0
-"""For any sign of life from an address whose port is silent."""
+"""For any answer from an address whose port is silent."""
 PINGS = 9
 FLOOD_MS, FLOOD_MS_MAX = 300, 1500
 ROUND_TRIPS = 10
-"""Of a flood at least, because TCP begins slowly."""
+"""Minimum duration of a flood, because of TCP slow start."""
 SIGN_PORTS = (22, 9)
 KINDS = {
     errno.ECONNREFUSED: "refused",
@@ -28,7 +28,7 @@ KINDS = {
 
 
 def reach(request: Request) -> dict[str, Any]:
-    """{reached: of each of `targets`, see below}"""
+    """{reached: one result for each of `targets`, see below}"""
     return {"reached": [_reach(target) for target in field(request, "targets", list)]}
 
 
@@ -36,8 +36,8 @@ def _reach(target: Request) -> dict[str, Any]:
     """`target`: {address, port, token, is_measured}.
 
     {round_trip_s, up_bytes_per_s, down_bytes_per_s, from}, or {kind, words}: "refused", "no route",
-    "silent" (nothing comes back from this port, but something from that address), "dark" (nothing
-    from the address at all), "unknown name", "stranger" (somebody else answers).
+    "silent" (no answer from this port, but from others of the address), "dark" (no answer from the
+    address at all), "unknown name", "stranger" (another program answers).
     """
     address, port = field(target, "address", str), natural(target, "port")
     token = field(target, "token", str).encode()
@@ -60,7 +60,7 @@ def _measure(connection: socket.socket, token: bytes, is_measured: bool) -> dict
     flood.prepare(connection)
     connection.sendall(token)
     if flood.read_exactly(connection, 1) != flood.WELCOME:
-        return {"kind": "stranger", "words": "it speaks something else"}
+        return {"kind": "stranger", "words": "it uses another protocol"}
     round_trip_s = statistics.median(_ping_s(connection) for _ in range(PINGS))
     found = {"round_trip_s": round_trip_s, "from": connection.getsockname()[0]}
     if not is_measured:
@@ -83,7 +83,7 @@ def _ping_s(connection: socket.socket) -> float:
 
 
 def _silent(address: str) -> dict[str, Any]:
-    """Whoever refuses, or lets us in somewhere else, is there, and keeps this port shut."""
+    """If another port refuses or accepts a connection, the host is up, and this port is blocked."""
     for port in SIGN_PORTS:
         try:
             socket.create_connection((address, port), SIGN_S).close()
@@ -92,4 +92,4 @@ def _silent(address: str) -> dict[str, Any]:
         except OSError:
             continue
         return {"kind": "silent", "words": f"port {port} of the same address answers"}
-    return {"kind": "dark", "words": "nothing comes back from this address"}
+    return {"kind": "dark", "words": "no answer from this address"}

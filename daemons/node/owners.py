@@ -1,4 +1,4 @@
-"""Who has a port of this machine, as far as this user may know it."""
+"""The process that listens at a port of this machine, if this user may see it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 def owner_of(port: int) -> dict[str, Any]:
-    """{pid, command} of the process that listens there; {} if nobody says."""
+    """{pid, command} of the process that listens at the port; {} if unknown."""
     with suppress(psutil.Error, OSError):
         for found in psutil.net_connections("tcp"):
             is_it = found.status == psutil.CONN_LISTEN and found.laddr.port == port

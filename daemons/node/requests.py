@@ -1,10 +1,10 @@
-"""The fields of a request, each of exactly its type, and where the files of an agent are.
+"""The fields of a request, with strict types, and the location of an agent's files.
 
-    <dir>/<agent>/<run id>/     stands for the run directory on this machine: the "host directory"
-        host.json   says that it is one         job.json   the resolved job
-        logs/       of the daemons here         task/      the Python files from beside the job file
+    <dir>/<agent>/<run id>/     the "host directory": counterpart of the run directory on this host
+        host.json   marks it as one             job.json   the resolved job
+        logs/       of the daemons here         task/      the Python files of the job
 
-It is called as the run is, because daemons know their run by the name of their directory.
+It has the name of the run, because daemons identify their run by the name of their directory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AGENT = re.compile(r"agent-[0-9]{1,5}")
 
 
 def field(request: Request, name: str, kind: type[T]) -> T:
-    """Raises UsageError if it is missing, or of another type (`True` is no number)."""
+    """Raises UsageError if it is missing, or of another type (`True` is not a number)."""
     value = request.get(name)
     if type(value) is not kind:
         raise UsageError(f'the field "{name}" of the request has to be of type {kind.__name__}')
@@ -45,13 +45,13 @@ def name_of_agent(request: Request) -> str:
 
 
 def host_directory(request: Request) -> Path:
-    """Where the files of this agent are, or would be. Nothing is made, nothing is checked."""
+    """Where the files of this agent are, or would be. Creates and checks nothing."""
     agent, run_id = name_of_agent(request), _matching(request, "run_id", _RUN_ID)
     return root(request) / agent / run_id
 
 
 def root(request: Request) -> Path:
-    """Where the files of all agents here are, or would be. Raises UsageError."""
+    """Where the files of all agents of this host are, or would be. Raises UsageError."""
     if not field(request, "dir", str):
         return paths.index_dir().parent / FOLDER
     path = full_path(request, "dir")
@@ -61,24 +61,24 @@ def root(request: Request) -> Path:
 
 
 def full_path(request: Request, name: str) -> Path:
-    """Raises UsageError if it is none."""
+    """Raises UsageError if it is not an absolute path."""
     given = field(request, name, str)
     path = Path(given).expanduser()
     if not path.is_absolute() or "\0" in given:
-        raise UsageError(f"{name} has to be a full path", where=given.replace("\0", "\\0"))
+        raise UsageError(f"{name} has to be an absolute path", where=given.replace("\0", "\\0"))
     return path
 
 
 def _matching(request: Request, name: str, pattern: re.Pattern[str]) -> str:
     value = field(request, name, str)
     if not pattern.fullmatch(value):
-        raise UsageError(f'the field "{name}" of the request is not one: {value!r:.100}')
+        raise UsageError(f'the field "{name}" of the request is invalid: {value!r:.100}')
     return value
 
 
 def make(directory: Path) -> None:
-    """Make a host directory, and what it lies in. Raises DlctlError if it cannot be, or if anybody
-    else may go in there: what lies in it is run.
+    """Create a host directory and its parents. Raises DlctlError if that fails, or if another user
+    can enter it: its files are executed.
     """
     root = directory.parents[1]
     try:
@@ -88,14 +88,14 @@ def make(directory: Path) -> None:
             check(path)
     except OSError as error:
         raise DlctlError(
-            f"cannot make the directory of this run: {error.strerror}",
+            f"cannot create the directory of this run: {error.strerror}",
             where=str(error.filename or directory),
             hint="set dir of this host in [[hosts]] to a place where you can write",
         ) from error
 
 
 def check(path: Path) -> None:
-    """Raises DlctlError unless this is a directory of ours that nobody else can enter."""
+    """Raises DlctlError unless this user owns the directory and no other user can enter it."""
     if not paths.is_private(path):
         raise DlctlError(
             "this must be a directory of yours with mode 0700",
@@ -105,7 +105,7 @@ def check(path: Path) -> None:
 
 
 def is_there(directory: Path) -> bool:
-    """Whether there is such a directory, and it is ours. Raises DlctlError if it is not."""
+    """Whether this directory exists. Raises DlctlError if other users can enter it."""
     if not directory.is_dir():
         return False
     for path in (directory.parents[1], directory.parent, directory):
@@ -114,5 +114,5 @@ def is_there(directory: Path) -> bool:
 
 
 def row(daemon: local.Living) -> dict[str, Any]:
-    """As `processes` takes it, and what it is."""
+    """The row that `processes` expects, with role and incarnation."""
     return {**daemon.row(), "role": daemon.role, "incarnation": daemon.incarnation}

@@ -1,4 +1,4 @@
-"""A server: everything that a shard is made of, in order."""
+"""A server: the process of one shard."""
 
 from __future__ import annotations
 

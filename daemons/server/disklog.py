@@ -1,8 +1,8 @@
-"""The log of a shard on a disk: `durability = "disk"`. What returns here survives a power loss.
+"""The log of a shard on a disk: `durability = "disk"`. A completed commit survives a power loss.
 
-After an error of write or fsync nobody knows what is on the disk, and asking the same file again
-may be answered with a lie. So an error of a commit ends the server, and the next one reads what is
-there; after one of `put_back` the next commit writes everything to new files.
+After a failed write or fsync the content on the disk is unknown, and a later fsync of the same file
+may wrongly succeed. So a failed commit ends the server, and the next server reads the files. After
+a failed `put_back` the next commit writes everything to new files.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from dlctl.shards.records import Bytes
 from dlctl.util.fsync import sync_directory
 
 MARGIN_BYTES = 1 << 20
-"""What a new base has to leave free, for the records of others on the same disk."""
+"""Free space that a new base must leave, for the records of other processes on the same disk."""
 _PARTS_MAX = 512
 """Of one writev; the kernel takes 1024."""
 
 
 class DiskLog:
-    """The files of one shard in one directory; the lock is held as long as this object lives."""
+    """The files of one shard in one directory; this object holds the lock until it is closed."""
 
     def __init__(self, directory: Path, shard: str) -> None:
         """Raises DlctlError, or Held."""
@@ -51,7 +51,7 @@ class DiskLog:
         self._base_path = self._journal_path = directory
 
     def _remove_unfinished(self) -> None:
-        """A base that somebody died over takes the room that is needed to write it anew."""
+        """A base left by a process that died takes the space that a new one needs."""
         for path in self.directory.glob(f"shard-{self.shard}.base-*.tmp"):
             with suppress(OSError):
                 path.unlink()
@@ -78,9 +78,8 @@ class DiskLog:
     # ------------------------------------------------------------ writing
 
     def check_room(self, size_bytes: int) -> None:
-        """Raises NoRoom if a base of this size cannot be written now, and leave some room: whoever
-        fills a disk to its end takes the room for records of others, too. DlctlError if nobody
-        knows."""
+        """Raises NoRoom if a base of this size would leave less than `MARGIN_BYTES` free, and
+        DlctlError if the free space is unknown."""
         try:
             if shutil.disk_usage(self.directory).free < size_bytes + MARGIN_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -96,14 +95,14 @@ class DiskLog:
         try:
             begun = _begin_journal(journal)
             _write_file(unfinished, parts)
-        except OSError as error:  # All is as before, and others may need the room.
+        except OSError as error:  # Restore the previous state, and free the space.
             if begun >= 0:
                 os.close(begun)
             for path in (unfinished, journal):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
             raise failure("write the state", base, error, size_bytes) from error
-        # From here on who comes next may find this base: the old journal must not grow any more.
+        # From here on the next process may find this base: the old journal must not grow any more.
         self._use(begun, journal, base)
         try:
             unfinished.replace(base)
@@ -114,15 +113,15 @@ class DiskLog:
         self._remove_old(number)
 
     def _remove_old(self, number: int) -> None:
-        """All but the newest, the bases first: who looks on has read the journal of one that is
-        still there. What cannot be removed does no harm."""
+        """Remove all but the newest, the bases first: a base that a reader finds still has its
+        journal. A file that cannot be removed is harmless."""
         for old in [*self._paths("base"), *self._paths("journal")]:
             if old.name.rpartition("-")[2] != f"{number:012d}":
                 with suppress(OSError):
                     old.unlink()
 
     def _use(self, descriptor: int, journal: Path, base: Path) -> None:
-        """Records go there from now on; -1: nowhere."""
+        """Append records there from now on; -1: nowhere."""
         if self._journal >= 0:
             os.close(self._journal)
         self._journal, self._journal_path, self._base_path = descriptor, journal, base
@@ -134,10 +133,10 @@ class DiskLog:
         except OSError as error:
             raise failure("write to the journal", self._journal_path, error) from error
 
-    # ------------------------------------------------------------ files that somebody has removed
+    # ------------------------------------------------------------ files that were removed
 
     def is_missing(self) -> bool:
-        """Whether a file that is in use has lost its name."""
+        """Whether a file in use was removed or renamed."""
         if self._journal < 0:
             return False
         in_use = is_there(self._lock_path, self._lock)
@@ -145,7 +144,7 @@ class DiskLog:
         return not (in_use and self._base_path.exists())
 
     def lock_again(self) -> None:
-        """Make the directory and the lock anew, if they are gone. Raises DlctlError."""
+        """Re-create the directory and the lock if they are missing. Raises DlctlError."""
         _own_lasting_directory(self.directory)
         if is_there(self._lock_path, self._lock):
             return
@@ -155,10 +154,10 @@ class DiskLog:
         os.close(self._lock)
         self._lock = lock
 
-    # ------------------------------------------------------------ its end
+    # ------------------------------------------------------------ closing
 
     def close(self) -> None:
-        """Let another process have it, as the end of this one would."""
+        """Release the lock for another process, as the exit of this one would."""
         for descriptor in (self._journal, self._lock):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -171,7 +170,7 @@ class DiskLog:
         try:
             self.directory.rmdir()
         except OSError:
-            return  # Other shards are still there.
+            return  # The directory still has files of other shards.
 
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -179,8 +178,8 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def _own_lasting_directory(directory: Path) -> None:
-    """Its name is on the disk, too: without it, the files in it would be lost with the power.
-    Raises DlctlError."""
+    """Create the directory and sync its parents: otherwise a power loss could lose its name, and
+    the files in it. Raises DlctlError."""
     own_directory(directory)
     try:
         for path in (directory.parent, directory):
@@ -190,7 +189,7 @@ def _own_lasting_directory(directory: Path) -> None:
 
 
 def _begin_journal(path: Path) -> int:
-    """An empty one; its descriptor."""
+    """Create an empty journal; returns its descriptor."""
     descriptor = os.open(path, _APPEND, 0o600)
     try:
         os.ftruncate(descriptor, 0)
@@ -212,7 +211,7 @@ def _write_file(path: Path, parts: list[Bytes]) -> None:
 
 
 def _write(descriptor: int, parts: list[Bytes]) -> None:
-    """All of it, however little the kernel takes at a time."""
+    """Write everything, also if the kernel accepts only a part at a time."""
     left = [memoryview(part) for part in parts if len(part)]
     while left:
         written = os.writev(descriptor, left[:_PARTS_MAX])
@@ -243,15 +242,15 @@ class DiskLogs(TablesInFiles):
         return type(self)(self.directory, self.point)
 
     def create(self, spec: Spec) -> Journaled:
-        """Raises DlctlError, with place and size, if it cannot be written; Unusable if there is a
-        state that must not be replaced."""
+        """Raises DlctlError, with path and size, if it cannot be written, and Unusable if a state
+        exists that must not be replaced."""
         self._storage = Journaled.create(self._open(spec), spec, self.point)
         return self._storage
 
     def reopen(self, spec: Spec) -> Journaled:
-        """Raises Held while another process has it open, NoRoom if it could not be written anew;
-        `resume` says if it is unusable."""
-        self._storage = None  # Of an attempt before: both at once may be more than the memory has.
+        """Raises Held while another process has it open, NoRoom if there is no space to rewrite it;
+        `resume` reports an unusable state."""
+        self._storage = None  # Of an earlier attempt: the memory may not hold both.
         log = self._open(spec)
         log.check_room(spec.vector_bytes)
         self._storage = Journaled(log, spec, self.point)
@@ -273,7 +272,7 @@ class DiskLogs(TablesInFiles):
         return str(self.directory)
 
     def _open(self, spec: Spec) -> DiskLog:
-        if self._log is not None:  # Of an attempt before: there was no room.
+        if self._log is not None:  # Of an earlier attempt that found no space.
             self._log.close()
         self._log = DiskLog(self.directory, spec.place)
         return self._log

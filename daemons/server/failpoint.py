@@ -19,7 +19,7 @@ log = logging.getLogger("dlctl")
 
 
 def from_environment(environment: Mapping[str, str]) -> Point:
-    """What to call at every point. Raises UsageError for a value that is not NAME:COUNT."""
+    """The callback for every point. Raises UsageError for a value that is not NAME:COUNT."""
     wanted = environment.get(VARIABLE, "")
     if not wanted:
         return no_point

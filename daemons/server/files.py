@@ -1,7 +1,7 @@
-"""What both kinds of kept states need of the file system: directories of one's own, and locks.
+"""File system helpers for both kinds of stored states: private directories, and locks.
 
-Two processes must never write the same state. A lock on an open file ends with the process that
-holds it, however that ends.
+Two processes must never write the same state. The kernel releases a lock on an open file when the
+process that holds it exits, for any reason.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dlctl.util.flock import GLANCE_S, RETRY_S, is_locked_within
 from dlctl.util.units import format_size
 
 LOCK_S = 10.0
-"""How long to wait for a process that is about to end."""
-IN_THE_WAY = "something else has taken the place of the state that this server has open"
+"""How long to wait for a process that is about to exit."""
+IN_THE_WAY = "another file has replaced the state that this server has open"
 OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def own_directory(directory: Path) -> None:
-    """Make a directory, 0700, its parent too if need be.
+    """Create a directory and, if missing, its parent, with mode 0700.
 
-    Raises DlctlError if either cannot be made, or is a link or somebody else's.
+    Raises DlctlError if either cannot be created, is a link, or belongs to another user.
     """
     for path in (directory.parent, directory):
         try:
@@ -48,7 +48,7 @@ def own_directory(directory: Path) -> None:
 
 
 def open_locked(path: Path, *, create: bool) -> int:
-    """Open a file of ours and lock it; the lock goes with the descriptor.
+    """Open a file of this user and lock it until the descriptor is closed.
 
     Raises FileNotFoundError, Held if another process still has it after `LOCK_S`, or DlctlError.
     """
@@ -71,9 +71,9 @@ def open_locked(path: Path, *, create: bool) -> int:
 
 
 def create_locked(path: Path) -> int:
-    """Make a file where nothing is, and lock it; the lock goes with the descriptor.
+    """Create a new file and lock it until the descriptor is closed.
 
-    Raises DlctlError, also if there is something: it may be of a server that has replaced this one.
+    Raises DlctlError, also if it exists: it may belong to a server that has replaced this one.
     """
     try:
         descriptor = os.open(path, OPEN | os.O_CREAT | os.O_EXCL, 0o600)
@@ -102,11 +102,11 @@ def _open(path: Path, create: bool) -> int:
 
 
 def is_there(path: Path, descriptor: int) -> bool:
-    """Whether the name still leads to this file: somebody may have removed it."""
+    """Whether the path still names this file: another program may have removed it."""
     try:
         found = path.lstat()
     except OSError:
-        return False  # Whatever the reason is, nobody else will find it either.
+        return False  # For any reason: other processes will not find it either.
     own = os.fstat(descriptor)
     return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
 
@@ -125,8 +125,8 @@ def _holder(descriptor: int) -> str:
 
 
 def failure(what: str, path: Path, error: OSError, size_bytes: int = 0) -> DlctlError:
-    """A DlctlError that says what could not be done, where, why and what to do next; NoRoom if it
-    can be done when there is more room."""
+    """A DlctlError that states what failed, where, why and what to do next; NoRoom if more disk
+    space would help."""
     size = f" of {format_size(size_bytes)}" if size_bytes else ""
     said = f"cannot {what}{size}: {error.strerror}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -151,15 +151,15 @@ class TablesInFiles(ABC):
         return [*self._others.values(), self]
 
     def is_missing(self) -> bool:
-        """Whether a file that is in use has lost its name."""
+        """Whether a file in use was removed or renamed."""
         return any(one.is_own_missing() for one in self._tables())
 
     def put_back(self) -> str:
-        """Write anew what is missing of all tables; returns the place, of the last one. To be
-        called between two events.
+        """Re-create the missing files of all tables; returns the place of the last one. Call it
+        between two events.
 
-        One that cannot be put back does not keep the others from it: its error, DlctlError or
-        OSError, is raised in the end.
+        A failure does not prevent the others: its error, DlctlError or OSError, is raised in the
+        end.
         """
         place, failed = "", list[DlctlError | OSError]()
         for one in self._tables():

@@ -1,7 +1,7 @@
-"""The mapped file of a shard: where it is made, how it is found again, when it goes.
+"""The mapped file of a shard: where it is created, how it is reopened, when it is removed.
 
-Space is set aside before the file is mapped: to write into a hole of a full file system would end
-the process with SIGBUS, without a word.
+Space is allocated before the file is mapped: a write into a hole of a full file system would kill
+the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from dlctl.shards.image import Form, has_updates
 from dlctl.shards.mapped import Mapped
 
 MARGIN_BYTES = 16 * 2**20
-"""What must stay free in shared memory; others live there, too."""
+"""Space that must stay free in shared memory, for other processes."""
 
 
 class StateFile(TablesInFiles):
-    """`Storages` of one server, in the first place that has room."""
+    """`Storages` of one server, in the first place with enough space."""
 
     def __init__(self, places: list[Path], point: Point) -> None:
-        """`places`: directories, the preferred one first; the last one is taken in any case."""
+        """`places`: directories, the preferred one first; the last one is used in any case."""
         super().__init__()
         self.places = places
         self.point = point
@@ -43,8 +43,8 @@ class StateFile(TablesInFiles):
         self._storage: Mapped | None = None
 
     def create(self, spec: Spec) -> Mapped:
-        """Raises DlctlError, with place and size, if it cannot be made anywhere; Unusable if there
-        is a state that must not be replaced."""
+        """Raises DlctlError, with place and size, if it cannot be created anywhere, and Unusable if
+        a state exists that must not be replaced."""
         boot_id = kept_shards.boot_id()
         for place in self.places:
             self._remove_old(place / _file(spec), spec, boot_id)
@@ -59,7 +59,7 @@ class StateFile(TablesInFiles):
                 try:
                     return self._make(place / name, size_bytes)
                 except DlctlError:
-                    continue  # Another server was faster than we; there is one more place.
+                    continue  # Another server has taken the space; try the next place.
         return self._make(self.places[-1] / name, size_bytes)
 
     def reopen(self, spec: Spec) -> Mapped:
@@ -72,7 +72,7 @@ class StateFile(TablesInFiles):
             except FileNotFoundError:
                 continue
             if not os.fstat(self._descriptor).st_size:
-                found = "it is empty"  # Whoever made it did not come further; it may be elsewhere.
+                found = "it is empty"  # Its creation was interrupted; try the other places.
                 continue
             try:
                 buffer = _map(self._descriptor, os.fstat(self._descriptor).st_size)
@@ -94,9 +94,9 @@ class StateFile(TablesInFiles):
         try:
             self._path.parent.rmdir()
         except OSError:
-            return  # Other shards are still there.
+            return  # The directory still has files of other shards.
 
-    # ------------------------------------------------------------ files that somebody has removed
+    # ------------------------------------------------------------ files that were removed
 
     def is_own_missing(self) -> bool:
         if self._storage is None or self._path is None:
@@ -104,7 +104,7 @@ class StateFile(TablesInFiles):
         return not is_there(self._path, self._descriptor)
 
     def put_own_back(self) -> str:
-        """To where it was."""
+        """Re-create the file at the same path."""
         assert self._storage is not None
         assert self._path is not None
         path, size_bytes = self._path, self._storage.size_bytes
@@ -142,15 +142,15 @@ class StateFile(TablesInFiles):
 
     def _close(self) -> None:
         if self._descriptor >= 0:
-            # A mapping keeps its file open, and with it the lock, longer than the descriptor.
+            # Unlock explicitly: a mapping keeps the file, and so the lock, after the close.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
         self._path, self._descriptor = None, -1
 
     def _remove_old(self, path: Path, spec: Spec, boot_id: str) -> None:
-        """Whatever an earlier server has left must not be found instead of the new one.
+        """Remove the file of an earlier server, so that it is not found instead of the new one.
 
-        Raises Unusable if it has updates: that must not be lost in this way.
+        Raises Unusable if it has updates, which must not be lost.
         """
         try:
             self._open(path, create=False)
@@ -173,7 +173,7 @@ def _file(spec: Spec) -> str:
 def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
     if not size_bytes:
         raise Unusable("it is empty")
-    # All pages at once: one by one, they would make the first updates slow.
+    # Populate all pages now: page faults would make the first updates slow.
     return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
@@ -186,7 +186,7 @@ def _set_aside(path: Path, descriptor: int, size_bytes: int) -> None:
 
 
 def _has_room(place: Path, size_bytes: int) -> bool:
-    """Whether a file system has room for a state, with a margin. Asked of the nearest parent."""
+    """Whether a file system has space for a state, with a margin. Checks the nearest parent."""
     while not place.exists() and place != place.parent:
         place = place.parent
     try:

@@ -1,4 +1,4 @@
-"""Where a server keeps its shard, as the job says."""
+"""Chooses where a server stores its shard, as configured in the job."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A state whose files are removed while it is in use is put back, before anybody needs it.
+"""Re-creates the files of a state that were removed while in use, before they are needed.
 
-A server notices nothing of that: an open file lives on without its name. But with the server the
-only copy would be gone. Usually it is systemd-logind: with RemoveIPC=yes, its default, it removes
-all that a user has in shared memory at the end of the user's last session.
+A server does not notice the removal: an open file exists without its name. But with the server the
+only copy would be lost. The usual cause is systemd-logind: with RemoveIPC=yes, its default, it
+removes all files of a user in shared memory at the end of the user's last session.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from dlctl.shards.base import Storages
 
 log = logging.getLogger("dlctl")
 LOOK_S = 2.0
-"""Between two looks; a server that dies in between takes a removed state with it."""
+"""Between two checks; if a server dies in between, a removed state is lost."""
 
 
 class Watch:
-    """A chore of a server: looks after the files of its shard every `LOOK_S` seconds."""
+    """A chore of a server: checks the files of its shard every `LOOK_S` seconds."""
 
     def __init__(self, storages: Storages, run_directory: Path) -> None:
         self._files = storages if isinstance(storages, TablesInFiles) else None
         self._run_directory = run_directory
         self._look_at = 0.0
-        self._said = ""
+        self._reported = ""
 
     def __call__(self) -> None:
         if self._files is None or time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_S
         try:
-            # Without its directory there is no run any more that could need the state.
+            # Without its directory the run no longer exists and does not need the state.
             if self._files.is_missing() and self._run_directory.is_dir():
-                _say_where(self._files.put_back())
-            self._said = ""
+                _log_restored(self._files.put_back())
+            self._reported = ""
         except (DlctlError, OSError) as error:
-            # As long as this process lives, the state does, and this can be tried again. What was
-            # begun and not finished is in nobody's way: a commit writes it all, or ends the server.
-            before, self._said = self._said, reason_of(error)
-            if self._said != before:
-                text = "the state of this shard was removed and cannot be put back: %s"
-                log.error(text, self._said)
+            # While this process is alive, the state exists, and this can be retried. Incomplete
+            # files are harmless: a commit writes everything, or ends the server.
+            before, self._reported = self._reported, reason_of(error)
+            if self._reported != before:
+                text = "the state of this shard was removed and cannot be restored: %s"
+                log.error(text, self._reported)
 
 
-def _say_where(place: str) -> None:
+def _log_restored(place: str) -> None:
     log.warning(
-        "somebody has removed the state of this shard while it was in use; it was written anew and "
-        "is in %s now, nothing is lost. If that came with the end of a session, it was "
-        "RemoveIPC=yes of systemd-logind: `loginctl enable-linger` keeps it from doing so",
+        "the state of this shard was removed while it was in use; it was written again and is in "
+        "%s now, nothing is lost. If a session of this user has just ended, the cause was "
+        "RemoveIPC=yes of systemd-logind: `loginctl enable-linger` prevents it",
         place,
     )

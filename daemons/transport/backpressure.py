@@ -1,14 +1,14 @@
-"""What peers have asked for and not read yet: it lies in our memory until they do.
+"""Limits the bytes queued for peers that do not read: they occupy this process's memory.
 
-ZeroMQ limits the messages that wait for a connection, not their bytes, and one message may be a
-shard. So they are counted here: for each key, over all the connections that have come with it, and
-where there are no keys for each connection. A peer that reads has one or two large messages on
-their way, and a few small ones; for one that does not, more are dropped, as for one that is away.
-If a connection does not even answer heartbeats, it ends, and what waited there is free.
+ZeroMQ limits the messages queued for a connection, not their bytes, and one message may be a shard.
+So the bytes are counted here: per key, over all connections with that key, or per connection if
+connections have no keys. A peer that reads has one or two large messages and a few small ones in
+flight. For a peer that does not read, further messages are dropped, as for one that is offline. A
+connection that does not answer heartbeats is closed, which frees its queue.
 
-To follow a message until it has left costs ten times what it costs to send a small one. Messages of
-one connection leave in their order: so of small ones only every so many bytes one is followed, and
-counts for all that went before it.
+Tracking a message until it has left costs ten times as much as sending a small one. Messages of one
+connection leave in order: so a small one is tracked only every `STRETCH_BYTES`, and accounts for
+all before it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from daemons.transport import connections
 from dlctl.wire import Frames
 
 LARGE_BYTES = 128 << 10
-"""What counts for so much is large."""
+"""Messages of at least this size are large."""
 BYTES_MAX, SMALL_BYTES_MAX = 32 << 20, 8 << 20
-"""Of large and of small ones: a large one on a slow link shall not keep small ones back."""
+"""Limits of large and of small ones: a large one on a slow link must not block small ones."""
 MESSAGES_FREE = 2
-"""So many large ones may wait for a peer, however large they are."""
+"""Large messages that may always be queued for a peer, whatever their size."""
 STRETCH_BYTES = 32 << 10
-"""So much goes over a connection before the next message is followed."""
+"""Bytes sent over a connection between two tracked messages."""
 FRAME_BYTES = 128
-"""What ZeroMQ keeps of a frame besides its content."""
+"""ZeroMQ's overhead per frame."""
 CONNECTIONS_MAX = 4096
-"""Of which we know how much has gone there since one was followed."""
+"""Number of connections with a count of untracked bytes."""
 
 
 class Tracker(Protocol):
-    """Says when a message has left our memory."""
+    """Tracks when a message has left this process's memory."""
 
     @property
     def done(self) -> bool: ...
@@ -43,27 +43,27 @@ class Backpressure:
     def __init__(self) -> None:
         self.dropped = 0
         self._waiting: dict[bytes, list[tuple[Tracker, int]]] = {}
-        """Owner of connections -> what waits there, in no order: one may be read, another not."""
-        self._unfollowed: dict[bytes, int] = {}
-        """Connection -> bytes that have gone there since a message was followed. One that is not
-        here may have had as much as nobody follows.
+        """Owner of connections -> queued messages, in no order."""
+        self._untracked: dict[bytes, int] = {}
+        """Connection -> bytes sent since the last tracked message. For a missing one, assume
+        `STRETCH_BYTES`.
         """
 
     def counts(self, peer: bytes, frames: Frames) -> int:
-        """What a message counts for if it is to be followed, with those before it; 0 if it need not
-        be, and may be sent.
+        """The bytes that a message accounts for if it must be tracked, including those before it; 0
+        if it may be sent untracked.
         """
         nbytes = sum(map(len, frames)) + FRAME_BYTES * len(frames)
-        before = self._unfollowed.get(peer)
+        before = self._untracked.get(peer)
         if before is None:
             return STRETCH_BYTES + nbytes
         if before + nbytes > STRETCH_BYTES:
             return before + nbytes
-        self._unfollowed[peer] = before + nbytes
+        self._untracked[peer] = before + nbytes
         return 0
 
     def has_room(self, peer: bytes, nbytes: int) -> bool:
-        """Whether so much more may wait for whoever has the connection `peer`."""
+        """Whether `nbytes` more may be queued for the owner of the connection `peer`."""
         is_large = nbytes >= LARGE_BYTES
         left = self._left(connections.owner(peer))
         alike = [n for _, n in left if (n >= LARGE_BYTES) == is_large]
@@ -73,14 +73,14 @@ class Backpressure:
         return fits
 
     def add(self, peer: bytes, tracker: Tracker, nbytes: int) -> None:
-        """So much is on its way; the tracker says when it has left our memory."""
-        if len(self._unfollowed) >= CONNECTIONS_MAX:
-            self._unfollowed.clear()
-        self._unfollowed[peer] = 0
+        """Count queued bytes until `tracker` reports that they have left this process's memory."""
+        if len(self._untracked) >= CONNECTIONS_MAX:
+            self._untracked.clear()
+        self._untracked[peer] = 0
         self._waiting.setdefault(connections.owner(peer), []).append((tracker, nbytes))
 
     def check(self) -> None:
-        """A chore: forget who has read everything, or is gone."""
+        """A chore: forget peers that have read everything, or have disconnected."""
         for owner in list(self._waiting):
             self._left(owner)
 

@@ -1,4 +1,4 @@
-"""What to say about an address that cannot be listened on."""
+"""Errors for addresses that cannot be bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_OURS = (
 
 
 def cannot_listen(address: str, error: zmq.ZMQError) -> DlctlError:
-    """Names the address and, if it can be seen, who holds it."""
+    """Names the address and, if known, the process that holds it."""
     return DlctlError(
         f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}{_holder(address)}",
         hint=NOT_OURS if error.errno == errno.EADDRNOTAVAIL else NOT_FREE,
@@ -24,7 +24,7 @@ def cannot_listen(address: str, error: zmq.ZMQError) -> DlctlError:
 
 
 def _holder(address: str) -> str:
-    """ " (held by pid 123, nginx)" for a TCP port, if we may know."""
+    """ " (held by pid 123, nginx)" for a TCP port, if this user may see it."""
     import psutil
 
     port = address.rpartition(":")[2]

@@ -1,14 +1,14 @@
-"""Large messages travel in segments: while one is put in its place, the next ones are on their way.
+"""Large messages travel in segments: while one is copied into place, the next ones are in flight.
 
-What ZeroMQ receives lies in new memory; for segments it is the same memory again and again. They
-are put together in one array, so that a message that comes in segments costs one copy and is
-otherwise what it would have been: whole, or not there. Segments of one connection come in order;
-where one is missing, the message is dropped, and the roles repeat it.
+ZeroMQ receives every frame into new memory; for segments the allocator reuses it. Segments are
+assembled in one array, so a segmented message costs one copy and still arrives whole or not at
+all. Segments of one connection arrive in order; if one is missing, the message is dropped, and the
+roles retry.
 
-    the beginning    [head, lengths of the frames that are cut, frames ...]; those are empty here
+    the beginning    [head, lengths of the segmented frames, frames ...]; those are empty here
     a segment        [head, bytes]
 
-So who a message is from and what it is about is known while the bulk of it is still on its way.
+So the sender and the header of a message are known while most of it is still in flight.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from dlctl.util.buffer_pool import BufferPool
 from dlctl.wire import FRAMES_MAX, Frame, Frames
 
 SEGMENT_BYTES = 512 << 10
-"""libzmq takes a peer for dead of which no whole frame has come for some seconds (`transport.py`):
-so long a segment may be on its way over the slowest link that there shall be, 100 kB/s.
+"""libzmq declares a peer dead if no whole frame arrives within `HEARTBEAT_TIMEOUT_MS`
+(`sockets.py`): a segment must arrive sooner over the slowest supported link, 100 kB/s.
 """
 SEGMENTS_MAX = 400
-"""Of one message; of one of more than 200 MB they are larger. ZeroMQ keeps 1000 messages for a peer
-that does not read, and two large ones have to fit in.
+"""Of one message; those of a message of more than 200 MB are larger. ZeroMQ queues 1000 messages
+for a peer that does not read, and two large ones must fit.
 """
 FRAME_BYTES_MIN = SEGMENT_BYTES
-"""Frames from this on are cut."""
+"""Frames of at least this size are segmented."""
 PATIENCE_S = 10.0
-"""For the next segment; then the peer is gone, and what there is of its message, too."""
+"""For the next segment; then the incomplete message is discarded."""
 STEP_BYTES = 4 << 20
-"""When so much more of a message has come, there is something to be done with it."""
+"""A partial message is reported each time this many more bytes have arrived."""
 _HEAD = struct.Struct("<4sQQ")
-"""Which of the two it is, number of the message, place of this segment."""
+"""Kind, number of the message, offset of this segment."""
 _BEGINNING, _SEGMENT = b"\xc1beg", b"\xc1seg"
 _FOREIGN = 0xC1
 """No msgpack begins with this byte, so no header of a message does."""
 
 
 def are_large(frames: Frames) -> bool:
-    """Whether a message has to be cut."""
+    """Whether a message has to be segmented."""
     return shm_layout.are_large(frames, FRAME_BYTES_MIN)
 
 
 def cut(frames: Frames, number: int) -> Iterator[Frames]:
-    """The messages that a large one travels as. `number`: another one for every message."""
+    """The messages that a large one is sent as. `number`: unique for every message."""
     lengths, rest = shm_layout.split(frames, FRAME_BYTES_MIN)
     places, total = shm_layout.places(lengths)
     size = max(SEGMENT_BYTES, -(-total // SEGMENTS_MAX))
@@ -70,26 +70,26 @@ def cut(frames: Frames, number: int) -> Iterator[Frames]:
 
 @dataclass(slots=True)
 class Arriving:
-    """A message of which some has come."""
+    """A partially received message."""
 
     number: int
     frames: Frames
-    """Those that are cut are views of memory that is being filled."""
+    """Segmented frames are views of memory that is being filled."""
     come: list[int]
-    """Of each frame, how many bytes are there, from the front to the back; others are anything."""
+    """Bytes received of each frame, from its start; the rest is undefined."""
     left: deque[tuple[int, int, Array]]
-    """The frames that are still to be filled: (which one, its place, uint8[n])."""
+    """The incomplete frames: (index, offset, uint8[n])."""
     seen_at: float
     told: int = 0
-    """Of so many bytes of these frames it was said that they have come."""
+    """Bytes already reported to the reader."""
     message: Message | None = None
-    """What its reader has made of the frames."""
+    """The decoded message, for its reader."""
     is_of_interest: bool = True
-    """Whether its reader wants to hear more."""
+    """Whether the reader wants further reports."""
 
     def of_kind(self, kind: type[Message]) -> Message | None:
-        """The message, if it is one of this kind, whose large fields are arrays: nothing of it is
-        copied. What is to be refused is refused when all of it has come.
+        """The message, if it is of this kind, whose large fields are arrays: nothing is copied. An
+        invalid message is refused when all of it has arrived.
         """
         if self.message is None and self.is_of_interest:
             with suppress(RemoteProtocolError):
@@ -99,7 +99,7 @@ class Arriving:
         return self.message
 
     def put(self, place: int, data: Frame) -> bool:
-        """The next segment. False if it is another one: one before it is lost."""
+        """Store the next segment. False if it is out of order: an earlier one is lost."""
         which, start, memory = self.left[0]
         begin = self.come[which]
         end = begin + len(data)
@@ -113,18 +113,18 @@ class Arriving:
 
 
 class Assembly:
-    """Puts together what comes over any number of connections, one message of each at a time."""
+    """Assembles messages of any number of connections, one message per connection at a time."""
 
     def __init__(self) -> None:
         self._arriving: dict[Hashable, Arriving] = {}
         self._memory = BufferPool()
         self._begun_at: dict[Hashable, float] = {}
-        """Connection -> when its newest message has begun, if that was not long ago."""
+        """Connection -> when its newest message began, if that was within `shm.KEEP_S`."""
         self._is_kept = False
-        """The memory, although nobody uses it: it was soon needed again."""
+        """Whether to retain unused memory, because it was soon needed again."""
 
     def take(self, source: Hashable, frames: Frames, bytes_max: int) -> Frames | None:
-        """The frames of a whole message; None as long as more of it has to come, or some is lost.
+        """The frames of a whole message; None while it is incomplete, or if some of it is lost.
 
         `source`: the connection. Raises RemoteProtocolError for segments that `cut` never makes,
         and for a message of more than `bytes_max` bytes.
@@ -136,7 +136,7 @@ class Assembly:
             raise RemoteProtocolError("this is no segment of a message")
         kind, number, place = _HEAD.unpack(head)
         if kind == _BEGINNING:
-            self._arriving.pop(source, None)  # Its memory may serve this one.
+            self._arriving.pop(source, None)  # The new message may reuse its memory.
             before, now = self._begun_at.get(source, -math.inf), time.monotonic()
             self._is_kept, self._begun_at[source] = now < before + shm.KEEP_S, now
             self._arriving[source] = self._begun(number, frames[1], frames[2:], bytes_max)
@@ -146,7 +146,9 @@ class Assembly:
         return self._put(source, number, place, frames[1])
 
     def coming(self, source: Hashable) -> Arriving | None:
-        """What comes from there, if `STEP_BYTES` more of it have come than the last time."""
+        """The partial message of this connection, if `STEP_BYTES` more of it have arrived than at
+        the last call that returned it.
+        """
         arriving = self._arriving.get(source)
         if arriving is None:
             return None
@@ -157,12 +159,12 @@ class Assembly:
         return arriving
 
     def trim(self) -> None:
-        """Let go what will hardly be needed again soon."""
+        """Release memory that is unlikely to be needed soon."""
         if not self._is_kept:
             self._memory.trim()
 
     def check(self) -> None:
-        """A chore: forget what nobody goes on with."""
+        """A chore: discard messages whose next segment is overdue."""
         now = time.monotonic()
         self._begun_at = {k: at for k, at in self._begun_at.items() if now < at + shm.KEEP_S}
         oldest = now - PATIENCE_S
@@ -176,8 +178,8 @@ class Assembly:
             raise RemoteProtocolError(f"{len(rest)} frames; at most {FRAMES_MAX}")
         lengths = shm_layout.unpack(packed, len(rest))
         are_both = any(n and len(frame) for n, frame in zip(lengths, rest, strict=True))
-        if not any(lengths) or lengths[0] or are_both:  # Cut, and there all the same.
-            raise RemoteProtocolError("no message is cut like this")
+        if not any(lengths) or lengths[0] or are_both:  # Segmented, yet not empty.
+            raise RemoteProtocolError("the frame lengths of a segmented message are invalid")
         places, total = shm_layout.places(lengths)
         nbytes = total + sum(map(len, rest))
         if nbytes > bytes_max:
@@ -194,7 +196,7 @@ class Assembly:
     def _put(self, source: Hashable, number: int, place: int, data: Frame) -> Frames | None:
         arriving = self._arriving.get(source)
         if arriving is None or arriving.number != number:
-            return None  # Its beginning is lost.
+            return None  # Its first message is lost.
         if not arriving.put(place, data):
             del self._arriving[source]
             return None

@@ -1,10 +1,10 @@
-"""How many may stand before a door at once: beyond that it is shut until some have gone.
+"""Limits the open connections of a listener: at the limit, new ones are dropped until some close.
 
-Whoever connects costs a file descriptor and memory before anybody knows who it is; libzmq has no
-limit of its own, and when descriptors run out it turns in a circle. Those who are in are not
-touched: closing the listener would end their connections, too, so it stays open, and a filter in
-the kernel drops what asks for a new one. Who has no key is put out after the handshake's time, so
-that the door opens again; an honest peer that came meanwhile tries again every two seconds.
+Every connection costs a file descriptor and memory before it is authenticated. libzmq has no limit,
+and busy-loops when descriptors run out. Closing the listener would also close established
+connections, so it stays open, and a kernel socket filter drops new connection requests. Connections
+without a key are closed after the handshake timeout, which frees descriptors; a correct peer
+retries every two seconds meanwhile.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ RESERVED = 256
 CONNECTIONS_MAX = 4096
 DESCRIPTORS_WANTED = 3 * CONNECTIONS_MAX
 GUESTS_MIN = 32
-"""So many are let in, however few descriptors there are."""
+"""Connections that are always admitted, however few descriptors are available."""
 _COMING = int(zmq.Event.ACCEPTED)
 _LISTENING = int(zmq.Event.LISTENING)
 LISTEN_MS = 1000
 ATTACH_FILTER, DETACH_FILTER = 26, 27
-"""SO_ATTACH_FILTER and SO_DETACH_FILTER of Linux, which the socket module does not name."""
+"""SO_ATTACH_FILTER and SO_DETACH_FILTER of Linux, which the socket module lacks."""
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
-"""A filter of one instruction: keep 0 bytes of the packet."""
+"""A filter of one instruction: accept 0 bytes of the packet."""
 
 log = logging.getLogger(__name__)
 Socket = zmq.Socket[bytes]
 
 
 def raise_limit() -> int:
-    """Have as many file descriptors as we want, if we may; returns how many we have."""
+    """Raise the limit of file descriptors if permitted; returns the resulting limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(DESCRIPTORS_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -52,7 +52,7 @@ def raise_limit() -> int:
 
 
 def descriptors() -> int:
-    """Open ones of this process; more than there can be if not even one is left to look with."""
+    """Number of open ones of this process; `sys.maxsize` if none is left to read /proc with."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -60,13 +60,13 @@ def descriptors() -> int:
 
 
 class ConnectionLimit:
-    """Before one TCP listener; made before it is bound, and told when it is."""
+    """For one TCP listener. Create it before the listener is bound, and call `begin` after."""
 
     def __init__(self, listener: Socket, poller: zmq.Poller) -> None:
         have = raise_limit()
         room = min(CONNECTIONS_MAX, have - min(RESERVED, have // 4))
         self.limit = max(room, descriptors() + GUESTS_MIN)
-        """Open descriptors from which on nobody is let in."""
+        """Number of open descriptors at which new connections are dropped."""
         self.is_shut = False
         self._listener = listener
         self._poller = poller
@@ -75,15 +75,15 @@ class ConnectionLimit:
         poller.register(self._monitor, zmq.POLLIN)
 
     def begin(self) -> None:
-        """It is bound now."""
+        """Start after the listener was bound."""
         if self._monitor.poll(LISTEN_MS):
             _, descriptor = socket_events.receive(self._monitor)
             self._door = socket.socket(fileno=os.dup(descriptor))
         else:
-            log.warning("the listener is not known: whoever connects cannot be kept out")
+            log.warning("the listener's descriptor is unknown: connections cannot be limited")
 
     def look(self, source: Socket) -> bool:
-        """Somebody has come; False if this socket is not ours."""
+        """Handle new connections; False if this socket is not the monitor."""
         if source is not self._monitor:
             return False
         with suppress(zmq.Again):
@@ -94,11 +94,11 @@ class ConnectionLimit:
         return True
 
     def check(self) -> None:
-        """A chore: open again when it has become empty enough."""
+        """A chore: admit connections again when enough descriptors are free."""
         if self.is_shut and self._door and descriptors() <= self.limit - GUESTS_MIN:
             self._door.setsockopt(socket.SOL_SOCKET, DETACH_FILTER, 0)
             self.is_shut = False
-            log.warning("there is room again: new connections are let in")
+            log.warning("file descriptors are free again: accepting new connections")
 
     def _shut(self, door: socket.socket) -> None:
         code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
@@ -106,10 +106,10 @@ class ConnectionLimit:
         try:
             door.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, program)
         except OSError as error:
-            log.warning("cannot keep new connections out: %s", error)
+            log.warning("cannot drop new connections: %s", error)
             return
         self.is_shut = True
-        log.warning("%d file descriptors are open: nobody else is let in for now", self.limit)
+        log.warning("%d file descriptors are open: dropping new connections for now", self.limit)
 
     def close(self) -> None:
         self._poller.unregister(self._monitor)

@@ -1,7 +1,6 @@
-"""What a machine calls a connection that has come in: the name that belongs to its key, and
-ZeroMQ's id of it.
+"""The id of an incoming connection: the name that belongs to its key, and ZeroMQ's routing id.
 
-With the name in it nobody has to remember whose connection it is, however many come and go.
+The id contains the name, so no table of connections is needed.
 """
 
 from __future__ import annotations
@@ -9,11 +8,11 @@ from __future__ import annotations
 from dlctl.machine import Peer
 
 _END = b"\0"
-"""Of the name: names have none of these, ZeroMQ's ids may."""
+"""Ends the name: names never contain it, ZeroMQ's ids may."""
 
 
 def connection(name: str, route: bytes) -> bytes:
-    """`name`: "" if connections have no keys here; `route`: what ZeroMQ calls it."""
+    """`name`: "" if connections have no keys; `route`: ZeroMQ's routing id."""
     return name.encode() + _END + route
 
 
@@ -23,5 +22,5 @@ def owner(peer: bytes) -> bytes:
 
 
 def address(peer: Peer) -> list[bytes]:
-    """The frames that go before a message: which one of a listener's connections it is for."""
+    """The frames before a message that select one of a listener's connections."""
     return [peer.partition(_END)[2]] if isinstance(peer, bytes) else []

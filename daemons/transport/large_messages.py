@@ -1,7 +1,7 @@
-"""How large messages get from process to process: lent, in segments, or as they are.
+"""Transfer of large messages between processes: in shared memory, in segments, or unchanged.
 
-Between processes that talk over unix sockets they lie in shared memory (`lending.py`); over TCP
-they travel in segments (`segments.py`). Either way a message arrives whole or not at all.
+Over unix sockets they are lent in shared memory (`shm.py`); over TCP they are sent in segments
+(`chunking.py`). Either way a message arrives whole or not at all.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _TRIM_BYTES, _MMAP_BYTES = 64 << 20, 32 << 20
 
 class Outgoing(NamedTuple):
     parts: Iterable[Frames]
-    """ZeroMQ's messages, in their order."""
+    """ZeroMQ messages, in order."""
     loan: Loan | None = None
-    """If it was lent: says when the receiver has found it."""
+    """If it was lent: tracks when the receiver has found it."""
 
 
 class Incoming(NamedTuple):
     frames: Frames | None
-    """A whole message; None if more of it has to come, or some of it is lost."""
+    """A whole message; None while it is incomplete, or if some of it is lost."""
     answer: Frames | None = None
-    """What its sender has to be told."""
+    """To send back to the sender."""
 
 
 def _keep_freed_memory() -> None:
-    """Have the C library use again what ZeroMQ and Python have freed, up to 64 MiB, before it goes
-    back to the kernel. A library without `mallopt` goes on as it does.
+    """Make the C library reuse up to 64 MiB that ZeroMQ and Python have freed, before it returns
+    memory to the kernel. A C library without `mallopt` is left as it is.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -54,16 +54,18 @@ class LargeMessages:
         self._assembly = Assembly()
         _keep_freed_memory()
         self._numbers = itertools.count(secrets.randbits(48))
-        """Of messages that go in segments. Nobody shall go on with one of a process before us."""
+        """Of segmented messages. The start is random, so that no segment seems to continue a
+        message of an earlier process.
+        """
 
     def spare_memory(self) -> None:
-        """From now on nothing is kept for the next message, nor more resident than has to be: this
-        process has a part of the host's memory, and its messages are larger.
+        """From now on retain no memory for the next message, and keep as few pages resident as
+        possible: this process has a part of the host's memory, and its messages are larger.
         """
         self._lender.is_sparing = self._borrower.is_sparing = True
 
     def outgoing(self, receiver: Hashable, frames: Frames, is_local: bool) -> Outgoing:
-        """What to send for a message. is_local: `receiver` is a process of ours here."""
+        """What to send for a message. is_local: `receiver` is a local process of this user."""
         if is_local and shm.are_large(frames):
             lent = self._lender.lend(frames, receiver)
             if lent is not None:
@@ -75,7 +77,7 @@ class LargeMessages:
     def incoming(
         self, source: Hashable, frames: Frames, bytes_max: int, is_local: bool
     ) -> Incoming:
-        """What has come over the connection `source`.
+        """Handle a ZeroMQ message that was received over the connection `source`.
 
         Raises RemoteProtocolError for what `outgoing` never makes, and for a message of more than
         `bytes_max` bytes.
@@ -84,7 +86,7 @@ class LargeMessages:
         if kind not in (shm.SHARED, shm.MISSED):
             return Incoming(self._assembly.take(source, frames, bytes_max))
         if not is_local:
-            raise RemoteProtocolError("what lies in shared memory is not for other machines")
+            raise RemoteProtocolError("a message in shared memory from another machine")
         if kind == shm.MISSED:
             self._lender.missed(frames[0], source)
             return Incoming(None)
@@ -92,21 +94,23 @@ class LargeMessages:
         return Incoming(whole, shm.not_found(frames) if whole is None else None)
 
     def coming(self, source: Hashable) -> Arriving | None:
-        """What comes from there, if there is a good deal more of it than the last time."""
+        """The partial message of this connection, if much more of it has arrived since the last
+        call that returned it.
+        """
         return self._assembly.coming(source)
 
     def drop_pages(self) -> None:
-        """What has come was handled: what lies in memory of others need not be resident here."""
+        """Release the resident pages of received messages that were handled."""
         self._borrower.drop_pages()
 
     def give_back(self) -> None:
-        """Tell the lenders of what nobody here looks at any more, and let go what is not needed."""
+        """Return unreferenced slots to their lenders, and release unneeded memory."""
         self._borrower.give_back()
         self._lender.trim()
         self._assembly.trim()
 
     def check(self) -> None:
-        """A chore: forget what nobody goes on with, and let go what is not used."""
+        """A chore: discard overdue messages and release unused memory."""
         for part in (self._assembly, self._lender, self._borrower):
             part.check()
 

@@ -1,8 +1,8 @@
-"""Connections that are refused, or end: libzmq says nothing, so here it is said, and tried again.
+"""Logs refused and lost connections, and reconnects where libzmq does not.
 
-A peer that is not there yet, or does not know our key yet, is no news for a while; after `SAY_S` it
-is. Where a gatekeeper has refused us, or what came was no message (a bit had flipped in the length
-of a frame), libzmq never connects again: that takes a new socket.
+A peer that is not running yet, or does not know this daemon's key yet, is normal at first; after
+`SAY_S` it is logged. If a gatekeeper has refused the connection, or the stream was invalid (a bit
+flip in a frame length), libzmq never reconnects: that takes a new socket.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from dlctl.machine import Reconnected
 from dlctl.roles.protocol.authz import COME_LATER
 
 SAY_S = 3.0
-"""For so long it is refused before it is said; then again every `AGAIN_S`."""
+"""A peer that refuses connections for this long is logged; then again every `AGAIN_S`."""
 AGAIN_S = 60.0
 SURE_S = 0.1
-"""Much sooner after the end of a connection libzmq says that it goes on by itself, if it does."""
+"""If libzmq reconnects on its own, it reports that much sooner than this after a disconnect."""
 _FAILED = {
-    int(zmq.Event.HANDSHAKE_FAILED_AUTH): "it does not know our key",
-    int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "it has another key than it should",
-    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): "it has another key than it should",
+    int(zmq.Event.HANDSHAKE_FAILED_AUTH): "it does not know this daemon's key",
+    int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "it has not the expected key",
+    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): "it has not the expected key",
 }
-_LATER = "too many connections of our key have come to it, or it was not told yet who may come"
-_NO_KEYS = "what listens there is none of ours"
-"""Where a connection has no keys."""
+_LATER = "too many connections with this daemon's key, or it has not loaded its keys yet"
+_NO_KEYS = "another program listens there"
+"""If the connections of this run have no keys."""
 _ENDED = int(zmq.Event.DISCONNECTED)
 _SUCCEEDED = int(zmq.Event.HANDSHAKE_SUCCEEDED)
-_GOES_ON = {int(zmq.Event.CONNECT_RETRIED), _SUCCEEDED}
-"""libzmq connects again by itself, or has done it."""
-_EVENTS = sum(_FAILED) | _ENDED | sum(_GOES_ON)
+_CONTINUES = {int(zmq.Event.CONNECT_RETRIED), _SUCCEEDED}
+"""libzmq reconnects on its own, or has done so."""
+_EVENTS = sum(_FAILED) | _ENDED | sum(_CONTINUES)
 
 log = logging.getLogger(__name__)
 Socket = zmq.Socket[bytes]
 
 
 class Target(NamedTuple):
-    """Whom a connection is for."""
+    """The peer of a connection."""
 
     peer: str
     address: str
@@ -63,13 +63,13 @@ class Handshakes:
         self._by_monitor: dict[Socket, tuple[Socket, Target]] = {}
         self._refusals: dict[str, _Refusals] = {}
         self._ended: dict[str, tuple[Target, float]] = {}
-        """Whose connection libzmq does not begin again, as far as we know, and since when."""
+        """Peer -> connection that libzmq does not re-establish, if known, and since when."""
         self._open: set[str] = set()
-        """Peers whose connection stands."""
+        """Peers whose connection is established."""
         self._lost_at: dict[str, float] = {}
-        """Peer -> until when what was sent to it may be lost, as its connection has ended."""
+        """Peer -> when its connection was lost: messages sent before may be lost, too."""
         self._reconnected: dict[str, Reconnected] = {}
-        """Peer -> what nobody has taken yet."""
+        """Peer -> report that is not taken yet."""
 
     def watch(self, socket: Socket, target: Target) -> None:
         monitor = socket_events.monitor(socket, _EVENTS)
@@ -88,11 +88,11 @@ class Handshakes:
                 socket_events.stop(socket, monitor)
 
     def replaced(self, peer: str) -> None:
-        """It has another socket now: what still waited in the one before is lost."""
+        """The peer has a new socket: messages queued in the old one are lost."""
         self._lost_at[peer] = time.monotonic()
 
     def look(self, monitor: Socket) -> bool:
-        """Take the news of a monitor; False if this socket is none."""
+        """Handle the events of a monitor; False if this socket is not a monitor."""
         if monitor not in self._by_monitor:
             return False
         _, target = self._by_monitor[monitor]
@@ -101,8 +101,8 @@ class Handshakes:
         return True
 
     def take_ended(self) -> list[Target]:
-        """Who has to be connected again, with a new socket."""
-        # What ended may go on since: there was time for it while the daemon did something else.
+        """Peers that need a new socket to reconnect."""
+        # libzmq may have reconnected since, while the daemon was busy.
         for monitor in self._by_monitor:
             self.look(monitor)
         latest = time.monotonic() - SURE_S
@@ -112,12 +112,12 @@ class Handshakes:
         return targets
 
     def take_reconnected(self) -> list[Reconnected]:
-        """Who can be reached again, since the last call."""
+        """Peers that were reconnected since the last call."""
         taken, self._reconnected = self._reconnected, {}
         return list(taken.values())
 
     def _take(self, target: Target, event: int, value: int) -> None:
-        if event in _GOES_ON:  # Another socket would lose what is on its way.
+        if event in _CONTINUES:  # A new socket would lose in-flight messages.
             self._ended.pop(target.peer, None)
         else:
             self._ended.setdefault(target.peer, (target, time.monotonic()))

@@ -1,23 +1,25 @@
-"""Large messages between processes of one machine lie in memory that both of them see.
+"""Large messages between processes of one machine are passed in shared memory.
 
-The sender copies what is large into a slot and sends where it lies; the receiver reads it there,
-and notes in the slot when nobody looks at it any more. Then the sender uses the slot again.
+The sender copies the large frames into a slot and sends the slot's location. The receiver reads
+them in place and marks the slot as returned when it holds no reference to it. Then the sender
+reuses the slot.
 
-A slot is a file without a name (memfd_create): it is gone with the last process that has it,
-however that ends. The receiver opens it through /proc, which only the same user can; its size is
-sealed, so that nobody can take the memory away under a reader. A slot that does not come back in
-time is never written to again: whoever has it sees what was there, and whoever looks for it later
-does not find it, as if the message had been lost; the roles repeat it. Processes that are forked
-off (data loaders) have no part in any of this.
+A slot is an anonymous file (memfd_create): the kernel frees it when the last process that has it
+open exits. The receiver opens it through /proc, which only the same user can. The size is sealed,
+so no process can truncate the memory under a reader. A slot that is not returned in time is never
+written again: a receiver that has it open reads the old content, and one that opens it later does
+not find it, as if the message had been lost; the roles retry. Forked processes (data loaders)
+inherit neither the mappings nor the descriptors.
 
-    a slot       one page: who it is, the numbers of the last loans that were found and that came
-                 back; then the bytes
-    on the wire  [head, lengths of the frames that lie in the slot, frames ...]; those are empty
-    and back     [the same head, marked as missed] from who has not found it
+    a slot       one page: the cookie, the numbers of the last loans found and returned; then the
+                 bytes
+    on the wire  [head, lengths of the frames in the slot, frames ...]; the frames in the slot are
+                 empty here
+    the answer   [the same head, marked as missed] from a receiver that has not found the slot
 
-A slot may be as large as the model. So it is mapped page by page as it is looked at, and neither
-side keeps pages that it has done with: who has written a slot, when that is sent; who reads it,
-when the message was handled. Whoever looks again finds it where it was.
+A slot may be as large as the model. So its pages are mapped on access, and each side drops the
+pages that it no longer needs: the sender after sending, the receiver after handling the message.
+A later access maps them again, with the same content.
 """
 
 from __future__ import annotations
@@ -46,24 +48,24 @@ from dlctl.wire import FRAMES_MAX, Frame, Frames
 
 SHARED, MISSED = b"\xc1shm", b"\xc1mis"
 FRAME_BYTES_MIN = 128 * 1024
-"""Frames from this on lie in a slot; below, the socket is as fast."""
+"""Frames of at least this size go into a slot; for smaller ones, the socket is as fast."""
 PATIENCE_S = 10.0
-"""A loan that is not back by then is given up."""
+"""A loan that is not returned within this time is abandoned."""
 PAUSE_S = 60.0
-"""Whoever has not found a loan gets its messages sent for so long: /proc may be closed where it
-lives, or it takes longer than slots are kept for."""
+"""After a missed loan, messages to that receiver go over the socket for this long: it may have no
+access to /proc, or be slower than `PATIENCE_S`."""
 KEEP_S = 1.0
-"""Memory that is needed more often than this is kept for the next time; other memory goes at once.
-Between two rounds of many steps it would be a copy of the model that nobody needs.
+"""Memory that is reused within this time is retained; other memory is released at once. Between
+two rounds of many steps it would be an unused copy of the model.
 """
 SLOTS_MAX = 64
 BYTES_MAX = 1 << 30
-"""Of all slots of a process; what has no room is sent, and copied only once."""
+"""Of all slots of a process; a message that does not fit goes over the socket."""
 _PAGE = 4096
 _HEAD = struct.Struct("<4sQQ16sQ")
-"""Which it is, the sender's pid, its descriptor, the slot's cookie, number of the loan."""
+"""Kind, the sender's pid, its descriptor, the slot's cookie, number of the loan."""
 _NOTES_AT = 64
-"""uint64[2]: the numbers of the last loans that were found and that came back."""
+"""uint64[2]: the numbers of the last loans found and returned."""
 _FOUND, _RETURNED = 0, 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -75,11 +77,11 @@ def are_large(frames: Frames) -> bool:
     return shm_layout.are_large(frames, FRAME_BYTES_MIN)
 
 
-# ---------------------------------------------------------------- who sends
+# ---------------------------------------------------------------- sender
 
 
 class Slot:
-    """Memory that one message at a time is lent in. Raises OSError if there is no room for it."""
+    """Memory that is lent for one message at a time. Raises OSError if it cannot be allocated."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -88,10 +90,10 @@ class Slot:
         """Of the newest loan."""
         self.used_at = -math.inf
         self.is_kept = False
-        """Once it is free, for it was soon used again."""
+        """Retained when it is free, because it was reused soon."""
         self.is_given_up = False
         self.fd = os.memfd_create("dlctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        _descriptors.add(self.fd)  # Before what takes long: another thread may fork meanwhile.
+        _descriptors.add(self.fd)  # Before the slow calls: another thread may fork meanwhile.
         try:
             os.posix_fallocate(self.fd, 0, _PAGE + nbytes)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -106,11 +108,11 @@ class Slot:
         self._bytes = np.frombuffer(memory, np.uint8, nbytes, _PAGE)
 
     def is_back(self, number: int) -> bool:
-        """Whether a loan of before, or the newest one, is over."""
+        """Whether this loan (an earlier one or the newest) was returned or abandoned."""
         return self.is_given_up or int(self._notes[_RETURNED]) >= number
 
     def was_found(self, number: int) -> bool:
-        """Whether the receiver of a loan has seen it, or it is over."""
+        """Whether the receiver has opened this loan, or the loan is over."""
         return self.is_back(number) or int(self._notes[_FOUND]) >= number
 
     @property
@@ -118,11 +120,11 @@ class Slot:
         return self.is_back(self.number)
 
     def take_back(self, number: int) -> None:
-        """A loan that was never sent is over."""
+        """End a loan that was never sent."""
         self._notes[_RETURNED] = number
 
     def lend(self, frames: Frames, *, sparing: bool = False) -> Frames:
-        """What to send instead of `frames`. sparing: as little as can be is resident meanwhile."""
+        """What to send instead of `frames`. sparing: keep as few pages resident as possible."""
         copy = pages.copy if sparing else threads.copy
         self.number += 1
         lengths, rest = shm_layout.split(frames, FRAME_BYTES_MIN)
@@ -137,7 +139,7 @@ class Slot:
         return [head, shm_layout.pack(lengths), *rest]
 
     def close(self) -> None:
-        """Whoever has opened it keeps it as it is."""
+        """A receiver that has opened the slot still reads its content."""
         self.is_given_up = True
         _descriptors.discard(self.fd)
         os.close(self.fd)
@@ -148,7 +150,7 @@ _descriptors: set[int] = set()
 
 
 def _forget_slots() -> None:
-    """In a process that was forked off: it would keep their memory for as long as it lives."""
+    """In a forked child: an inherited descriptor would keep the memory allocated."""
     for descriptor in _descriptors:
         os.close(descriptor)
     _descriptors.clear()
@@ -165,35 +167,35 @@ class Loan(NamedTuple):
 
     @property
     def done(self) -> bool:
-        """Whether the receiver has read where it lies: it is on its way no more."""
+        """Whether the receiver has opened the slot: the message is no longer in flight."""
         return self.slot.was_found(self.number)
 
     @property
     def is_over(self) -> bool:
-        """Whether the receiver does not need it any more."""
+        """Whether the receiver has returned the slot."""
         return self.slot.is_back(self.number)
 
     def cancel(self) -> None:
-        """It could not be sent."""
+        """The message could not be sent."""
         self.slot.take_back(self.number)
 
 
 class Lender:
-    """The slots of one process, for all whom it sends to."""
+    """The slots of one process, for all its receivers."""
 
     def __init__(self) -> None:
         self.is_sparing = False
-        """Nothing is kept for the next time, nor resident."""
+        """Whether to retain no slots and keep no pages resident."""
         self._slots: list[Slot] = []
         self._missed: dict[Hashable, float] = {}
-        """Receiver that has not found a loan -> when that was."""
+        """Receiver that has not found a loan -> time of the report."""
         self._closed_at = -math.inf
-        """When the newest of those was used that are gone."""
+        """Time of the latest use of any closed slot."""
 
     def lend(self, frames: Frames, receiver: Hashable) -> tuple[Frames, Loan] | None:
-        """What to send instead of `frames`, and what says when it is not needed any more.
+        """What to send instead of `frames`, and the loan, which tracks when the receiver is done.
 
-        None: this message has to travel by itself.
+        None: this message has to go over the socket.
         """
         if receiver in self._missed:
             return None
@@ -231,8 +233,8 @@ class Lender:
         return len(self._slots) < SLOTS_MAX and total + nbytes <= BYTES_MAX
 
     def missed(self, head: Frame, receiver: Hashable) -> None:
-        """`receiver` says that it has not found what this head of a loan names: it was given up
-        before, or cannot be seen from there.
+        """`receiver` reports that it has not found this loan: the loan was abandoned, or the
+        receiver has no access to the slot.
         """
         if len(head) != _HEAD.size:
             return
@@ -242,19 +244,21 @@ class Lender:
         self._missed[receiver] = time.monotonic()
         who = receiver if isinstance(receiver, str) else "a peer"
         log.warning(
-            "%s does not find what lies in shared memory; it is sent for %.0f s", who, PAUSE_S
+            "%s cannot read from shared memory; its messages go over the socket for %.0f s",
+            who,
+            PAUSE_S,
         )
 
     def trim(self) -> None:
-        """Let go what will hardly be needed again soon: the receiver has it from when it finds it,
-        and alone.
+        """Close slots that are unlikely to be reused soon. Once the receiver has opened a slot, it
+        needs no reference of the sender.
         """
         for slot in [*self._slots]:
             if not slot.is_kept and slot.was_found(slot.number):
                 self._close(slot)
 
     def check(self) -> None:
-        """A chore: give up what does not come back, and what is not used."""
+        """A chore: close slots that were not returned in time, and unused ones."""
         now = time.monotonic()
         self._missed = {who: at for who, at in self._missed.items() if now < at + PAUSE_S}
         for slot in [*self._slots]:
@@ -272,7 +276,7 @@ class Lender:
         self._slots.clear()
 
 
-# ---------------------------------------------------------------- who receives
+# ---------------------------------------------------------------- receiver
 
 
 def not_found(frames: Frames) -> Frames:
@@ -286,27 +290,27 @@ _Key = tuple[int, int, bytes]
 
 @dataclass(slots=True)
 class _Seen:
-    """A slot of somebody else, as we see it."""
+    """A slot of another process, opened by this one."""
 
     notes: Array
-    """uint64[2], the one thing that we write."""
+    """uint64[2], the only part that this process writes."""
     memory: mmap.mmap
     arrays: list[Array]
-    """One uint8[n]: what lies there. Whoever looks at a frame holds it."""
+    """One uint8[n]: the content. Every view of a frame holds a reference to it."""
     number: int = 0
-    """Of the loan that we have, or had last."""
+    """Of the current loan, or the last one."""
     used_at: float = -math.inf
     is_kept: bool = False
-    """When it is given back, for it was soon used again."""
+    """Stays mapped when it is returned, because it was reused soon."""
 
     @property
     def is_lent(self) -> bool:
-        """Whether we have it still. Others may have had it since."""
+        """Whether the current loan is not returned. Other receivers may have had later loans."""
         return int(self.notes[_RETURNED]) < self.number
 
 
 class Borrower:
-    """What one process sees of the slots of others."""
+    """The slots of other processes that this process reads."""
 
     def __init__(self) -> None:
         self.is_sparing = False
@@ -314,10 +318,10 @@ class Borrower:
         self._seen: dict[_Key, _Seen] = {}
         self._lent: list[_Key] = []
         self._used: dict[int, float] = {}
-        """Process -> when we had something of it last."""
+        """Pid of a sender -> time of its latest loan."""
 
     def read(self, frames: Frames, bytes_max: int) -> Frames | None:
-        """The frames of a message that was lent; None if its slot is gone.
+        """The frames of a lent message; None if its slot is gone.
 
         Raises RemoteProtocolError for what `Slot.lend` never makes, and for a message of more than
         `bytes_max` bytes.
@@ -344,19 +348,19 @@ class Borrower:
         return shm_layout.join(seen.arrays[0].data, lengths, frames[2:])
 
     def drop_pages(self) -> None:
-        """What has come was looked at: it need not be resident here."""
+        """Release the resident pages of messages that were handled."""
         for seen in filter(None, map(self._seen.get, self._lent)):
             if not seen.is_kept:
                 seen.memory.madvise(mmap.MADV_DONTNEED)
 
     def give_back(self) -> None:
-        """Tell the senders of what nobody looks at any more."""
+        """Mark slots as returned that this process holds no reference to."""
         if not self._lent:
             return
         still = []
         for key in self._lent:
             seen = self._seen.get(key)
-            if seen is None:  # A sender that does as it likes has lent it twice.
+            if seen is None:  # A faulty sender has lent it twice.
                 continue
             if not is_unused(seen.arrays, 0):
                 still.append(key)
@@ -367,7 +371,7 @@ class Borrower:
         self._lent = still
 
     def check(self) -> None:
-        """A chore: let go what was not used for a while."""
+        """A chore: close slots that were not used for `KEEP_S`."""
         oldest = time.monotonic() - KEEP_S
         for key, seen in list(self._seen.items()):
             if seen.used_at < oldest and not seen.is_lent:
@@ -384,7 +388,7 @@ class Borrower:
 
 
 def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:
-    """A slot of another process; None if it is gone, or is something else by now."""
+    """Open a slot of another process; None if it is gone or the descriptor was reused."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
         ours = os.open(f"/proc/{pid}/fd/{fd}", flags)

@@ -1,8 +1,8 @@
-"""The large frames of a message, side by side in one piece of memory; the small ones stay.
+"""Layout of a message's large frames in one block of memory; small frames stay in the message.
 
-split    (lengths of the frames that are taken out, 0 for one that stays; what stays, b"" for
-         one that is taken out)
-join     the frames again
+split    (lengths of the frames that are moved, 0 for one that stays; the rest, b"" for one that
+         is moved)
+join     the inverse
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.wire import Frame, Frames
 
 ALIGNMENT = 64
-"""Of each frame in the memory: arrays of any type may lie there."""
+"""Of each frame in the memory, so that it may hold an array of any dtype."""
 
 
 def are_large(frames: Frames, bytes_min: int) -> bool:
-    """Whether a message has a frame of so many bytes."""
+    """Whether a message has a frame of at least `bytes_min` bytes."""
     return any(len(frame) >= bytes_min for frame in frames)
 
 
 def split(frames: Frames, bytes_min: int) -> tuple[list[int], Frames]:
-    """What is taken out of a message, and what stays of it."""
+    """The lengths of the frames that are moved, and the frames that stay."""
     lengths = [len(frame) if len(frame) >= bytes_min else 0 for frame in frames]
     rest = [b"" if length else frame for frame, length in zip(frames, lengths, strict=True)]
     return lengths, rest
 
 
 def places(lengths: Sequence[int]) -> tuple[list[int], int]:
-    """Where frames of these lengths begin in the memory, and how much of it they need."""
+    """Offsets of frames of these lengths in the memory, and the total size in bytes."""
     found, at = [], 0
     for length in lengths:
         found.append(at)
@@ -39,7 +39,7 @@ def places(lengths: Sequence[int]) -> tuple[list[int], int]:
 
 
 def join(memory: memoryview, lengths: Sequence[int], rest: Frames) -> Frames:
-    """The frames of a message; those that were taken out are views."""
+    """The frames of a message; those that were moved are views of `memory`."""
     found, _ = places(lengths)
     return [
         memory[place : place + length] if length else frame
@@ -54,5 +54,5 @@ def pack(lengths: Sequence[int]) -> bytes:
 def unpack(packed: Frame, count: int) -> list[int]:
     """Raises RemoteProtocolError unless these are the lengths of `count` frames."""
     if len(packed) != 8 * count:
-        raise RemoteProtocolError("the lengths of a message's frames are not given")
+        raise RemoteProtocolError("the frame lengths of a message are missing or incomplete")
     return list(struct.unpack(f"<{count}Q", packed))

@@ -1,9 +1,9 @@
-"""The events of a socket, as libzmq tells them through another one.
+"""The events of a socket, which libzmq sends through a monitor socket.
 
-libzmq's own thread waits for room where too many events are unread; while it waits nothing is sent
-or received, and whoever closes the socket meanwhile waits for ever. A daemon reads them between two
-updates, which may take a second, so here none is too many: an event has about a hundred bytes, and
-connections are limited (`crowd`).
+At the high-water mark of the monitor, libzmq's I/O thread blocks: then nothing is sent or received,
+and closing the socket deadlocks. A daemon reads events between two updates, which may take a
+second. So the queue has no limit: an event has about a hundred bytes, and connections are limited
+(`connection_limit`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Socket = zmq.Socket[bytes]
 
 
 def monitor(socket: Socket, events: int) -> Socket:
-    """A socket from which `events` of another one come, until `stop`."""
+    """A socket that receives `events` of another one, until `stop`."""
     place = f"inproc://monitor-{socket.FD}"
     socket.monitor(place, events)
     reader: Socket = socket.context.socket(zmq.PAIR)
@@ -29,7 +29,7 @@ def monitor(socket: Socket, events: int) -> Socket:
 def receive(reader: Socket) -> tuple[int, int]:
     """The next event and its value (a file descriptor, an errno, milliseconds).
 
-    pyzmq's own function for it brings asyncio and ssl with it, at each start of each daemon.
+    pyzmq's own function would import asyncio and ssl at each start of each daemon.
     """
     event, value = struct.unpack("=Hi", reader.recv_multipart()[0])
     return event, value

@@ -1,12 +1,12 @@
-"""ZeroMQ: one ROUTER that takes whoever comes, one DEALER for each peer that this daemon connects
-to.
+"""ZeroMQ sockets: one ROUTER for incoming connections, one DEALER for each peer that this daemon
+connects to.
 
 Over TCP every connection is encrypted with the keys of its two ends (CURVE), and only known keys
-get in; unix sockets lie in a directory that only this user can enter.
+are admitted; unix sockets lie in a directory that only this user can enter.
 
-Connections get no name of their own (`ZMQ_ROUTING_ID` stays unset: with a fixed one, a reconnect
-after a half-open connection is silently ignored by libzmq). A message that cannot be queued now is
-dropped, and one that is not ours is dropped and counted: the roles repeat what matters.
+`ZMQ_ROUTING_ID` stays unset: with a fixed id, libzmq silently ignores a reconnect after a half-open
+connection. A message that cannot be queued is dropped; an invalid message is dropped and counted.
+The roles retry what matters.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ LINGER_MS = 500
 """For the last messages of a daemon that exits."""
 HANDSHAKE_MS = 3000
 CONNECT_MS = 2000
-"""Then another attempt is begun: the kernel alone would wait ever longer between two of them."""
+"""After this, a new attempt starts: the kernel's own retries back off exponentially."""
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 6000
 """Without a whole frame from a peer: on a slow link a segment may take nearly as long."""
 QUEUED_MAX = 4096
-"""Messages that may wait to be sent to whom we have connected to: several large ones, in segments.
-Their bytes are limited by the window of pushes.
+"""Send queue of a DEALER, in messages: room for several large ones, in segments. The push window
+limits their bytes.
 """
 ZERO_COPY_BYTES = 64 * 1024
 """Below this a copy is cheaper than the bookkeeping of sharing."""
 FRAMES_KEPT = wire.FRAMES_MAX + 4
-"""Of one message: a peer, two of a large message, and one too many."""
+"""Of one message: the peer, two of a large message, and one to detect an excess."""
 COPIES_KEPT = SEGMENTS_MAX
-"""Pieces of memory for copies: the segments of one message."""
+"""Buffers for copies: the segments of one message."""
 RECEIVE_BATCH = 64
-"""Messages taken from one socket before the machine's deadlines are looked at again."""
+"""Messages taken from one socket before the machine's deadlines are checked again."""
 
-# Plain integers: combining zmq's enums takes longer than what is done with them.
+# Plain integers: combining zmq's enums is slower than the calls that use them.
 _READABLE = int(zmq.POLLIN)
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -64,10 +64,10 @@ log = logging.getLogger(__name__)
 
 class Transport:
     def __init__(self, poller: zmq.Poller, secret: str = "") -> None:
-        """`secret`: this daemon's key; "": its connections have none."""
+        """`secret`: this daemon's key; "": no encryption."""
         self.poller = poller
         self.refused = 0
-        """Messages that were none of ours."""
+        """Invalid messages received."""
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
@@ -79,16 +79,16 @@ class Transport:
         self.unread = Backpressure()
         self.bulk = LargeMessages()
         self._copies = BufferPool(COPIES_KEPT)
-        """Of what is sent and belongs to somebody who will change it."""
+        """Of frames that the caller will overwrite."""
         self._local: set[zmq.Socket[bytes]] = set()
-        """Those that reach processes of this machine and this user only."""
+        """Sockets that only reach processes of this machine and this user."""
         self._bytes_max = wire.FRAME_BYTES_MAX
-        """Of one that comes in parts, or is lent, to us as a listener."""
+        """Of a segmented or lent message that the ROUTER receives."""
         self.early: Callable[[Peer, str, Arriving], None] | None = None
-        """Who wants to know of large messages while they come."""
+        """Called with large messages while they are still arriving."""
         self.crowd: ConnectionLimit | None = None
-        self._hushed: dict[str, float] = {}
-        """Name -> until when nothing is heard of it."""
+        self._muted: dict[str, float] = {}
+        """Name -> time until which its messages are discarded."""
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         """The only place where sockets are made."""
@@ -109,10 +109,10 @@ class Transport:
         return socket
 
     def listen(self, address: str, frame_bytes_max: int = wire.FRAME_BYTES_MAX) -> str:
-        """Take connections at `address`; returns it with the port that was chosen. Whoever sends a
+        """Accept connections at `address`; returns it with the chosen port. A peer that sends a
         larger frame is disconnected.
 
-        Raises DlctlError naming the address and, if it can be seen, who holds it.
+        Raises DlctlError naming the address and, if known, the process that holds it.
         """
         socket = self._socket(zmq.ROUTER)
         socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes_max)
@@ -138,8 +138,8 @@ class Transport:
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def hush(self, name: str, for_s: float) -> None:
-        """What comes with this name's key is thrown away for a while, without being looked at."""
-        self._hushed[name] = time.monotonic() + for_s
+        """Discard all messages with this name's key for `for_s` seconds, without decoding them."""
+        self._muted[name] = time.monotonic() + for_s
 
     def admit(self, names: Mapping[str, str]) -> None:
         """From now on only these may connect: public key -> name."""
@@ -147,11 +147,11 @@ class Transport:
             self.gatekeeper.admit(names)
 
     def check(self) -> None:
-        """A chore: try again where libzmq does not. Raises RuntimeError if nobody can be let in any
-        more.
+        """A chore: reconnect where libzmq does not. Raises RuntimeError if no connection can be
+        admitted any more.
         """
         if self.gatekeeper is not None and not self.gatekeeper.is_alive():
-            raise RuntimeError("the thread that lets connections in has ended")
+            raise RuntimeError("the thread that authenticates connections (ZAP) has ended")
         self.unread.check()
         self.bulk.check()
         self._copies.check()
@@ -162,13 +162,13 @@ class Transport:
             self._handshakes.replaced(target.peer)
 
     def take_reconnected(self) -> list[Reconnected]:
-        """Whom we have lost and reached again over TCP, since the last call."""
+        """Peers whose TCP connection was lost and re-established since the last call."""
         return self._handshakes.take_reconnected()
 
     def connect(self, peer: str, address: str, key: str = "") -> None:
-        """From now on messages to `peer` go to `address`, to whoever has this public key.
+        """From now on messages to `peer` go to `address`, whose listener must have this public key.
 
-        Raises LocalProtocolError if one end has a key and the other one has none.
+        Raises LocalProtocolError if only one end has a key.
         """
         if bool(key) != bool(self._secret):
             raise LocalProtocolError(f"cannot connect to {peer}: only one end has a key")
@@ -191,11 +191,11 @@ class Transport:
             self._local.add(socket)
 
     def send(self, peer: Peer, message: Message) -> None:
-        """Queue a message, or drop it if there is nobody or no room, or if it is too large."""
+        """Queue a message; drop it if the peer is unknown, the queue full, or it is too large."""
         try:
             frames = wire.encode(message)
         except LocalProtocolError as error:
-            # Losing one message is what the roles can live with; losing the daemon is not.
+            # The roles tolerate a lost message, but not a lost daemon.
             log.error("dropped a message for %s: %s", peer, error.message)
             return
         if isinstance(peer, bytes):
@@ -210,7 +210,7 @@ class Transport:
             log.debug("dropped %s for %s: %s", type(message).__name__, peer, error)
 
     def _answer(self, peer: bytes, frames: wire.Frames, message: Message) -> None:
-        """Send to who has connected to us, unless too much is waiting for it already."""
+        """Send to a peer that has connected to this daemon, unless its backlog is too large."""
         if self._router is None:
             return
         nbytes = self.unread.counts(peer, frames)
@@ -236,11 +236,11 @@ class Transport:
         borrowed: bool,
         track: bool = False,
     ) -> Tracker | None:
-        """One message: where it lies if it is large and both ends are here, in segments if it is
-        large and goes elsewhere. Raises ZMQError; what is sent then is no whole.
+        """Send one message. A large one goes through shared memory on this machine, and in segments
+        over the network. Raises ZMQError; the receiver discards what was sent until then.
 
-        borrowed: the frames are somebody's who will change them; what leaves is a copy.
-        track: returns what says when it has left our memory.
+        borrowed: the caller will overwrite the frames, so a copy is sent.
+        track: return a tracker of when the message has left this process's memory.
         """
         parts, loan = self.bulk.outgoing(peer, frames, socket in self._local)
         to = connections.address(peer)
@@ -264,7 +264,7 @@ class Transport:
         return copy.data
 
     def receive(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Peer, Message, str]]:
-        """What has come on one socket, at most `RECEIVE_BATCH` messages: from whom, the message,
+        """At most `RECEIVE_BATCH` messages that have arrived on one socket: the peer, the message,
         and the name that belongs to the sender's key.
         """
         if self._handshakes.look(socket) or (self.crowd and self.crowd.look(socket)):
@@ -274,7 +274,7 @@ class Transport:
             if received is None:
                 return
             frames, identity = received
-            if self._hushed and self._is_hushed(identity):
+            if self._muted and self._is_muted(identity):
                 continue
             peer: Peer = self._names.get(socket, "")
             bytes_max = wire.FRAME_BYTES_MAX
@@ -292,14 +292,14 @@ class Transport:
                 log.warning(
                     "refused a message%s: %s", identity and f" of {identity}", error.message
                 )
-            # Asking is cheaper than an attempt that fails with an exception.
+            # Checking is cheaper than a receive that raises.
             if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 return
 
     def _whole(
         self, socket: zmq.Socket[bytes], peer: Peer, frames: wire.Frames, bytes_max: int
     ) -> wire.Frames | None:
-        """The frames of a message; None if more of it has to come, or some of it is lost.
+        """The frames of a message; None while it is incomplete, or if some of it is lost.
 
         Raises RemoteProtocolError.
         """
@@ -310,16 +310,16 @@ class Transport:
                 _send_frames(socket, [*connections.address(peer), *answer])
         return whole
 
-    def _is_hushed(self, identity: str) -> bool:
-        until = self._hushed.get(identity)
+    def _is_muted(self, identity: str) -> bool:
+        until = self._muted.get(identity)
         if until is not None and time.monotonic() >= until:
-            del self._hushed[identity]
+            del self._muted[identity]
             return False
         return until is not None
 
     def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[wire.Frames, str] | None:
-        """One multipart message and whose key it came with, or None. Frames beyond the limit are
-        thrown away; until the last one has come, libzmq has kept them all.
+        """One multipart message and the name of the sender's key, or None. Frames beyond the limit
+        are discarded, although libzmq buffers all of them until the last one has arrived.
         """
         frames: wire.Frames = []
         try:
@@ -334,11 +334,11 @@ class Transport:
             return None
 
     def give_back(self) -> None:
-        """Tell processes of this machine which of their memory is of no use here any more."""
+        """Return unused shared-memory slots to their senders on this machine."""
         self.bulk.give_back()
 
     def close(self) -> None:
-        """Send what is queued (for half a second at most) and close."""
+        """Send queued messages (for at most `LINGER_MS`) and close."""
         if self.crowd is not None:
             self.crowd.close()
         for socket in [*self._names, *([self._router] if self._router else [])]:
@@ -359,9 +359,9 @@ class Transport:
 def _send_frames(
     socket: zmq.Socket[bytes], frames: wire.Frames, track: bool = False
 ) -> zmq.MessageTracker | None:
-    """One multipart message. Raises ZMQError for all of it or for nothing.
+    """Send one multipart message atomically. Raises ZMQError; then nothing was sent.
 
-    track: returns what says when its last frame has left our memory.
+    track: return a tracker of when its last frame has left this process's memory.
     """
     tracker: zmq.MessageTracker | None = None
     last = len(frames) - 1
@@ -369,7 +369,7 @@ def _send_frames(
         flags, is_tracked = _LAST if i == last else _MORE, track and i == last
         if len(frame) >= ZERO_COPY_BYTES:
             tracker = socket.send(frame, flags, copy=False, track=is_tracked)
-        elif is_tracked:  # What is small may be somebody's who will change it.
+        elif is_tracked:  # The caller may overwrite a small frame.
             own = zmq.Frame(bytes(frame), track=True, copy=False)
             tracker = socket.send(own, flags, copy=False, track=True)
         else:

@@ -1,11 +1,12 @@
-"""Who may connect: libzmq asks for every new connection whether its key is welcome (ZAP, RFC 27).
+"""Authentication of connections: libzmq asks for every new one whether its key is known (ZAP, RFC
+27).
 
-A thread of its own answers, so that a busy daemon does not keep anybody waiting. Without an answer
-nobody gets in (`ZAP_ENFORCE_DOMAIN`); so if this thread ended, the daemon has to end, too.
+A separate thread answers, so that a busy daemon does not delay connections. Without an answer no
+connection is admitted (`ZAP_ENFORCE_DOMAIN`); so the daemon must exit if this thread ends.
 
-A connection may choose what the listener calls it, also what libzmq is going to call another one by
-itself; if that one comes, libzmq ends the process. Nobody knows these numbers of 32 bits, but one
-who comes often enough meets them; so a key may come only so often.
+A connection may choose its routing id, also one that libzmq will later generate for another
+connection; then libzmq aborts the process. These 32-bit ids are secret, but a client that connects
+often enough hits one. So connections per key are rate-limited.
 """
 
 from __future__ import annotations
@@ -28,27 +29,26 @@ VERSION = b"1.0"
 WELCOME, UNKNOWN = (b"200", b"OK"), (b"400", b"unknown key")
 LATER = (str(COME_LATER).encode(), b"later")
 UNDECIDED_S = 2.0
-"""For so long whoever comes is kept waiting if nobody has said yet who may come: less than a
-handshake may take.
+"""How long a connection waits while the admitted keys are not set: less than a handshake may take.
 """
 COMINGS_MAX, COMINGS_PER_S = 256.0, 10.0
-"""Connections that one key may begin: at once, and in the long run. An honest one needs a few."""
+"""Connections that one key may open: as a burst, and per second. A correct client needs a few."""
 QUIET_S = 60.0
-"""Between two lines in the log about one source."""
+"""Between two log lines about one source."""
 SOURCES_MAX = 256
 
 log = logging.getLogger(__name__)
 
 
 class Comings:
-    """How often each key comes."""
+    """Token bucket of new connections, for each key."""
 
     def __init__(self) -> None:
         self._left: dict[bytes, tuple[float, float]] = {}
-        """Name -> (how often it may still come, when that was so)."""
+        """Name -> (connections left, at this time)."""
 
     def takes(self, name: bytes, now: float) -> bool:
-        """Somebody comes with this name's key; False if that is too often."""
+        """Count a connection with this name's key; False if it exceeds the limit."""
         left, at = self._left.get(name, (COMINGS_MAX, now))
         left = min(COMINGS_MAX, left + (now - at) * COMINGS_PER_S)
         is_taken = left >= 1.0
@@ -59,13 +59,13 @@ class Comings:
 class Gatekeeper:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.refused = 0
-        """Connections that were not let in."""
+        """Connections refused."""
         self._names: Mapping[bytes, bytes] | None = None
-        """None: nobody has said yet who may come."""
+        """Public key -> name; None: not set yet."""
         self._decided = threading.Event()
-        """It was said, or will not be said any more."""
+        """`_names` is set, or the gatekeeper is closing."""
         self._comings = Comings()
-        self._said: dict[str, float] = {}
+        self._warned_at: dict[str, float] = {}
         self._questions = context.socket(zmq.REP)
         self._questions.setsockopt(zmq.LINGER, 0)
         self._questions.bind(ADDRESS)
@@ -77,7 +77,7 @@ class Gatekeeper:
         self._thread.start()
 
     def admit(self, names: Mapping[str, str]) -> None:
-        """From now on only these may connect: public key as text -> name. Safe from any thread."""
+        """From now on only these may connect: public key as text -> name. Thread-safe."""
         self._names = {z85.decode(key): name.encode() for key, name in names.items()}
         self._decided.set()
 
@@ -95,7 +95,7 @@ class Gatekeeper:
     # ------------------------------------------------------------ in the thread
 
     def _serve(self) -> None:
-        # Who comes a moment too early gets in when it may, and not when it has come again.
+        # A connection that arrives before the keys are set is admitted then, without a retry.
         while not self._decided.wait(UNDECIDED_S):
             while self._questions.poll(0) and not self._decided.is_set():
                 self._answer_next()
@@ -109,7 +109,7 @@ class Gatekeeper:
             self._answer_next()
 
     def _answer_next(self) -> None:
-        # Only libzmq can ask here. Whatever goes wrong, the next one must get an answer.
+        # Only libzmq can send here. After any error, the next request must still get an answer.
         with contextlib.suppress(zmq.ZMQError):
             self._questions.send_multipart(self._answer(self._questions.recv_multipart()))
 
@@ -123,24 +123,26 @@ class Gatekeeper:
         elif name is None:
             status = UNKNOWN
             source = question[3].decode(errors="replace") if len(question) > 3 else "?"
-            self._tell(source, f"refused a connection from {source}: its key is not known here")
+            self._warn(source, f"refused a connection from {source}: unknown key")
         elif not self._comings.takes(name, time.monotonic()):
             status = LATER
             who = name.decode()
-            self._tell(who, f"refused a connection of {who}: it comes again and again")
+            self._warn(who, f"refused a connection of {who}: it connects too often")
         else:
             return [VERSION, request, *WELCOME, name, b""]
         self.refused += 1
         return [VERSION, request, *status, b"", b""]
 
-    def _tell(self, source: str, text: str) -> None:
-        """At most once a minute for each source: whoever knocks must not fill the disk."""
+    def _warn(self, source: str, text: str) -> None:
+        """Log at most once per `QUIET_S` for each source: failing connections must not fill the
+        disk.
+        """
         now = time.monotonic()
-        if now - self._said.get(source, -QUIET_S) < QUIET_S:
+        if now - self._warned_at.get(source, -QUIET_S) < QUIET_S:
             return
-        if len(self._said) >= SOURCES_MAX:
-            self._said.clear()
-        self._said[source] = now
+        if len(self._warned_at) >= SOURCES_MAX:
+            self._warned_at.clear()
+        self._warned_at[source] = now
         log.warning("%s", text)
 
 

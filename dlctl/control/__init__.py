@@ -1,1 +1,1 @@
-"""Asking a running coordinator: keys, requests, and what its silence means."""
+"""Requests to a running coordinator: keys, the client, and what to do if it does not respond."""

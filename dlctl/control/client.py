@@ -1,8 +1,8 @@
-"""Ask a running coordinator for something, and know who is to blame if no answer comes.
+"""Client for requests to a running coordinator; reports the cause if no reply arrives.
 
-A question carries a random number and is sent again every second until the first answer, so a lost
-message costs a second and a repeated one nothing: the coordinator knows the number. The socket has
-no routing id, so two clients never push each other out.
+A request carries a random number and is resent every second until the first reply. So a lost
+message costs a second, and the coordinator deduplicates a repeated one by its number. The socket
+has no routing id, so two clients never displace each other.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 RESEND_S = 1.0
 REFUSED_S = 2.0
-"""Connections that fail for so long, and none that does not: no accident."""
+"""If all connections fail for this long, the cause is permanent."""
 MUTE_S = 15.0
-"""A living coordinator says at once that it has heard; after so long it will not any more."""
+"""A responsive coordinator acknowledges at once; without a reply for this long, it is mute."""
 CONNECT_S = 0.2
-"""Between two looks for an address that is not known yet."""
+"""Between two checks for an address that is not known yet."""
 LAST_WORDS_S = 0.2
 REQUEST_BITS = 53
-"""So that every JSON reader keeps the number exactly."""
+"""So that every JSON reader represents the number exactly."""
 
 Result = dict[str, Any]
 
@@ -55,11 +55,12 @@ def ask(
     timeout_s: float,
     on_progress: Callable[[Result], None] | None = None,
 ) -> Result:
-    """Ask the coordinator of the run in `directory` and wait until it is done; returns its result.
+    """Send a request to the coordinator of the run in `directory`, wait until it is done, and
+    return its result.
 
-    `on_progress` hears every intermediate result. Raises DlctlError with the coordinator's own
-    words if it refuses, Unreachable if it is gone, mute or has no address yet, and TimedOut if it
-    has answered but is not done after `timeout_s` seconds.
+    `on_progress` receives every intermediate result. Raises DlctlError with the coordinator's
+    message if it refuses, Unreachable if it is gone, mute or has no address yet, and TimedOut if
+    it has answered but is not done after `timeout_s` seconds.
     """
     import zmq
 
@@ -69,7 +70,7 @@ def ask(
 
 
 def request_of(verb: str, arguments: dict[str, Any]) -> Request:
-    """One with a number that nobody else has."""
+    """A request with a unique number."""
     from dlctl.messages import Request
 
     return Request(random.SystemRandom().getrandbits(REQUEST_BITS), verb, arguments)
@@ -88,7 +89,7 @@ def answer(question: Question, on_progress: Callable[[Result], None] | None = No
 
 
 def _refusal(reply: Reply) -> DlctlError:
-    """The coordinator's own error, as it was raised there."""
+    """The coordinator's error, as it was raised there."""
     code, hint = reply.result.get("exit_code"), reply.result.get("hint")
     kinds: tuple[type[DlctlError], ...] = (UsageError, NotFound, NotPermitted)
     kind = next((kind for kind in kinds if kind.exit_code == code), DlctlError)
@@ -97,19 +98,19 @@ def _refusal(reply: Reply) -> DlctlError:
 
 @dataclass(frozen=True, slots=True)
 class _Refusals:
-    """Connections that failed one after the other, as we heard of them."""
+    """Consecutive failed connections, from the socket monitor."""
 
     since: float
     latest: float
     is_final: bool
-    """After the latest one libzmq does not try again."""
+    """libzmq does not retry after the latest one."""
 
     def are_no_accident(self, now: float) -> bool:
         return (now if self.is_final else self.latest) - self.since > REFUSED_S
 
 
 class Question:
-    """One request in flight: the socket, the coordinator's address, the time that is left."""
+    """One request in flight: the socket, the coordinator's address, the deadline."""
 
     def __init__(
         self, directory: Path, request: Request, timeout_s: float, context: zmq.Context[Any]
@@ -124,7 +125,7 @@ class Question:
         self.monitor: zmq.Socket[bytes] | None = None
         self.refusals: _Refusals | None = None
         self.is_put_off = False
-        """When we came for the last time, we heard that we should come later."""
+        """The coordinator answered the latest connection with `COME_LATER`."""
         self.address = ""
         self.pid: int | None = None
         self.key = ""
@@ -133,13 +134,13 @@ class Question:
         self.context.destroy(linger=0)
 
     def next_reply(self) -> Reply:
-        """The next answer to our request; asks again while there has been none at all."""
+        """The next reply to this request; resends the request until the first reply arrives."""
         reply = self._receive(0.0)
         while reply is None:
             try:
                 self._check()
             except Gone:
-                # Its last words may still be in flight.
+                # Its last reply may still be in flight.
                 if (reply := self._receive(LAST_WORDS_S)) is None:
                     raise
                 break
@@ -153,14 +154,14 @@ class Question:
         return self.began_at + self.timeout_s - time.monotonic()
 
     def _check(self) -> None:
-        """Connect to where the coordinator is now; raise if it is gone or the time is over.
+        """Connect to the coordinator's current address; raise if it is gone or timed out.
 
-        One that died is started again by its agent: the new one is asked anew.
+        The agent restarts a coordinator that died: then the request goes to the new one.
         """
         run = database.read(self.directory)
         pid = run.get("pid")
         is_gone = pid is not None and not processes.is_alive(pid, run.get("pid_start"))
-        if is_gone and not _is_started_again(run):
+        if is_gone and not _is_restarted(run):
             raise _gone(self.directory, run)
         address = run.get("control") or ""
         key = run.get("control_key") or ""
@@ -172,23 +173,23 @@ class Question:
             raise _gone(self.directory, run) if is_gone else self._too_late(run, waited_s)
 
     def _check_handshakes(self) -> None:
-        """Come again if we are to come later: libzmq does not.
+        """Reconnect after `COME_LATER`: libzmq does not.
 
-        Raises NotPermitted if whoever is at the address has refused us again and again.
+        Raises NotPermitted if the process at the address keeps refusing connections.
         """
         from zmq.utils.monitor import recv_monitor_message
 
-        now, comes_again = time.monotonic(), False
+        now, reconnects = time.monotonic(), False
         while self.monitor is not None and self.monitor.poll(0):
             news = recv_monitor_message(self.monitor)
             self._note_handshake(int(news["event"]), int(news["value"]), now)
-            comes_again = self.is_put_off
-        if comes_again:
+            reconnects = self.is_put_off
+        if reconnects:
             self._connect(self.address, self.pid, self.key)
         if self.refusals is not None and self.refusals.are_no_accident(now):
             raise NotPermitted(
-                f"whoever listens there has not the key of {self.directory.name}, or does not "
-                "know ours: server key mismatch",
+                "server key mismatch: the process at this address does not have the key of "
+                f"{self.directory.name}, or does not know this client's key",
                 where=self.address,
                 hint=f"dlctl status -j {self.directory.name}",
             )
@@ -198,12 +199,12 @@ class Question:
 
         from dlctl.roles.protocol.authz import COME_LATER
 
-        is_told = event == Event.HANDSHAKE_FAILED_AUTH
-        self.is_put_off = is_told and value == COME_LATER
+        is_denied = event == Event.HANDSHAKE_FAILED_AUTH
+        self.is_put_off = is_denied and value == COME_LATER
         if event == Event.HANDSHAKE_SUCCEEDED or self.is_put_off:
             self.refusals = None
         else:
-            is_final = is_told or event == Event.HANDSHAKE_FAILED_PROTOCOL
+            is_final = is_denied or event == Event.HANDSHAKE_FAILED_PROTOCOL
             since = self.refusals.since if self.refusals is not None else now
             self.refusals = _Refusals(since, now, is_final)
 
@@ -226,7 +227,7 @@ class Question:
             self.socket.connect(address)
 
     def _take_keys(self, socket: zmq.Socket[bytes], coordinator: str) -> None:
-        """Show who we are, and let nobody answer but who has the coordinator's key."""
+        """Set the client's keys, and accept only a server that has the coordinator's key."""
         import zmq
 
         mine = self._own_keys()
@@ -250,11 +251,11 @@ class Question:
 
         try:
             socket.send_multipart(wire.encode(self.request), zmq.NOBLOCK)
-        except zmq.Again:  # nobody there yet; the next round sends again
+        except zmq.Again:  # Not connected yet; the next round resends.
             return
 
     def _receive(self, wait_s: float) -> Reply | None:
-        """An answer to our own request that is there, or comes within `wait_s` seconds."""
+        """A reply to this request that arrives within `wait_s` seconds, or None."""
         from dlctl import wire
         from dlctl.messages import Reply
 
@@ -263,7 +264,7 @@ class Question:
             return None
         deadline = time.monotonic() + wait_s
         while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
-            # A reply is all header, so it never comes in one of the ways of large messages.
+            # A reply is all header, so it is never sent in segments or through shared memory.
             message = wire.decode(self.socket.recv_multipart())
             if isinstance(message, Reply) and message.request == self.request.request:
                 return message
@@ -274,7 +275,7 @@ class Question:
         if self.answered:
             return TimedOut(
                 f'"{self.request.verb}" was not done after {waited}; the coordinator of {run_id} '
-                "goes on with it",
+                "continues with it",
                 hint=f"dlctl status -j {run_id}",
             )
         if not self.address:
@@ -283,26 +284,26 @@ class Question:
                 f"(state: {run.get('state', 'unknown')}); waited {waited}",
                 hint=f"dlctl logs coordinator -j {run_id}",
             )
-        return self._kept_out() or unresponsive.mute(self.directory, run, waited, self.address)
+        return self._not_admitted() or unresponsive.mute(self.directory, run, waited, self.address)
 
-    def _kept_out(self) -> Unreachable | None:
-        """Why nobody has answered, if that is because we may not come in now."""
+    def _not_admitted(self) -> Unreachable | None:
+        """The error if the coordinator does not admit this client now."""
         if not self.is_put_off:
             return None
         return Unreachable(
-            f"the coordinator of {self.directory.name} does not let us in now: too many "
-            "connections of this key have come to it, or it was not told yet who may come",
+            f"the coordinator of {self.directory.name} does not admit this client now: too many "
+            "connections with this key, or the coordinator has not loaded its keys yet",
             where=self.address,
-            hint="try again in a minute, with fewer at a time",
+            hint="try again in a minute, with fewer commands at a time",
         )
 
 
 class Gone(Unreachable):
-    """The coordinator's process has ended, and nobody starts it again: nobody will ever answer."""
+    """The coordinator has exited, and no agent restarts it: no reply will ever arrive."""
 
 
-def _is_started_again(run: Result) -> bool:
-    """Whether an agent is there that sees to it that there is a coordinator."""
+def _is_restarted(run: Result) -> bool:
+    """Whether an agent is alive that restarts the coordinator."""
     if run.get("state") in database.ENDED:
         return False
     return unresponsive.has_agent(run["daemons"])

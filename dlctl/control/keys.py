@@ -1,9 +1,9 @@
 """The keys of a run: 32 random bytes in its directory, from which all others are derived.
 
-Every name (coordinator, each daemon, the command line) has a CURVE key pair of its own. The pair of
-a name is HMAC-SHA256(run key, purpose): nothing has to be stored, and the next coordinator has the
-same. Only the coordinator and the command line read the run key; a daemon is handed its own secret
-by whoever starts it, on its standard input, and learns nothing about anybody else's.
+Every name (coordinator, each daemon, the command line) has its own CURVE key pair, derived by
+HMAC-SHA256(run key, purpose). So no pair is stored, and the next coordinator derives the same ones.
+Only the coordinator and the command line read the run key. A daemon receives only its own secret,
+on its standard input, from the process that starts it.
 """
 
 from __future__ import annotations
@@ -60,18 +60,20 @@ class CurveKeys:
 
 
 def token_key(run_key: bytes) -> bytes:
-    """What signs the tokens of epochs; servers are told it."""
+    """The key that signs epoch tokens; the servers receive it."""
     return _derive(run_key, "tokens")
 
 
 def keyring(directory: Path, is_encrypted: bool) -> Keyring:
-    """The keys of the run in `directory`. Raises DlctlError if others may know them."""
+    """The keys of the run in `directory`. Raises DlctlError if other users may have read them."""
     run_key = read(directory)
     return CurveKeys(run_key) if is_encrypted else NoKeys(token_key(run_key))
 
 
 def read(directory: Path) -> bytes:
-    """The run key. Raises DlctlError if others may know it, and never says what is in the file."""
+    """The run key. Raises DlctlError, which never contains the file's content, if other users may
+    have read the key.
+    """
     path = directory / FILE
     data = read_private(path, KEY_BYTES, "the run's key", "begin a new run: dlctl start --fresh")
     if len(data) != KEY_BYTES:
@@ -81,10 +83,10 @@ def read(directory: Path) -> bytes:
 
 
 def read_private(path: Path, bytes_max: int, what: str, if_known: str) -> bytes:
-    """At most one byte more than `bytes_max` of a key file. Raises DlctlError if others may know
-    it, and never says what is in it.
+    """At most one byte more than `bytes_max` of a key file. Raises DlctlError, which never contains
+    the content, if other users may have read the file.
 
-    what: how errors call it, "the run's key". if_known: what to do about one that others have read.
+    what: its name in errors, "the run's key". if_known: what to do if another user has read it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -98,10 +100,8 @@ def read_private(path: Path, bytes_max: int, what: str, if_known: str) -> bytes:
 
 
 def renew(directory: Path) -> None:
-    """Give the run in `directory` another key. Whoever reads the file finds the old one or the new
-    one, whole. Raises OSError; then it is the old one.
-    """
-    for left in directory.glob(f".{FILE}.*.tmp"):  # Of one that was killed in the middle of this.
+    """Replace the run's key atomically. Raises OSError; then the old key stays."""
+    for left in directory.glob(f".{FILE}.*.tmp"):  # Of a process that was killed during this.
         left.unlink(missing_ok=True)
     paths.write(directory / FILE, secrets.token_bytes(KEY_BYTES), 0o600)
 
@@ -110,12 +110,12 @@ def _check_private(info: os.stat_result, path: Path, what: str, if_known: str) -
     if not stat.S_ISREG(info.st_mode):
         raise DlctlError(f"{what} is not a file", where=str(path))
     if info.st_uid != os.getuid():
-        raise DlctlError(f"{what} belongs to somebody else (uid {info.st_uid})", where=str(path))
+        raise DlctlError(f"{what} belongs to another user (uid {info.st_uid})", where=str(path))
     if info.st_mode & 0o077:
         raise DlctlError(
             f"others may read {what} (mode {info.st_mode & 0o777:04o})",
             where=str(path),
-            hint=f"if nobody has: chmod 600 {path}; else {if_known}",
+            hint=f"if no other user has read it: chmod 600 {path}; else {if_known}",
         )
 
 

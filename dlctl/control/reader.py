@@ -1,8 +1,8 @@
-"""Looking on from somewhere else: a key that may ask how a run is doing, and nothing more.
+"""Read-only access from another machine: a key that may only query the status of a run.
 
-`dlctl keys reader FILE` writes all that it takes: where the coordinator listens, its public key,
-and a secret key that it knows as a reader's. The file is good until the run gets new keys, or
-another port: a run that is stopped and started again may have one.
+`dlctl keys reader FILE` writes all that this takes: the coordinator's address, its public key, and
+a secret key that the coordinator knows as a reader's. The file is valid until the run gets new keys
+or another port, which may happen when it is stopped and started again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class ReaderKey(NamedTuple):
 
 
 def load(path: Path) -> ReaderKey:
-    """Read a reader's key file. Raises DlctlError if others may know it, or if it is none."""
+    """Read a reader's key file. Raises DlctlError if it is invalid, or other users may have read
+    it.
+    """
     data = keys.read_private(path, FILE_BYTES_MAX, "the reader's key", RENEWED)
     try:
         content = json.loads(data)
@@ -52,15 +54,15 @@ def load(path: Path) -> ReaderKey:
         is_ours = False
     if not is_ours:
         hint = "ask the owner of the run for one: dlctl keys reader FILE"
-        raise DlctlError("this is no reader's key", where=str(path), hint=hint)
+        raise DlctlError("this is not a reader's key", where=str(path), hint=hint)
     return found
 
 
 def status(key: ReaderKey, timeout_s: float = MUTE_S) -> Result:
-    """{"run": keys of the run, "daemons": rows}, with times as this machine's clock has them.
+    """{"run": keys of the run, "daemons": rows}, with times in this machine's clock.
 
-    Raises Unreachable if nobody answers within `timeout_s` seconds, to each of the questions that
-    it takes, and NotPermitted if whoever does has other keys.
+    Raises Unreachable if a request gets no reply within `timeout_s` seconds, and NotPermitted if
+    the process at the address has other keys.
     """
     daemons: list[Any] = []
     with asking(key, timeout_s) as ask:
@@ -74,7 +76,7 @@ def status(key: ReaderKey, timeout_s: float = MUTE_S) -> Result:
 
 
 def of_clock(value: Any, offset_s: float) -> Any:
-    """The same JSON, its times (keys that end in at or since) moved by so many seconds."""
+    """The same JSON, its times (keys that end in at or since) shifted by `offset_s` seconds."""
     if isinstance(value, list):
         return [of_clock(item, offset_s) for item in value]
     if not isinstance(value, dict):
@@ -89,10 +91,10 @@ def of_clock(value: Any, offset_s: float) -> Any:
 
 @contextmanager
 def asking(key: ReaderKey, timeout_s: float) -> Iterator[Ask]:
-    """One connection for as many questions as there are: a key may come only so often."""
+    """One connection for any number of requests: connections per key are rate-limited."""
     import zmq
 
-    with closing(_FromAfar(key, timeout_s, zmq.Context())) as question:
+    with closing(_RemoteQuestion(key, timeout_s, zmq.Context())) as question:
 
         def ask(verb: str, arguments: dict[str, Any]) -> Result:
             question.begin(client.request_of(verb, arguments))
@@ -101,8 +103,8 @@ def asking(key: ReaderKey, timeout_s: float) -> Iterator[Ask]:
         yield ask
 
 
-class _FromAfar(Question):
-    """Of the coordinator nothing is known but where it is, and its key."""
+class _RemoteQuestion(Question):
+    """A request for which only the coordinator's address and public key are known."""
 
     def __init__(self, key: ReaderKey, timeout_s: float, context: Any) -> None:
         super().__init__(Path(key.run), client.request_of("status", {}), timeout_s, context)
@@ -110,20 +112,20 @@ class _FromAfar(Question):
         self._connect(key.address, None, key.coordinator)
 
     def begin(self, request: Request) -> None:
-        """Ask this next, over the connection that there is."""
+        """Send this request next, over the existing connection."""
         self.request, self.began_at, self.answered = request, time.monotonic(), False
 
     def _check(self) -> None:
         try:
             self._check_handshakes()
         except NotPermitted as error:
-            error.hint = "its keys may be new ones; ask the owner: dlctl keys reader FILE"
+            error.hint = "the run may have new keys; ask its owner: dlctl keys reader FILE"
             raise
         if time.monotonic() - self.began_at >= self.timeout_s:
-            raise self._kept_out() or Unreachable(
-                f"nobody answers for {self.key_file.run} for {self.timeout_s:.0f} s",
+            raise self._not_admitted() or Unreachable(
+                f"no reply from the coordinator of {self.key_file.run} for {self.timeout_s:.0f} s",
                 where=self.address,
-                hint="is the run live, and can this address be reached from here?",
+                hint="is the run live, and is this address reachable from this machine?",
             )
 
     def _own_keys(self) -> keys.Pair:

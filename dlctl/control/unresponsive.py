@@ -1,7 +1,7 @@
-"""A coordinator that does not answer: what becomes of it, and how to go on without a loss.
+"""A coordinator that does not answer: when it is replaced, and how to continue without a loss.
 
-One whose process is there and that answers nobody is ended sooner or later by its agent, which
-starts another one. Whoever does not want to wait ends it himself: what it has done is on record.
+If its process exists but is unresponsive, its agent kills and restarts it after a timeout. A user
+who does not want to wait can kill it: all that it has done is on record.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from dlctl.runs import paths
 from dlctl.util import hints, processes
 
 STILL_S = 5.0
-"""A coordinator that works touches its lock more often than that."""
+"""A working coordinator touches its lock more often than this."""
 
 
 class Way(NamedTuple):
     command: str
     what: str
-    """What it does, as the rest of a sentence that begins with the command."""
+    """Its effect, as the rest of a sentence that begins with the command."""
 
 
 def way(directory: Path, run: Mapping[str, Any]) -> Way:
-    """What to do if one does not want to wait; `run` as in `dlctl.runs.database.read`."""
+    """What to do instead of waiting; `run` as in `dlctl.runs.database.read`."""
     kill = f"kill -9 {run.get('pid')}"
     if not has_agent(run["daemons"]):
         return Way(f"{kill}; dlctl recover -j {directory.name}", "starts another one")
-    what = "has its agent start another one at once, which goes on"
+    what = "makes its agent start another one at once, which continues"
     if _has_written(directory, run):
         return Way(kill, f"{what} where it was: nothing is lost")
-    return Way(kill, f"{what} with what this one could still write")
+    return Way(kill, f"{what} from what this one could still write")
 
 
 def _has_written(directory: Path, run: Mapping[str, Any]) -> bool:
-    """Whether it could write what it did as long as it worked."""
+    """Whether the coordinator could write its records as long as it worked."""
     now, written_at = time.time(), run.get("updated_at")
     beat_age_s = paths.beat_age_s(directory, now)
     if beat_age_s is None or not isinstance(written_at, int | float):
@@ -51,7 +51,7 @@ def replaced(limit_s: float) -> str:
 
 
 def limit_s(directory: Path) -> float:
-    """After how long without a heartbeat a process of this run is replaced."""
+    """The heartbeat timeout after which a process of this run is replaced."""
     try:
         found = json.loads((directory / "job.json").read_bytes())["timeouts"]["silent_s"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -64,24 +64,24 @@ def limit_s(directory: Path) -> float:
 
 
 def has_agent(daemons: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether somebody is there who starts the coordinator again."""
+    """Whether an agent is alive that restarts the coordinator."""
     return bool(processes.working(row for row in daemons if row.get("role") == "agent"))
 
 
 def mute(directory: Path, run: Mapping[str, Any], lasts: str, where: str) -> Unreachable:
-    """Of a coordinator whose process is there and does not answer for, say, "15s"; `run` as in
-    `dlctl.runs.database.read`.
+    """The error for a coordinator whose process exists but does not answer for, say, "15s"; `run`
+    as in `dlctl.runs.database.read`.
     """
     run_id, pid = directory.name, run.get("pid")
     beat_age_s = paths.beat_age_s(directory, time.time())
-    if beat_age_s is not None and beat_age_s < STILL_S:  # it works: to kill it would help nobody
+    if beat_age_s is not None and beat_age_s < STILL_S:  # It works: killing it would not help.
         hint = hints.either(f"dlctl status -j {run_id}", f"dlctl logs coordinator -j {run_id}")
     else:
         hint = hints.told(*way(directory, run))
         if has_agent(run["daemons"]):
             hint += f"; else {replaced(paths.STILL_LIMITS * limit_s(directory))}"
     return Unreachable(
-        f"the coordinator of {run_id} lives (pid {pid or 'unknown'}) but does not answer for "
+        f"the coordinator of {run_id} is alive (pid {pid or 'unknown'}) but does not answer for "
         f"{lasts}",
         where=where,
         hint=hint,

@@ -1,4 +1,4 @@
-"""What `dlctl doctor` says: one fact, how good it is, and what to do about it."""
+"""The results of `dlctl doctor`: a fact, its severity, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
-"""Good; a job works, but not as well as it could, or not for ever; a job will not work."""
+"""Good; a job works, but slower or not indefinitely; a job will not work."""
 LINKS = "links"
-"""The place of what is between hosts."""
+"""The place of findings between hosts."""
 Facts = Mapping[str, Any]
 
 
@@ -18,12 +18,12 @@ class Finding:
     place: str
     """A host as in the job file, "this machine", or `LINKS`."""
     subject: str
-    """What was looked at, in a word or two."""
+    """What was checked, in a word or two."""
     mark: str
     """OK, WARNING or FAULT."""
     found: str
     fix: str = ""
-    """What to do; only of what is not OK."""
+    """What to do; "" if OK."""
     facts: Facts = field(default_factory=dict)
     """Numbers for programs, with their units in their names."""
 
@@ -39,7 +39,7 @@ class Finding:
 
 
 def by_place(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
-    """In the order in which the places come."""
+    """Grouped, in the order of the first finding of each place."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.place, []).append(finding)

@@ -1,4 +1,4 @@
-"""What a job asks of every host, and which hosts have to reach each other."""
+"""What a job requires of every host, and which hosts have to reach each other."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dlctl.util.names import HOME_AGENT
 
 CONTROL = "coordinator"
 SHM_BYTES_MIN = 64 << 20
-"""Room in shared memory for shards of a model that nobody knows yet."""
+"""Shared memory for the shards of a model whose size is not known yet."""
 STATE_PARTS = 2.2
-"""A shard is kept twice, and has areas for what is being changed: `dlctl/shards/image.py`."""
+"""A shard is stored twice, with areas for pending changes: `dlctl/shards/image.py`."""
 STATE_MARGIN_BYTES = 16 << 20
 
 
 class Model(NamedTuple):
-    """As an earlier checkpoint of the same job has it."""
+    """Size of the model, from an earlier checkpoint of the same job."""
 
     parameters: int
-    """That are trained."""
+    """Trainable ones."""
     stored_bytes: int
     """Of all parameters and optimiser slots."""
     step: int
@@ -36,14 +36,14 @@ class Need(NamedTuple):
     servers: tuple[str, ...]
     workers: int
     threads: int
-    """That each worker asks for; 0: a share of the cores."""
+    """Requested by each worker; 0: a share of the cores."""
     loader_processes: int
-    """Of each worker; they hand batches over in shared memory."""
+    """Of each worker; they pass batches in shared memory."""
     device: str
     daemons: int
     """Of the whole job if the coordinator is here, else of this host and its agent."""
     shm_bytes: int
-    """Shared memory that the shards here will take; 0: none."""
+    """Shared memory for the shards on this host; 0: none."""
     is_model_known: bool
 
     @property
@@ -52,7 +52,7 @@ class Need(NamedTuple):
 
 
 NOTHING = Need(HERE, Host(), (), 0, 0, 0, "auto", 1, 0, False)
-"""Of a machine that nobody has a job for."""
+"""Of a machine without a job."""
 
 
 def of(job: JobFile, model: Model | None) -> dict[str, Need]:
@@ -61,7 +61,7 @@ def of(job: JobFile, model: Model | None) -> dict[str, Need]:
     return {
         agent: _need(job, model, agent, host, [d for d, a in placed.items() if a == agent])
         for agent, host in placement.agents(job.places).items()
-        if host.launcher != "slurm"  # Which nodes these will be, nobody knows before.
+        if host.launcher != "slurm"  # These nodes are not known before the job starts.
     }
 
 
@@ -69,7 +69,7 @@ def _need(
     job: JobFile, model: Model | None, agent: str, host: Host, daemons: Sequence[str]
 ) -> Need:
     servers = tuple(name for name in daemons if name.startswith("server-"))
-    everybody = job.servers.count + job.workers.count + len(placement.agents(job.places)) + 1
+    total = job.servers.count + job.workers.count + len(placement.agents(job.places)) + 1
     return Need(
         name=host.ssh or HERE,
         host=host,
@@ -78,7 +78,7 @@ def _need(
         threads=job.workers.threads,
         loader_processes=job.workers.loader_processes,
         device=job.workers.device,
-        daemons=everybody if agent == HOME_AGENT else len(daemons) + 1,
+        daemons=total if agent == HOME_AGENT else len(daemons) + 1,
         shm_bytes=_shm_bytes(job, model, len(servers)),
         is_model_known=model is not None,
     )
@@ -97,14 +97,14 @@ class Link(NamedTuple):
     source: str
     """Agent of the host that connects."""
     target: str
-    """Agent of the host that is connected to."""
+    """Agent of the host that accepts the connection."""
     daemons: tuple[str, ...]
     """`CONTROL` and servers, in the order in which they are tried."""
 
 
 def links(needs: Mapping[str, Need]) -> list[Link]:
-    """All that the run will need between different hosts: everybody to the coordinator, and workers
-    to servers.
+    """All links between hosts that the run needs: every host to the coordinator, and workers to
+    servers.
     """
     found = []
     for source, need in needs.items():
@@ -117,7 +117,9 @@ def links(needs: Mapping[str, Need]) -> list[Link]:
 
 
 def rounds(links: Iterable[Link]) -> list[list[Link]]:
-    """Links that are measured one round after the other: in each, every host has one at most."""
+    """Links grouped into rounds, which are measured one after another: in each, every host has at
+    most one link.
+    """
     left, found = list(links), []
     while left:
         busy: set[str] = set()

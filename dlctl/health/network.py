@@ -17,11 +17,11 @@ COMMAND_CHARS_MAX = 120
 
 
 def keys(job: JobFile, place: str) -> Finding | None:
-    """Whether whoever reaches a port gets in; None: there are no ports."""
+    """Whether connections to a port need a key; None: the job uses no ports."""
     if not job.uses_tcp:
         return None
     if job.is_encrypted:
-        return Finding(place, "keys", OK, "every connection over TCP is encrypted and has keys")
+        return Finding(place, "keys", OK, "every TCP connection is encrypted and authenticated")
     return Finding(
         place,
         "keys",
@@ -32,7 +32,7 @@ def keys(job: JobFile, place: str) -> Finding | None:
 
 
 def firewall(need: Need, facts: Facts) -> Finding:
-    """What there is; whether it is in the way, only connections show."""
+    """The firewall that was found; only a connection shows whether it blocks the run."""
     found = facts["firewall"]
     return Finding(need.name, "firewall", OK, str(found["words"]), facts=found)
 
@@ -43,12 +43,12 @@ def firewall(need: Need, facts: Facts) -> Finding:
 def listening(
     need: Need, facts: Facts, places: Sequence[Facts], run_of: Mapping[int, str]
 ) -> Iterator[Finding]:
-    """`places`: as the probe has tried them; `run_of`: pid -> living run of this same job."""
+    """`places`: results of the probe's attempts; `run_of`: pid -> running run of the same job."""
     for place in places:
         daemon = place["name"]
         where = f"{place['address']}, port {place['port'] or 'any'}"
         if "told" in place:
-            told = "" if place["told"] == place["address"] else f", told as {place['told']}"
+            told = "" if place["told"] == place["address"] else f", advertised as {place['told']}"
             yield Finding(need.name, daemon, OK, f"can listen at {where}{told}", facts=place)
         else:
             yield _cannot_listen(need, facts, place, where, run_of)
@@ -65,10 +65,10 @@ def _cannot_listen(
             f"{name} {', '.join(found)}" for name, found in facts["addresses"].items() if found
         )
         key = "address in [network]" if daemon == CONTROL else "data (or bind) in [[hosts]]"
-        text = f"{place['address']} is no address of this host; it has {own}"
+        text = f"{place['address']} is not an address of this host; it has {own}"
         fix = f"set {key} to one of these"
         if not need.is_here:
-            fix += "; behind a forwarding, data is the address that others see, and bind its own"
+            fix += "; behind NAT, set data to the address that others use, bind to its own"
         return Finding(need.name, daemon, FAULT, text, fix, place)
     if kind == "not permitted":
         text = f"may not listen at {where}: {place['words']}"
@@ -82,18 +82,18 @@ def _taken(need: Need, place: Facts, run_of: Mapping[int, str]) -> Finding:
     owner, port = place["owner"], place["port"]
     pid = owner.get("pid")
     if pid in run_of:
-        text = f"port {port} is held by {run_of[pid]}, which runs now"
+        text = f"port {port} is held by {run_of[pid]}, which is running"
         return Finding(need.name, place["name"], OK, text, facts=place)
     if not owner:
         text = f"port {port} is taken by a process that this user may not see"
         look = f"sudo ss -ltnp 'sport = :{port}'"
-        fix = hints.either(hints.told(look, "says who it is"), "another port in [network]")
+        fix = hints.either(hints.told(look, "shows the process"), "another port in [network]")
         return Finding(need.name, place["name"], FAULT, text, fix, place)
     command = shlex.join(owner["command"])[:COMMAND_CHARS_MAX]
     text = f"port {port} is taken by pid {pid}: {command}"
     fix = f"end it there (kill {pid}), or set another port in [network]"
     if "daemons." in command:
-        fix = "that is another run: dlctl ps there says which; or set another port in [network]"
+        fix = "it is another run: see dlctl ps on that host; or set another port in [network]"
     return Finding(need.name, place["name"], FAULT, text, fix, place)
 
 
@@ -103,7 +103,7 @@ def _taken(need: Need, place: Facts, run_of: Mapping[int, str]) -> Finding:
 def link(
     source: Need, target: Need, target_facts: Facts, place: Facts, reached: Facts, fixed_port: bool
 ) -> Finding:
-    """From one host to a daemon's `place` on another: how far and how fast, or why not at all."""
+    """From one host to a daemon's `place` on another: round trip and throughput, or the failure."""
     subject = f"{source.name} -> {target.name}"
     where = f"{place['name']} at {place['told']}, port {place['port']}"
     facts = {**reached, "daemon": place["name"], "address": place["told"], "port": place["port"]}
@@ -118,11 +118,12 @@ def link(
             f"{door}; or correct {key}",
         ),
         "silent": (
-            f"{where}: a firewall says nothing to this port ({reached.get('words')})",
+            f"{where}: a firewall drops packets to this port ({reached.get('words')})",
             door,
         ),
         "dark": (
-            f"{where}: {reached.get('words')}: it is not the right one, or all of it is shut",
+            f"{where}: {reached.get('words')}: the address is wrong, or a firewall drops all "
+            "packets",
             f"correct {key}, to an address that {source.name} can reach; or {door}",
         ),
         "no route": (
@@ -131,23 +132,23 @@ def link(
             f"{place['told']}",
         ),
         "unknown name": (
-            f"{where}: {source.name} does not know this name ({reached.get('words')})",
-            f"correct {key}, to an IP address or a name that every host knows",
+            f"{where}: {source.name} cannot resolve this name ({reached.get('words')})",
+            f"correct {key}, to an IP address or a name that every host resolves",
         ),
     }
     other = (
-        f"{where}: somebody else answers there ({reached.get('words')})",
-        f"correct {key}: it leads to another machine, or something between them interferes",
+        f"{where}: another process answers there ({reached.get('words')})",
+        f"correct {key}: it leads to another machine, or a proxy between them interferes",
     )
     found, fix = texts.get(str(reached["kind"]), other)
     return Finding(LINKS, subject, FAULT, found, fix, facts)
 
 
 def not_reached(source: Need, target: Need) -> Finding:
-    """A link for which no time was left: there are many, and listeners live for a minute."""
+    """A link that was not measured before the listeners' timeout of a minute."""
     fix = f"dlctl doctor JOBFILE --host {target.name if source.is_here else source.name}"
     subject = f"{source.name} -> {target.name}"
-    return Finding(LINKS, subject, WARNING, "not measured: the time was over", fix)
+    return Finding(LINKS, subject, WARNING, "not measured: out of time", fix)
 
 
 def _speed(reached: Facts) -> str:
@@ -159,7 +160,7 @@ def _speed(reached: Facts) -> str:
 
 
 def _open_door(facts: Facts, port: int, source: str, fixed_port: bool) -> str:
-    """How to let somebody in, in the words of the firewall that is there."""
+    """How to open the port, as a command of the firewall that was found."""
     if not fixed_port:
         return (
             "set port in [network], so that the ports are always the same, and open these there "

@@ -14,9 +14,9 @@ DISK_BYTES_GOOD = 512 << 20
 OPEN_FILES_MIN = 128
 OPEN_FILES_PER_DAEMON = 8
 WORKER_BYTES = 400 << 20
-"""What a process that has imported torch takes, without a model."""
+"""Memory of a process that has imported torch, without a model."""
 LOADER_BYTES = 32 << 20
-"""Of shared memory that a process of a DataLoader may fill with its batches."""
+"""Shared memory that a process of a DataLoader may fill with its batches."""
 CLOCK_WARNING_S, CLOCK_FAULT_S = 2.0, 60.0
 
 
@@ -37,18 +37,18 @@ def findings(need: Need, facts: Facts) -> Iterator[Finding]:
 
 
 def _logout(need: Need, facts: Facts) -> Iterator[Finding]:
-    """What systemd-logind does to who logs out; over ssh that is a moment after every command."""
+    """Effects of systemd-logind at logout; over ssh that happens after every command."""
     fix = f"loginctl enable-linger {facts['user']}"
     if facts["logout"]["kills"]:
         text = (
-            "systemd ends your processes when your last login is over (KillUserProcesses): daemons "
+            "systemd kills your processes when your last session ends (KillUserProcesses): daemons "
             "would not outlive it"
         )
         yield Finding(need.name, "logout", FAULT, text, fix)
     elif facts["logout"]["removes_ipc"] and need.shm_bytes:
         text = (
-            "systemd removes what you have in /dev/shm when your last login is over (RemoveIPC): a "
-            "server puts its shard back within 2 s, and until then its death would lose it"
+            "systemd removes your files in /dev/shm when your last session ends (RemoveIPC): a "
+            "server restores its shard within 2 s, and a crash before that would lose it"
         )
         yield Finding(need.name, "logout", WARNING, text, fix)
 
@@ -62,7 +62,7 @@ def _folder(need: Need, subject: str, folder: Facts) -> Finding:
     if subject == "state_dir":
         elsewhere = "set state_dir in [servers] to another place"
     if folder["problem"]:
-        text = f"nothing can be kept in {path}: {folder['problem']}"
+        text = f"no files can be stored in {path}: {folder['problem']}"
         fix = folder["fix"] or f"{elsewhere}, where you can write"
         return Finding(need.name, subject, FAULT, text, fix, room)
     text = f"{path}, {short_size(free_bytes)} free"
@@ -90,24 +90,24 @@ def _shared_memory(need: Need, facts: Facts) -> Finding:
     if not need.is_model_known or folder["free_bytes"] >= need.shm_bytes:
         text += f": what does not fit goes into {folder['path']}, which is slower on a disk"
         return Finding(need.name, "/dev/shm", WARNING, text, remount, numbers)
-    text += f"; and {folder['path']} has no room for that, either"
+    text += f"; and {folder['path']} has no space for that, either"
     return Finding(need.name, "/dev/shm", FAULT, text, f"{remount}, or make room", numbers)
 
 
 def _loaders(need: Need, facts: Facts) -> Iterator[Finding]:
-    """torch's DataLoader ends with a bus error, as in containers with 64 MB of shared memory."""
+    """Too little shared memory ends torch's DataLoader with a bus error; containers have 64 MB."""
     count, free_bytes = need.workers * need.loader_processes, facts["shm"]["free_bytes"]
     wanted = count * LOADER_BYTES + need.shm_bytes
     if free_bytes < wanted:
-        text = f"{short_size(free_bytes)} free, for {count} processes that load data and hand it "
-        text += "over there; what does not fit ends a worker with a bus error"
+        text = f"{short_size(free_bytes)} free, for {count} loader processes that pass batches in "
+        text += "it; if it is full, a worker dies of a bus error"
         remount = f"mount -o remount,size={_larger(wanted)}M /dev/shm (as root)"
         fix = f"{remount}, or loader_processes = 0 in [workers]"
         yield Finding(need.name, "/dev/shm", WARNING, text, fix)
 
 
 def _larger(size_bytes: int) -> int:
-    """MiB, with some room for others."""
+    """MiB, twice the need, to leave space for other processes."""
     return -(-2 * size_bytes // (1 << 20))
 
 
@@ -130,7 +130,7 @@ def _cores(need: Need, facts: Facts) -> Finding:
     numbers = {"cores": cores, "workers": need.workers}
     if wanted <= cores:
         return Finding(need.name, "cores", OK, text, facts=numbers)
-    text += f"; the workers have {wanted} threads: they wait for each other"
+    text += f"; the workers have {wanted} threads, which compete for the cores"
     return Finding(need.name, "cores", WARNING, text, _less(need, "cores"), numbers)
 
 
@@ -155,10 +155,10 @@ def _open_files(need: Need, facts: Facts) -> Finding:
 
 
 def clock(need: Need, offset_s: float, error_s: float) -> Finding:
-    """`offset_s`: how much later it is there than here, `error_s` more or less.
+    """`offset_s`: the host's clock minus this machine's, with an error of `error_s`.
 
-    dlctl waits by monotonic clocks and trains on. A minute is a fault all the same: on such a
-    machine TLS, make and whatever compares times of files fail, and its logs are told out of order.
+    dlctl uses monotonic clocks and is not affected. A minute is a fault all the same: TLS, make and
+    programs that compare file times fail, and logs of several hosts are merged out of order.
     """
     sure_s = abs(offset_s) - error_s
     numbers = {"offset_s": offset_s, "error_s": error_s}
@@ -175,10 +175,10 @@ def clock(need: Need, offset_s: float, error_s: float) -> Finding:
 
 
 def login(need: Need, took_s: float) -> Finding:
-    """How long it took until Python has answered there, the login included."""
-    text = f"let in; Python answers after {took_s:.2g} s"
+    """Time until Python on the host has answered, including the login."""
+    text = f"logged in; Python answers after {took_s:.2g} s"
     numbers = {"took_s": took_s}
     if took_s < 5:
         return Finding(need.name, "ssh", OK, text, facts=numbers)
-    fix = f"ssh -v {need.name} true says what takes long; often UseDNS or GSSAPIAuthentication"
+    fix = f"ssh -v {need.name} true shows what is slow; often UseDNS or GSSAPIAuthentication"
     return Finding(need.name, "ssh", WARNING, text, fix, numbers)

@@ -30,7 +30,7 @@ def _dlctl(need: Need, facts: Facts, here: Facts) -> Finding:
         need.name,
         "dlctl",
         FAULT,
-        f"{text}; here is {ours['dlctl']} with protocol {ours['protocol']}: "
+        f"{text}; this machine has {ours['dlctl']} with protocol {ours['protocol']}: "
         "they have to be the same, or `dlctl start` refuses",
         f"install dlctl {ours['dlctl']} for {facts['python']} there, or set python of this host in "
         "[[hosts]]",
@@ -47,7 +47,7 @@ def _python(need: Need, facts: Facts, here: Facts) -> Finding:
         need.name,
         "Python",
         WARNING,
-        f"{text}; here is {ours}: your task may find other libraries there, or none",
+        f"{text}; this machine has {ours}: your task may find other libraries there, or none",
         f"install Python {_minor(ours)} there and set python of this host in [[hosts]]",
     )
 
@@ -65,7 +65,7 @@ def _torch(need: Need, facts: Facts, here: Facts) -> Finding:
         whom = f"{plural(need.workers, 'worker')} here" if need.workers else "no worker is here"
         fix = f"{facts['python']} -m pip install torch"
         if not missing:
-            fix = f"{facts['python']} -c 'import torch' there says more; often another build helps"
+            fix = f"{facts['python']} -c 'import torch' there shows more; often another build helps"
         if not need.is_here:
             fix = hints.either(fix, "workers = 0 for this host in [[hosts]]")
         text = f"{what} for {facts['python']} ({torch['problem']}); {whom}"
@@ -77,7 +77,7 @@ def _torch(need: Need, facts: Facts, here: Facts) -> Finding:
             need.name,
             "torch",
             WARNING,
-            f"{text}; here is {ours}: replicas of one model may compute differently",
+            f"{text}; this machine has {ours}: replicas of one model may compute differently",
             f"install torch {ours.partition('+')[0]} there",
         )
     return Finding(need.name, "torch", OK, text)
@@ -94,14 +94,14 @@ def _gpu(need: Need, facts: Facts) -> Iterator[Finding]:
     usable = torch.get("devices", 0)
     names = _counted(gpu["devices"])
     if gpu["problem"]:
-        fix = "nvidia-smi there; often a reboot after an upgrade of the driver is missing"
+        fix = "run nvidia-smi there; often a driver upgrade needs a reboot"
         yield Finding(need.name, "GPU", WARNING, f"nvidia-smi fails: {gpu['problem']}", fix)
     elif need.workers and need.device == "cuda" and torch.get("version") and not usable:
         yield Finding(
             need.name,
             "GPU",
             FAULT,
-            f"torch finds none, and the job asks for one ({names or 'no driver is seen'})",
+            f"torch finds none, and the job requires one ({names or 'no driver found'})",
             'set device = "auto" in [workers], or workers = 0 for this host',
         )
     elif gpu["devices"] and torch.get("version") and not usable:
@@ -109,10 +109,10 @@ def _gpu(need: Need, facts: Facts) -> Iterator[Finding]:
             need.name,
             "GPU",
             WARNING,
-            f"{names}; but torch finds none, so that workers compute on the processor",
+            f"{names}; but torch finds none, so workers compute on the CPU",
             "install a torch with CUDA for this driver",
         )
     elif gpu["devices"]:
         yield Finding(need.name, "GPU", OK, names)
     elif need.workers:
-        yield Finding(need.name, "GPU", OK, "none is seen: workers compute on the processor")
+        yield Finding(need.name, "GPU", OK, "none found: workers compute on the CPU")

@@ -1,7 +1,7 @@
-"""Where the daemons of a run listen, and what the others are told.
+"""Where the daemons of a run listen, and the addresses that they advertise.
 
-Alone on this machine they listen on unix sockets, or on the loopback interface; nobody else comes
-there. With other hosts, each listens on the one address at which the others reach its host.
+On a single machine they listen on unix sockets or on the loopback interface, which no other machine
+reaches. With other hosts, each daemon listens on one address at which the others reach its host.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ LOOPBACK = "127.0.0.1"
 
 
 class Place(NamedTuple):
-    """Where to listen, and the host name that the others are told: "" for the same."""
+    """Where to listen, and the host name to advertise; "": the same."""
 
     bind: str
     advertised: str = ""
 
     def told(self, endpoint: str) -> str:
-        """The address that the others are told of one that was bound, with its port."""
+        """The advertised address of a bound endpoint, with its port."""
         port = endpoint.rpartition(":")[2]
         return f"tcp://{_bracketed(self.advertised)}:{port}" if self.advertised else endpoint
 
 
 def of_coordinator(run_id: str, job: JobFile) -> Place:
-    """Raises DlctlError if this machine's address cannot be found out."""
+    """Raises DlctlError if this machine's address cannot be determined."""
     if not job.uses_tcp:
         return Place(paths.socket_address(run_id, "control"))
     host = LOOPBACK
@@ -44,7 +44,7 @@ def of_coordinator(run_id: str, job: JobFile) -> Place:
 def of_server(run_id: str, name: str, job: JobFile, agent: str, control: str) -> Place:
     """Where server `name` listens, on the host of `agent`. `control`: the coordinator's address.
 
-    Raises DlctlError if this machine's address cannot be found out.
+    Raises DlctlError if this machine's address cannot be determined.
     """
     if not job.uses_tcp:
         return Place(paths.socket_address(run_id, name))
@@ -52,7 +52,7 @@ def of_server(run_id: str, name: str, job: JobFile, agent: str, control: str) ->
 
 
 def of_worker(run_id: str, name: str, job: JobFile, agent: str, control: str) -> Place:
-    """The same of a worker whom other replicas ask. Its port is behind those of the servers."""
+    """The same for a worker that serves other replicas. Its port follows those of the servers."""
     if not job.uses_tcp:
         return Place(paths.socket_address(run_id, name))
     port = port_of(name, job)
@@ -66,9 +66,9 @@ def _of_agent(port: int, job: JobFile, agent: str, control: str) -> Place:
 
 
 def on_host(host: Host, port: int, control: str) -> Place:
-    """Where a server listens at this port of a host among others; 0: any free port.
+    """Where a server listens, at this port of one of several hosts; 0: any free port.
 
-    Raises DlctlError if this machine's address cannot be found out.
+    Raises DlctlError if this machine's address cannot be determined.
     """
     own = host.bind or host.data
     if not own:
@@ -99,7 +99,7 @@ def _bracketed(host: str) -> str:
 
 
 def _resolved(host: str) -> str:
-    """A socket is bound to an address of this machine: its name would do for the others only."""
+    """The IP address to bind: a listener binds to an address, not to a host name."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -111,14 +111,14 @@ def _lookup(host: str) -> tuple[str, socket.AddressFamily]:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
     except OSError as error:
         raise DlctlError(
-            f'the address of "{host}" cannot be found: {error.strerror or error}',
+            f'the name "{host}" cannot be resolved: {error.strerror or error}',
             hint="set data in [[hosts]], or address in [network], to an address",
         ) from error
     return str(address[0]), family
 
 
 def _target(job: JobFile) -> str:
-    """An address on the way to the other hosts."""
+    """The address of another host, to find the route to the hosts."""
     if job.slurm.nodes:
         return slurmcalls.address_of_a_node(job.slurm.partition)
     host = next(host for host in job.hosts if host.is_other)
@@ -126,14 +126,14 @@ def _target(job: JobFile) -> str:
 
 
 def _address_towards(host: str) -> str:
-    """This machine's own address on the way to another one. Nothing is sent."""
+    """This machine's own address on the route to another host. Nothing is sent."""
     address, family = _lookup(host)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))
         except OSError as error:
             raise DlctlError(
-                f"this machine has no way to {host} ({address}): {error.strerror}",
+                f"this machine has no route to {host} ({address}): {error.strerror}",
                 hint="set data in [[hosts]], or address in [network]",
             ) from error
         return str(probe.getsockname()[0])

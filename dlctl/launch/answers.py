@@ -1,8 +1,9 @@
-"""What comes back from another machine: an answer in JSON, or words that say why there is none.
+"""Parses the result of a call to another machine: an answer in JSON, or output that explains why
+there is none.
 
-`python -m daemons.node` prints a line of its own (`MARK`) and its answer in the line behind it: a
-login shell may print what it likes before that. What ssh and the remote Python say goes to standard
-error, and stays as it is: their words are shown, and an error of ours only says what they mean.
+`python -m daemons.node` prints a marker line (`MARK`) and its answer in the next line: a login
+shell may print anything before that. The standard error of ssh and of the remote Python is shown
+unchanged; dlctl's error only adds what it means.
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ from dlctl.util.text import escape
 MARK = b"=== dlctl answers ==="
 ANSWER_BYTES_MAX = 1 << 20
 SHOWN_CHARS_MAX = 300
-"""Of one line of foreign words in an error."""
+"""Of one line of other programs' output in an error."""
 NO_SSH, NO_ANSWER, TOO_MUCH, NOT_OURS = -1001, -1002, -1003, -1004
-"""Statuses that no process has: ssh could not be started; it was killed after the time was up, or
-because it said more than anybody would read, or what no dlctl says."""
+"""Statuses that no process has: ssh could not be started; it was killed after the timeout, because
+its output was too long, or because its output is not an answer of dlctl."""
 SSH_FAILED = 255
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """Exit codes of a shell."""
 
 
 class Answer(NamedTuple):
-    """How one call of another machine has ended."""
+    """The result of one call to another machine."""
 
     host: str
     """As in the job file."""
     value: dict[str, Any] | None
-    """What `daemons.node` has said; None: nothing of it has come."""
+    """The answer of `daemons.node`; None: none was received."""
     status: int
-    """The exit code of ssh, which is the remote one or `SSH_FAILED`, or one of those above."""
+    """The exit code of ssh, which is the remote one or `SSH_FAILED`, or one of the above."""
     words: str
-    """Standard error of ssh and of the remote command; without a value, also what else was said."""
+    """Standard error of ssh and of the remote command; without a value, also standard output."""
 
     @property
     def is_good(self) -> bool:
-        """Whether it was done."""
+        """Whether the call succeeded."""
         return self.value is not None and "error" not in self.value
 
     def lines(self) -> list[str]:
@@ -49,7 +50,7 @@ class Answer(NamedTuple):
 
 
 def read(host: str, status: int, output: bytes, words: bytes) -> Answer:
-    """The answer in standard output, from behind the mark to the end of the line."""
+    """The answer in standard output: the line after the mark."""
     said = words.decode(errors="replace")
     _, mark, rest = output.rpartition(MARK + b"\n")
     line, end, _ = rest.partition(b"\n")
@@ -59,38 +60,38 @@ def read(host: str, status: int, output: bytes, words: bytes) -> Answer:
         value = None
     if type(value) is dict:
         return Answer(host, value, status, said)
-    # The end is read most: there stands what ssh, the shell or Python has said last.
+    # `_last` shows the last line, so standard error (ssh, the shell or Python) goes last.
     return Answer(host, None, status, f"{output[:2000].decode(errors='replace')}\n{said}".strip())
 
 
 def value_of(answer: Answer) -> dict[str, Any]:
-    """What a good answer says. Raises DlctlError (see `explain`) for any other."""
+    """The value of a successful answer. Raises DlctlError (see `explain`) for any other."""
     if answer.value is None or not answer.is_good:
         raise explain(answer)
     return answer.value
 
 
 def as_value(error: DlctlError) -> dict[str, Any]:
-    """An error as the other end sends it."""
+    """An error as the remote end sends it."""
     kind = type(error).__name__
     return {"error": [kind, error.message, error.where or "", error.hint or ""]}
 
 
 def explain(answer: Answer) -> DlctlError:
-    """What has gone wrong, where, why as far as it is known, and what to do next."""
+    """What failed, where, why (if known), and what to do next."""
     if answer.value is not None:
-        return _said_there(answer.host, answer.value.get("error"))
+        return _remote_error(answer.host, answer.value.get("error"))
     if answer.status in _OURS:
         return _OURS[answer.status](answer.host, answer.words)
     if answer.status == SSH_FAILED:
-        return _said_by_ssh(answer)
-    return _said_by_shell(answer)
+        return _ssh_error(answer)
+    return _shell_error(answer)
 
 
-# ---------------------------------------------------------------- from the other end
+# ---------------------------------------------------------------- from the remote end
 
 
-def _said_there(host: str, error: Any) -> DlctlError:
+def _remote_error(host: str, error: Any) -> DlctlError:
     if type(error) is not list or [type(part) for part in error] != [str] * 4:
         return _not_ours(host, "")
     kind, message, where, hint = error
@@ -106,7 +107,7 @@ def _said_there(host: str, error: Any) -> DlctlError:
 
 def _no_ssh(host: str, words: str) -> DlctlError:
     return DlctlError(
-        f"there is no ssh on this machine, so that {host} cannot be reached",
+        f"this machine has no ssh command, so {host} cannot be reached",
         where="this machine",
         hint="install OpenSSH's client, as with: apt install openssh-client",
     )
@@ -119,14 +120,14 @@ def _no_answer(host: str, words: str) -> DlctlError:
 
 def _too_much(host: str, words: str) -> DlctlError:
     return DlctlError(
-        f"{host} has answered more than {ANSWER_BYTES_MAX:,} bytes: that is no answer of dlctl's",
+        f"{host} has sent more than {ANSWER_BYTES_MAX:,} bytes: this is not an answer of dlctl",
         where=host,
         hint=f"see what a login prints there: ssh {host} true",
     )
 
 
 def _not_ours(host: str, words: str) -> DlctlError:
-    text = f"{host} has answered something that this dlctl does not know{_last(words)}"
+    text = f"{host} has sent an answer that this version of dlctl does not know{_last(words)}"
     return DlctlError(text, where=host)
 
 
@@ -135,33 +136,33 @@ _OURS = {NO_SSH: _no_ssh, NO_ANSWER: _no_answer, TOO_MUCH: _too_much, NOT_OURS: 
 
 def _unknown_name(host: str, words: str) -> DlctlError:
     return Unreachable(
-        f"nobody knows where {host} is{_last(words)}",
+        f"the name {host} cannot be resolved{_last(words)}",
         where=host,
-        hint=f"correct ssh in [[hosts]], or add it to ~/.ssh/config; to try: ssh {host} true",
+        hint=f"correct ssh in [[hosts]], or add it to ~/.ssh/config; to test: ssh {host} true",
     )
 
 
 def _changed_key(host: str, words: str) -> DlctlError:
     return NotPermitted(
-        f"{host} has another host key than before: it was installed anew, or it is not {host}",
+        f"the host key of {host} has changed: it was reinstalled, or another machine answers",
         where=host,
-        hint=f"if you know that it was installed anew: ssh-keygen -R {host}, then: ssh {host} true",
+        hint=f"if you know that it was reinstalled: ssh-keygen -R {host}, then: ssh {host} true",
     )
 
 
 def _unknown_key(host: str, words: str) -> DlctlError:
     return NotPermitted(
-        f"the host key of {host} is not known here, and nobody is there to confirm it",
+        f"the host key of {host} is not known on this machine",
         where=host,
         hint=f"compare its fingerprint and confirm it once: ssh {host} true",
     )
 
 
-def _not_let_in(host: str, words: str) -> DlctlError:
+def _login_refused(host: str, words: str) -> DlctlError:
     return NotPermitted(
-        f"{host} does not let us in{_last(words)}",
+        f"{host} refuses the login{_last(words)}",
         where=host,
-        hint=f"ssh has to get in without a question: ssh-add -l, ssh-copy-id {host}; to try: "
+        hint=f"ssh has to log in without a prompt: ssh-add -l, ssh-copy-id {host}; to test: "
         f"ssh -o BatchMode=yes {host} true",
     )
 
@@ -174,7 +175,7 @@ _BY_WORDS: list[tuple[tuple[str, ...], Callable[[str, str], DlctlError]]] = [
     (("could not resolve hostname",), _unknown_name),
     (("host identification has changed",), _changed_key),
     (("host key verification failed",), _unknown_key),
-    (("permission denied", "too many authentication failures"), _not_let_in),
+    (("permission denied", "too many authentication failures"), _login_refused),
     (
         (
             "connection refused", "timed out", "no route to host", "is unreachable",
@@ -184,10 +185,10 @@ _BY_WORDS: list[tuple[tuple[str, ...], Callable[[str, str], DlctlError]]] = [
         _unreachable,
     ),
 ]  # fmt: skip
-"""OpenSSH speaks English everywhere. What comes first says more than what comes after it."""
+"""OpenSSH's messages are English in every locale. The first match wins: specific causes first."""
 
 
-def _said_by_ssh(answer: Answer) -> DlctlError:
+def _ssh_error(answer: Answer) -> DlctlError:
     words = answer.words.lower()
     for signs, meant in _BY_WORDS:
         if any(sign in words for sign in signs):
@@ -196,26 +197,27 @@ def _said_by_ssh(answer: Answer) -> DlctlError:
     return DlctlError(text, where=answer.host, hint=_try(answer.host))
 
 
-# ---------------------------------------------------------------- from the shell and Python there
+# ---------------------------------------------------------------- from the remote shell and Python
 
 
-def _said_by_shell(answer: Answer) -> DlctlError:
+def _shell_error(answer: Answer) -> DlctlError:
     host, words = answer.host, answer.words
     there = f"ssh {host} 'which -a python3; ls -d */bin/python'"
-    python = f"set python of this host in [[hosts]]; what there is: {there}"
+    python = f"set python of this host in [[hosts]]; to list candidates: {there}"
     if answer.status in (NOT_EXECUTABLE, NOT_FOUND):
-        return DlctlError(f"{host} has no such Python{_last(words)}", where=host, hint=python)
+        text = f"{host} does not have this Python{_last(words)}"
+        return DlctlError(text, where=host, hint=python)
     if "unknown option: -p" in words.lower():
         text = f"{host} has a Python that is too old: dlctl needs 3.11"
         return DlctlError(text, where=host, hint=python)
     if "No module named" in words:
         return DlctlError(
-            f"{host} has no dlctl, or not all that it needs{_last(words)}",
+            f"{host} has no dlctl, or lacks a dependency{_last(words)}",
             where=host,
             hint=f"install dlctl {_version()} for that Python, or set python in [[hosts]]",
         )
     return DlctlError(
-        f"{host} has answered nothing that dlctl knows (exit {answer.status}){_last(words)}",
+        f"{host} has sent no answer of dlctl (exit {answer.status}){_last(words)}",
         where=host,
         hint=f"see what a login prints there: ssh {host} true",
     )
@@ -232,6 +234,6 @@ def _try(host: str) -> str:
 
 
 def _last(words: str) -> str:
-    """The last line of what was said, in parentheses behind a message."""
+    """The last line of the output, in parentheses, to append to a message."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     return f" ({escape(lines[-1][:SHOWN_CHARS_MAX])})" if lines else ""

@@ -1,6 +1,6 @@
-"""How a daemon is started: its command line, environment and log file. The same for every launcher.
+"""How a daemon is started: its command line, environment and log file, for all launchers.
 
-This is the only place that knows the name of the package the daemons are in.
+This is the only module that knows the name of the daemons' package.
 
 A `Launcher` places agents on one kind of host; agents start everything else.
 """
@@ -23,10 +23,10 @@ HOST_FILE = "host.json"
 
 
 class Credentials(NamedTuple):
-    """What a daemon is handed when it is started: its own secret key, and whom to trust."""
+    """What a daemon receives at its start: its own secret key, and the key to trust."""
 
     secret: str
-    """"": the connections of this run have no keys."""
+    """"": the connections of this run are not encrypted."""
     coordinator: str
     """The coordinator's public key."""
 
@@ -38,9 +38,10 @@ NO_CREDENTIALS = Credentials("", "")
 
 
 def argv(role: str, directory: Path, name: str, incarnation: int, control: str) -> list[str]:
-    """Run incarnation `incarnation` of daemon `name`; `control` is the coordinator's address.
+    """The command of incarnation `incarnation` of daemon `name`; `control` is the coordinator's
+    address.
 
-    -P: what lies in the present directory must not take the place of a module that we need.
+    -P: files in the current directory must not shadow modules that the daemon imports.
     """
     module = ["-P", "-m", f"daemons.{role}"]
     return [sys.executable, *module, str(directory), name, str(incarnation), control]
@@ -57,7 +58,7 @@ def parse_argv(argv: list[str], directory: Path) -> tuple[str, str, int] | None:
 
 
 def _is_same(run: str, directory: Path) -> bool:
-    """Whether both are one directory: behind a symbolic link it has another spelling."""
+    """Whether both paths are one directory, also through a symbolic link."""
     if run == str(directory):
         return True
     with suppress(OSError):
@@ -66,7 +67,7 @@ def _is_same(run: str, directory: Path) -> bool:
 
 
 def environment(role: str, directory: Path, name: str, incarnation: int) -> dict[str, str]:
-    """What user code may rely on, besides what was there already."""
+    """The environment of a daemon: the inherited one, and variables that user code may rely on."""
     mine = {
         "DLCTL_JOB": directory.name,
         "DLCTL_NAME": name,
@@ -77,14 +78,14 @@ def environment(role: str, directory: Path, name: str, incarnation: int) -> dict
         "PYTHONUNBUFFERED": "1",
     }
     if role == "worker":
-        with suppress(OSError, ValueError):  # It says itself that it has no job.
+        with suppress(OSError, ValueError):  # The worker itself reports an unreadable job.
             mine |= same_hashes(read_job(directory)["job"]["seed"])
     return {**os.environ, **mine}
 
 
 def same_hashes(seed: int) -> dict[str, str]:
-    """Sets of strings have the same order in all processes that run a job's task: word numbers and
-    classes that come of one would differ between workers, and after a resume.
+    """Variables that give sets of strings the same order in all processes of a job: otherwise word
+    or class numbers derived from a set would differ between workers, and after a resume.
     """
     return {"PYTHONHASHSEED": str(seed)}
 
@@ -92,8 +93,8 @@ def same_hashes(seed: int) -> dict[str, str]:
 def open_log(directory: Path, name: str, incarnation: int) -> int:
     """A file descriptor for a daemon's stdout and stderr, appending: its log file.
 
-    Whatever the process prints, a crash of the interpreter included, ends up there; its own
-    log lines are JSON, and nobody else writes the file.
+    The file contains all output of the process, also of a crash of the interpreter. The daemon's
+    own log lines are JSON. No other process writes the file.
     """
     path = paths.log_path(directory, name, incarnation)
     path.parent.mkdir(exist_ok=True)
@@ -120,22 +121,22 @@ class Order(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An agent is gone, or could not be started."""
+    """An agent has exited, or could not be started."""
 
     name: str
     incarnation: int
     status: int | None
-    """Exit code or minus a signal; None: nobody saw it, and trying again may help. Of a host where
-    it could not be started, the exit code of the error; 5 (`Unreachable`) may be over soon."""
+    """Exit code or minus a signal; None: unknown, and a retry may help. If the agent could not be
+    started, the exit code of the error; 5 (`Unreachable`) may be temporary."""
     error: DlctlError | None = None
-    """Why it could not be started, or be reached to be killed; None: its log has its last words."""
+    """Why it could not be started, or not be reached to be killed; None: see the end of its log."""
     words: tuple[str, ...] = ()
-    """What others said about that error, line by line."""
+    """Output of other programs (ssh, Slurm) about that error, line by line."""
 
 
 class Waiting(NamedTuple):
-    """An agent cannot be started yet, and nobody is to blame: there is no host for it so far. Said
-    again and again, while that is so."""
+    """An agent cannot be started yet, because no host is available. Sent repeatedly while that is
+    so."""
 
     name: str
     incarnation: int
@@ -144,16 +145,16 @@ class Waiting(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """What whoever owns the hosts does to all of the run."""
+    """A decision of the owner of the hosts (a batch system) that affects the whole run."""
 
     kind: str
-    """"saving": the hosts may be taken away soon: a checkpoint is saved. "ending": the time is
-    nearly over: the run is saved and stopped. "over": there are no hosts any more, for good."""
+    """"saving": the hosts may be preempted soon: a checkpoint is saved. "ending": the time limit is
+    near: the run is saved and stopped. "over": the hosts are gone for good."""
     reason: str
 
 
 class Watcher(Protocol):
-    """What a launcher needs of the loop that it works in."""
+    """What a launcher needs of its event loop."""
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
         """Call `ready` whenever `fd` can be read."""
@@ -163,35 +164,34 @@ class Watcher(Protocol):
 
 
 class Launcher(Protocol):
-    """Places agents, and says which are gone. No method waits for anything.
+    """Places agents, and reports which have exited. Methods other than `close` never block.
 
-    One is made per coordinator, as `L(run_directory, hosts, watcher, tell)`: `hosts` are those of
-    `placement.agents` that it is to reach. `tell` takes `Ended`: at most once for each order, and
-    also for an agent that `adopt` has found; and, from launchers whose hosts belong to somebody
-    else (a batch system), `Waiting` and `Notice`.
+    A coordinator creates it as `L(run_directory, hosts, watcher, tell)`: `hosts` are the hosts of
+    `placement.agents` that it places agents on. `tell` receives `Ended`, at most once for each
+    order or adopted agent; and, from launchers of a batch system, `Waiting` and `Notice`.
     """
 
     def start(self, order: Order) -> None:
-        """Place an agent. One of the same name that is still there is killed first."""
+        """Place an agent. A running agent of the same name is killed first."""
         ...
 
     def kill(self, name: str) -> None:
-        """SIGKILL for this agent, and for it alone: its daemons live on."""
+        """Send SIGKILL to this agent only: its daemons keep running."""
         ...
 
     def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
-        """The agents of this launcher that are there already, with their incarnations.
+        """The running agents of this launcher, with their incarnations.
 
-        `recorded`: the incarnation of every agent that the coordinator before this one has
-        placed. Agents of which nothing can be known without waiting are not in the answer.
+        `recorded`: the incarnation of every agent that the previous coordinator placed. The result
+        omits agents whose state cannot be determined without blocking.
         """
         ...
 
     def look(self) -> None:
-        """A chore, about once a second: what has taken too long is given up."""
+        """A chore, about once a second: time out operations that are overdue."""
         ...
 
     def close(self) -> None:
-        """The run has ended, and all agents with it: give back what was taken for it. The only
-        method that may wait, for seconds; nobody is heard any more."""
+        """Release the hosts: the run and all its agents have ended. The only method that may block,
+        for seconds; it sends no reports."""
         ...

@@ -1,5 +1,5 @@
-"""A command on this machine that is watched by the loop: what it prints goes to memory, and is read
-when it has ended. Nobody waits for it.
+"""A command on this machine that the event loop watches: its output goes to memory, and is read
+after it has exited. No call blocks on it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 OUTPUT_BYTES_MAX = 4 << 20
-"""Of a large cluster `sinfo` names all nodes."""
+"""On a large cluster `sinfo` prints every node."""
 LATE = -1001
-"""A status that no process has: it was killed after its time was up."""
+"""A status that no process has: it was killed after its timeout."""
 KILLED_S_MAX = 1.0
-"""For one that was killed to end."""
+"""For a killed command to exit."""
 
 
 class Said(NamedTuple):
-    """How a command has ended."""
+    """Status and output of a command."""
 
     status: int
     """Its exit code, minus a signal, or `LATE`."""
@@ -30,7 +30,7 @@ class Said(NamedTuple):
     err: str
 
     def last_line(self) -> str:
-        """Of what it said, errors first; "" if it said nothing."""
+        """Of standard error, or of standard output if that is empty; "" if both are."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
@@ -53,18 +53,18 @@ class Command:
             self._close_files()
             raise
         self.pidfd = os.pidfd_open(self._popen.pid)
-        """Can be read when the command has ended."""
+        """Readable when the command has exited."""
 
     @property
     def is_late(self) -> bool:
         return time.monotonic() >= self.until
 
     def said(self) -> Said:
-        """What it said; to be called once, when it has ended or is late: then it is killed."""
+        """Its status and output. Call it once, after it has exited; kills it if it is late."""
         has_ended = self._popen.poll() is not None
         if not has_ended:
             kill_group(self._popen)
-        # One that stands in the kernel (a driver, a dead file server) does not even end by that.
+        # A process blocked in the kernel (a driver, a dead file server) survives even SIGKILL.
         status = LATE
         with suppress(subprocess.TimeoutExpired):
             status = self._popen.wait(KILLED_S_MAX)
@@ -80,16 +80,14 @@ class Command:
 
 
 def kill_group(leader: subprocess.Popen[Any]) -> None:
-    """SIGKILL for a process that leads a group, and for all of that; not if it is reaped already:
-    its number may be somebody else's by now.
-    """
+    """Send SIGKILL to a process group; not if the leader is reaped, as its pid may be reused."""
     if leader.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(leader.pid, signal.SIGKILL)
 
 
 def in_memory(data: bytes) -> int:
-    """A file descriptor from which a process can read this; it is in no file that has a name."""
+    """A file descriptor of an anonymous file with this content, open for reading from its start."""
     memory = os.memfd_create("dlctl", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(memory), "wb") as file:
@@ -102,7 +100,7 @@ def in_memory(data: bytes) -> int:
 
 
 def wait_for_any(fds: Iterable[int], timeout_s: float) -> None:
-    """Until one of them can be read."""
+    """Wait until one of them is readable."""
     poller = select.poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)
@@ -110,10 +108,10 @@ def wait_for_any(fds: Iterable[int], timeout_s: float) -> None:
 
 
 def wait(argv: Sequence[str], timeout_s: float) -> Said:
-    """Run a command to its end, for those who may wait. Raises OSError.
+    """Run a command and block until it exits. Raises OSError.
 
-    Neither it nor what it has started is waited for any longer, as a command may be a wrapper: when
-    the time is up all of that is killed, and what outlives its end keeps nobody.
+    At the timeout its whole process group is killed, as the command may be a wrapper. Children that
+    outlive the command are not waited for.
     """
     command = Command(argv, timeout_s)
     try:

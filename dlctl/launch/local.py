@@ -1,6 +1,6 @@
 """The launcher for this machine: processes, each the leader of its own session.
 
-They outlive the shell and the process that started them; Ctrl-C in a terminal does not reach them.
+They outlive the shell and the process that started them, and do not receive Ctrl-C of a terminal.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from dlctl.util import processes
 
 log = logging.getLogger("dlctl")
 BEGUN_S, LOOK_S = 1.0, 0.001
-"""Within this time a program that was begun has its command line; between two looks for it."""
+"""Timeout for a started process to have its command line; interval of the checks."""
 
 
 def start_coordinator(directory: Path, *, may_be_full: bool = False) -> subprocess.Popen[bytes]:
-    """Start the coordinator of a prepared run directory, and put on record which process it is.
+    """Start the coordinator of a prepared run directory, and record its process.
 
-    may_be_full: it takes the place of one that has died, and works without a record of it until
-    there is room on the disk: it puts itself there then.
+    may_be_full: it replaces a coordinator that died. On a full disk it starts without the record,
+    and writes it itself when there is space.
     """
     with closing(RunDb(directory)) as db:
         incarnation = db.run().get("incarnation", 0) + 1
@@ -84,14 +84,14 @@ def start(
         os.close(log)
     if process.stdin is not None:
         with suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(credentials.to_bytes())  # Less than a pipe holds: nobody has to read yet.
+            pipe.write(credentials.to_bytes())  # Fits the pipe buffer, so this does not block.
     _await_command_line(process)
     return process
 
 
 def _await_command_line(process: subprocess.Popen[bytes]) -> None:
-    """That a program has begun Popen knows from a pipe that the kernel closes then. Its command
-    line is there a moment later, which may be long if others want the core.
+    """Wait until /proc shows the new command line. Popen returns when exec closes a pipe, which may
+    be earlier on a busy machine.
     """
     pid, start, deadline = process.pid, processes.start_of(process.pid), time.monotonic() + BEGUN_S
     while processes.is_alive(pid, start) and not processes.command_line(pid, start):
@@ -101,24 +101,24 @@ def _await_command_line(process: subprocess.Popen[bytes]) -> None:
 
 
 class Living(NamedTuple):
-    """A daemon of a run that is there now."""
+    """A running daemon of a run."""
 
     role: str
     name: str
     incarnation: int
     pid: int
     start: str
-    """With the pid it says for ever which process this is (`processes.start_of`)."""
+    """`processes.start_of`: (pid, start) is unique, although pids are reused."""
 
     def row(self) -> dict[str, Any]:
-        """As `processes` takes it."""
+        """The row that `processes` expects."""
         return {"name": self.name, "pid": self.pid, "pid_start": self.start}
 
 
 def living(directory: Path) -> Iterator[Living]:
-    """The daemons of a run on this machine, known by their command lines.
+    """The daemons of a run on this machine, identified by their command lines.
 
-    A process that a daemon has forked has the same command line, but leads no session.
+    A forked child of a daemon has the same command line, but is not a session leader.
     """
     for pid in psutil.pids():
         start = processes.start_of(pid)
@@ -128,7 +128,7 @@ def living(directory: Path) -> Iterator[Living]:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether this process is of our user, and leads a session."""
+    """Whether this process belongs to this user and is a session leader."""
     try:
         return os.getsid(pid) == pid and psutil.Process(pid).uids().real == os.getuid()
     except (psutil.Error, OSError):
@@ -140,7 +140,7 @@ class _Agent:
     incarnation: int
     pidfd: int
     popen: subprocess.Popen[bytes] | None
-    """None: another coordinator has placed it."""
+    """None: a previous coordinator has started it."""
 
 
 class Local:
@@ -161,13 +161,13 @@ class Local:
     def start(self, order: base.Order) -> None:
         for daemon in self._living():
             if daemon.name == order.name:
-                log.warning("an older %s is still there: it is killed", order.name)
+                log.warning("an older process of %s is still running: killing it", order.name)
                 processes.send_signal(daemon.pid, daemon.start, signal.SIGKILL)
         name, incarnation, control, credentials = order
         try:
             popen = start(self.directory, "agent", name, incarnation, control, credentials)
         except OSError as error:
-            # It may be possible again a little later: no memory, no process number, no room.
+            # Possibly temporary: no memory, no pid, no disk space.
             why = DlctlError(f"cannot start it: {error}")
             self.tell(base.Ended(name, incarnation, None, why))
             return
@@ -187,10 +187,10 @@ class Local:
         return {name: agent.incarnation for name, agent in self._running.items()}
 
     def look(self) -> None:
-        """Nothing takes long here."""
+        """No local operation can be overdue."""
 
     def close(self) -> None:
-        """The hosts are not ours to give back."""
+        """There are no hosts to release."""
 
     def _living(self) -> list[Living]:
         return [daemon for daemon in living(self.directory) if daemon.role == "agent"]
@@ -204,6 +204,6 @@ class Local:
         os.close(agent.pidfd)
         status = agent.popen.wait() if agent.popen is not None else None
         if self._running.get(name) is not agent:
-            return  # Another one has its place, perhaps with the same number.
+            return  # It was replaced, perhaps with the same incarnation.
         del self._running[name]
         self.tell(base.Ended(name, agent.incarnation, status))

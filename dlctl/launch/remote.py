@@ -1,7 +1,8 @@
-"""The launcher for other machines: an agent on each, placed over ssh and known by its messages.
+"""The launcher for other machines: an agent on each, started over ssh.
 
-An agent outlives the connection that has started it, and nobody holds it: that it is gone is known
-only if it could not be started, or when it was to be killed from here. Otherwise it falls silent.
+An agent outlives the connection that has started it, and no local process watches it. This launcher
+only reports an agent that it could not start, or has killed; otherwise the coordinator detects its
+exit by missing heartbeats.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ CLOSE_S, POLL_S = 15.0, 0.2
 
 
 def shared_request(directory: Path) -> dict[str, Any]:
-    """What is the same in the requests to begin any agent of a run: the job, and the files of its
-    task as they were when the run was started. All agents are to have the same. Raises DlctlError
-    and OSError.
+    """The part of the start request that all agents of a run share: the job, and the files of its
+    task as they were when the run was started. Raises DlctlError and OSError.
     """
     job = base.read_job(directory)
     home = Path(str(database.read(directory).get("job_file"))).parent
@@ -54,8 +54,8 @@ def shared_request(directory: Path) -> dict[str, Any]:
 
 
 def begin_request(shared: Mapping[str, Any], order: base.Order) -> dict[str, Any]:
-    """Everything that an agent and its daemons need on a machine that has nothing of this run; but
-    for the host's own `dir`. `shared`: see `shared_request`.
+    """Everything that an agent and its daemons need on a machine without files of this run, except
+    the host's own `dir`. `shared`: see `shared_request`.
     """
     return {
         **shared,
@@ -68,17 +68,18 @@ def begin_request(shared: Mapping[str, Any], order: base.Order) -> dict[str, Any
 
 
 def look_request(run_id: str) -> dict[str, Any]:
-    """For `ssh.ask`: what of this run is there?"""
+    """For `ssh.ask`: query what exists of this run on the host."""
     return {"verb": "look", "run_id": run_id}
 
 
 def end_request(
     run_id: str, *, grace_s: int = 0, purge: bool = False, only_agent: bool = False
 ) -> dict[str, Any]:
-    """For `ssh.ask`: end the daemons there, with SIGTERM and after `grace_s` seconds SIGKILL.
+    """For `ssh.ask`: end the daemons on the host with SIGTERM, and after `grace_s` seconds with
+    SIGKILL.
 
-    purge: remove all files as well, what servers have kept included. only_agent: kill the agent,
-    and let its daemons live.
+    purge: also remove all files, including the states of servers. only_agent: kill only the agent;
+    its daemons keep running.
     """
     said = {"grace_s": grace_s, "purge": purge, "only_agent": only_agent}
     return {"verb": "end", "run_id": run_id, **said}
@@ -90,7 +91,7 @@ def end_request(
 class _Asked(NamedTuple):
     call: Call
     is_begin: bool
-    """Its agent may be there at any moment."""
+    """The call starts an agent."""
     then: Callable[[answers.Answer], None]
 
 
@@ -110,21 +111,21 @@ class Ssh:
         self.tell = tell
         self._incarnations: dict[str, int] = {}
         self._calls: dict[str, _Asked] = {}
-        self._doomed: set[str] = set()
-        """Who is just being started, and is killed as soon as it is there."""
+        self._to_kill: set[str] = set()
+        """Agents that are being started and will be killed as soon as they run."""
 
     def start(self, order: base.Order) -> None:
         self._incarnations[order.name] = order.incarnation
 
         def begun(answer: answers.Answer) -> None:
             if answer.is_good:
-                self._say(order.name, answer)
-                if order.name in self._doomed:
+                self._log_start(order.name, answer)
+                if order.name in self._to_kill:
                     self.kill(order.name)
             else:
                 self._failed(order, answers.explain(answer), tuple(answer.lines()))
 
-        self._doomed.discard(order.name)
+        self._to_kill.discard(order.name)
         try:
             request = begin_request(self._shared, order)
             self._call(order.name, request, BEGIN_S, begun, is_begin=True)
@@ -134,12 +135,12 @@ class Ssh:
             self.tell(base.Ended(order.name, order.incarnation, None, _for_now(error)))
 
     def kill(self, name: str) -> None:
-        """One that cannot be reached counts as gone, too: it is silent, and the next one to be
-        started takes its place if it is still there. One that is just being started is killed
-        when it is there: to kill it before would be in vain.
+        """An unreachable agent counts as gone, too: it sends no heartbeats, and its successor kills
+        it if it is still running. An agent that is being started is killed after its start: an
+        earlier kill would miss it.
         """
         if name in self._beginning():
-            self._doomed.add(name)
+            self._to_kill.add(name)
             return
         gone = base.Ended(name, self._incarnations.get(name, 0), None)
 
@@ -159,17 +160,17 @@ class Ssh:
             self.tell(gone._replace(error=_for_now(error)))
 
     def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
-        """Nothing is known without asking; whom another coordinator has placed can be killed."""
+        """Nothing is known without a call; recorded agents can be killed."""
         self._incarnations |= {name: recorded[name] for name in self.hosts if name in recorded}
         return {}
 
     def look(self) -> None:
         for name in list(self._calls):
-            self._hear(name)
+            self._poll(name)
 
     def close(self) -> None:
-        """Nobody is left there who was just being started."""
-        self._doomed |= self._beginning()
+        """Kill agents that are still being started."""
+        self._to_kill |= self._beginning()
         until = time.monotonic() + CLOSE_S
         while self._calls and time.monotonic() < until:
             wait_for_any([asked.call.fileno() for asked in self._calls.values()], POLL_S)
@@ -195,17 +196,17 @@ class Ssh:
         *,
         is_begin: bool = False,
     ) -> None:
-        """Whatever was asked of this host before is not waited for any more."""
+        """Call the host; a pending call to it is cancelled."""
         self._forget(name)
         host = self.hosts[name]
         call = Call(host, {**request, "dir": host.dir}, timeout_s, is_shared=False)
         self._calls[name] = _Asked(call, is_begin, then)
         if call.fileno() >= 0:
-            self.watcher.watch(call.fileno(), lambda: self._hear(name))
+            self.watcher.watch(call.fileno(), lambda: self._poll(name))
         else:
-            self._hear(name)
+            self._poll(name)
 
-    def _hear(self, name: str) -> None:
+    def _poll(self, name: str) -> None:
         call, _, then = self._calls[name]
         fd, answer = call.fileno(), call.poll()
         if answer is not None:
@@ -223,7 +224,7 @@ class Ssh:
     def _failed(self, order: base.Order, error: DlctlError, words: tuple[str, ...]) -> None:
         self.tell(base.Ended(order.name, order.incarnation, error.exit_code, error, words))
 
-    def _say(self, name: str, answer: answers.Answer) -> None:
+    def _log_start(self, name: str, answer: answers.Answer) -> None:
         assert answer.value is not None
         pid, place = answer.value.get("pid"), answer.value.get("directory")
         log.info("%s is on %s: pid %s, files in %s", name, answer.host, pid, place)
@@ -232,5 +233,5 @@ class Ssh:
 
 
 def _for_now(error: OSError) -> DlctlError:
-    """No memory, no process number, no room: it may be possible again a little later."""
+    """A possibly temporary failure: no memory, no pid, no disk space."""
     return DlctlError(f"cannot start it: {error}")

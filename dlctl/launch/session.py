@@ -1,7 +1,7 @@
-"""A conversation with a machine: many questions over one login, or with a process here.
+"""A session with a machine: many requests over one login, or to a local process.
 
-The other end is `daemons.node`: one JSON object per line, both ways. Every conversation has
-its own connection, so that a login is really tried; what it takes is known, too.
+The remote end is `daemons.node`: one JSON object per line, in both directions. Every session has
+its own connection, so that it tests a login and measures its time.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ END_S = 2.0
 
 
 class Session:
-    """To be closed. Not for several threads at once."""
+    """Must be closed. Not thread-safe."""
 
     def __init__(self, host: Host) -> None:
-        """Raises UsageError for what is no host; that it cannot be reached the first answer says.
+        """Raises UsageError for an invalid host. For an unreachable one, the first `ask` raises.
 
         A host without `ssh` is this machine.
         """
         self.host = host.ssh or HERE
         words = python_words(host)
         self._output, self._words = bytearray(), bytearray()
-        self._is_heard = True
+        self._has_stderr = True
         self._is_known = False
-        """Whether the other end has said that it is a probe."""
+        """Whether the remote end has sent `MARK`."""
         self._popen: subprocess.Popen[bytes] | None = None
         try:
             self._popen = subprocess.Popen(
@@ -67,13 +67,13 @@ class Session:
             self._failure = None
 
     def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The answer to one question. Raises DlctlError; after one that is not of the other end
-        nothing can be asked any more.
+        """The answer to one request. Raises DlctlError; after an error that the remote end has not
+        sent, every further request fails.
         """
         if self._failure is not None:
             raise self._failure
         until = time.monotonic() + timeout_s
-        with suppress(BrokenPipeError):  # Why, its last words will tell.
+        with suppress(BrokenPipeError):  # Its last output tells the cause.
             self._put(json.dumps(request).encode() + b"\n")
         try:
             if not self._is_known:
@@ -86,7 +86,7 @@ class Session:
         return value_of(Answer(self.host, value, 0, ""))
 
     def close(self) -> None:
-        """Nothing of it is left here, and there it ends, too."""
+        """End the local and the remote process."""
         popen, self._popen = self._popen, None
         if popen is None:
             return
@@ -103,7 +103,7 @@ class Session:
                 pipe.close()
 
     def interrupt(self) -> None:
-        """End it at once; whoever waits for an answer, in another thread, gets an error."""
+        """End it at once; a thread that waits for an answer gets an error."""
         popen = self._popen
         if popen is not None:
             kill_group(popen)
@@ -117,7 +117,7 @@ class Session:
             data = data[self._popen.stdin.write(data) or 0 :]
 
     def _skip_to_mark(self, until: float) -> None:
-        """A login may print what it likes before the probe begins."""
+        """Skip what the login prints before the probe starts."""
         while True:
             _, mark, rest = (b"\n" + self._output).partition(b"\n" + MARK + b"\n")
             if mark:
@@ -140,13 +140,13 @@ class Session:
             raise self._fail(None)
 
     def _read(self, until: float) -> bool:
-        """Some more; False when there will be none."""
+        """Read more output; False at its end."""
         assert self._popen is not None
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         poller = select.poll()
         poller.register(self._popen.stdout, select.POLLIN)
-        if self._is_heard:
+        if self._has_stderr:
             poller.register(self._popen.stderr, select.POLLIN)
         left_s = until - time.monotonic()
         ready = dict(poller.poll(max(0.0, left_s) * 1000))
@@ -154,7 +154,7 @@ class Session:
             raise self._fail(NO_ANSWER)
         if self._popen.stderr.fileno() in ready:
             said = os.read(self._popen.stderr.fileno(), 1 << 16)
-            self._is_heard = bool(said)
+            self._has_stderr = bool(said)
             self._words += said
             del self._words[:-WORDS_BYTES_MAX]
         if self._popen.stdout.fileno() in ready:
@@ -164,7 +164,7 @@ class Session:
         return True
 
     def _fail(self, why: int | None) -> DlctlError:
-        """`why`: a status of ours; None: it has ended by itself."""
+        """`why`: a status of `answers`; None: the process has exited."""
         popen = self._popen
         assert popen is not None
         assert popen.stderr is not None

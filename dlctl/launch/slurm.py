@@ -1,8 +1,8 @@
-"""The launcher for Slurm: one batch job for all agents, one of them on each of its nodes.
+"""The launcher for Slurm: one batch job for all agents, with one agent on each node.
 
-Slurm chooses the nodes, and when; the coordinator stays where it was started. Orders go through a
-shared directory (`slurmfiles`) to the keepers that the job's srun starts. How the job is, is asked
-of scontrol every few seconds, by a child process that is watched.
+Slurm chooses the nodes and the time; the coordinator stays where it was started. Orders go through
+a shared directory (`slurmfiles`) to the keepers that the job's srun starts. Every few seconds a
+child process queries the state of the job with scontrol.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = logging.getLogger("dlctl")
 POLL_S = 2.0
 SOON_S = 0.2
 PICKUP_S = 20.0
-"""For a keeper to take an order, while the job runs."""
+"""For a keeper to accept an order, while the job runs."""
 BEGIN_S = 90.0
 KILL_S = 5.0
 SUBMIT_S = 5.0
 MINUTE_S = 60.0
-"""Slurm counts limits so coarsely."""
+"""Slurm's resolution of time limits."""
 News = base.Ended | base.Waiting | base.Notice
 Json = slurmfiles.Json
 
@@ -44,7 +44,7 @@ class _Agent:
     state: str
     """ordered begins up killing gone"""
     since: float
-    """Since when it is that, while the job runs."""
+    """Time of the latest change of `state`."""
 
 
 class SlurmLauncher:
@@ -63,17 +63,17 @@ class SlurmLauncher:
         self._handle = slurmcalls.read_handle(directory)
         self._agents: dict[str, _Agent] = {}
         self._facts: Facts | None = None
-        """What Slurm has said last; None: nothing yet."""
+        """Slurm's latest answer; None: none yet."""
         self._attempt: int | None = None
-        self._at_work_since: float | None = None
+        self._running_since: float | None = None
         self._queued_at = time.monotonic()
         self._command: tuple[Command, Callable[[Said], None]] | None = None
         self._due_at = 0.0
         self._noticed = -1
-        """The attempt whose notice was told."""
+        """The attempt whose notice was reported."""
         self._is_over = False
 
-    # ------------------------------------------------------------ what the coordinator wants
+    # ------------------------------------------------------------ calls of the coordinator
 
     def start(self, order: base.Order) -> None:
         try:
@@ -91,7 +91,7 @@ class SlurmLauncher:
         self._due_at = min(self._due_at, time.monotonic() + SOON_S)
 
     def kill(self, name: str) -> None:
-        """A keeper that does not answer is silent with its node: its agent counts as gone."""
+        """If the keeper does not answer, its node is taken for dead, and the agent for gone."""
         agent = self._agents.get(name)
         if agent is None:
             return
@@ -106,7 +106,7 @@ class SlurmLauncher:
             self._ended(name, None, DlctlError(f"cannot write the order to kill it: {error}"))
 
     def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
-        """Nothing is known before it is heard; who was placed before can be killed."""
+        """Nothing is known before the first answer; recorded agents can be killed."""
         now = time.monotonic()
         for name in self.names:
             if name in recorded and self._handle is not None:
@@ -117,19 +117,19 @@ class SlurmLauncher:
 
     def look(self) -> None:
         if self._command is not None and self._command[0].is_late:
-            self._hear()
+            self._finish_command()
         if self._handle is None or self._is_over:
             return
         self._read_answers()
-        self._look_for_notice()
+        self._check_notice()
         if self._command is None and time.monotonic() >= self._due_at:
-            self._ask()
+            self._query()
 
     def close(self) -> None:
-        """Slurm has its nodes back when this returns, or a warning says why not."""
-        if self._command is not None:  # If it is sbatch, it is about to say the job's number.
+        """Release the nodes; a warning reports a failure."""
+        if self._command is not None:  # If it is sbatch, it is about to print the job id.
             wait_for_any([self._command[0].pidfd], SUBMIT_S)
-            self._hear()
+            self._finish_command()
         try:
             slurmcalls.end(self.directory)
         except DlctlError as error:
@@ -138,7 +138,7 @@ class SlurmLauncher:
     # ------------------------------------------------------------ the job
 
     def _submit(self) -> None:
-        """Raises DlctlError and OSError; then there is nothing of it, and it can be tried again."""
+        """Raises DlctlError and OSError; then nothing was submitted, and a retry is possible."""
         root = slurmfiles.root(self.asked.dir)
         handle = slurmcalls.new_handle(self.directory.name, root)
         slurmfiles.make(handle.directory)
@@ -159,7 +159,7 @@ class SlurmLauncher:
             return
         self._note(job_id)
         nodes = f"{self.asked.nodes} nodes" if self.asked.nodes > 1 else "1 node"
-        log.info("Slurm has taken the run as job %s: %s", job_id, nodes)
+        log.info("Slurm has accepted the run as job %s: %s", job_id, nodes)
 
     def _note(self, job_id: str) -> None:
         assert self._handle is not None
@@ -169,28 +169,28 @@ class SlurmLauncher:
         except OSError as error:
             log.warning("cannot note that the Slurm job is %s: %s", job_id, error)
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         assert self._handle is not None
         self._due_at = time.monotonic() + POLL_S
         try:
             if self._handle.job_id:
-                self._run(slurmcalls.show_argv(self._handle.job_id), self._heard)
-            else:  # The coordinator that has submitted it died before Slurm had said its number.
-                self._run(slurmcalls.find_argv(self._handle.name), self._found)
-        except (DlctlError, OSError) as error:  # It may be possible again a little later.
-            log.warning("cannot ask Slurm how its job is: %s", error)
+                self._run(slurmcalls.show_argv(self._handle.job_id), self._on_state)
+            else:  # The coordinator that submitted the job died before it knew the id.
+                self._run(slurmcalls.find_argv(self._handle.name), self._on_job_id)
+        except (DlctlError, OSError) as error:  # Possibly temporary: retry.
+            log.warning("cannot query the state of the Slurm job: %s", error)
 
-    def _found(self, said: Said) -> None:
+    def _on_job_id(self, said: Said) -> None:
         words = said.out.split()
         if words:
             self._note(words[0])
         elif said.status == 0:
             self._over(Facts(slurmwords.GONE))
 
-    def _heard(self, said: Said) -> None:
+    def _on_state(self, said: Said) -> None:
         facts, before = slurmwords.read(said), self._facts
         if facts is None:
-            log.warning("Slurm does not say how its job is: %s", said.last_line())
+            log.warning("Slurm does not report the state of its job: %s", said.last_line())
             self._due_at = time.monotonic() + 5 * POLL_S
             return
         self._facts = facts
@@ -205,24 +205,24 @@ class SlurmLauncher:
         elif facts.waits:
             if before is not None and not before.waits:
                 self._queued_at = time.monotonic()
-            self._at_work_since = None
+            self._running_since = None
             self._wait(facts)
         elif facts.state == slurmwords.COMPLETING:
-            self._at_work_since = None  # The keepers are being ended: none takes an order any more.
-        elif self._at_work_since is None:
-            self._at_work_since = time.monotonic()
+            self._running_since = None  # The keepers are being killed and accept no orders.
+        elif self._running_since is None:
+            self._running_since = time.monotonic()
 
     @property
     def _job(self) -> str:
         return self._handle.job_id if self._handle is not None else ""
 
     def _wait(self, facts: Facts) -> None:
-        """It is in the queue; for ever would be too long."""
+        """Report that the job is queued; fail after `queue_s`."""
         text = slurmwords.waiting(self._job, facts)
         waited_s = time.monotonic() - self._queued_at
         if waited_s > self.asked.queue_s:
             limit = format_duration(self.asked.queue_s)
-            hint = "queue_s in [slurm] says how long to wait; sinfo -s says what is free"
+            hint = "queue_s in [slurm] limits the wait; sinfo -s shows what is free"
             self._fail(TimedOut(f"{text} for {limit}", where="[slurm]", hint=hint))
             return
         for name, agent in self._agents.items():
@@ -230,8 +230,8 @@ class SlurmLauncher:
                 self.tell(base.Waiting(name, agent.incarnation, text))
 
     def _lost_with_attempt(self, facts: Facts) -> None:
-        """The job has been ended, to be begun again: so have all agents that it had."""
-        text = f"job {self._job} was taken off its nodes and is queued again"
+        """Slurm has requeued the job: all agents of the previous attempt are gone."""
+        text = f"job {self._job} has lost its nodes and was requeued"
         for name, agent in self._agents.items():
             if agent.state in ("begins", "up", "killing"):
                 why = f"{text}: {facts.reason}" if facts.reason else text
@@ -244,7 +244,7 @@ class SlurmLauncher:
         self.tell(base.Notice("over", slurmwords.ending(self._job, facts, last)))
 
     def _fail(self, error: DlctlError) -> None:
-        """No agent will ever be started."""
+        """Report that the run can get no hosts."""
         self._is_over = True
         log.warning("%s", error.message)
         self.tell(
@@ -275,7 +275,7 @@ class SlurmLauncher:
             is_newest = answer.get("attempt", 0) >= (self._attempt or 0)
             if is_newest and answer.get("incarnation") == agent.incarnation:
                 self._take(name, agent, answer)
-            self._give_up_if_late(name, agent)
+            self._check_timeout(name, agent)
 
     def _take(self, name: str, agent: _Agent, answer: Json) -> None:
         state, node = answer.get("state"), str(answer.get("node", ""))
@@ -292,21 +292,21 @@ class SlurmLauncher:
             self._ended(name, status if type(status) is int and state == "ended" else None)
 
     def _explain(self, node: str, answer: Json) -> DlctlError:
-        """Why an agent could not begin."""
+        """Why an agent could not start."""
         status = answer.get("status")
         if type(answer.get("value")) is not dict:
             last = slurmfiles.last_error(self._directory / slurmscript.LOG)
-            text = f"the agent could not begin on {node} (exit {status}): {last or 'no output'}"
+            text = f"the agent could not start on {node} (exit {status}): {last or 'no output'}"
             return DlctlError(text, where=node)
         said = answers.Answer(node, answer["value"], status if type(status) is int else 1, "")
         return slurmwords.in_our_terms(answers.explain(said))
 
-    def _give_up_if_late(self, name: str, agent: _Agent) -> None:
-        if self._at_work_since is None or self._facts is None or not self._facts.is_at_work:
+    def _check_timeout(self, name: str, agent: _Agent) -> None:
+        if self._running_since is None or self._facts is None or not self._facts.is_at_work:
             return
         limits_s = {"ordered": PICKUP_S, "begins": BEGIN_S, "killing": KILL_S}
         limit_s = limits_s.get(agent.state)
-        late_s = time.monotonic() - max(agent.since, self._at_work_since)
+        late_s = time.monotonic() - max(agent.since, self._running_since)
         if limit_s is None or late_s < limit_s:
             return
         last = slurmfiles.last_error(self._directory / slurmscript.LOG)
@@ -314,7 +314,7 @@ class SlurmLauncher:
             f"the keeper of {name} has not answered for {limit_s:.0f} s on {self._facts.nodes}"
             + (f" ({last})" if last else ""),
             where=f"job {self._job}",
-            hint=f"is {self._directory} the same on the nodes? sinfo -N says how they are",
+            hint=f"is {self._directory} the same on the nodes? sinfo -N shows their state",
         )
         self._ended(name, None if agent.state == "killing" else error.exit_code, error)
 
@@ -329,8 +329,8 @@ class SlurmLauncher:
             agent.state = "gone"
             self.tell(base.Ended(name, agent.incarnation, status, error))
 
-    def _look_for_notice(self) -> None:
-        """Slurm's signal has come to the batch script."""
+    def _check_notice(self) -> None:
+        """Check whether the batch script has received Slurm's signal."""
         if self._facts is None or self._attempt == self._noticed:
             return
         path = self._directory / slurmscript.NOTICE
@@ -339,7 +339,7 @@ class SlurmLauncher:
         except OSError:
             return
         if said != str(self._attempt):
-            return  # Of an attempt before this one.
+            return  # Of an earlier attempt.
         self._noticed = self._attempt if self._attempt is not None else -1
         left_s, limit = self._facts.left_s, self._facts.time_limit
         if left_s is not None and left_s <= self.asked.notice_s + 2 * MINUTE_S:
@@ -351,15 +351,15 @@ class SlurmLauncher:
     # ------------------------------------------------------------ commands
 
     def _run(self, argv: list[str], then: Callable[[Said], None]) -> None:
-        """One at a time. Raises DlctlError if there is no such command, and OSError."""
+        """Run one command at a time. Raises DlctlError if the command is missing, and OSError."""
         try:
             command = Command(argv, slurmcalls.COMMAND_S)
         except FileNotFoundError as error:
             raise slurmwords.not_run(error) from error
         self._command = command, then
-        self.watcher.watch(command.pidfd, self._hear)
+        self.watcher.watch(command.pidfd, self._finish_command)
 
-    def _hear(self) -> None:
+    def _finish_command(self) -> None:
         assert self._command is not None
         command, then = self._command
         self._command = None

@@ -1,7 +1,7 @@
-"""The Slurm job of a run: which one it is, and what commands may do with it, who can wait.
+"""The Slurm job of a run: its handle, and blocking calls on it for commands.
 
-`slurm.json` in the run directory says it: written before the job is submitted, so that a job is
-found again whatever dies between. A job has a name that no other one has.
+`slurm.json` in the run directory holds the handle. It is written before the job is submitted, so a
+job can be found again after any crash. The name of a job is unique.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dlctl.util import hints
 
 HANDLE = "slurm.json"
 COMMAND_S = 20.0
-"""For a command of Slurm's: by its own configuration it waits up to 10 s for the controller."""
+"""For a Slurm command: by default it waits up to 10 s for the controller."""
 ORDERLY_S = 8.0
-"""For the keepers to see that the run is over; then the job is cancelled."""
+"""For the keepers to notice that the run is over; then the job is cancelled."""
 CANCEL_S = 5.0
 POLL_S = 0.5
 
@@ -35,7 +35,7 @@ class Handle(NamedTuple):
     name: str
     """As squeue shows it."""
     job_id: str = ""
-    """"": Slurm has not said it yet."""
+    """"": not known yet."""
 
     def write(self, run_directory: Path) -> None:
         """Raises OSError."""
@@ -43,13 +43,13 @@ class Handle(NamedTuple):
         slurmfiles.write(run_directory / HANDLE, value)
 
     def forget(self, run_directory: Path) -> None:
-        """There is no such job any more: nor are its directory and the word of it."""
+        """Remove the directory of a job that no longer exists, and the handle."""
         shutil.rmtree(self.directory, ignore_errors=True)
         (run_directory / HANDLE).unlink(missing_ok=True)
 
 
 def new_handle(run_id: str, root: Path) -> Handle:
-    """Of a job that was never there before."""
+    """The handle of a new job."""
     token = secrets.token_hex(3)
     return Handle(root / f"{run_id}-{token}", f"dlctl-{run_id}-{token}")
 
@@ -67,22 +67,22 @@ def show_argv(job_id: str) -> list[str]:
 
 
 def find_argv(name: str) -> list[str]:
-    """Prints the number of the job with this name, if there is one that has not ended."""
+    """Prints the id of the job with this name, unless it has ended."""
     return ["squeue", "--noheader", "--me", f"--name={name}", "--format=%A"]
 
 
 def submit_argv(script: Path) -> list[str]:
-    """Prints the number of the job, and perhaps a cluster's name behind a semicolon."""
+    """Prints the job id, optionally followed by a semicolon and the cluster's name."""
     return ["sbatch", "--parsable", str(script)]
 
 
 def address_of_a_node(partition: str) -> str:
-    """An address on the way to the nodes. Raises as `nodes` does."""
+    """The address of a node. Raises as `nodes` does."""
     return nodes(partition)[0]
 
 
 def nodes(partition: str) -> list[str]:
-    """Of a partition, "": of all. Raises DlctlError if Slurm does not say which there are."""
+    """The nodes of a partition; "": of all. Raises DlctlError if Slurm does not list any."""
     only = [f"--partition={partition}"] if partition else []
     try:
         said = commands.wait(["sinfo", "-h", "-N", "-o", "%o", *only], COMMAND_S)
@@ -91,10 +91,10 @@ def nodes(partition: str) -> list[str]:
     if said.status or not said.out.split():
         what = said.last_line() or "it knows no node" + (f" in {partition}" if partition else "")
         raise DlctlError(
-            f"Slurm does not say which nodes it has: {what}",
+            f"Slurm does not list its nodes: {what}",
             where="[slurm]",
-            hint="sinfo has to answer here, as on a login node of the cluster, and partition in "
-            "[slurm] has to be one of its partitions",
+            hint="sinfo has to work on this machine, as on a login node, and partition in [slurm] "
+            "has to be a partition of the cluster",
         )
     return said.out.split()
 
@@ -103,10 +103,10 @@ def nodes(partition: str) -> list[str]:
 
 
 def end(run_directory: Path, *, at_once: bool = False) -> None:
-    """See to it that the job is over, and remove its directory. Without a job nothing is done.
+    """End the job and remove its directory. Does nothing without a job.
 
-    The keepers end by themselves; what is left after that is cancelled. at_once: without waiting
-    for that. Raises Unreachable if the job is still there, or nobody can say so, and DlctlError.
+    The keepers exit on their own; after `ORDERLY_S` the job is cancelled. at_once: cancel without
+    waiting. Raises Unreachable if the job still exists or its state is unknown, and DlctlError.
     """
     handle = read_handle(run_directory)
     if handle is None:
@@ -121,7 +121,7 @@ def end(run_directory: Path, *, at_once: bool = False) -> None:
 
 
 def _keep_log(handle: Handle, run_directory: Path) -> None:
-    """What the job has printed, if anything: nobody else says why no keeper could be started."""
+    """Save the output of the job: only it tells why a keeper could not be started."""
     log = handle.directory / slurmscript.LOG
     with suppress(OSError):
         if log.stat().st_size:
@@ -129,8 +129,8 @@ def _keep_log(handle: Handle, run_directory: Path) -> None:
 
 
 def _write_intent(handle: Handle) -> None:
-    """From now on no keeper starts anything; nor are the keys of agents needed any more."""
-    with suppress(OSError):  # Without it the job is cancelled.
+    """Make keepers start nothing from now on, and remove the orders with the agents' keys."""
+    with suppress(OSError):  # If this fails, the job is cancelled.
         slurmfiles.write(handle.directory / slurmfiles.OVER, {})
         for order in handle.directory.glob("*.order"):
             order.unlink(missing_ok=True)
@@ -147,23 +147,23 @@ def _end_job(handle: Handle, orderly_s: float) -> None:
         if facts is None or not facts.is_over:
             words = said.last_line() or (facts.state if facts else "Slurm does not answer")
             raise Unreachable(
-                f"the Slurm job {job_id} may still be there: {words}",
+                f"the Slurm job {job_id} may still exist: {words}",
                 where=f"job {job_id}",
                 hint=hints.either(f"squeue -j {job_id}", f"scancel {job_id}"),
             )
 
 
 def find(handle: Handle) -> str:
-    """The number of a job that was submitted by somebody who died before he could note it; "" if
-    there is none. Raises Unreachable if Slurm does not say it, and OSError.
+    """The id of a job whose submitter died before it recorded the id; "" if no such job exists.
+    Raises Unreachable if Slurm does not answer, and OSError.
     """
     said = commands.wait(find_argv(handle.name), COMMAND_S)
     if said.status:
         words = said.last_line() or "no answer"
         raise Unreachable(
-            f"Slurm does not say whether the job {handle.name} is there: {words}",
+            f"Slurm does not report whether the job {handle.name} exists: {words}",
             where="squeue",
-            hint=f"sinfo says whether Slurm answers; then: squeue --name={handle.name}",
+            hint=f"check with sinfo that Slurm answers; then: squeue --name={handle.name}",
         )
     return next(iter(said.out.split()), "")
 
@@ -171,7 +171,7 @@ def find(handle: Handle) -> str:
 def _wait_until_over(
     job_id: str, timeout_s: float, *, more_for_completing: bool = False
 ) -> Facts | None:
-    """The last that is known; None if Slurm does not answer. A job that waits is not waited for."""
+    """The latest known state; None if Slurm does not answer. Returns at once for a queued job."""
     deadline = time.monotonic() + timeout_s
     while True:
         facts = slurmwords.read(commands.wait(show_argv(job_id), COMMAND_S))

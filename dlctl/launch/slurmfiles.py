@@ -1,15 +1,16 @@
-"""The directory through which a coordinator and the keepers on the nodes of its Slurm job speak.
+"""The directory through which a coordinator and the keepers on the nodes of its Slurm job
+communicate.
 
-It lies on a file system that all of them share. It is new for every job that is submitted, so that
-nothing in it is of another one; attempts of the same job (Slurm may queue it again) are told apart
-by their number. Its mode is 0700, and that of its files 0600: orders hold secret keys.
+It lies on a shared file system. Every submitted job gets a new directory, so it contains no files
+of another job. Attempts of the same job (Slurm may requeue it) are distinguished by their number.
+Its mode is 0700, and that of its files 0600: orders hold secret keys.
 
-    job.sh, job.log     the script, and what it and the keepers have printed
-    agent-N.order       what `daemons.node begin` is to be asked on node N-1
-    agent-N.kill        the incarnation that is to be killed
-    agent-N.answer      {attempt, incarnation, state, ...}: what became of it
+    job.sh, job.log     the script, and the output of it and of the keepers
+    agent-N.order       the request to `daemons.node begin` on node N-1
+    agent-N.kill        the incarnation to kill
+    agent-N.answer      {attempt, incarnation, state, ...}: the result
     notice              Slurm has sent its signal
-    over                the run is over: keepers end, and start nothing any more
+    over                the run is over: keepers exit, and start nothing any more
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ Json = dict[str, Any]
 
 
 def root(given: str) -> Path:
-    """Where such directories are made; `given`: `dir` in [slurm]."""
+    """The parent of these directories; `given`: `dir` in [slurm]."""
     return Path(given).expanduser() if given else paths.index_dir().parent / FOLDER
 
 
 def make(directory: Path) -> None:
-    """Raises DlctlError if it cannot be made, or others may go in there."""
+    """Raises DlctlError if it cannot be created, or other users can enter it."""
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)
     except OSError as error:
         raise DlctlError(
-            f"cannot make a directory for the orders to Slurm's nodes: {error.strerror}",
+            f"cannot create a directory for the orders to Slurm's nodes: {error.strerror}",
             where=str(error.filename or directory),
             hint="set dir in [slurm] to a directory that this machine and all nodes share",
         ) from error
@@ -50,19 +51,19 @@ def make(directory: Path) -> None:
 
 
 def check(directory: Path) -> None:
-    """Raises DlctlError unless this is a directory of ours that nobody else can enter."""
+    """Raises DlctlError unless this user owns the directory and no other user can enter it."""
     if not paths.is_private(directory):
         words = "the directory of the orders must be yours, with mode 0700"
         raise DlctlError(words, where=str(directory))
 
 
 def write(path: Path, value: Json) -> None:
-    """All of it or nothing takes the place of `path`; only we can read it. Raises OSError."""
+    """Replace `path` atomically; only this user can read it. Raises OSError."""
     paths.write(path, json.dumps(value).encode(), 0o600)
 
 
 def read(path: Path) -> Json:
-    """{} if there is none, or it is no JSON object, or somebody else has put it there."""
+    """{} if the file is missing, is not a JSON object, or belongs to another user."""
     with suppress(OSError, ValueError, RecursionError):
         with open(path, "rb", opener=_open_no_link) as file:
             info = os.fstat(file.fileno())
@@ -92,7 +93,7 @@ def answer(directory: Path, agent: str) -> Path:
 
 
 def last_error(path: Path) -> str:
-    """Of what the job has printed, the last line that names an error; "" if there is none."""
+    """The last line of the job's output that names an error; "" if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))

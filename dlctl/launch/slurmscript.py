@@ -1,8 +1,8 @@
-"""The batch script of a run's Slurm job. It is rendered from the job alone, and holds no secret.
+"""The batch script of a run's Slurm job. It is rendered from the job alone, and holds no secrets.
 
-One srun starts one keeper on every node (`daemons.node.keep`), which starts and holds the agent
-there. A keeper or a node that is lost must not take the others with it: hence --no-kill, --wait=0
-and --kill-on-bad-exit=0.
+One srun starts one keeper on every node (`daemons.node.keep`), which starts and watches the agent
+on its node. The loss of a keeper or a node must not end the others: hence --no-kill, --wait=0 and
+--kill-on-bad-exit=0.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dlctl.config import Slurm
 from dlctl.util.units import parse_duration
 
 NOTICE = "notice"
-"""The file that says that Slurm has sent its signal: the time is nearly over, or others need the
-nodes. In it: the attempt, counted from 0."""
+"""File written when Slurm has sent its signal: the time limit is near, or the job is about to be
+preempted. Content: the attempt, counted from 0."""
 REQUEUE = "--requeue"
-"""Said to keepers if Slurm may queue the job again."""
+"""Option of keepers: Slurm may requeue the job."""
 LOG = "job.log"
 SCRIPT = "job.sh"
 ATTEMPT = "${SLURM_RESTART_COUNT:-0}"
@@ -32,7 +32,7 @@ places={directory}
 trap 'echo "{attempt}" > "$places/.{notice}" && mv -f "$places/.{notice}" "$places/{notice}"' USR1
 {srun} &
 step=$!
-# The trap ends a wait, not the step; who asks once more is told how the step has ended.
+# The signal interrupts `wait`, not the step: wait again for the exit status of the step.
 while wait "$step"; [ $? -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done
 wait "$step"
 exit $?
@@ -65,7 +65,7 @@ def _options(asked: Slurm, name: str, directory: Path) -> list[str]:
         "gpus-per-node": asked.gpus_per_node,
         "mem": asked.memory,
         "signal": f"B:USR1@{math.ceil(asked.notice_s)}" if asked.notice_s else "",
-        # In a file's name % has a meaning.
+        # % starts a placeholder in a file name.
         "output": str(directory / LOG).replace("%", "%%"),
         "open-mode": "append",
         "chdir": "/",
@@ -79,8 +79,8 @@ def _options(asked: Slurm, name: str, directory: Path) -> list[str]:
 
 
 def _quoted(value: str) -> str:
-    """As sbatch reads it, which is not as a shell does: it takes a backslash for an escape in all
-    quotes, and older ones take # for the begin of a comment there.
+    """Quoted for sbatch, which differs from a shell: a backslash is an escape in all quotes, and
+    for older versions # starts a comment in quotes.
     """
     if not _ODD.search(value):
         return value
@@ -88,7 +88,7 @@ def _quoted(value: str) -> str:
 
 
 def minutes(time: str) -> int:
-    """A limit as Slurm counts it, rounded up; 0: none is given. Raises ValueError."""
+    """A time limit in Slurm's unit, rounded up; 0: no limit. Raises ValueError."""
     return math.ceil(parse_duration(time) / 60) if time else 0
 
 

@@ -1,6 +1,6 @@
-"""What Slurm says of a job, read, and said again in words. Nothing is started here.
+"""Parses Slurm's output about a job, and describes it in words. This module starts nothing.
 
-`scontrol -o show job ID` is asked, and not sacct: many clusters have no accounting. It knows a job
+The source is `scontrol -o show job ID`, not sacct: many clusters have no accounting. It knows a job
 until a few minutes after its end.
 """
 
@@ -16,22 +16,22 @@ UNKNOWN_JOB = "Invalid job id"
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
 AT_WORK = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "COMPLETING")
 COMPLETING = "COMPLETING"
-"""Its processes are being ended, also before it is queued again."""
+"""Its processes are being terminated, also before a requeue."""
 GONE = "GONE"
-"""Of a job that Slurm does not know any more."""
+"""State of a job that Slurm does not know any more."""
 NO_OUTPUT = ":53"
-"""The signal in an exit code that no job gets: the file for what it prints could not be opened."""
+"""The signal part of an exit code if Slurm could not open the job's output file."""
 TAKEN_AWAY = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED", "NODE_FAIL")
-"""What the job has printed then is of its end, and not of the reason for it."""
+"""States in which the job's last output is an effect of its end, not the cause."""
 _WORDS = {
     "CANCELLED": "was cancelled, and not by dlctl",
     "TIMEOUT": "has reached its time limit",
     "DEADLINE": "has reached its deadline",
     "NODE_FAIL": "has ended because a node has failed",
-    "BOOT_FAIL": "could not begin: a node did not start",
-    "PREEMPTED": "had to make room for another job",
+    "BOOT_FAIL": "could not start: a node did not boot",
+    "PREEMPTED": "was preempted by another job",
     "OUT_OF_MEMORY": "has ended because it ran out of memory",
-    "REVOKED": "was taken to another cluster",
+    "REVOKED": "was moved to another cluster",
     "COMPLETED": "has ended: no agent is left in it",
     GONE: "is not known to Slurm any more",
 }
@@ -39,7 +39,7 @@ _KEY = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9/:_-]*)=")
 
 
 class Facts(NamedTuple):
-    """A job as Slurm sees it now."""
+    """The current state of a job, as Slurm reports it."""
 
     state: str
     reason: str = ""
@@ -49,7 +49,7 @@ class Facts(NamedTuple):
     """As Slurm writes them: "n[1-3]"."""
     time_limit: str = ""
     left_s: float | None = None
-    """Seconds until its time limit; None: it has none, or does not run."""
+    """Seconds until its time limit; None: no limit, or not running."""
     exit_code: str = ""
     """ "CODE:SIGNAL"."""
 
@@ -67,7 +67,7 @@ class Facts(NamedTuple):
 
 
 def read(said: Said) -> Facts | None:
-    """None: Slurm cannot say it now, because its controller does not answer."""
+    """None: unknown, because Slurm's controller does not answer."""
     if said.status != 0:
         return Facts(GONE) if UNKNOWN_JOB in said.err else None
     fields = _fields(said.out)
@@ -88,13 +88,13 @@ def read(said: Said) -> Facts | None:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """KEY=VALUE with spaces between; a value may hold spaces and even "=" itself."""
+    """Parse KEY=VALUE pairs separated by spaces; a value may contain spaces and "="."""
     line = line.strip()
     found = list(_KEY.finditer(line))
     ends = [*(match.start() for match in found[1:]), len(line)][: len(found)]
     values: dict[str, str] = {}
     for match, end in zip(found, ends, strict=True):
-        # A job's name comes second and its comment late: the first one counts.
+        # A comment, which comes late, may contain text like a pair: the first pair counts.
         values.setdefault(match[1], line[match.end() : end].strip())
     return values
 
@@ -104,7 +104,7 @@ def _or_nothing(text: str) -> str:
 
 
 def seconds(text: str) -> float | None:
-    """ "[DAYS-]HOURS:MINUTES:SECONDS"; None for UNLIMITED and what is no such text."""
+    """ "[DAYS-]HOURS:MINUTES:SECONDS" in seconds; None for UNLIMITED and any other text."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
     if not match:
         return None
@@ -123,19 +123,19 @@ def waiting(job_id: str, facts: Facts) -> str:
 
 
 def ending(job_id: str, facts: Facts, last_line: str) -> str:
-    """Why a job is over, with Slurm's own word for it; `last_line`: of what it has printed."""
+    """Why a job is over, with Slurm's name of its state; `last_line`: of the job's output."""
     known = _WORDS.get(facts.state)
     words = known or f"has failed (exit {facts.exit_code.partition(':')[0]})"
     if facts.exit_code.endswith(NO_OUTPUT):
-        words = "could not write into its directory: dir in [slurm] has to be one that nodes share"
+        words = "could not write its output: dir in [slurm] has to be on a shared file system"
     limit = f" of {facts.time_limit}" if facts.state == "TIMEOUT" else ""
-    is_told = last_line and facts.state not in TAKEN_AWAY
-    said = f": {last_line}" if is_told else ""
+    is_cause = last_line and facts.state not in TAKEN_AWAY
+    said = f": {last_line}" if is_cause else ""
     return f"the Slurm job {job_id} {words}{limit} ({facts.state}){said}"
 
 
 def job_id(said: Said) -> str:
-    """The number that sbatch --parsable has printed, perhaps behind words of others, and before a
+    """The job id that sbatch --parsable has printed, perhaps after other output and before the
     cluster's name; "" if there is none.
     """
     last = said.out.split()[-1:] if said.status == 0 else []
@@ -144,7 +144,7 @@ def job_id(said: Said) -> str:
 
 
 def in_our_terms(error: DlctlError) -> DlctlError:
-    """What another machine says is said for [[hosts]], where keys are called otherwise."""
+    """Replace the keys of [[hosts]] in another machine's hint by those of [slurm]."""
     for theirs, ours in (
         ("dir of this host in [[hosts]]", "scratch in [slurm]"),
         (" of this host in [[hosts]]", " in [slurm]"),
@@ -155,23 +155,23 @@ def in_our_terms(error: DlctlError) -> DlctlError:
 
 
 def refused(said: Said) -> DlctlError:
-    """sbatch has not taken the job."""
+    """The error if sbatch has refused the job."""
     lines = [line.strip().removeprefix("sbatch: error: ") for line in said.err.splitlines()]
     words = "; ".join(filter(None, lines)) or f"exit {said.status}"
-    text = f"Slurm has not taken the job: {words}"
+    text = f"Slurm has refused the job: {words}"
     if said.status == LATE or "Unable to contact" in said.err:
-        return Unreachable(text, where="sbatch", hint="sinfo says whether Slurm answers")
-    hint = "correct [slurm] in the job file; sinfo -s and sacctmgr show assoc say what there is"
+        return Unreachable(text, where="sbatch", hint="check with sinfo that Slurm answers")
+    hint = "correct [slurm] in the job file; sinfo -s and sacctmgr show assoc list what exists"
     return DlctlError(text, where="[slurm]", hint=hint)
 
 
 def not_run(error: OSError) -> DlctlError:
-    """A command of Slurm's could not be run."""
+    """The error if a Slurm command could not be run."""
     if not isinstance(error, FileNotFoundError):
         text = f"cannot run Slurm's commands: {error.strerror or error}"
         return DlctlError(text, where="this machine")
     return DlctlError(
-        f"Slurm's commands are not here: {error.filename or error}",
+        f"this machine has no Slurm commands: {error.filename or error}",
         where="[slurm]",
-        hint="start the job where sbatch is, such as a login node of the cluster",
+        hint="start the job where sbatch is installed, such as a login node of the cluster",
     )

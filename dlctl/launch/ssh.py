@@ -1,7 +1,7 @@
-"""One call of another machine: the system's ssh, one JSON object there, and one back.
+"""One call to another machine: the system's ssh, a JSON object as request, and one as answer.
 
-What is sent may be secret. It goes through standard input only, from memory that has no name. What
-comes back is read as it comes, and bounded: the other machine may be anybody's.
+The request may contain secrets, so it is passed only through standard input, from an anonymous
+file. The size of the answer is limited: the other machine is not trusted.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from dlctl.launch.commands import LATE, in_memory, kill_group, wait
 from dlctl.launch.sshwords import address_argv, argv, control_path, python_words
 
 WORDS_BYTES_MAX = 64 * 1024
-"""Of standard error the last part is kept."""
+"""Of standard error only the last part is stored."""
 CHUNK_BYTES = 64 * 1024
 ADDRESS_S = 10.0
 
 
 class Call:
-    """A request in flight. Nothing here waits, but for `wait_for` below."""
+    """A request in flight. No method blocks; `wait_for` below does."""
 
     def __init__(
         self, host: Host, request: Mapping[str, Any], timeout_s: float, *, is_shared: bool = True
     ) -> None:
-        """`request`: what `daemons.node` there is to do. `is_shared`: over a connection that is
-        kept for the next call; one whose host is gone takes long to notice that.
+        """`request`: for `daemons.node` on the host. `is_shared`: over a connection that stays open
+        for the next call; such a connection is slow to detect that its host is gone.
 
         Raises DlctlError and OSError.
         """
@@ -86,18 +86,18 @@ class Call:
             self._epoll.register(fd, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """Can be read when `poll` has something to do; -1 when there is an answer."""
+        """Readable when `poll` has something to do; -1 when the answer is complete."""
         return -1 if self._answer is not None else self._epoll.fileno()
 
     def poll(self) -> Answer | None:
-        """The answer, if it has come. Also to be called when `until` is over: then there is one."""
+        """The answer, if it is complete. After `until` it always is: call this then, too."""
         if self._answer is None:
             ready = [fd for fd, _ in self._epoll.poll(0)]
             for fd in ready:
                 if fd in self._open:
                     self._read(fd)
             if self._pidfd in ready:
-                # What holds the pipes open now is ssh's shared connection, which says no more.
+                # ssh has exited; only its shared connection holds the pipes open, and is silent.
                 while any(self._read(fd) for fd in list(self._open)):
                     continue
                 self._end(None)
@@ -108,12 +108,12 @@ class Call:
         return self._answer
 
     def cancel(self) -> None:
-        """Do not wait for it any more. What has begun there goes on."""
+        """Stop waiting. The remote operation is not aborted."""
         if self._answer is None:
             self._end(NO_ANSWER)
 
     def _read(self, fd: int) -> bool:
-        """One piece; whether there may be more."""
+        """Read one piece; returns whether there may be more."""
         try:
             piece = os.read(fd, CHUNK_BYTES)
         except BlockingIOError:
@@ -128,7 +128,7 @@ class Call:
         return bool(piece) and len(said) <= ANSWER_BYTES_MAX
 
     def _end(self, why: int | None) -> None:
-        """`why`: a status of ours; then ssh is killed. None: it has ended."""
+        """`why`: a status of `answers`; then ssh is killed. None: ssh has exited."""
         assert self._popen is not None
         if why is not None:
             kill_group(self._popen)
@@ -148,8 +148,8 @@ class Call:
 
 
 def wait_for(calls: Mapping[str, Call]) -> dict[str, Answer]:
-    """The answers of all these calls, in their order. What is not there in time is killed, and so
-    are all that are still under way if waiting is interrupted.
+    """The answers of all these calls, in their order. Overdue calls are killed, and all unfinished
+    ones if waiting is interrupted.
     """
     poller = select.poll()
     for call in calls.values():
@@ -177,10 +177,10 @@ def wait_for(calls: Mapping[str, Call]) -> dict[str, Answer]:
 def ask(
     hosts: Mapping[str, Host], request: Mapping[str, Any], timeout_s: float
 ) -> dict[str, Answer]:
-    """Ask all these agents' hosts at once: agent -> how that has ended.
+    """Call the hosts of all these agents concurrently: agent -> answer.
 
-    `request` is the same for all but for the agent's name and the directory of its host's files,
-    which are put in. Raises UsageError for what is no host, and OSError if nothing can be started.
+    `request` is sent to all, with the agent's name and the directory of its host's files added.
+    Raises UsageError for an invalid host, and OSError if ssh cannot be started.
     """
     calls: dict[str, Call] = {}
     try:
@@ -195,16 +195,17 @@ def ask(
 
 
 def address_of(host: Host) -> str:
-    """Where ssh would connect to, by the user's own configuration; nobody is connected to.
+    """Where ssh would connect to, by the user's configuration; opens no connection.
 
-    Raises DlctlError if ssh does not say it.
+    Raises DlctlError if ssh does not report it.
     """
     try:
         said = wait(address_argv(host), ADDRESS_S)
     except OSError as error:
-        raise DlctlError(f"ssh does not say where {host.ssh} is: {error}") from error
+        raise DlctlError(f"ssh does not report the address of {host.ssh}: {error}") from error
     if said.status:
         why = f"no answer in {ADDRESS_S:.0f} s" if said.status == LATE else said.last_line()
-        raise DlctlError(f"ssh does not say where {host.ssh} is: {why or f'exit {said.status}'}")
+        why = why or f"exit {said.status}"
+        raise DlctlError(f"ssh does not report the address of {host.ssh}: {why}")
     keys = dict(line.partition(" ")[::2] for line in said.out.splitlines())
     return keys.get("hostname", host.ssh.rpartition("@")[2])

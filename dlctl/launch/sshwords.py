@@ -1,10 +1,10 @@
-"""What the system's ssh is told: whom to connect to, and what to run there. Nothing is started.
+"""Command lines for the system's ssh. This module starts nothing.
 
     ssh NAME -- PYTHON -P -m daemons.node
 
-The user's own configuration of ssh holds: aliases, jump hosts, agents, known hosts. Nobody is asked
-anything: where ssh would ask (for a password, or whether a host key is right), the call fails. So
-an unknown host key is refused, unless the user's configuration accepts new ones.
+The user's ssh configuration applies: aliases, jump hosts, agents, known hosts. ssh never prompts:
+where it would (for a password, or to confirm a host key), the call fails. So an unknown host key is
+refused, unless the user's configuration accepts new ones.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dlctl.runs import paths
 from dlctl.util.hostnames import ssh_fault
 
 CONTROL = "ssh"
-"""The directory of shared connections, beside those of the runs: no run id has no dash."""
+"""The directory of shared connections, beside those of the runs: every run id has a dash."""
 CONTROL_NAME_CHARS = 40 + 17
-"""Of %C, and of what ssh appends to it for a moment."""
+"""Of %C, and of the suffix that ssh temporarily appends."""
 OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": "5",
@@ -37,9 +37,9 @@ OPTIONS = {
 
 
 def control_path() -> str:
-    """Where ssh keeps connections for further calls; "" if the path would be too long for it.
+    """The socket path of shared ssh connections; "" if it would be too long.
 
-    Raises DlctlError if somebody else may go in there.
+    Raises DlctlError if another user may enter the directory.
     """
     directory = str(paths.socket_dir(CONTROL))
     size_bytes = len(os.fsencode(directory)) + 1 + CONTROL_NAME_CHARS
@@ -47,10 +47,10 @@ def control_path() -> str:
 
 
 def argv(host: Host, words: Sequence[str], control_path: str) -> list[str]:
-    """The command that runs `words` on a host, exactly as they are: ssh would join its arguments
-    with spaces, and the shell there would read them again.
+    """The command that runs `words` on a host, quoted: ssh joins its arguments with spaces, and the
+    remote shell splits them again.
 
-    control_path: "": a connection of its own. Raises UsageError if the host is none.
+    control_path: "": a separate connection. Raises UsageError if the host is invalid.
     """
     shared = {"ControlMaster": "no", "ControlPath": "none"}
     if control_path:
@@ -60,7 +60,7 @@ def argv(host: Host, words: Sequence[str], control_path: str) -> list[str]:
 
 
 def address_argv(host: Host) -> list[str]:
-    """The command that says how ssh would reach a host. Raises UsageError if the host is none."""
+    """The command that prints how ssh would reach a host. Raises UsageError for an invalid host."""
     return ["ssh", "-G", "--", _checked(host)]
 
 
@@ -71,7 +71,7 @@ def _checked(host: Host) -> str:
 
 
 def python_words(host: Host) -> list[str]:
-    """What is run there. A login begins in the home directory, so that "~/" needs no shell."""
+    """The remote command. A login starts in the home directory, so "~/" needs no shell."""
     python = host.python or sys.executable
     if python.startswith("~/"):
         python = f".{python[1:]}"

@@ -1,8 +1,9 @@
-"""What of a job goes to other machines: the Python files beside the job file, and below it.
+"""The files of a job that are sent to other machines: the Python files in the job file's directory
+and below.
 
-The task may import any of them. Data does not go along: where it is on each host is the task's own
-business. Left out are hidden files, caches, virtual environments, the directory of the runs, and
-links that lead elsewhere: what is outside of the job's directory stays on this machine.
+The task may import any of them. Data is not sent: the task itself must find it on each host. Hidden
+files, caches, virtual environments, the directory of the runs and links to outside the job's
+directory are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dlctl.util.units import format_size
 FILES_MAX = 2000
 BYTES_MAX = 16 << 20
 LOOKED_AT_MAX = 50_000
-"""Files and directories of any kind; a job file in a whole home directory is a mistake."""
+"""Files and directories of any kind; a job file at the top of a home directory is a mistake."""
 CACHE = "__pycache__"
 ENVIRONMENT = "pyvenv.cfg"
 """A directory with this file in it is a virtual environment."""
@@ -31,15 +32,15 @@ class TaskFiles(NamedTuple):
     files: dict[str, bytes]
     """Path, relative to the job's directory, -> content."""
     left_out: tuple[str, ...]
-    """Paths of Python files that are links out of the directory, or no files."""
+    """Paths of Python files that are links out of the directory, or not regular files."""
 
 
 def collect(directory: Path, task: str, run_dir: Path) -> TaskFiles:
     """`directory`: of the job file. `task`: as in the resolved job, with a full path. `run_dir`:
-    where run directories are made.
+    the parent of run directories.
 
     Raises UsageError if the task is not among the files, or if these are too many or too large,
-    naming the largest; DlctlError for what cannot be read.
+    naming the largest; DlctlError for an unreadable file.
     """
     directory = directory.resolve()
     file, _, name = task.rpartition(":")
@@ -64,14 +65,14 @@ def collect(directory: Path, task: str, run_dir: Path) -> TaskFiles:
 
 
 def _python_files(directory: Path, without: set[Path]) -> Iterator[Path]:
-    """Never through a link to a directory: it may lead anywhere, and in circles."""
+    """Does not follow links to directories: they may lead anywhere, and form cycles."""
     seen = 0
     for place, folders, names in os.walk(directory, onerror=_cannot_read):
         seen += len(folders) + len(names)
         if seen > LOOKED_AT_MAX:
             raise UsageError(
-                f"beside the job file and below it are more than {LOOKED_AT_MAX:,} files: they "
-                "would all have to be looked at to find the Python files of the task",
+                f"the directory of the job file contains more than {LOOKED_AT_MAX:,} files: too "
+                "many to search for the Python files of the task",
                 where=str(directory),
                 hint="put the job file and its Python files into a directory of their own",
             )
@@ -94,7 +95,7 @@ def _cannot_read(error: OSError) -> None:
 
 
 def _size_bytes(path: Path, directory: Path) -> int | None:
-    """None: a link that leads out of the directory or nowhere, or no file at all."""
+    """None: a link out of the directory, a broken link, or not a regular file."""
     if path.is_symlink() and not path.resolve().is_relative_to(directory):
         return None
     try:

@@ -50,7 +50,7 @@ def test_a_slurm_that_is_not_set_up_here_is_a_fault_though_the_address_is_given(
     rows = json.loads(dlctl_command("doctor", "job.toml", "--json").out)["findings"]
     (found,) = [row for row in rows if row["subject"] == "Slurm"]
     assert (found["mark"], "sinfo: fatal: no configuration" in found["found"]) == (FAULT, True)
-    assert "sinfo has to answer here" in found["fix"]
+    assert "sinfo has to work on this machine" in found["fix"]
 
 
 def test_a_host_without_a_job_file_is_no_question(dlctl_command, own_place):

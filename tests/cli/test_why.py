@@ -90,13 +90,13 @@ def test_a_frozen_coordinator_is_not_answering_everywhere(run, dlctl_command):
             assert dlctl_command("status", "--check").code == 3
         frozen.kill()
     said = f"no heartbeat for 44s (pid {frozen.pid}); replaced after 30s; the state shown is old"
-    helps = f"kill -9 {frozen.pid} has its agent start another one at once"
+    helps = f"kill -9 {frozen.pid} makes its agent start another one at once"
     assert status.out.startswith("digits-7f3a  not answering for 44s  up")
     assert "- samples/s" in status.out.splitlines()[0]
     (row,) = (line for line in status.out.splitlines() if line.startswith("worker-0"))
     assert "80" not in row
     assert f"! coordinator: {said}\n" in status.out
-    assert f" next {helps}, which goes on where it was: nothing is lost" in flat(status.out)
+    assert f" next {helps}, which continues where it was: nothing is lost" in flat(status.out)
     assert "  not answering  " in listed.out
     assert why.out.startswith(f"coordinator: {said}")
     assert f"next: kill -9 {frozen.pid}" in why.out
@@ -127,7 +127,7 @@ def test_a_coordinator_that_works_and_cannot_write_is_not_silent(
         os.utime(run.path / paths.LOCK, (time.time() - 22, time.time() - 22))
         assert dlctl_command("why").out.startswith("coordinator: no heartbeat for 22s")
         frozen = dlctl_command("status").out
-        assert "goes on with what this one could still write\n" in frozen
+        assert "continues from what this one could still write\n" in frozen
         assert "nothing is lost" not in frozen
         at_work.kill()
     said = f"cannot write the run's database{why}; the state shown is 44s old"

@@ -126,7 +126,7 @@ def test_an_agent_that_could_not_reach_its_coordinator_is_not_started(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-    with pytest.raises(Unreachable, match="the coordinator cannot be reached") as refused:
+    with pytest.raises(Unreachable, match="this host cannot reach the coordinator") as refused:
         begin({**request_, "control": address})
     assert address in refused.value.message
     assert "firewall" in (refused.value.hint or "")
@@ -150,7 +150,7 @@ def test_a_directory_that_others_can_enter_or_that_is_a_link_is_not_used(
 
 def test_a_directory_that_cannot_be_made_is_named(request_: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DlctlError, match="cannot make the directory") as refused:
+    with pytest.raises(DlctlError, match="cannot create the directory") as refused:
         begin({**request_, "dir": str(tmp_path / "file" / "hosts")})
     assert str(tmp_path / "file") in str(refused.value.where)
     assert "dir of this host" in (refused.value.hint or "")
@@ -179,7 +179,9 @@ def test_an_agent_is_begun_replaced_seen_and_ended(request_: dict[str, Any], pla
         assert second.value is not None
         assert not processes.is_alive(first.value["pid"], first.value["pid_start"])
         assert not (directory / "task" / "sub").exists()
-        with pytest.raises(UsageError, match="incarnation 2 of this agent is here already"):
+        with pytest.raises(
+            UsageError, match="a newer incarnation of this agent, 2, is already running"
+        ):
             begin(request_)
         assert processes.is_alive(second.value["pid"], second.value["pid_start"])
         done = end_it(place, grace_s=20, purge=False)
@@ -187,7 +189,7 @@ def test_an_agent_is_begun_replaced_seen_and_ended(request_: dict[str, Any], pla
         assert done["left"] == []
         # Nobody there has a coordinator to hand the signal on to: it comes to its end in order.
         log = directory / "logs" / f"{AGENT}.2.jsonl"
-        assert json.loads(log.read_text().splitlines()[-1])["msg"] == "exit 0: told to end"
+        assert json.loads(log.read_text().splitlines()[-1])["msg"] == "exit 0: received a signal"
     finally:
         end_it(place)
     assert not place.exists()
@@ -215,7 +217,7 @@ def test_what_an_agent_says_at_a_failed_start_comes_back(
     answer = called(request_, tmp_path)
     assert answer.value is not None
     error = answers.explain(answer)
-    assert "the agent has ended at its start" in error.message
+    assert "the agent has exited at its start" in error.message
     assert "ImportError: libzmq.so.5: cannot open" in error.message
     log = place / AGENT / RUN_ID / "logs" / f"{AGENT}.1.jsonl"
     assert error.where == f"here:{log}"

@@ -106,11 +106,11 @@ def test_a_keeper_that_cannot_answer_goes_on_and_leaves_nothing(
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env={**os.environ, **node},
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        assert "cannot say begins" in process.stdout.readline()
-        assert "cannot say up" in process.stdout.readline()
+        assert "cannot report begins" in process.stdout.readline()
+        assert "cannot report up" in process.stdout.readline()
         directory = tmp_path / "node" / AGENT / RUN_ID
         assert (directory / "logs").exists()
         (orders / slurmfiles.OVER).touch()
-        assert "the keeper ends: the run is over" in process.stdout.read()
+        assert "the keeper exits: the run is over" in process.stdout.read()
     assert process.returncode == 0
     assert not (tmp_path / "node").exists()

@@ -227,7 +227,7 @@ def test_all_that_was_removed_is_put_back_at_one_look(
     shutil.rmtree(place)
     with caplog.at_level(logging.WARNING, "dlctl"):
         watch()
-    assert [text for text in caplog.messages if "written anew" in text]
+    assert [text for text in caplog.messages if "was written again" in text]
     tables.push()
     tables.die()
     assert tables.kept().problem == ""

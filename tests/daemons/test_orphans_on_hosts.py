@@ -83,4 +83,4 @@ def test_at_home_a_database_that_cannot_be_read_says_nothing(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert heard(True) == []
-    assert "cannot see whether coordinator and agent live" in caplog.text
+    assert "cannot determine whether coordinator and agent are alive" in caplog.text

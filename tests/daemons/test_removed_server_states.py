@@ -153,7 +153,7 @@ def test_if_it_cannot_be_put_back_that_is_said_once_and_tried_again(
         if durability == "process":
             kept.push(number)
     (line,) = caplog.messages
-    assert "was removed and cannot be put back" in line
+    assert "was removed and cannot be restored" in line
     for place in in_the_way:
         place.unlink()
     kept.watch()
@@ -198,7 +198,7 @@ def test_a_log_that_could_not_be_put_back_at_first_loses_no_push(
     removals(kept)["lock"]()
     fail_once(monkeypatch, at)
     kept.watch()
-    assert "cannot be put back" in caplog.messages[-1]
+    assert "cannot be restored" in caplog.messages[-1]
     for _ in range(then.count("push")):
         number += 1
         kept.push(number)
@@ -219,7 +219,7 @@ def test_a_log_that_could_not_be_put_back_and_is_not_there_is_put_back_later(
     shutil.rmtree(kept.place())
     fail_once(monkeypatch, "write")
     kept.watch()
-    assert "cannot be put back" in caplog.messages[-1]
+    assert "cannot be restored" in caplog.messages[-1]
     kept.watch()
     assert "nothing is lost" in caplog.messages[-1]
     kept.die()
@@ -270,7 +270,7 @@ def test_the_state_of_a_server_that_has_replaced_this_one_is_not_touched(
     before = {path.name: path.read_bytes() for path in place.iterdir()}
     kept.watch()
     (line,) = caplog.messages
-    assert "something else has taken the place" in line
+    assert "another file has replaced the state" in line
     assert f"shard-0.{name}" in line
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
     successor.push(5)

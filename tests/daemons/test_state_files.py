@@ -260,7 +260,7 @@ def test_a_state_that_somebody_else_keeps_locked_is_not_made(tmp_path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", locked_by_another)
-        with pytest.raises(DlctlError, match="something else has taken the place"):
+        with pytest.raises(DlctlError, match="another file has replaced the state"):
             create_locked(path)
     os.close(others[0])
 

@@ -88,7 +88,7 @@ def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplo
     perform[Send](Send(b"worker-0", welcome))
     perform[Send](Send(b"worker-1", other))
     assert sent.messages == [other]
-    assert "database or disk is full; training goes on" in caplog.text
+    assert "database or disk is full; training continues" in caplog.text
     assert [*loop._posted] == [Unwritten("database or disk is full")]
     with closing(RunDb(tmp_path, readonly=True)) as reader:
         assert reader.terms() == {}
@@ -144,7 +144,7 @@ def test_an_epoch_that_may_not_be_on_the_disk_yet_is_handed_out_by_nobody(tmp_pa
     with ExitStack() as trouble:
         disk_fails_at_syncs(first, trouble)
         assert first.do(*registered(5), WELCOME, OTHER) == [OTHER.message]
-        assert caplog.text.count("disk I/O error; training goes on") == 1
+        assert caplog.text.count("disk I/O error; training continues") == 1
         second = OnRecord(tmp_path)
         disk_fails_at_syncs(second, trouble)
         assert second.do(WELCOME, OTHER) == [OTHER.message]
@@ -165,7 +165,7 @@ def test_a_disk_that_fails_when_a_served_shard_is_noted_is_tried_again(tmp_path,
         for _ in range(3):
             coordinator.writer._retry_at = 0.0
             assert coordinator.do(serves, OTHER) == [OTHER.message]
-    assert caplog.text.count("training goes on") == 1
+    assert caplog.text.count("training continues") == 1
     synced: list[str] = []
     at_each_statement(coordinator.db, synced.append)
     coordinator.writer._retry_at = 0.0

@@ -70,15 +70,27 @@ def test_a_good_machine_has_nothing_but_good_marks_and_no_fixes() -> None:
 @pytest.mark.parametrize(
     ("known", "subject", "mark", "found", "fix"),
     [
-        (versions(dlctl="9.8.7"), "dlctl", FAULT, "9.8.7 with protocol 4; here is 1.2.3", "1.2.3"),
-        (versions(protocol=5), "dlctl", FAULT, "protocol 5; here is 1.2.3 with protocol 4", "set"),
+        (
+            versions(dlctl="9.8.7"),
+            "dlctl",
+            FAULT,
+            "9.8.7 with protocol 4; this machine has 1.2.3",
+            "1.2.3",
+        ),
+        (
+            versions(protocol=5),
+            "dlctl",
+            FAULT,
+            "protocol 5; this machine has 1.2.3 with protocol 4",
+            "set",
+        ),
         (versions(python="3.12.1"), "Python", WARNING, "3.12.1 at /venv/bin/python", "Python 3.11"),
         (
             facts(torch={"problem": "MemoryError"}),
             "torch",
             FAULT,
             "cannot be imported for /venv/bin/python (MemoryError); 4 workers here",
-            "/venv/bin/python -c 'import torch' there says more",
+            "/venv/bin/python -c 'import torch' there shows more",
         ),
         (
             {**versions(torch=""), "torch": {"problem": "No module named 'torch'"}},
@@ -91,7 +103,7 @@ def test_a_good_machine_has_nothing_but_good_marks_and_no_fixes() -> None:
             facts(torch={"version": "2.11.0", "cuda": "", "devices": 1}),
             "torch",
             WARNING,
-            "2.11.0, without CUDA; here is 2.10.0+cu128",
+            "2.11.0, without CUDA; this machine has 2.10.0+cu128",
             "install torch 2.10.0 there",
         ),
         (
@@ -112,7 +124,7 @@ def test_a_good_machine_has_nothing_but_good_marks_and_no_fixes() -> None:
             facts(directory=folder(problem="/home is on a file system that is read-only")),
             "files",
             FAULT,
-            "nothing can be kept in /home/ann/d: /home is on a file system that is read-only",
+            "no files can be stored in /home/ann/d: /home is on a file system that is read-only",
             "set dir of this host in [[hosts]]",
         ),
         (
@@ -128,7 +140,7 @@ def test_a_good_machine_has_nothing_but_good_marks_and_no_fixes() -> None:
             facts(states=folder(path="/nvme", problem="it is not there")),
             "state_dir",
             FAULT,
-            "nothing can be kept in /nvme",
+            "no files can be stored in /nvme",
             "state_dir in [servers]",
         ),
         (
@@ -152,7 +164,7 @@ def test_a_good_machine_has_nothing_but_good_marks_and_no_fixes() -> None:
             ),
             "/dev/shm",
             FAULT,
-            "has no room for that, either",
+            "has no space for that, either",
             "make room",
         ),
         (
@@ -211,7 +223,7 @@ def test_processes_that_load_data_need_shared_memory_of_their_own() -> None:
     loading = NEED._replace(servers=(), shm_bytes=0, loader_processes=2)
     assert marked(all_of(loading, facts()).values()) == {}
     found = all_of(loading, small)["/dev/shm"]
-    assert (found.mark, "8 processes that load data" in found.found) == (WARNING, True)
+    assert (found.mark, "8 loader processes" in found.found) == (WARNING, True)
     assert "mount -o remount,size=" in found.fix
 
 
@@ -268,7 +280,7 @@ def refused(kind: str, **more: Any) -> dict[str, Any]:
 
 def test_a_place_where_a_daemon_can_listen_is_told_with_what_others_are_told() -> None:
     assert listens(PLACE).found == "can listen at 10.0.0.2, port 7002"
-    assert listens({**PLACE, "told": "gw"}).found.endswith(", told as gw")
+    assert listens({**PLACE, "told": "gw"}).found.endswith(", advertised as gw")
 
 
 def test_whoever_has_a_port_is_named() -> None:
@@ -281,12 +293,14 @@ def test_whoever_has_a_port_is_named() -> None:
     assert "may not see" in hidden.found
     assert "sudo ss -ltnp 'sport = :7002'" in hidden.fix
     other = listens(refused("taken", owner={"pid": 5, "command": ["py", "-m", "daemons.server"]}))
-    assert "another run: dlctl ps" in other.fix
+    assert "another run: see dlctl ps" in other.fix
 
 
 def test_an_address_of_no_interface_is_named_with_those_that_there_are() -> None:
     found = listens(refused("not ours"))
-    assert found.found == "10.0.0.2 is no address of this host; it has lo 127.0.0.1; eth0 10.0.0.2"
+    assert (
+        found.found == "10.0.0.2 is not an address of this host; it has lo 127.0.0.1; eth0 10.0.0.2"
+    )
     assert "data (or bind) in [[hosts]]" in found.fix
     own = listens(refused("not ours", name="coordinator"), AT_HOME)
     assert "address in [network]" in own.fix
@@ -305,11 +319,11 @@ def test_a_link_is_told_with_its_round_trip_and_both_rates() -> None:
     ("kind", "found", "fix"),
     [
         ("refused", "connection refused, although a probe listens", "ufw allow 7002/tcp"),
-        ("silent", "a firewall says nothing to this port", "ufw allow 7002/tcp"),
-        ("dark", "not the right one, or all of it is shut", "correct data of gpu2"),
+        ("silent", "a firewall drops packets to this port", "ufw allow 7002/tcp"),
+        ("dark", "the address is wrong, or a firewall drops all", "correct data of gpu2"),
         ("no route", "no route", "ip route get 10.0.0.2"),
-        ("unknown name", "gpu1 does not know this name", "an IP address"),
-        ("stranger", "somebody else answers", "leads to another machine"),
+        ("unknown name", "gpu1 cannot resolve this name", "an IP address"),
+        ("stranger", "another process answers", "leads to another machine"),
     ],
 )
 def test_every_way_not_to_be_reached_has_words_of_its_own(kind: str, found: str, fix: str) -> None:

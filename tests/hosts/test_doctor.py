@@ -123,7 +123,7 @@ FAULTS = {
     ),
     "firewalled data port": Fault(
         lambda cluster, _: cluster.firewall("h2", [PORT + 2]),
-        "links", "h1 -> h2", "fault", f"port {PORT + 2}: a firewall says nothing",
+        "links", "h1 -> h2", "fault", f"port {PORT + 2}: a firewall drops packets",
         f"tcp dport {PORT + 2} accept",
     ),
     "version skew": Fault(
@@ -140,8 +140,8 @@ FAULTS = {
     ),
     "wrong interface": Fault(
         replace('ssh = "h2"', 'ssh = "h2"\ndata = "10.88.0.1"'),
-        "h2", "server-1", "fault", "10.88.0.1 is no address of this host; it has lo 127.0.0.1, ::1;"
-        " eth0 10.99.1.2", "set data (or bind)",
+        "h2", "server-1", "fault", "10.88.0.1 is not an address of this host; it has lo 127.0.0.1, "
+        "::1; eth0 10.99.1.2", "set data (or bind)",
     ),
     "no torch on one host": Fault(
         lambda cluster, _: cluster.hide_torch("h1"),
@@ -203,7 +203,7 @@ def test_several_faults_are_named_at_once_and_the_rest_is_looked_at_all_the_same
     owner = only(findings, "server-1", "h2")
     assert f"port {PORT + 2} is taken by pid {owner['facts']['owner']['pid']}: " in owner["found"]
     assert "socket.create_server" in owner["found"]
-    assert "10.88.0.1 is no address of this host" in only(findings, "server-2", "h3")["found"]
+    assert "10.88.0.1 is not an address of this host" in only(findings, "server-2", "h3")["found"]
     assert "MB/s" in only(findings, "h2 -> this machine")["found"].replace("GB/s", "MB/s")
 
 

@@ -403,7 +403,7 @@ def test_the_coordinator_hears_in_words_why_an_agent_cannot_be_placed(lab: Lab) 
     (end,) = ends
     assert (end.name, end.incarnation, end.status) == (AGENT, 3, Unreachable.exit_code)
     assert end.last_lines[0].startswith("ssh: Could not resolve hostname h9")
-    assert end.last_lines[-1].startswith("ERROR nobody knows where h9 is")
+    assert end.last_lines[-1].startswith("ERROR the name h9 cannot be resolved")
 
 
 def test_an_agent_that_cannot_be_reached_to_be_killed_counts_as_gone(lab: Lab) -> None:
@@ -421,7 +421,7 @@ def test_an_agent_that_cannot_be_reached_to_be_killed_counts_as_gone(lab: Lab) -
 
     assert lab.do(told, lab, directory, then, KillAgent(AGENT)) == 0
     assert [(end.name, end.incarnation, end.status) for end in ends] == [(AGENT, 4, STATUS_UNKNOWN)]
-    assert ends[0].last_lines[-1].startswith("ERROR nobody knows where h9 is")
+    assert ends[0].last_lines[-1].startswith("ERROR the name h9 cannot be resolved")
 
 
 # ---------------------------------------------------------------- calls
@@ -493,13 +493,17 @@ def test_every_way_to_fail_has_words_of_its_own(broken_lab: Lab) -> None:
     expected: list[tuple[type[DlctlError], str, str]] = [
         (
             NotPermitted,
-            r"h1 does not let us in \(.*Permission denied \(publickey\)",
+            r"h1 refuses the login \(.*Permission denied \(publickey\)",
             "ssh-copy-id h1",
         ),
         (Unreachable, r"h2 cannot be reached \(.*timed out", "ssh h2 true"),
-        (VersionMismatch, r"h3: here is dlctl 9\.8\.7 .* and .* has asked", "install dlctl"),
-        (Unreachable, r"nobody knows where nowhere\.invalid is", "ssh nowhere.invalid true"),
-        (DlctlError, r"h3 has no such Python \(.*/opt/none/python", "set python"),
+        (
+            VersionMismatch,
+            r"h3: this host has dlctl 9\.8\.7 .* the request comes from",
+            "install dlctl",
+        ),
+        (Unreachable, r"the name nowhere\.invalid cannot be resolved", "ssh nowhere.invalid true"),
+        (DlctlError, r"h3 does not have this Python \(.*/opt/none/python", "set python"),
         (DlctlError, r"h3 has no dlctl.*(No module named|ModuleNotFoundError)", "set python"),
     ]
     for error, (kind, message, hint) in zip(errors.values(), expected, strict=True):
@@ -519,7 +523,7 @@ def test_a_host_key_that_is_new_or_has_changed_is_refused(broken_lab: Lab) -> No
     found = broken_lab.ask(hosts, remote.end_request(RUN_ID))
     changed, new = (answers.explain(found[name]) for name in ("agent-1", "agent-2"))
     assert type(changed) is type(new) is NotPermitted
-    assert "h1 has another host key than before" in changed.message
+    assert "the host key of h1 has changed" in changed.message
     assert "ssh-keygen -R h1" in (changed.hint or "")
     assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in found["agent-1"].words
     assert "host key of h2 is not known" in new.message
@@ -545,7 +549,7 @@ def test_a_home_that_is_read_only_and_a_coordinator_behind_a_firewall_are_named(
 
     alone = answers.explain(lab.begin(context.order(2), Host(ssh="h2"), directory))
     assert type(alone) is Unreachable
-    assert f"the coordinator cannot be reached from here at {context.control}" in alone.message
+    assert f"this host cannot reach the coordinator at {context.control}" in alone.message
     assert lab.cluster.processes("h2") == []
     lab.ask({AGENT: elsewhere}, remote.end_request(RUN_ID, purge=True))
     assert not (lab.cluster.files("h1") / "tmp" / "dlctl").exists()

@@ -150,7 +150,7 @@ def test_a_frozen_coordinator_is_given_up_by_stop_kill(place: Workplace) -> None
     )
     assert place.dlctl("why").out.startswith("coordinator: no heartbeat for ")
     recover = place.dlctl("recover", "--dry-run")
-    said = f"next: kill -9 {frozen}\n        has its agent"
+    said = f"next: kill -9 {frozen}\n        makes its agent"
     assert (recover.code, said in recover.err) == (5, True)
     ended = place.dlctl("stop", "--kill")
     assert ended.code == 0, ended.err

@@ -198,7 +198,9 @@ def test_what_ssh_says_of_a_host_or_why_it_does_not(tools: Path) -> None:
     put(tools, "ssh", "echo user ann; echo hostname h1.example")
     assert address_of(Host(ssh="h1")) == "h1.example"
     put(tools, "ssh", "echo Bad configuration option: prot >&2; exit 255")
-    with pytest.raises(DlctlError, match="does not say where h1 is: Bad configuration option"):
+    with pytest.raises(
+        DlctlError, match="does not report the address of h1: Bad configuration option"
+    ):
         address_of(Host(ssh="h1"))
 
 
@@ -219,7 +221,7 @@ def test_a_job_that_could_not_be_submitted_is_submitted_by_the_next_start(
     absent, absent_too, not_run = told
     for ended in (absent, absent_too):
         assert isinstance(ended, base.Ended)
-        assert (ended.status, "Slurm's commands are not here" in str(ended.error)) == (1, True)
+        assert (ended.status, "this machine has no Slurm commands" in str(ended.error)) == (1, True)
     assert isinstance(not_run, base.Ended)
     assert not_run.status is None, "it may be possible a little later"
     assert "cannot start it" in str(not_run.error)
@@ -244,9 +246,9 @@ def test_a_job_that_could_not_be_submitted_is_submitted_by_the_next_start(
 @pytest.mark.parametrize(
     ("mode", "kind", "words"),
     [
-        (None, DlctlError, "Slurm's commands are not here: squeue"),
+        (None, DlctlError, "this machine has no Slurm commands: squeue"),
         (0o644, DlctlError, "cannot run Slurm's commands: Permission denied"),
-        (0o755, Unreachable, "is there: slurm_load_jobs error: Unable to contact"),
+        (0o755, Unreachable, "exists: slurm_load_jobs error: Unable to contact"),
     ],
 )
 def test_a_job_is_not_forgotten_while_nobody_says_whether_it_is_there(

@@ -46,7 +46,7 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpus-per-task
 --cpu-bind=none /opt/dl/bin/python -P -m daemons.node.keep \
 /home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3 --requeue &
 step=$!
-# The trap ends a wait, not the step; who asks once more is told how the step has ended.
+# The signal interrupts `wait`, not the step: wait again for the exit status of the step.
 while wait "$step"; [ $? -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done
 wait "$step"
 exit $?
@@ -223,7 +223,7 @@ def test_a_job_that_runs_says_where_and_how_long_it_may() -> None:
         ("CANCELLED by 1000", "the Slurm job 17 was cancelled, and not by dlctl (CANCELLED)"),
         ("TIMEOUT", "the Slurm job 17 has reached its time limit of 00:10:00 (TIMEOUT)"),
         ("FAILED", "the Slurm job 17 has failed (exit 1) (FAILED): srun: error: no such file"),
-        ("PREEMPTED", "the Slurm job 17 had to make room for another job (PREEMPTED)"),
+        ("PREEMPTED", "the Slurm job 17 was preempted by another job (PREEMPTED)"),
         ("NEW_STATE", "the Slurm job 17 has failed (exit 1) (NEW_STATE): srun: error: no such "
                       "file"),
     ],
@@ -275,7 +275,7 @@ def test_hints_of_a_node_name_the_keys_of_our_section() -> None:
 def test_a_refusal_is_told_in_sbatch_s_words_and_an_absent_controller_as_unreachable() -> None:
     error = slurmwords.refused(Said(1, "", "sbatch: error: Invalid account\n"))
     assert type(error) is DlctlError
-    assert error.message == "Slurm has not taken the job: Invalid account"
+    assert error.message == "Slurm has refused the job: Invalid account"
     silent = Said(1, "", "sbatch: error: Unable to contact slurm controller\n")
     assert type(slurmwords.refused(silent)) is Unreachable
 
@@ -283,7 +283,7 @@ def test_a_refusal_is_told_in_sbatch_s_words_and_an_absent_controller_as_unreach
 def test_a_job_whose_log_cannot_be_written_points_at_the_directory_that_is_not_shared() -> None:
     facts = slurmwords.read(shown("FAILED", "NonZeroExitCode", code="0:53"))
     assert facts is not None
-    assert "dir in [slurm] has to be one that nodes share" in slurmwords.ending("17", facts, "")
+    assert "dir in [slurm] has to be on a shared file system" in slurmwords.ending("17", facts, "")
 
 
 # ---------------------------------------------------------------- orders and answers

@@ -124,7 +124,7 @@ def test_a_machine_without_ssh_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     found = ssh.ask({"agent-1": H7}, remote.look_request("digits-7f3a"), 5.0)
     error = answers.explain(found["agent-1"])
     assert found["agent-1"].status == NO_SSH
-    assert "no ssh on this machine" in error.message
+    assert "this machine has no ssh" in error.message
     assert "openssh-client" in (error.hint or "")
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_answer_becomes_an_error_with_the_words_that_came(said: bytes
     found = answers.read("h7", 0, said, b"ssh: a word\n")
     assert found.value is None
     error = answers.explain(found)
-    assert "h7 has answered nothing that dlctl knows" in error.message
+    assert "h7 has sent no answer of dlctl" in error.message
     assert error.where == "h7"
     assert "ssh: a word" in found.words
 
@@ -183,7 +183,7 @@ Host key verification failed.
 """
 MEANT = [
     (255, "ssh: Could not resolve hostname h7: Name or service not known", Unreachable,
-     "nobody knows where h7 is", "ssh h7 true"),
+     "the name h7 cannot be resolved", "ssh h7 true"),
     (255, "ssh: connect to host h7 port 22: Connection refused", Unreachable,
      "cannot be reached (ssh: connect to host h7 port 22: Connection refused)", "ssh h7 true"),
     (255, "ssh: connect to host h7 port 22: Connection timed out", Unreachable,
@@ -193,21 +193,21 @@ MEANT = [
      "closed by remote host", "ssh h7 true"),
     (255, "Host key verification failed.", NotPermitted, "host key of h7 is not known",
      "fingerprint"),
-    (255, CHANGED, NotPermitted, "another host key than before", "ssh-keygen -R h7"),
-    (255, "root@h7: Permission denied (publickey).", NotPermitted, "does not let us in",
+    (255, CHANGED, NotPermitted, "the host key of h7 has changed", "ssh-keygen -R h7"),
+    (255, "root@h7: Permission denied (publickey).", NotPermitted, "refuses the login",
      "ssh-copy-id h7"),
     (255, "Control socket connect(x): Connection refused\nroot@h7: Permission denied (publickey).",
-     NotPermitted, "does not let us in", "BatchMode"),
+     NotPermitted, "refuses the login", "BatchMode"),
     (255, "Bad owner or permissions on /root/.ssh/config", DlctlError, "Bad owner", "ssh h7"),
-    (127, "bash: line 1: /opt/py: No such file or directory", DlctlError, "no such Python",
+    (127, "bash: line 1: /opt/py: No such file or directory", DlctlError, "not have this Python",
      "set python"),
-    (126, "sh: 1: /opt/py: Permission denied", DlctlError, "no such Python", "set python"),
+    (126, "sh: 1: /opt/py: Permission denied", DlctlError, "not have this Python", "set python"),
     (2, "Unknown option: -P\nusage: python3 [option] ...", DlctlError, "too old: dlctl needs 3.11",
      "set python"),
     (1, "/opt/py: Error while finding module specification for 'daemons.node' "
      "(ModuleNotFoundError: No module named 'daemons')", DlctlError, "has no dlctl",
      f"install dlctl {__version__}"),
-    (1, "ModuleNotFoundError: No module named 'zmq'", DlctlError, "not all that it needs",
+    (1, "ModuleNotFoundError: No module named 'zmq'", DlctlError, "lacks a dependency",
      f"install dlctl {__version__}"),
     (NO_ANSWER, "", Unreachable, "not answered in time", "ssh h7 true"),
     (TOO_MUCH, "", DlctlError, f"more than {ANSWER_BYTES_MAX:,} bytes", "ssh h7 true"),

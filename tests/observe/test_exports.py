@@ -78,7 +78,7 @@ def test_an_exporter_that_fails_is_left_out_and_no_run_ends_by_it(tmp_path: Path
     guarded.add_row(*row(1, 10))
     guarded.close()
     assert [record.message for record in caplog.records] == [
-        "TensorBoard has failed; training goes on"
+        "TensorBoard has failed; training continues"
     ]
     assert not (tmp_path / FOLDER).exists()
 

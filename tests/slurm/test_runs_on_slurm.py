@@ -106,7 +106,7 @@ def test_a_coordinator_that_dies_while_its_job_waits_is_replaced_and_submits_no_
     ("section", "said"),
     [
         ('python = "/no/python"', "execve(): /no/python: No such file or directory"),
-        ('dir = "{place}"', "dir in [slurm] has to be one that nodes share"),
+        ('dir = "{place}"', "dir in [slurm] has to be on a shared file system"),
     ],
 )
 def test_nodes_that_cannot_start_a_keeper_fail_the_start_and_say_why(
@@ -300,7 +300,7 @@ def test_a_run_that_has_to_make_room_is_queued_again_only_if_it_may_be(
     hog = slurm.run(*urgent).stdout.strip()
     if requeue == "false":
         place.until_state("failed", timeout_s=LONG_S)
-        said = f"the Slurm job {job} had to make room for another job (PREEMPTED)"
+        said = f"the Slurm job {job} was preempted by another job (PREEMPTED)"
         assert place.run()["reason"] == said
         slurm.run("scancel", hog)
     else:
