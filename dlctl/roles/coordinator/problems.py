@@ -111,10 +111,12 @@ class _Inspection:
                 return self._stuck(daemon)
             case daemon_states.SLOW if is_away:
                 return _problem("daemon-unreachable", daemon, daemon.heard_at)
-            case daemon_states.RUNNING | daemon_states.SLOW if silent_s > QUIET_S:
+            case daemon_states.RUNNING | daemon_states.SLOW if (
+                silent_s > QUIET_S or daemon.state == daemon_states.SLOW
+            ):
                 late = phase | {"limit_s": self.limit_s}
                 return _problem("heartbeat-late", daemon, daemon.heard_at, late)
-            case daemon_states.RUNNING | daemon_states.SLOW:
+            case daemon_states.RUNNING:
                 return self._of_restarted(daemon) or _of_long_batch(daemon)
             case daemon_states.STARTING if daemon.phase == NO_ROOM:
                 return _problem("disk-full", daemon, daemon.started_at, phase)
