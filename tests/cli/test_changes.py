@@ -334,7 +334,7 @@ def test_what_a_dead_coordinator_left_behind_is_ended_and_told(run, dlctl_comman
         code, _, err = dlctl_command("stop")
         assert (code, foreign.poll()) == (0, None)
         foreign.kill()
-    assert "still there: worker-0; ending them (SIGTERM; SIGKILL only if they are still" in err
+    assert "still running: worker-0; ending them (SIGTERM; SIGKILL only if they still" in err
     assert "ended worker-0" in err
 
 
@@ -354,7 +354,7 @@ def test_a_coordinator_that_dies_while_it_stops_is_cleaned_up_after(
             )
             ended = dlctl_command("stop", "--grace", "5s")
     assert ended.code == 1
-    assert "the coordinator is gone; ending what it left behind" in ended.err
+    assert "the coordinator is gone; ending the processes it left behind" in ended.err
     assert "failed: the coordinator died while the run was being st" in dlctl_command("events").out
     assert "ended worker-0" in ended.err
     assert "has ended, but not in order" in ended.err
@@ -373,7 +373,7 @@ def test_kill_takes_a_mute_coordinator_and_its_daemons_by_itself(run, dlctl_comm
         code, _, err = dlctl_command("stop", "--kill")
     assert code == 0
     assert "does not answer for 0." in err
-    assert "still there: coordinator, worker-0; killing them (SIGKILL)" in err
+    assert "still running: coordinator, worker-0; killing them (SIGKILL)" in err
     assert "ended coordinator, worker-0" in err
     with closing(RunDb(run.path, readonly=True)) as db:
         assert db.run()["state"] == "stopped", "an agent starts the coordinator of any other run"
@@ -393,7 +393,7 @@ def test_daemons_that_outlive_their_coordinators_orderly_end_are_ended(run, dlct
         run.run(control=address, **identity(process.pid)).daemon("server-0", **identity(left.pid))
         code, _, err = dlctl_command("stop")
     assert code == 0
-    assert "still there: server-0" in err
+    assert "still running: server-0" in err
 
 
 # ---------------------------------------------------------------- checkpoint create
@@ -426,7 +426,7 @@ def test_a_checkpoint_that_failed_is_an_error(run, dlctl_command):
     with coordinator(lambda q, n: [done(q, **row)]) as (address, _):
         run.run(control=address)
         assert dlctl_command("checkpoint").err.endswith(
-            "next: df -h runs\n        make room there\n"
+            "next: df -h runs\n        free space there\n"
         )
     run.run(state="finished")
     assert dlctl_command("checkpoint").code == 1

@@ -138,7 +138,7 @@ def test_a_run_that_never_got_to_work_starts_again(dead, job, dlctl_command):
     fail(dead, job, reason, was_at_work=False)
     found = look(dlctl_command, str(dead.path))
     assert (found["way"], found["was_at_work"], found["causes"]) == ("go on", False, [reason])
-    assert found["next"].startswith("correct train.py:4")
+    assert found["next"].startswith("fix train.py:4")
 
 
 def test_a_server_that_never_had_a_shard_needs_no_state(dead, dlctl_command):
@@ -189,7 +189,7 @@ def test_when_nothing_is_left_that_is_said_with_the_way_to_begin_anew(dead, dlct
     dead.run(job_file="/x/job.toml")
     code, _, err = dlctl_command("recover")
     assert code == 1
-    assert "no good checkpoint\n  the coordinator has left no memory to go on with\n" in err
+    assert "no good checkpoint\n  the coordinator left no memory to resume from\n" in err
     assert "next: dlctl start --fresh /x/job.toml" in err
 
 
@@ -268,9 +268,9 @@ def test_a_run_is_back_when_all_daemons_have_reported_to_the_new_coordinator(dea
     stopped = snapshot_of(dead, row("stopped"), led=False)
     assert (is_back(stopped), waiting_for(stopped)) == (False, "coordinator (starting)")
     taken_over = snapshot_of(dead, row("running", phase="", metrics={}))
-    assert (is_back(taken_over), waiting_for(taken_over)) == (False, "server-0 (not heard yet)")
+    assert (is_back(taken_over), waiting_for(taken_over)) == (False, "server-0 (no heartbeat yet)")
     dies = snapshot_of(dead, row("backoff"))
-    assert (is_back(dies), waiting_for(dies)) == (False, "server-0 (is started again)")
+    assert (is_back(dies), waiting_for(dies)) == (False, "server-0 (being restarted)")
     worker = {"name": "worker-0", "state": "starting", "phase": "importing torch"}
     waits = row("starting", phase="waiting for the size of the model", waiting_for="worker-0")
     starting = snapshot_of(dead, {**waits, "waiting_since": 5.0}, worker)
@@ -302,7 +302,7 @@ def test_a_coordinator_that_dies_at_once_is_an_error_with_its_last_words(
     play("die")
     ended = dlctl_command("recover", str(dead.path))
     assert ended.code == 7
-    assert "could not be brought back" in ended.err
+    assert "could not be recovered" in ended.err
     assert "RuntimeError: there is no such task" in ended.err
     assert look(dlctl_command, str(dead.path))["way"] == "go on", "nothing was given up"
 
@@ -502,7 +502,7 @@ def test_a_run_that_is_down_is_not_saved_and_what_goes_on_with_it_is_said(
     code, _, err = dlctl_command("checkpoint")
     run_id = begun.run()["run_id"]
     assert (code, f"{run_id} is down (failed, at step 90): nobody" in err) == (1, True)
-    assert f"next: dlctl recover -j {run_id} goes on at step 90: nothing is lost" in flat(err)
+    assert f"next: dlctl recover -j {run_id} resumes at step 90: nothing is lost" in flat(err)
     save(SimpleNamespace(path=own_place / "runs" / run_id), step=90, number=1)
     assert "there is nothing new to save" in dlctl_command("checkpoint").err
 
@@ -510,10 +510,10 @@ def test_a_run_that_is_down_is_not_saved_and_what_goes_on_with_it_is_said(
 def test_start_goes_on_where_a_dead_run_was_if_nothing_is_lost(begun, job, dlctl_command):
     status = dlctl_command("status").out
     assert "dlctl recover -j quick-" in status
-    assert " goes on at step 90: nothing is lost\n" in status
+    assert " resumes at step 90: nothing is lost\n" in status
     ended = dlctl_command("start", str(job))
     assert ended.code == 0, ended.err
-    assert "goes on where it was, at step 90: nothing is lost" in ended.err
+    assert "resumes where it stopped, at step 90: nothing is lost" in ended.err
     assert begun.memory()["work"][0] == 90
     assert begun.run()["incarnation"] == 2
 
@@ -602,7 +602,7 @@ def test_without_a_lost_host_is_said_alike_everywhere(dead, job, dlctl_command):
     run = with_a_host_that_is_lost(dead).run(state="failed", step=88, job_file=str(job))
     run.daemon("agent-1", agent="agent-1", state="failed")
     remember(run, "server-0", state="failed")
-    without = "without: take nowhere.invalid out of job.toml, then dlctl start job.toml begins anew"
+    without = "without: remove nowhere.invalid from job.toml, then dlctl start job.toml starts over"
     assert without in flat(dlctl_command("status").out)
     code, _, err = dlctl_command("recover")
     assert (code, without in flat(err)) == (5, True)

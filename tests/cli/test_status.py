@@ -221,9 +221,7 @@ def test_what_to_do_when_all_workers_are_quarantined_is_no_mere_repetition(
     reason = f"no worker is left: worker-1: {odd}"
     run_directory().run(state="failed", reason=reason, step=20, job_file="/x/job.toml")
     out = dlctl_command("status").out
-    assert (
-        "next        correct the data or the task, or lower lr in /x/job.toml, first, then" in out
-    )
+    assert "next        fix the data or the task, or lower lr in /x/job.toml, first, then" in out
     assert "dlctl start --fresh /x/job.toml" in out
 
 
@@ -359,18 +357,18 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
     run = run_directory()
     file = run.path.parents[1] / "my job.toml"
     run.run(state="failed", reason="server-0 ended", step=170, job_file=str(file))
-    begins = "begins anew: no checkpoint after step 0"
+    begins = "starts over: no checkpoint after step 0"
     shown = f"  next        dlctl start 'my job.toml'\n              {begins}\n"
     assert shown in dlctl_command("status").out
     save(run, step=0, number=1)
     assert shown in dlctl_command("status").out
 
     save(run, step=90, number=2)
-    goes_on = "dlctl recover -j digits-7f3a\n              goes on from the checkpoint at step 90"
+    goes_on = "dlctl recover -j digits-7f3a\n              resumes from the checkpoint at step 90"
     lost = "80 steps are done again"
     assert f"  next        {goes_on}; {lost}" in dlctl_command("status").out
     run.run(reason=f"worker-0: task.loss raised KeyError: 7 ({run.path.parents[1]}/train.py:45)")
-    first = "next        correct train.py:45 first, then\n              "
+    first = "next        fix train.py:45 first, then\n              "
     assert f"{first}{goes_on}" in dlctl_command("status").out
     run.run(state="stopped")
     assert " next dlctl start 'my job.toml' goes on from" in flat(dlctl_command("status").out)
@@ -386,7 +384,7 @@ def test_a_line_that_a_run_failed_in_is_not_called_wrong_any_more_when_the_file_
     task.touch()
     reason = f"worker-0: task.loss raised KeyError: 7 ({task}:45)"
     run.run(state="failed", reason=reason, job_file=str(job), step=9, ended_at=time.time() + 1)
-    assert "correct train.py:45 first" in dlctl_command("status").out
+    assert "fix train.py:45 first" in dlctl_command("status").out
     run.run(ended_at=time.time() - 1)
     assert "correct" not in dlctl_command("status").out
 
@@ -403,7 +401,7 @@ def test_who_was_killed_on_request_is_in_no_trouble(run_directory, dlctl_command
 def test_every_command_names_the_same_next_step_of_a_failed_run(run_directory, dlctl_command):
     run = run_directory().run(state="failed", reason="server-0 ended", step=170)
     save(run, step=90, number=1)
-    step = "dlctl recover -j digits-7f3a goes on from the checkpoint at step 90"
+    step = "dlctl recover -j digits-7f3a resumes from the checkpoint at step 90"
     assert f"next {step}" in flat(dlctl_command("status").out)
     assert f"next: {step}" in flat(dlctl_command("why").out)
     for command in (["set", "worker-0", "push=off"], ["restart", "worker-0"]):

@@ -31,7 +31,7 @@ def test_when_all_hang_in_one_line_one_command_is_enough(run, dlctl_command, own
         )  # fmt: skip
     sentence = "stuck: in one batch for 23 s, at train.py:51"
     step = [
-        "   next: see why train.py:51 does not come back, and correct it, then",
+        "   next: find out why train.py:51 does not return and fix it, then",
         f"         dlctl restart 'worker-*' {JOB}",
     ]
     out = dlctl_command("why").out.splitlines()

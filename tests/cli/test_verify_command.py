@@ -106,7 +106,7 @@ def test_a_living_server_that_keeps_nothing_cannot_be_asked(run, dlctl_command):
     run.run(state="running", **ME)
     code, data = verdict(dlctl_command)
     assert (code, data["lost"], data["unknown"]) == (8, 0, 1)
-    assert "the servers that had them live, and keep nothing" in dlctl_command("verify").err
+    assert "the servers that had them are alive and store nothing" in dlctl_command("verify").err
     run.run(state="failed")
     assert verdict(dlctl_command)[1]["lost"] == 2, "now nobody has it any more"
 

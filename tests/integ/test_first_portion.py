@@ -59,7 +59,7 @@ def test_start_goes_on_with_a_run_that_was_killed_then(in_it: Workplace) -> None
     in_it.kill_at_once(in_it.processes())
     back = in_it.dlctl("start", "job.toml")
     assert back.code == 0, back.err
-    assert "goes on where it was" in back.err
+    assert "resumes where it stopped" in back.err
     in_it.until("the server goes on from its version", lambda: version(in_it) > before)
     assert none_lost(in_it) >= PUSHES
     assert in_it.dlctl("stop", "--grace", "0.2s").code == 0

@@ -38,7 +38,7 @@ def test_a_run_of_which_no_process_is_left_goes_on_where_it_was(dead: Workplace)
     assert asked.code == 0, asked.err
     assert "coordinator: gone" in asked.out
     assert "server-0    kept, version" in asked.out
-    assert "it goes on where it was: nothing is lost" in asked.out
+    assert "it resumes where it stopped: nothing is lost" in asked.out
     assert not dead.processes(), "a dry run starts nothing"
 
     back = dead.dlctl("recover")
@@ -93,7 +93,7 @@ def test_start_brings_back_what_is_whole(dead: Workplace) -> None:
     step = dead.run()["step"]
     ended = dead.dlctl("start", "job.toml")
     assert ended.code == 0, ended.err
-    assert "goes on where it was" in ended.err
+    assert "resumes where it stopped" in ended.err
     assert "nothing is lost" in ended.err
     assert dead.run()["step"] >= step
     assert dead.dlctl("stop").code == 0
@@ -213,7 +213,7 @@ def test_who_stops_or_kills_an_old_copy_does_no_harm_to_the_run(place: Workplace
     place.kill_at_once(place.processes())
     is_refused("stop", "--kill")
     back = place.dlctl("recover")
-    assert (back.code, "it goes on where it was: nothing is lost" in back.out) == (0, True), (
+    assert (back.code, "it resumes where it stopped: nothing is lost" in back.out) == (0, True), (
         back.err
     )
     assert place.dlctl("verify").code == 0

@@ -120,7 +120,7 @@ def test_every_byte_of_the_checkpoint_is_good(finished: Finished) -> None:
 def test_started_again_it_has_nothing_to_do(finished: Finished) -> None:
     ended = finished.place.dlctl("start", "job.toml")
     assert ended.code == 0
-    assert "has finished already" in ended.err
+    assert "has already finished" in ended.err
 
 
 def test_to_stop_it_again_does_nothing(finished: Finished) -> None:
