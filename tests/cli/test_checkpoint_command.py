@@ -270,7 +270,7 @@ def test_an_export_is_called_after_the_job_and_the_step_and_never_overwrites(
     file.write_text("something of the user's")
     again = dlctl_command("checkpoint", "export")
     assert (again.code, again.out) == (1, "")
-    assert "digits-2000.safetensors is already there; nothing was written" in again.err
+    assert "digits-2000.safetensors already exists; nothing was written" in again.err
     assert "--force" in again.err
     assert file.read_text() == "something of the user's"
     assert dlctl_command("checkpoint", "export", "--force").code == 0

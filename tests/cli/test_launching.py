@@ -326,7 +326,7 @@ def test_a_timeout_names_who_is_waited_for_and_leaves_the_run_alone(job, play, d
     code, _, err = dlctl_command("start", "--timeout", "3s", "job.toml")
     assert code == 6
     assert "starting  waiting for worker-0 (importing torch)" in err
-    assert "goes on starting; it waits for worker-0 (importing torch)" in err
+    assert "is still starting; it waits for worker-0 (importing torch)" in err
     assert dlctl_command("ps").out.split()[10] == "starting"
 
 
@@ -415,7 +415,7 @@ def test_a_path_that_is_no_text_is_refused_before_anything_starts(
         monkeypatch.setenv(which, str(latin))
     code, _, err = dlctl_command("start", file)
     assert code == 1
-    assert "error: the bytes of this path are no UTF-8" in err
+    assert "error: this path is not UTF-8" in err
     assert f"{tmp_path}/caf\\udce9" in err
     assert "rename the directory" in err
     assert left_over(own_place) == (["runs"] if which == "runs" else [])
@@ -514,7 +514,7 @@ def test_who_waits_for_another_start_of_the_job_says_so_and_not_for_ever(job, ca
     ):
         raise AssertionError
     told = capsys.readouterr().err
-    assert "waiting for another command that starts this job" in told
+    assert "waiting for another command that is starting this job" in told
     with lock.starting(job, timeout_s=0.0):
         assert lock.lock_path(job).exists()
 

@@ -16,7 +16,7 @@ from dlctl.problems import Code, Problem, read
 pytestmark = pytest.mark.usefixtures("clock_stands")
 
 LOGS = "dlctl logs worker-1 -j digits-7f3a"
-AGAIN = "find what ends the process in train.py, and correct it, then\ndlctl restart "
+AGAIN = "find what ends the process in train.py and fix it, then\ndlctl restart "
 TABLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("coordinator-silent", {"pid": 7, "limit_s": 30.0},
      "no heartbeat for 8.0s (pid 7); replaced after 30s; the state shown is stale", ""),

@@ -105,8 +105,8 @@ def test_with_memory_and_all_shards_it_goes_on_and_nothing_is_lost(dead, dlctl_c
     rows = dict(
         line.split(maxsplit=1) for line in dlctl_command("recover", "--dry-run").out.split("\n  ")
     )
-    assert rows["alive"] == "nobody"
-    assert rows["server-0"].startswith("kept, version 41, /dev/shm/")
+    assert rows["alive"] == "none"
+    assert rows["server-0"].startswith("stored, version 41, /dev/shm/")
     assert "nothing is lost" in rows["result"]
     assert rows["next"] == "dlctl recover -j recover-7f3a\n"
 
@@ -248,7 +248,7 @@ def test_the_events_say_why_a_run_went_back_as_far_as_it_did(dead, job, play, dl
     play("start", "ready", "forever")
     assert dlctl_command("recover", "--from-checkpoint", str(dead.path)).code == 0
     (event,) = [event for event in dead.db.events() if event["kind"] == "resumed"]
-    assert event["text"].endswith("(that was asked for; checkpoint 2 is damaged)")
+    assert event["text"].endswith("(this was requested; checkpoint 2 is damaged)")
 
 
 def row(state: str, **values: object) -> dict:
@@ -311,7 +311,7 @@ def test_only_one_command_brings_a_run_back(dead, dlctl_command):
     remember(dead)
     with lock.claimed(dead.path):
         ended = dlctl_command("recover")
-        assert (ended.code, "another command is bringing recover-7f3a back" in ended.err) == (1, 1)
+        assert (ended.code, "another command is recovering recover-7f3a" in ended.err) == (1, 1)
         assert look(dlctl_command)["way"] == "go on", "who only looks disturbs nobody"
 
 
@@ -439,7 +439,11 @@ def test_a_run_that_was_restored_is_refused_unless_it_had_ended(dead, dlctl_comm
     shutil.rmtree(dead.path)
     for command in (("recover",), ("recover", "--dry-run"), ("stop", "--kill", "-j")):
         code, out, err = dlctl_command(*command, str(restored))
-        assert (code, out, "this directory is a copy: nobody knows" in err) == (1, "", True), err
+        assert (code, out, "this directory is a copy: its original is not known" in err) == (
+            1,
+            "",
+            True,
+        ), err
         (way,) = commands_of(err)
         assert way.startswith("dlctl start --from ")
     with closing(database.RunDb(restored)) as db:
@@ -501,7 +505,7 @@ def test_a_run_that_is_down_is_not_saved_and_what_goes_on_with_it_is_said(
 ):
     code, _, err = dlctl_command("checkpoint")
     run_id = begun.run()["run_id"]
-    assert (code, f"{run_id} is down (failed, at step 90): nobody" in err) == (1, True)
+    assert (code, f"{run_id} is down (failed, at step 90): no coordinator" in err) == (1, True)
     assert f"next: dlctl recover -j {run_id} resumes at step 90: nothing is lost" in flat(err)
     save(SimpleNamespace(path=own_place / "runs" / run_id), step=90, number=1)
     assert "there is nothing new to save" in dlctl_command("checkpoint").err
@@ -551,7 +555,7 @@ def test_start_with_another_content_does_not_give_up_a_run_that_has_no_good_chec
     assert (code, commands_of(err)[-1]) == (1, "dlctl start --fresh job.toml")
     if not is_saved:
         assert json.loads(dlctl_command("plan", "--json", str(job)).out)["way"] == "kept"
-        assert "its 90 steps are kept\n  optimizer.lr: 0.1 -> 0.2\n" in err
+        assert "its 90 steps survive\n  optimizer.lr: 0.1 -> 0.2\n" in err
         assert commands_of(err)[0] == f"dlctl recover -j {directory.name}"
     assert (len(list((own_place / "runs").iterdir())), begun.memory()["work"][0]) == (1, 90)
     assert dlctl_command("start", "--fresh", str(job)).code == 0
@@ -582,7 +586,7 @@ sys.exit(main.run(["start", "job.toml"]))
 def test_start_waits_for_no_other_command_that_brings_the_run_back(begun, job, dlctl_command):
     with lock.claimed(job.parent / "runs" / begun.run()["run_id"]):
         ended = dlctl_command("start", str(job))
-    assert (ended.code, "another command is bringing" in ended.err) == (1, True)
+    assert (ended.code, "another command is recovering" in ended.err) == (1, True)
 
 
 def test_what_was_killed_on_purpose_is_not_brought_back(begun, dlctl_command):
@@ -613,6 +617,6 @@ def test_a_run_is_killed_although_a_host_of_it_is_lost_for_good(dead, dlctl_comm
     state = keep(run, 0, version=1, deliveries=[])
     ended = dlctl_command("stop", "--kill")
     assert (ended.code, state.exists()) == (8, False)
-    assert "has stopped, but something may still run on 1 host: nowhere.invalid" in ended.err
+    assert "has stopped, but processes may still run on 1 host: nowhere.invalid" in ended.err
     assert "no process of it is left" not in ended.err
     assert (run.db.run()["state"], run.db.run()["reason"]) == ("stopped", KILLED)

@@ -134,7 +134,7 @@ def test_what_was_set_live_is_forgotten_with_the_checkpoint_that_is_named(
     assert "daemon/server-0" not in failed.db.memory(), "the rate was set on that"
     (told,) = [event["text"] for event in failed.db.events(kind="resumed")]
     assert "30 steps done again" in told
-    assert "(that was asked for; checkpoint 2 was saved when the run failed)" in told
+    assert "(this was requested; checkpoint 2 was saved when the run failed)" in told
     first = lineage.order(failed.path)[0]
     assert checkpoints.number(first)[0] == 1, "those that it has left are not gone back to"
 

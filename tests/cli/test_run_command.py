@@ -66,7 +66,7 @@ def test_ctrl_c_saves_stops_and_ends_with_130(job, own_place, play):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert process.returncode == 130, shown + err
-    assert "stopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once" in err
+    assert "stopping: last steps, then a checkpoint; Ctrl-C again kills at once" in err
     assert "draining: worker-0" in err
     assert "stopped (stopped by Ctrl-C)" in out
     assert "resumes from the" in err

@@ -80,7 +80,7 @@ def test_a_run_in_depth(run_directory, dlctl_command):
     assert " ".join(worker[7:]) == "96.4 MB/s / 200 MB/s 118 MB/s 1"
     assert dead == ["worker-1", "-", "backoff", "-", "12,339", "-", "-", "-", "-", "4"]
     trouble = "\n".join(table[5:])
-    assert "! worker-1: ended 8." in trouble
+    assert "! worker-1: exited 8." in trouble
     assert "s ago: killed by SIGKILL; restart 4 in 59m59s" in trouble
     assert "| RuntimeError: worker is killed" in trouble
     assert f"next: dlctl logs worker-1 --previous -j {run.path.name}" in trouble
@@ -140,7 +140,7 @@ def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, 
     assert f"server-0  {dead.pid}  gone" in " ".join(out.split()).replace(" ", "  ")
     assert "! coordinator: process gone for 12s" in out
     there = (
-        f"still there worker-0 (pid {os.getpid()}); to give the run up, dlctl stop -j digits-7f3a"
+        f"running     worker-0 (pid {os.getpid()}); to abandon the run, dlctl stop -j digits-7f3a"
     )
     assert f"{there} ends them" in out
     assert "next        dlctl recover --dry-run -j digits-7f3a\n" in out
@@ -371,7 +371,7 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
     first = "next        fix train.py:45 first, then\n              "
     assert f"{first}{goes_on}" in dlctl_command("status").out
     run.run(state="stopped")
-    assert " next dlctl start 'my job.toml' goes on from" in flat(dlctl_command("status").out)
+    assert " next dlctl start 'my job.toml' resumes from" in flat(dlctl_command("status").out)
     run.run(state="finished")
     assert "next" not in dlctl_command("status").out
 

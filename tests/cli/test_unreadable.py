@@ -181,7 +181,7 @@ def test_daemons_of_it_that_live_are_named_and_ended(job, play, own_place, dlctl
         ("start", "--fresh", "job.toml"),
     ):
         code, _, err = dlctl_command(*command)
-        assert (code, "daemons of it live: coordinator\n" in err) == (1, True)
+        assert (code, "daemons of it are alive: coordinator\n" in err) == (1, True)
         assert commands_of(err)[0] == f"dlctl stop --kill -j runs/{directory.name}"
     assert dlctl_command("stop", "--kill", "-j", directory.name).code == 0
     assert (process.is_running() and process.status() != "zombie") is False

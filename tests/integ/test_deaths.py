@@ -212,7 +212,7 @@ def test_a_dead_coordinator_and_agent_are_noticed_and_stop_cleans_up(place: Work
     status = place.dlctl("status")
     assert status.code == 0
     assert f"the coordinator is gone (pid {pid}" in status.out
-    assert "still there server-0" in status.out
+    assert "running     server-0" in status.out
     assert "! coordinator has been gone for" in status.out
     recover = f"dlctl recover -j {place.directory.name}"
     assert f"next        {recover}" in status.out

@@ -85,7 +85,7 @@ def test_ctrl_c_in_start_only_leaves_and_says_how_to_stop(place: Workplace) -> N
     place.until("it waits", lambda: "waiting for worker-0" in terminal.shown)
     terminal.type(b"\x03")
     assert terminal.end() == 130
-    assert "It goes on starting." in terminal.shown
+    assert "It is still starting." in terminal.shown
     assert f"stop: dlctl stop -j {place.directory.name}" in terminal.shown
     assert place.dlctl("stop").code == 0
     place.nothing_left()

@@ -37,7 +37,7 @@ def test_a_run_of_which_no_process_is_left_goes_on_where_it_was(dead: Workplace)
     asked = dead.dlctl("recover", "--dry-run")
     assert asked.code == 0, asked.err
     assert "coordinator: gone" in asked.out
-    assert "server-0    kept, version" in asked.out
+    assert "server-0    stored, version" in asked.out
     assert "it resumes where it stopped: nothing is lost" in asked.out
     assert not dead.processes(), "a dry run starts nothing"
 
@@ -75,7 +75,7 @@ def test_of_two_that_recover_at_once_one_wins_and_the_other_says_so(dead: Workpl
     ended = sorted((command.end() for command in both), key=lambda end: end.code)
     assert ended[0].code == 0, ended[0].err
     if ended[1].code:
-        assert "another command is bringing" in ended[1].err
+        assert "another command is recovering" in ended[1].err
     else:
         assert "nothing to recover" in ended[0].out + ended[1].out
     dead.until("one coordinator", lambda: len(coordinators(dead)) == 1)
@@ -245,7 +245,7 @@ def test_workers_come_and_go_and_daemons_begin_anew_while_it_trains(place: Workp
     ]
     step = place.run()["step"]
     place.until_step(step + 10)
-    assert "nobody waits" in place.dlctl("why").out
+    assert "nothing waits" in place.dlctl("why").out
     assert place.dlctl("stop").code == 0
     place.nothing_left()
 
@@ -276,7 +276,7 @@ def test_recover_does_the_work_of_an_agent_that_does_not(place: Workplace) -> No
     os.kill(agent, signal.SIGSTOP)
     coordinator = place.pid("coordinator")
     os.kill(coordinator, signal.SIGKILL)
-    place.until("status tells", lambda: "nobody starts it again" in place.dlctl("status").out)
+    place.until("status tells", lambda: "the coordinator is gone (pid" in place.dlctl("status").out)
     assert f"agent-0 is stopped (pid {agent})" in place.dlctl("why").out
     back = place.dlctl("recover")
     assert back.code == 0, back.err

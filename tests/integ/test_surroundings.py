@@ -225,7 +225,9 @@ def test_of_six_starts_at_once_one_starts_it(place: Workplace) -> None:
     starts = [place.begin("start", "--no-wait", "job.toml") for _ in range(6)]
     ended = [start.end() for start in starts]
     assert [e.code for e in ended] == [0] * 6, [e.err for e in ended]
-    assert sum("starts in the background" in e.err and "already" not in e.err for e in ended) == 1
+    assert (
+        sum("is starting in the background" in e.err and "already" not in e.err for e in ended) == 1
+    )
     assert len(list((place.path / "runs").iterdir())) == 1
     assert place.dlctl("wait", "--for", "ready").code == 0
     assert place.dlctl("stop").code == 0

@@ -150,7 +150,7 @@ def test_fresh_begins_a_second_run_and_leaves_the_first_alone(finished: Finished
     assert ended.code == 0, ended.err
     second = place.directory
     assert second != first
-    assert "starts in the background" in ended.err
+    assert "is starting in the background" in ended.err
     assert place.dlctl("stop", "--kill").code == 0
     assert sorted(place.dlctl("ps", "-q").out.split()) == sorted([first.name, second.name])
     assert place.run()["step"] == 0
