@@ -52,7 +52,7 @@ def good(snapshot: Snapshot, number: int) -> tuple[Path, Manifest]:
         )
     if problems := checkpoints.verify(found[0]):
         what = f"checkpoint {number} is damaged; known: {known}"
-        raise DlctlError(_told(what, problems), hint=_list(snapshot))
+        raise DlctlError(_with_problems(what, problems), hint=_list(snapshot))
     return found[0], checkpoints.read_manifest(found[0])
 
 
@@ -60,7 +60,7 @@ def _list(snapshot: Snapshot) -> str:
     return f"dlctl checkpoint ls -j {snapshot.run_id}"
 
 
-def _told(what: str, problems: list[str]) -> str:
+def _with_problems(what: str, problems: list[str]) -> str:
     return "\n  ".join([what, *problems])
 
 
@@ -76,10 +76,10 @@ def _newest_good(snapshot: Snapshot) -> Path:
     good = checkpoints.newest_good(snapshot.directory, problems.append, ordered)
     if good is None:
         what = f"{snapshot.run_id} has no good checkpoint"
-        raise NotFound(_told(what, problems), hint=_list(snapshot))
+        raise NotFound(_with_problems(what, problems), hint=_list(snapshot))
     if problems:
         skipped = lineage.skipped(snapshot.directory, good[0])
-        notes.warn(_told(f"{skipped}: using {_one(good[0], False)} instead", problems))
+        notes.warn(_with_problems(f"{skipped}: using {_one(good[0], False)} instead", problems))
     return good[0]
 
 
@@ -105,7 +105,9 @@ def _best_good(snapshot: Snapshot) -> Path:
             "is known once an evaluation has returned that metric",
         )
     if problems := checkpoints.verify(found):
-        raise DlctlError(_told("the best checkpoint is damaged", problems), hint=_list(snapshot))
+        raise DlctlError(
+            _with_problems("the best checkpoint is damaged", problems), hint=_list(snapshot)
+        )
     return found
 
 

@@ -185,10 +185,10 @@ def told(row: Row, now: float) -> str:
         return f"{name} (being restarted)"
     kill_at = values.number(row.get("kill_at")) if "stuck_s" in facts.metrics(row) else None
     then = "" if kill_at is None else f"; it is killed in {max(0.0, kill_at - now):.0f} s"
-    return f"{name} ({facts.text(row.get('phase')) or _unheard(state)}{then})"
+    return f"{name} ({facts.text(row.get('phase')) or _state_text(state)}{then})"
 
 
-def _unheard(state: Any) -> str:
+def _state_text(state: Any) -> str:
     return "no heartbeat yet" if state in AT_WORK else escape(str(state))
 
 

@@ -113,11 +113,11 @@ def _act(
     assert case.checkpoint is not None
     stop.clean_up(previous, stop.EXIT_S)
     step, cost = values.count(case.checkpoint[1]["step"]), remains.because(loss, case.reasons)
-    notes.note(f"resumes {name} from step {step}; --fresh starts a new run")
+    notes.note(f"resuming {name} from step {step}; --fresh starts a new run")
     if cost:
         notes.warn(cost)
     if manifest.is_doubtful(case.checkpoint[1]):
-        notes.warn(f"that was saved when the run failed: {cases.RUINED}")
+        notes.warn(f"this checkpoint was saved when the run failed: {cases.RUINED}")
     changed = "; ".join(change.text() for change in case.changes)
     if changed:
         notes.note(f"changed in the job file: {changed}")

@@ -62,25 +62,25 @@ def _recorded(snapshot: Snapshot) -> Iterator[Problem]:
     elif snapshot.reason != KILLED:
         yield from (p._replace(code=LASTING[p.code]) for p in recorded if p.code in LASTING)
     if snapshot.state == "failed" and not snapshot.is_live and not snapshot.is_gone:
-        said = known(reason=snapshot.reason, **values_of.of_reason(snapshot.reason))
+        details = known(reason=snapshot.reason, **values_of.of_reason(snapshot.reason))
         ended_at = values.number(snapshot.run.get("ended_at"))
-        yield Problem("run-failed", values_of.RUN, ended_at, said)
+        yield Problem("run-failed", values_of.RUN, ended_at, details)
 
 
 def _gone(snapshot: Snapshot) -> Iterator[Problem]:
     """Daemons whose process is gone without a record of its exit."""
     for row in snapshot.daemons:
         if row.get("state") == GONE:
-            heard_at, number = values.number(row.get("updated_at")), facts.incarnation(row)
-            said = known(pid=row.get("pid"), incarnation=number)
-            yield Problem("process-gone", str(row["name"]), heard_at, said)
+            reported_at, number = values.number(row.get("updated_at")), facts.incarnation(row)
+            details = known(pid=row.get("pid"), incarnation=number)
+            yield Problem("process-gone", str(row["name"]), reported_at, details)
 
 
 def _disk(snapshot: Snapshot) -> Iterator[Problem]:
     """A full disk blocks no daemon yet, but a daemon that dies now cannot be restarted."""
     if snapshot.is_live and (full := disk.full_disk(snapshot)):
-        said = {"cause": "full", "why": full, "folder": disk.folder(snapshot)}
-        yield Problem("disk-full", values_of.RUN, None, said)
+        details = {"cause": "full", "why": full, "folder": disk.folder(snapshot)}
+        yield Problem("disk-full", values_of.RUN, None, details)
 
 
 def still_there(snapshot: Snapshot) -> list[Row]:
@@ -95,54 +95,54 @@ def still_there(snapshot: Snapshot) -> list[Row]:
 def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     """The coordinator is silent, gone, cannot write, or has just replaced another one."""
     row = snapshot.coordinator
-    number, heard_at = facts.incarnation(row), values.number(row.get("updated_at"))
-    said: dict[str, Any] = {"incarnation": number}
+    number, reported_at = facts.incarnation(row), values.number(row.get("updated_at"))
+    details: dict[str, Any] = {"incarnation": number}
     if row["state"] == SILENT:
-        said["pid"] = snapshot.coordinator_pid
+        details["pid"] = snapshot.coordinator_pid
         if unresponsive.has_agent(snapshot.daemons):
-            said["limit_s"] = paths.STILL_LIMITS * unresponsive.limit_s(snapshot.directory)
+            details["limit_s"] = paths.STILL_LIMITS * unresponsive.limit_s(snapshot.directory)
         since = snapshot.now - (snapshot.silent_s or 0.0)
-        yield Problem("coordinator-silent", COORDINATOR, since, said)
+        yield Problem("coordinator-silent", COORDINATOR, since, details)
     elif snapshot.unwritten_s is not None:
-        said |= disk.facts(snapshot)
-        yield Problem("coordinator-unwritable", COORDINATOR, heard_at, said)
+        details |= disk.facts(snapshot)
+        yield Problem("coordinator-unwritable", COORDINATOR, reported_at, details)
     elif row["state"] == GONE and lock.has_unknown_coordinator(snapshot):
         if why := disk.facts(snapshot):
-            said |= why
-            yield Problem("coordinator-unwritable", COORDINATOR, heard_at, said)
+            details |= why
+            yield Problem("coordinator-unwritable", COORDINATOR, reported_at, details)
         else:
-            yield Problem("coordinator-restarting", COORDINATOR, heard_at, said)
+            yield Problem("coordinator-restarting", COORDINATOR, reported_at, details)
     elif row["state"] == GONE:
-        yield _absent(snapshot, heard_at, number)
+        yield _absent(snapshot, reported_at, number)
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
-        said["incarnation"] = number - 1
-        yield Problem("coordinator-restarting", COORDINATOR, heard_at, said)
+        details["incarnation"] = number - 1
+        yield Problem("coordinator-restarting", COORDINATOR, reported_at, details)
     elif snapshot.is_live and number > 1:
         for last in facts.takeovers(snapshot.directory)[-1:]:
             if snapshot.now - last.at < RECENT_S:
-                said = known(incarnation=number - 1, how=last.how, forgotten=last.forgotten)
-                yield Problem("coordinator-restarted", COORDINATOR, last.at, said)
+                details = known(incarnation=number - 1, how=last.how, forgotten=last.forgotten)
+                yield Problem("coordinator-restarted", COORDINATOR, last.at, details)
 
 
-def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Problem:
+def _absent(snapshot: Snapshot, reported_at: float | None, number: int) -> Problem:
     """The problem of a missing coordinator, and whether an agent restarts it."""
-    said: dict[str, Any] = {"incarnation": number}
+    details: dict[str, Any] = {"incarnation": number}
     if not snapshot.is_live:
-        said |= known(pid=snapshot.run.get("pid"))
+        details |= known(pid=snapshot.run.get("pid"))
     else:
-        said |= {"pid": snapshot.run.get("pid"), "cause": "restarts", "agent": "its agent"}
-        said |= disk.facts(snapshot)
-    return Problem("coordinator-gone", COORDINATOR, _seen_at(snapshot, heard_at), said)
+        details |= {"pid": snapshot.run.get("pid"), "cause": "restarts", "agent": "its agent"}
+        details |= disk.facts(snapshot)
+    return Problem("coordinator-gone", COORDINATOR, _seen_at(snapshot, reported_at), details)
 
 
-def _seen_at(snapshot: Snapshot, heard_at: float | None) -> float | None:
+def _seen_at(snapshot: Snapshot, reported_at: float | None) -> float | None:
     """When a missing coordinator last showed a sign of life; None if it never did.
 
     A coordinator that cannot write still touches its lock. If even that is impossible, the age of
     the lock is 0 (`paths.beat_age_s`), which is no sign of life.
     """
     beat_age_s = paths.beat_age_s(snapshot.directory, snapshot.now)
-    signs = [heard_at, snapshot.now - beat_age_s if beat_age_s else None]
+    signs = [reported_at, snapshot.now - beat_age_s if beat_age_s else None]
     return max((at for at in signs if at is not None), default=None)
 
 

@@ -70,8 +70,8 @@ def waiting_for(snapshot: Snapshot) -> str:
     """The daemons that the run waits for and that wait for no other, and what they are doing."""
     if not remains.has_spoken(snapshot):
         return "coordinator (starting)"
-    if said := facts.text(snapshot.run.get("waiting")):
-        return said
+    if waiting := facts.text(snapshot.run.get("waiting")):
+        return waiting
     late = _late(snapshot)
     causes = [row for row in late if not row.get("waiting_for")] or late
     return ", ".join(control.told(row, snapshot.now) for row in causes[: control.NAMED_MAX])
@@ -128,8 +128,8 @@ def quoted(snapshot: Snapshot) -> str:
     if first is None and not snapshot.reason.startswith("the coordinator "):
         return ""  # The coordinator survived and has recorded the reason.
     name = COORDINATOR if first is None else str(first["name"])
-    said = _exit(first).get("last_lines") if first is not None else None
-    words = said or logs.last_words(snapshot.directory, name, LAST_LINES)
+    recorded = _exit(first).get("last_lines") if first is not None else None
+    words = recorded or logs.last_words(snapshot.directory, name, LAST_LINES)
     new = [line for line in map(str, words) if not _is_known(line, snapshot.reason)]
     return "".join(
         [f"\n  last lines of {name}:", *(f"\n    {line}" for line in new)] if new else ""

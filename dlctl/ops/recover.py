@@ -112,7 +112,7 @@ def wait_over(snapshot: Snapshot) -> Snapshot:
 
     Raises DlctlError if it does not exit.
     """
-    began, told = time.monotonic(), False
+    began, is_noted = time.monotonic(), False
     while snapshot.state in ENDED and (pid := snapshot.coordinator_pid) is not None:
         waited_s = time.monotonic() - began
         if waited_s > OVER_S:
@@ -121,8 +121,8 @@ def wait_over(snapshot: Snapshot) -> Snapshot:
                 "exited",
                 hint=f"dlctl stop --kill -j {snapshot.run_id}",
             )
-        if waited_s > TOLD_S and not told:
-            told = True
+        if waited_s > TOLD_S and not is_noted:
+            is_noted = True
             name = snapshot.run_id
             notes.note(f"waiting for the coordinator of {name} to exit (pid {pid})")
         time.sleep(POLL_S)

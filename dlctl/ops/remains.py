@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dlctl.runs.kept_shards import Kept
 
 NO_STATE = "its server is gone and left no state"
-KEEPS_NOTHING = 'its server is gone, and durability = "none" keeps nothing'
+KEEPS_NOTHING = 'its server is gone, and durability = "none" stores nothing'
 NOT_ASKED = "its host was not asked"
 NO_MEMORY = "the coordinator left no memory to resume from"
 IN_COORDINATOR = "this method's state was in the coordinator's process"
@@ -284,8 +284,8 @@ def is_led(snapshot: Snapshot) -> bool:
 
 def has_spoken(snapshot: Snapshot) -> bool:
     """Whether the current coordinator, not its predecessor, wrote the daemons' states."""
-    heard = snapshot.run.get("updated_by") == snapshot.run.get("pid_start")
-    return heard and has_coordinator(snapshot)
+    is_recorded = snapshot.run.get("updated_by") == snapshot.run.get("pid_start")
+    return is_recorded and has_coordinator(snapshot)
 
 
 def read_memory(directory: Path) -> Json:
@@ -318,8 +318,8 @@ def causes_of(snapshot: Snapshot, living: list[str]) -> list[str]:
         lines.append(snapshot.reason)
     elif run.get("state") not in ENDED and run.get("pid") is not None and not is_led(snapshot):
         state = "is being started" if has_coordinator(snapshot) else "gone"
-        heard = values.ago(run.get("updated_at"), now)
-        lines.append(f"coordinator: {state} (pid {run['pid']}, last heard {heard})")
+        age = values.ago(run.get("updated_at"), now)
+        lines.append(f"coordinator: {state} (pid {run['pid']}, last heartbeat {age})")
     for row in snapshot.daemons:
         last = row.get("last_exit")
         if row["name"] in living:

@@ -132,7 +132,7 @@ def damaged(numbers: Iterable[int]) -> str:
 
 
 def order(run_directory: Path) -> list[Path]:
-    """All that were completed once, damaged ones included, in the order in which to try them."""
+    """All completed checkpoints, damaged ones included, in the order in which to try them."""
     branch = _branch(run_directory)
 
     def rank(directory: Path) -> tuple[bool, bool, tuple[int, int]]:
@@ -144,7 +144,7 @@ def order(run_directory: Path) -> list[Path]:
 
 
 def counting(run_directory: Path, branch: Sequence[Resume]) -> Callable[[int], bool]:
-    """Which numbers count among those that `checkpoints.superfluous` keeps."""
+    """Which numbers count for `checkpoints.superfluous`."""
     found = checkpoints.complete(run_directory)
     failed = {checkpoints.number(path)[0] for path, made in found.items() if FAILURE in made}
     return lambda number: number not in failed and is_of_branch(number, branch)

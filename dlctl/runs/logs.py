@@ -215,15 +215,15 @@ class Follower:
                 self._places[_key(file)] = _Place(offset, info.st_mtime)
 
     def begins_with(self, file: LogFile) -> bool:
-        """Whether the first poll brings (or brought) lines that had been in this file before."""
+        """Whether the first poll returns lines that this file already had."""
         return _key(file) in self._begun
 
     def poll(self) -> list[Line]:
-        """Lines that have come since the last poll, merged by time."""
+        """New lines since the last poll, merged by time."""
         return self._poll(at_end=False)
 
     def rest(self) -> list[Line]:
-        """The same at the end, with last lines that lack their line feed."""
+        """The final poll, which includes last lines without a line feed."""
         return self._poll(at_end=True)
 
     def _poll(self, *, at_end: bool) -> list[Line]:

@@ -82,10 +82,10 @@ class Snapshot:
         """How long the coordinator has sent no heartbeat although its process is alive; None if
         that is short. A coordinator that has just started has yet to send its first one.
         """
-        unheard_s = self._unheard_s()
-        if unheard_s is None or self.beat_age_s is None:
-            return unheard_s
-        silent_s = min(unheard_s, self.beat_age_s)
+        write_age_s = self._write_age_s()
+        if write_age_s is None or self.beat_age_s is None:
+            return write_age_s
+        silent_s = min(write_age_s, self.beat_age_s)
         return silent_s if silent_s > STALE_AFTER_S else None
 
     @property
@@ -93,14 +93,14 @@ class Snapshot:
         """How long a running coordinator has not been able to write its state; None if it can, or
         if it is not known to run.
         """
-        return self._unheard_s() if self.silent_s is None else None
+        return self._write_age_s() if self.silent_s is None else None
 
-    def _unheard_s(self) -> float | None:
+    def _write_age_s(self) -> float | None:
         """How long the live coordinator has written nothing; None if that is short."""
         if self.coordinator_pid is None or self.stale_s is None:
             return None
-        unheard_s = min(self.stale_s, self.now - (self._coordinator_since() or 0.0))
-        return unheard_s if unheard_s > STALE_AFTER_S else None
+        write_age_s = min(self.stale_s, self.now - (self._coordinator_since() or 0.0))
+        return write_age_s if write_age_s > STALE_AFTER_S else None
 
     @property
     def is_current(self) -> bool:
@@ -132,9 +132,9 @@ class Snapshot:
             if self.state in ENDED:
                 return "stopping"
             writer = self.run.get("updated_by")
-            is_heard = writer is None or writer == self.run.get("pid_start")
-            is_at_work = self.is_current or self.unwritten_s is not None
-            return "running" if is_at_work and is_heard else "starting"
+            is_recorded = writer is None or writer == self.run.get("pid_start")
+            is_running = self.is_current or self.unwritten_s is not None
+            return "running" if is_running and is_recorded else "starting"
         if self.run.get("pid") is None:
             return "pending" if self.is_live else "stopped"
         return "stopped" if self.state in ENDED and not self.is_gone else GONE
@@ -238,7 +238,7 @@ def _truth(
         return state, reason, True
     agents = [row for row in run["daemons"] if row.get("role") == "agent"]
     if processes.working(agents):
-        again = "the coordinator is gone; its agent starts it again"
+        again = "the coordinator is gone; its agent restarts it"
         return ("recovering" if state in READY else state), again, True
     gone = f"the coordinator is gone (pid {run['pid']}, the run was {state})"
     return ("failed" if state in LIVE else state), gone, False

@@ -59,7 +59,7 @@ def damaged_at(log: bytes, *, same_boot: bool) -> int | None:
         before = _add(order, log[page_at : page_at + page_bytes], before)
         if frame.salts != tuple(salts) or frame.sum != before:
             later = (f for f in frames if f.salts == tuple(salts))
-            return frame.at if _tells(later, same_boot) else None
+            return frame.at if _proves_damage(later, same_boot) else None
     return None
 
 
@@ -70,7 +70,7 @@ def _frames(log: bytes, page_bytes: int) -> Iterator[_Frame]:
         yield _Frame(at, page, pages, (rest[0], rest[1]), (rest[2], rest[3]))
 
 
-def _tells(later: Iterator[_Frame], same_boot: bool) -> bool:
+def _proves_damage(later: Iterator[_Frame], same_boot: bool) -> bool:
     """Whether the frames after a wrong one prove that it was written correctly once."""
     is_known_synced, is_first_of_its_transaction = same_boot, False
     for frame in later:

@@ -182,7 +182,7 @@ def test_durability_none_keeps_nothing(dead, dlctl_command):
     (dead.path / "job.json").write_text(json.dumps(config.to_dict(job)))
     remember(dead, "server-0")
     (obstacle,) = look(dlctl_command)["obstacles"]
-    assert 'durability = "none" keeps nothing' in obstacle
+    assert 'durability = "none" stores nothing' in obstacle
 
 
 def test_when_nothing_is_left_that_is_said_with_the_way_to_begin_anew(dead, dlctl_command):

@@ -158,7 +158,7 @@ def test_a_coordinator_that_its_agent_starts_again_is_recovering(run_directory, 
     run.daemon("agent-0", **ME)
     out = dlctl_command("status").out
     assert out.startswith(
-        "digits-7f3a  recovering (the coordinator is gone; its agent starts it again)"
+        "digits-7f3a  recovering (the coordinator is gone; its agent restarts it)"
     )
     assert dlctl_command("status", "--check").code == 3
     assert json.loads(dlctl_command("status", "--json").out)["is_live"] is True

@@ -76,7 +76,7 @@ def test_without_durability_a_killed_server_ends_the_run_which_says_how_to_go_on
     recover = f"dlctl recover -j {place.directory.name}"
     status = place.dlctl("status").out
     assert f"  next        {recover}\n              {saved}" in status
-    assert 'server-1: its server is gone, and durability = "none" keeps nothing' in status
+    assert 'server-1: its server is gone, and durability = "none" stores nothing' in status
     failed = place.dlctl("logs", "--failed").out
     assert {line.partition(" ")[0] for line in failed.splitlines()} == {"server-1"}
     assert failed.endswith("s ago: killed by SIGKILL\n")

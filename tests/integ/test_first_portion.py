@@ -81,7 +81,7 @@ def test_a_run_that_failed_in_its_first_batch_begins_anew_when_the_model_is_mend
     place.task(good)
     ended = place.dlctl("run", "job.toml")
     assert ended.code == 0, ended.err
-    assert "a new run begins" in ended.err
+    assert "starting a new run" in ended.err
     assert place.directory != first
     place.nothing_left()
 

@@ -175,6 +175,6 @@ def _renew(snapshot: Snapshot) -> None:
         with explained(directory):
             keys.renew(directory)
             with closing(RunDb(directory)) as db:
-                text = f"{_who()} has given the run a new key"
+                text = f"{_who()} gave the run a new key"
                 db.add_event(time.time(), "keys", "", text, {})
                 db.commit()

@@ -159,8 +159,8 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
 def _summary(snapshot: Snapshot, file: Path) -> None:
     """Print the result (on stdout), the output of the task's `finish`, and the next commands."""
     found = snapshot.run.get("finish")
-    told = found.get("text") if isinstance(found, Mapping) else None
-    finish = [console.escape_lines(told)] if isinstance(told, str) and told else []
+    printed = found.get("text") if isinstance(found, Mapping) else None
+    finish = [console.escape_lines(printed)] if isinstance(printed, str) and printed else []
     head = [*report.head(snapshot, brief=True), *attention.of_run(snapshot)]
     console.out("\n".join([*head, *finish]), flush=True)
     _tell_next(snapshot, file)

@@ -50,7 +50,7 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
         new = {name: facts.incarnation(snapshot.daemon(name)) for name in starting}
         with live.shown() as progress:
             control.wait(snapshot, _goal(new, leaving), limit_s, f"{after} workers", new, progress)
-    console.out(f"workers  {before} -> {after}{_told(starting, leaving)}")
+    console.out(f"workers  {before} -> {after}{_changes(starting, leaving)}")
 
 
 def parse(text: str) -> int:
@@ -82,7 +82,7 @@ def _names(result: Mapping[str, Any], key: str) -> list[str]:
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
-def _told(starting: Sequence[str], leaving: Sequence[str]) -> str:
+def _changes(starting: Sequence[str], leaving: Sequence[str]) -> str:
     parts = [("new", starting), ("gone", leaving)]
     changed = [f"{what}: {', '.join(names)}" for what, names in parts if names]
     return console.escape(f"  ({'; '.join(changed)})")

@@ -65,14 +65,16 @@ def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[s
         lines.append(attention.line(problem, snapshot.now))
         lines += [console.next_lines(fix, "   ")] if fix else []
         lines += _waiting(snapshot, cause, 0)
-    return lines or _nobody(snapshot, chosen)
+    return lines or _nothing_waits(snapshot, chosen)
 
 
-def _nobody(snapshot: Snapshot, chosen: list[str]) -> list[str]:
+def _nothing_waits(snapshot: Snapshot, chosen: list[str]) -> list[str]:
     state = f"{snapshot.run_id} {facts.became(snapshot.state)}"
-    who = ", ".join(chosen)
+    names = ", ".join(chosen)
     verb = (
-        f"{who} {'waits' if len(chosen) == 1 else 'wait'} for nothing" if who else "nothing waits"
+        f"{names} {'waits' if len(chosen) == 1 else 'wait'} for nothing"
+        if names
+        else "nothing waits"
     )
     doing = [f"  {name}: {_doing(snapshot, name)}" for name in chosen]
     return [console.escape(f"{verb}: {state}"), *doing]

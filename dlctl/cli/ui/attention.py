@@ -69,10 +69,10 @@ def _last_words(problem: Problem, row: Row) -> list[str]:
     words = last.get("last_lines") if isinstance(last, Mapping) else None
     if not isinstance(last, Mapping) or not isinstance(words, list) or "exit" not in problem.facts:
         return []
-    said = [str(word) for word in words if not is_birth(str(word))]
+    log_lines = [str(word) for word in words if not is_birth(str(word))]
     was_killed = (values.number(last.get("code")) or 0) < 0
     # INFO lines before a kill do not explain it.
-    return (grave(said) if was_killed else said)[-LAST_LINES:]
+    return (grave(log_lines) if was_killed else log_lines)[-LAST_LINES:]
 
 
 def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:

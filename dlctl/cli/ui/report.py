@@ -184,7 +184,7 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
 
 def event(row: facts.Row, now: float) -> str:
     """One event in a line: time, daemon, kind, text."""
-    kind, who = console.escape(str(row["kind"])), console.escape(str(row["daemon"]) or "run")
+    kind, daemon = console.escape(str(row["kind"])), console.escape(str(row["daemon"]) or "run")
     text, code = console.escape(str(row["text"])), row["data"].get("code")
     shown = console.style(f"  [{code}]", dim=True) if code in CODES else ""
-    return f"{values.clock(row['at'], now)}  {who:<12} {kind:<12} {text}{shown}"
+    return f"{values.clock(row['at'], now)}  {daemon:<12} {kind:<12} {text}{shown}"
