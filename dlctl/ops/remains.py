@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NO_STATE = "its server is gone and left no state"
 KEEPS_NOTHING = 'its server is gone, and durability = "none" stores nothing'
-NOT_ASKED = "its host was not asked"
+NOT_ASKED = "its host was not queried"
 NO_MEMORY = "the coordinator left no memory to resume from"
 IN_COORDINATOR = "this method's state was in the coordinator's process"
 Json = dict[str, Any]

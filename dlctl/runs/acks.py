@@ -71,7 +71,7 @@ def _no_record(path: Path) -> DlctlError:
     return DlctlError(
         "this is not a record of a worker's acks",
         where=str(path),
-        hint=f"the acks of that worker are lost; move {path.name} away to check the others",
+        hint=f"that worker's acks are unknown; move {path.name} away to check the others",
     )
 
 

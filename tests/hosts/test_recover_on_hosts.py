@@ -84,7 +84,7 @@ def test_a_run_that_has_failed_for_want_of_a_host_goes_on_when_that_is_back(
     for command in (("recover",), ("start", "job.toml")):
         told = place.dlctl(*command)
         assert told.code == 5, told.err
-        assert "cannot go on without h2" in told.err
+        assert "cannot resume without h2" in told.err
         said = " ".join(told.err.split())
         assert "remove h2 from job.toml, then dlctl start job.toml resumes from the" in said
     step = place.run()["step"]

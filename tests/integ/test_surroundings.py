@@ -100,7 +100,7 @@ def test_a_run_directory_that_cannot_be_made_is_said_at_once(place: Workplace) -
     job.write_text(job.read_text().replace("[algorithm]", 'run_dir = "file/runs"\n[algorithm]'))
     ended = place.dlctl("start", "job.toml")
     assert ended.code == 1
-    assert "cannot make a run directory: Not a directory" in ended.err
+    assert "cannot create a run directory: Not a directory" in ended.err
     assert "set run_dir in [job]" in ended.err
     assert not place.processes()
     assert not any((place.path / "state").rglob("clouds-*"))
