@@ -93,7 +93,7 @@ def test_another_job_file_is_no_reason_to_give_it_up_without_a_word(in_it: Workp
     path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
     refused = in_it.dlctl("start", "job.toml")
     assert refused.code == 1
-    assert "updates are kept" in refused.err
+    assert "updates survive" in refused.err
     assert "dlctl start --fresh" in refused.err
     assert "next: dlctl recover -j " in refused.err
     assert in_it.dlctl("recover").code == 0
