@@ -276,7 +276,7 @@ def test_shards_that_leave_a_gap_are_refused(tmp_path):
     directory = save(tmp_path)
     found = checkpoints.read_manifest(directory)
     second = found["shards"][1]
-    with pytest.raises(DlctlError, match=r"shards\[0\] does not begin where the one before ends"):
+    with pytest.raises(DlctlError, match=r"shards\[0\] does not begin where the previous one ends"):
         checkpoints.write_manifest(directory, {**found, "shards": [second]})
     with pytest.raises(DlctlError, match="the shards end at 51, the model at 103"):
         checkpoints.write_manifest(directory, {**found, "shards": found["shards"][:1]})
@@ -543,8 +543,8 @@ def test_a_table_of_another_name_or_size_is_not_read(tmp_path, name, size):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"lo": 1}, "does not begin where the one before ends"),
-        ({"hi": 9}, "does not begin where the one before ends"),
+        ({"lo": 1}, "does not begin where the previous one ends"),
+        ({"hi": 9}, "does not begin where the previous one ends"),
         ({"hi": "8"}, "tables.seen.hi is '8'"),
         ({"lo": -1}, "tables.seen.lo is -1"),
         ({"hi": 2**70}, "tables.seen.hi is 11805"),

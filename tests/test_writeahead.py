@@ -176,9 +176,7 @@ def test_a_value_that_is_not_what_was_written_is_not_read(run, table):
         value = "term" if table == "term" else "value"
         for old, new in CHANGED:
             db._db.execute(f"UPDATE {table} SET {value} = replace({value}, ?, ?)", (old, new))
-        with pytest.raises(
-            sqlite3.DatabaseError, match=f"of table {table} is not what was written"
-        ):
+        with pytest.raises(sqlite3.DatabaseError, match=f"of table {table} has a wrong checksum"):
             db.check()
 
 

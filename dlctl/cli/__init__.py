@@ -1,1 +1,1 @@
-"""The command line: `main.py` has the table of commands, `console.py` all that is written."""
+"""The command line: `app.py` has the table of commands, `ui/console.py` writes all output."""

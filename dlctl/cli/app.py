@@ -1,4 +1,4 @@
-"""`dlctl`: the table of its commands, and how every one of them ends."""
+"""`dlctl`: the table of its commands, and their error handling and exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HELP = {
         "init": "Write a commented job file and a runnable task.",
         "validate": "Check a job file offline; report every problem.",
         "plan": "Show what start would do; change nothing.",
-        "doctor": "Look for what is in the way: here, on each host, between them.",
+        "doctor": "Check this machine, each host and the links between them for problems.",
         "start": "Start a job in the background; wait until it is ready.",
         "run": "Start a job, stream its logs, stop it on Ctrl-C.",
     },
@@ -32,7 +32,7 @@ _HELP = {
         "top": "Watch a job live: its daemons, rates and loss.",
         "logs": "Show or follow logs of all or some daemons.",
         "events": "Show faults, recoveries and changes in order.",
-        "why": "Show who waits for whom, and what they all wait for.",
+        "why": "Show which daemons wait for which, and the root cause.",
         "explain": "Explain the code of a problem.",
         "wait": "Block until a job is ready, finished or at a step.",
         "report": "Write an HTML page about a run: loss, rates, staleness, events.",
@@ -43,12 +43,12 @@ _HELP = {
         "set": "Change fetch/push limits and other live settings.",
         "scale": "Add or remove workers of a running job.",
         "restart": "Restart daemons in place, keeping their names.",
-        "recover": "Bring back a job that has died.",
-        "keys": "Give a job new keys, or somebody one to look on with.",
+        "recover": "Recover a job that has died.",
+        "keys": "Give a job new keys, or create a read-only key.",
         "stop": "Stop a job, saving first.",
     },
     "Data": {
-        "checkpoint": "Save one now; ls, verify, prune and export those that there are.",
+        "checkpoint": "Save one now; list, verify, prune and export existing ones.",
         "verify": "Check that no acknowledged push was lost.",
     },
     "Setup": {
@@ -73,9 +73,9 @@ INTERRUPTED_EXIT_CODE = 130
     cls=LazyGroup,
     entries=COMMANDS,
     examples=[
-        ("dlctl init demo", "write a job file and a task to begin with"),
+        ("dlctl init demo", "write a job file and a task to start from"),
         ("dlctl run demo/job.toml", "train; Ctrl-C stops"),
-        ("dlctl status", "see how it goes, from another terminal"),
+        ("dlctl status", "show its progress, from another terminal"),
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit code; nothing but SystemExit comes out of it."""
+    """Run one command line and return its exit code; raises nothing but SystemExit."""
     console.setup()
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
@@ -146,7 +146,9 @@ def _show_usage_error(error: click.ClickException) -> int:
 
 
 def _known(error: Exception, arguments: list[str]) -> DlctlError | None:
-    """What an error means that is nobody's bug: one of ours, a full disk, or a damaged database."""
+    """The error for an exception that is not a bug: a DlctlError, a full disk, a damaged database;
+    else None.
+    """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         console.abandon_stdout()
         return DlctlError(str(error))
@@ -154,7 +156,7 @@ def _known(error: Exception, arguments: list[str]) -> DlctlError | None:
 
     if isinstance(error, DlctlError) and not isinstance(error, Unreadable):
         return error
-    from dlctl.ops import unreadable  # only here: it takes numpy along
+    from dlctl.ops import unreadable  # imported late: it pulls in numpy
 
     if isinstance(error, Unreadable):
         return unreadable.explained(error)
@@ -162,8 +164,8 @@ def _known(error: Exception, arguments: list[str]) -> DlctlError | None:
 
 
 def _bug(error: Exception, arguments: list[str]) -> DlctlError:
-    """Keep the traceback in a file: it is for us, not for the terminal (unless -v asks for it)."""
-    import traceback  # only here: it takes 8 ms to import
+    """Write the traceback to a file; the terminal shows it only with -v."""
+    import traceback  # imported late: it takes 8 ms
 
     from dlctl.runs import paths
 
@@ -178,7 +180,7 @@ def _bug(error: Exception, arguments: list[str]) -> DlctlError:
         where = f"the traceback is in {directory / name}"
     except OSError as unwritable:
         console.note(console.escape_lines(text))
-        where = f"the traceback is above, because it could not be kept: {unwritable}"
+        where = f"the traceback is above, because it could not be saved: {unwritable}"
     console.detail(console.escape_lines(text))
     problem = DlctlError(
         f"this is a bug in dlctl: {type(error).__name__}: {error}",

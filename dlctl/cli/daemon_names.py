@@ -1,4 +1,4 @@
-"""Which of a run's daemons a command is about: names and patterns."""
+"""Selecting daemons of a run by names and patterns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of daemons for TAB, from local files only."""
+    """Daemon names for shell completion, from local files only."""
     from click.shell_completion import CompletionItem
 
     try:

@@ -1,7 +1,7 @@
 """Commands that are imported on first use, and help texts that begin with examples.
 
-`LazyGroup` knows its commands from a table of strings, so that `--help`, did-you-mean and TAB
-import none of them. `command` makes one of them:
+`LazyGroup` has a table of its commands as strings, so that `--help`, suggestions and completion
+import none of them. `command` defines one of them:
 
     @command("logs", examples=[("dlctl logs -f", "follow all daemons")], see_also=["status"])
     @job_option
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """A command of the table: where it is, its line in the help, and the heading above it."""
+    """A command of the table: its location, its line in the help, and the heading above it."""
 
     target: str
     """"module:attribute"."""

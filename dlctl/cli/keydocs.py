@@ -1,6 +1,6 @@
-"""What a job file's keys are, read from the dataclasses that own them: name, type, limits, text.
+"""The keys of a job file, read from the dataclasses that own them: name, type, limits, text.
 
-`dlctl algorithms NAME` and the manual pages show the same.
+`dlctl algorithms NAME` and the manual pages show them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or fals
 
 
 class Key(NamedTuple):
-    """One key of a section, in words."""
+    """The description of one key of a section."""
 
     name: str
     type: str
     limits: str
     """ ">= 1, <= 4096", or ""."""
     default: str
-    """As it would be written in the job file; "" if the key must be given."""
+    """As written in a job file; "" if the key is required."""
     text: str
 
     def to_dict(self) -> dict[str, str]:
@@ -37,7 +37,7 @@ class Key(NamedTuple):
 
 
 def keys(section: type[Any]) -> list[Key]:
-    """The keys of a dataclass. Nested tables are named by their dotted keys, after their own."""
+    """The keys of a dataclass. The keys of a nested table follow it, with dotted names."""
     texts = _texts(section)
     hints = get_type_hints(section, include_extras=True)
     found = []
@@ -104,7 +104,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def to_toml(value: Any) -> str:
-    """A value as it is written in a job file; an absent one has no TOML and is "none"."""
+    """A value as written in a job file; TOML has no null, so None becomes "none"."""
     if value is None:
         return "none"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the global ones that every command takes."""
+"""Options shared by several commands, and the global ones that every command takes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _FLAGS = (
 )
 _CONSOLE = "dlctl.console"
 JOB = "dlctl.job"
-"""In the context of a command line: the job that it is about."""
+"""The key of the selected job in the context of a command line."""
 _GIVEN = "dlctl.given"
 
 
 class Tail(click.ParamType):  # type: ignore[type-arg]
-    """How many of the last ones of something: a number, or "all", which is `ALL`."""
+    """How many of the last items: a number, or "all", which is `ALL`."""
 
     name = "N"
     ALL = -1
@@ -56,7 +56,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
     name = "TIME"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: object) -> float:
-        from dlctl.util import values  # only here: most commands have no use for it
+        from dlctl.util import values  # imported late: most commands do not need it
 
         if isinstance(value, float):
             return value
@@ -69,16 +69,16 @@ def wait_options(function: F) -> F:
         "--timeout",
         "limit_s",
         type=Duration(),
-        help="Give up waiting after it.  [default: as long as a start]",
+        help="Give up waiting after this time.  [default: as long as a start]",
     )
     no_wait = click.option(
-        "-d", "--no-wait", is_flag=True, help="Return when the coordinator has agreed."
+        "-d", "--no-wait", is_flag=True, help="Return once the coordinator has accepted."
     )
     return timeout(no_wait(function))  # type: ignore[type-var]
 
 
 def job_option(function: F) -> F:
-    """`-j/--job NAME` as the argument `job: str | None`; a group's own counts for its commands."""
+    """`-j/--job NAME` as the argument `job: str | None`; a group's applies to its commands."""
     option = click.option(
         "-j",
         "--job",
@@ -86,14 +86,14 @@ def job_option(function: F) -> F:
         envvar="DLCTL_JOB",
         callback=_job,
         shell_complete=complete_runs,
-        help="Name or run id of the job.  [default: the only one that runs, else the newest; of "
-        "those in ./runs, if there are any]",
+        help="Name or run id of the job.  [default: the only running one, else the newest; of "
+        "those in ./runs, if any]",
     )
     return option(function)  # type: ignore[type-var]
 
 
 def run_argument(function: F) -> F:
-    """`-j NAME`, or RUN in its place, as the argument `job: str | None`."""
+    """`-j NAME`, or RUN instead, as the argument `job: str | None`."""
     argument = click.argument(
         "run",
         required=False,
@@ -106,9 +106,10 @@ def run_argument(function: F) -> F:
 
 
 def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """What is given counts, also before the name of a subcommand; else what the environment says.
+    """The job from the command line, also before the name of a subcommand; else from the
+    environment.
 
-    Raises UsageError for a run that is given as RUN and as another one with -j.
+    Raises UsageError if RUN and -j name different runs.
     """
     given: dict[str, str] = ctx.meta.setdefault(_GIVEN, {})
     if value and ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE:
@@ -129,19 +130,19 @@ def json_option(function: F) -> F:
 
 def force_option(function: F) -> F:
     """`--force` as the argument `force: bool`, for `require_free`."""
-    option = click.option("--force", is_flag=True, help="Overwrite what is there.")
+    option = click.option("--force", is_flag=True, help="Overwrite existing files.")
     return option(function)  # type: ignore[type-var]
 
 
 def require_free(force: bool, *files: Path) -> None:
-    """Raises DlctlError if one of these is there, unless it may be overwritten."""
+    """Raises DlctlError if one of these files exists, unless `force` is set."""
     present = [file for file in files if os.path.lexists(file) and not file.is_dir()]
     if present and not force:
         names = " and ".join(file.name for file in present)
         raise DlctlError(
-            f"{names} {'are' if len(present) > 1 else 'is'} already there; nothing was written",
+            f"{names} already exist{'' if len(present) > 1 else 's'}; nothing was written",
             where=str(present[0]),
-            hint="write somewhere else, or overwrite with --force",
+            hint="write to another place, or overwrite with --force",
         )
 
 
@@ -158,10 +159,10 @@ def complete_runs(
 
 
 def add_global_options(command: click.Command, *, hidden: bool) -> None:
-    """Give a command the global options, so that they may stand before or after its name.
+    """Add the global options to a command, so that they are valid before and after its name.
 
-    hidden: not in its help, and without environment variables, which would win over a flag that was
-    given before the command's name. A command's own option of the same spelling wins.
+    hidden: not in its help, and without environment variables, which would override a flag given
+    before the command's name. A command's own option of the same spelling takes precedence.
     """
     common: dict[str, Any] = {
         "expose_value": False,
@@ -187,7 +188,7 @@ def add_global_options(command: click.Command, *, hidden: bool) -> None:
 
 
 def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    """Remember a given value (for the commands below, too) and tell the console."""
+    """Store a given value, also for subcommands, and configure the console."""
     chosen: dict[str, Any] = ctx.meta.setdefault(_CONSOLE, {})
     if value is not None and param.name is not None:
         chosen[param.name] = value
@@ -195,10 +196,10 @@ def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> N
 
 
 def moment(text: str | None, now: float) -> float | None:
-    """A time from an option: "10m" (ago) or an ISO time, local unless it says its zone; None if it
-    was not given. Raises UsageError.
+    """A time from an option: "10m" (ago) or an ISO time, local unless it has a zone; None if it was
+    not given. Raises UsageError.
     """
-    from dlctl.util.units import parse_duration  # only here: most commands have no use for it
+    from dlctl.util.units import parse_duration  # imported late: most commands do not need it
 
     if text is None:
         return None

@@ -1,4 +1,4 @@
 """What commands do: they return values and raise errors, and print nothing.
 
-What is said meanwhile goes through `dlctl.util.notes`.
+Progress messages go through `dlctl.util.notes`.
 """

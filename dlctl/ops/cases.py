@@ -1,5 +1,5 @@
-"""What is known of a job or a run that is to be started, planned or brought back, and what is
-decided about it (`decide.py`). Nothing is changed by finding that out.
+"""The facts about a job or a run to be started, planned or recovered, and the decision about it
+(`decide.py`). Gathering them changes nothing.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Case:
     facts: Facts
     table: Sequence[decide.Row]
     run: Snapshot | None = None
-    """The newest run of the job, or the one that is named."""
+    """The newest run of the job, or the named run."""
     job: JobFile | None = None
-    """That is to be started; None: the run's own."""
+    """The job to start; None: the run's own."""
     changes: list[Change] = field(default_factory=list)
-    """What the job file says otherwise than that run's; of one that lives, than is in force."""
+    """How the job file differs from that run's; for a live run, from its effective settings."""
     number: int | None = None
-    """Of the checkpoint that is asked for."""
+    """The requested checkpoint."""
     findings: Findings | None = None
     checkpoint: Good | None = None
     damaged: list[str] = field(default_factory=list)
-    """What is wrong with newer checkpoints than that."""
+    """What is wrong with checkpoints newer than `checkpoint`."""
 
     @property
     def action(self) -> Action:
@@ -66,11 +66,11 @@ class Case:
 
     @property
     def reasons(self) -> list[str]:
-        """Why it goes back to that checkpoint, and not to a newer one."""
+        """Why the run rolls back to that checkpoint, and not to a newer one."""
         found = list(self.findings.obstacles) if self.findings is not None else []
         if self.run is not None and self.findings is not None and not found:
             is_ruined = is_poisoned(self.run.reason) and self.job is not None
-            why = RUINED if is_ruined else "that was asked for"
+            why = RUINED if is_ruined else "this was requested"
             found.append("the job file has changed" if self.changes else why)
         if self.run is not None and self.checkpoint is not None:
             found.append(lineage.skipped(self.run.directory, self.checkpoint[0]))
@@ -93,10 +93,10 @@ def newest(file: Path, job: JobFile) -> Snapshot | None:
 
 
 def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh: bool) -> None:
-    """Raises DlctlError if a newer run than `previous` lies in this job's run directory that cannot
-    be read, or was made for a job file that is not there any more: a new run that begins unnoticed
-    costs all that the old one did. `fresh`: a new one is wanted; then only daemons of the old one
-    that live are in the way.
+    """Raises DlctlError if this job's run directory has a run newer than `previous` that is
+    unreadable, or was created for a job file that no longer exists: silently starting a new run
+    would lose all progress of the old one. `fresh`: the caller wants a new run; then only live
+    daemons of the old run prevent it.
     """
     from dlctl.ops import unreadable
 
@@ -111,14 +111,14 @@ def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh
         old = load(directory).run.get("job_file")
         if previous is None and isinstance(old, str) and not os.path.lexists(old):
             raise DlctlError(
-                f"{directory.name} was made for {old}, which is not there any more",
+                f"{directory.name} was created for {old}, which no longer exists",
                 where=str(directory),
                 hint=unreadable.way_on(directory, shlex.quote(values.path(file))),
             )
 
 
 def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) -> Case:
-    """What can be said at once; `content` is that of the job file, resolved."""
+    """The case as known without slow reads; `content`: the resolved content of the job file."""
     if run is None:
         return Case(Facts(fresh=fresh), decide.START, job=job)
     before, state = read_job(run.directory), _state(run)
@@ -132,7 +132,7 @@ def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) 
     )
     if state is Run.LIVE:
         live = changes.from_live(run, before, content)
-        # What was changed live may be as the job file says it, or as it was: both are this run.
+        # A live change may match the new job file, or the old one: both describe this run.
         facts = replace(facts, changed=bool(changed and live))
         changed = live
     return Case(facts, decide.START, run, job, changed)
@@ -142,7 +142,7 @@ def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) 
 
 
 def of_recover(run: Snapshot, *, from_checkpoint: bool = False, number: int | None = None) -> Case:
-    """`number`: of the checkpoint that is asked for."""
+    """`number`: the requested checkpoint."""
     lead = Lead.GONE
     if run.silent_s is not None:
         lead = Lead.SILENT
@@ -152,15 +152,15 @@ def of_recover(run: Snapshot, *, from_checkpoint: bool = False, number: int | No
     return Case(Facts(run=_state(run), lead=lead, back=back), decide.RECOVER, run, number=number)
 
 
-# ---------------------------------------------------------------- what takes longer
+# ---------------------------------------------------------------- slow reads
 
 
 def looked(case: Case, *, ask_hosts: bool = True) -> Case:
-    """The same with all that is needed for what is to be done.
+    """The case with all facts that its action needs.
 
-    Raises DlctlError for a directory that is not the run's own, for a database of which any page
-    is damaged (whoever goes on with it may give out terms again), and for a checkpoint that was
-    asked for and is not good; UsageError if the newest good one does not fit the job.
+    Raises DlctlError for a directory that is not the run's own, for a database with a damaged page
+    (a coordinator that resumes with it may reissue terms), and for a requested checkpoint that is
+    damaged or missing; UsageError if the newest good one does not fit the job.
     """
     while (run := case.run) is not None and case.action.is_look:
         lock.check(run)
@@ -183,7 +183,7 @@ def _shards(case: Case, findings: Findings) -> Shards:
 
 
 def _with_checkpoint(case: Case, run: Snapshot) -> Case:
-    """With the newest good checkpoint, or the one that is asked for; every byte of it is read."""
+    """With the newest good checkpoint, or the requested one; reads every byte of it."""
     damaged: list[str] = []
     if case.number is not None:
         good: Good | None = checkpoint_choice.good(run, case.number)
@@ -203,23 +203,23 @@ def _with_checkpoint(case: Case, run: Snapshot) -> Case:
 
 
 def check_fits(run_id: str, good: Good, job: JobFile) -> None:
-    """Raises UsageError if a job cannot go on with a checkpoint of this run."""
+    """Raises UsageError if a job cannot resume from a checkpoint of this run."""
     if manifest.otherwise(good[1], job):
         from dlctl.algorithms import translation
 
         translation.check(good[1], job)
     if job.average.ema and AVERAGE not in checkpoints.slots(*good):
         raise UsageError(
-            f"{run_id} was trained without [average]: its checkpoint has none to go on with",
-            hint="remove [average], or begin a new run with --fresh",
+            f"{run_id} was trained without [average]: its checkpoint has no average to resume from",
+            hint="remove [average], or start a new run with --fresh",
         )
 
 
-# ---------------------------------------------------------------- told
+# ---------------------------------------------------------------- output
 
 
 def next_command(case: Case) -> str:
-    """What to type next, see `dlctl.util.hints`."""
+    """The next command, see `dlctl.util.hints`."""
     assert case.run is not None
     if refused := refusal(case):
         return refused.hint or ""
@@ -234,7 +234,7 @@ def next_command(case: Case) -> str:
 
 
 def as_data(case: Case) -> Json:
-    """A case of `dlctl recover`, for programs."""
+    """A case of `dlctl recover` as JSON."""
     run, findings, checkpoint, loss = case.run, case.findings, case.checkpoint, case.loss
     assert run is not None
     data = {
@@ -269,23 +269,23 @@ def as_data(case: Case) -> Json:
 REFUSALS: dict[Action, tuple[type[DlctlError], str, str]] = {
     Action.REFUSE_SECOND: (
         UsageError,
-        "{run} still runs; this would begin a second run",
+        "{run} is still running; this would start a second run",
         "dlctl stop -j {run}",
     ),
     Action.REFUSE_CHANGED: (
         UsageError,
-        "{run} runs with another content of this job file{changes}",
-        "dlctl stop -j {run}\nor: dlctl set --list\nsays which keys change live",
+        "{run} is running with a different version of this job file{changes}",
+        "dlctl stop -j {run}\nor: dlctl set --list\nshows which keys change live",
     ),
     Action.REFUSE_KEPT: (
         DlctlError,
-        "{run} has no good checkpoint to go back to, and its {done} are kept{damaged}{changes}",
-        "dlctl recover -j {run}\nloses nothing, and goes on with the job file as it was\n"
-        "or: {anew}\ngives them up",
+        "{run} has no good checkpoint to roll back to, but its {done} survive{damaged}{changes}",
+        "dlctl recover -j {run}\nloses nothing and resumes with the previous job file\n"
+        "or: {anew}\ndiscards them",
     ),
     Action.REFUSE_DAMAGED: (
         DlctlError,
-        "{run} cannot go on: all of its checkpoints are damaged{damaged}",
+        "{run} cannot resume: all of its checkpoints are damaged{damaged}",
         "dlctl checkpoint verify -j {run}\nor: {anew}",
     ),
     Action.REFUSE_NOTHING: (
@@ -295,16 +295,16 @@ REFUSALS: dict[Action, tuple[type[DlctlError], str, str]] = {
     ),
     Action.WAIT_FOR_HOSTS: (
         Unreachable,
-        "{run} cannot go on without {hosts}{away}",
+        "{run} cannot resume without {hosts}{away}",
         "dlctl recover -j {run}\nwhen they can be reached again\n"
-        "or: dlctl doctor {job_file}\nsays what is wrong there\nor: {without}",
+        "or: dlctl doctor {job_file}\nshows what is wrong there\nor: {without}",
     ),
 }
 """The class, text and hint of each, see `dlctl.util.hints`."""
 
 
 def refusal(case: Case) -> DlctlError | None:
-    """Why nothing can be done; None if something can be, or has to be looked at first."""
+    """Why the command is refused; None if it can act, or has to gather facts first."""
     run, findings = case.run, case.findings
     if run is None:
         return None

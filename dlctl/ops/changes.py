@@ -1,4 +1,4 @@
-"""What two contents of a job file differ in, and what one differs in from a run that lives."""
+"""How two versions of a job file differ, and how one differs from a live run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WORKERS = "workers.count"
 class Change(NamedTuple):
     key: str
     before: Any
-    """None: there is none. A list, if daemons of a run differ in it."""
+    """None: absent. A list if daemons of a run have different values."""
     after: Any
     setting: str = ""
-    """The live setting that the key says at first; "" if it is none."""
+    """The live setting whose initial value the key gives; "" if there is none."""
 
     def text(self) -> str:
         """As in "workers.count: 4 -> 8"."""
@@ -37,8 +37,8 @@ class Change(NamedTuple):
 
 
 def not_live(content: Json, name: str) -> list[str]:
-    """Keys of a job file that are called so, with their sections, and change with a restart only:
-    ["servers.count"] of "servers.count" or "count".
+    """Keys of a job file with this name, with their sections, that need a restart to change:
+    ["servers.count"] for "servers.count" or "count".
     """
     live = of_job(content)
     keys = [key for key, _ in flat(content) if name in (key, key.partition(".")[2])]
@@ -46,26 +46,26 @@ def not_live(content: Json, name: str) -> list[str]:
 
 
 def differences(before: Json, after: Json) -> list[Change]:
-    """Keys that differ between two contents of a job file."""
+    """Keys that differ between two versions of a job file."""
     return _differences(dict(flat(before)), dict(flat(after)), of_job(before))
 
 
 def from_live(snapshot: Snapshot, before: Json, after: Json) -> list[Change]:
-    """Keys in which `after` differs from what is in force in a run that lives. It was started with
-    `before`; since then `set` and `scale` may have changed it.
+    """Keys in which `after` differs from the effective values of a live run. It was started with
+    `before`; since then `set` and `scale` may have changed them.
     """
     old, new, live = dict(flat(before)), dict(flat(after)), of_job(before)
     if snapshot.run.get("ready_at") is not None:  # Before, the rows may be of an earlier execution.
         old[WORKERS] = sum(row.get("role") == "worker" for row in snapshot.daemons)
         for key in old:
             if name := live.called(key):
-                old[key] = _in_force(snapshot, live, name, old[key], new.get(key))
+                old[key] = _effective(snapshot, live, name, old[key], new.get(key))
     return _differences(old, new, live)
 
 
 def set_before(snapshot: Snapshot, before: Json, after: Json) -> tuple[Json, Json]:
-    """Daemon -> what was set live in an ended run: that with which it goes on, and that which the
-    job file says otherwise since, so that it counts no more.
+    """Live settings of an ended run by daemon: (those it resumes with, those that a change of the
+    job file has overridden since).
     """
     known = snapshot.run.get("settings")
     overruled = {change.setting for change in differences(before, after)}
@@ -78,7 +78,7 @@ def set_before(snapshot: Snapshot, before: Json, after: Json) -> tuple[Json, Jso
 
 
 def settings_in_words(settings: Json) -> list[str]:
-    """Live settings of daemons, as in "lr=0.05 of server-0", those that are alike together."""
+    """Live settings of daemons, as in "lr=0.05 of server-0"; equal settings are grouped."""
     owners: dict[str, list[str]] = {}
     for name, own in sorted(settings.items()):
         for key, value in own.items():
@@ -86,8 +86,8 @@ def settings_in_words(settings: Json) -> list[str]:
     return [f"{text} of {', '.join(names)}" for text, names in owners.items()]
 
 
-def _in_force(snapshot: Snapshot, live: LiveSettings, name: str, before: Any, after: Any) -> Any:
-    """The value of a live setting, as the job file says it; a list if daemons differ in it."""
+def _effective(snapshot: Snapshot, live: LiveSettings, name: str, before: Any, after: Any) -> Any:
+    """The value of a live setting, as written in a job file; a list if daemons differ."""
     known = snapshot.run.get("settings")
     found: list[Any] = []
     for row in snapshot.daemons:
@@ -105,7 +105,7 @@ def _in_force(snapshot: Snapshot, live: LiveSettings, name: str, before: Any, af
 
 
 def _plain(live: LiveSettings, name: str, value: Any) -> Any:
-    """A value of the job file as daemons have it: "5MB/s" is 5e6, and "off" is None."""
+    """A value of the job file as daemons store it: "5MB/s" is 5e6, and "off" is None."""
     return live.parse(name, value) if isinstance(value, str) else value
 
 
@@ -116,6 +116,6 @@ def _differences(old: Json, new: Json, live: LiveSettings) -> list[Change]:
 
 def _shown(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-        # As [[hosts]]: what is not said of one is of no interest.
-        value = [{key: said for key, said in item.items() if said} for item in value]
+        # As [[hosts]]: without unset keys.
+        value = [{key: set_to for key, set_to in item.items() if set_to} for item in value]
     return "none" if value is None else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Which checkpoints a command is about, and what is said of those that are damaged."""
+"""Selecting the checkpoints a command refers to, and reporting damaged ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dlctl.util import notes, values
 
 def chosen(text: str, job: str | None) -> Path:
     """A checkpoint by its path, its number within the run, its step, "latest" (the newest good one)
-    or "best" (`checkpoints.best`). The newest one of that step, if several have it.
+    or "best" (`checkpoints.best`). If several have that step, the newest of them.
 
-    Raises NotFound if there is no such checkpoint, UsageError if it is none of these.
+    Raises NotFound if there is no such checkpoint, UsageError if `text` is none of these.
     """
     if (Path(text) / manifest.MANIFEST).is_file():
         return Path(text).absolute()
@@ -32,13 +32,14 @@ def chosen(text: str, job: str | None) -> Path:
             if text in (directory.name, str(checkpoints.number(directory)[place])):
                 return directory
     if not text.isascii() or not text.isdigit():
-        raise UsageError(f'"{text}" is no checkpoint directory: it has no {manifest.MANIFEST}')
+        raise UsageError(f'"{text}" is not a checkpoint directory: it has no {manifest.MANIFEST}')
     known = ", ".join(str(checkpoints.number(directory)[0]) for directory in found) or "none"
-    raise NotFound(f"{snapshot.run_id} has no checkpoint of number or step {text}; known: {known}")
+    what = f"{snapshot.run_id} has no checkpoint with number or step {text}; known: {known}"
+    raise NotFound(what)
 
 
 def good(snapshot: Snapshot, number: int) -> tuple[Path, Manifest]:
-    """The checkpoint of this number, every byte of which is read, and its manifest.
+    """The checkpoint with this number and its manifest; reads every byte of it.
 
     Raises NotFound if there is none, and DlctlError if it is damaged.
     """
@@ -51,7 +52,7 @@ def good(snapshot: Snapshot, number: int) -> tuple[Path, Manifest]:
         )
     if problems := checkpoints.verify(found[0]):
         what = f"checkpoint {number} is damaged; known: {known}"
-        raise DlctlError(_told(what, problems), hint=_list(snapshot))
+        raise DlctlError(_with_problems(what, problems), hint=_list(snapshot))
     return found[0], checkpoints.read_manifest(found[0])
 
 
@@ -59,7 +60,7 @@ def _list(snapshot: Snapshot) -> str:
     return f"dlctl checkpoint ls -j {snapshot.run_id}"
 
 
-def _told(what: str, problems: list[str]) -> str:
+def _with_problems(what: str, problems: list[str]) -> str:
     return "\n  ".join([what, *problems])
 
 
@@ -69,22 +70,22 @@ def _one(path: Path, is_damaged: bool) -> str:
 
 
 def _newest_good(snapshot: Snapshot) -> Path:
-    """With a warning if newer ones had to be passed over."""
+    """Warns if newer checkpoints had to be skipped."""
     problems: list[str] = []
     ordered = lineage.order(snapshot.directory)
     good = checkpoints.newest_good(snapshot.directory, problems.append, ordered)
     if good is None:
         what = f"{snapshot.run_id} has no good checkpoint"
-        raise NotFound(_told(what, problems), hint=_list(snapshot))
+        raise NotFound(_with_problems(what, problems), hint=_list(snapshot))
     if problems:
         skipped = lineage.skipped(snapshot.directory, good[0])
-        notes.warn(_told(f"{skipped}: {_one(good[0], False)} is taken instead", problems))
+        notes.warn(_with_problems(f"{skipped}: using {_one(good[0], False)} instead", problems))
     return good[0]
 
 
 def best(snapshot: Snapshot) -> Path | None:
-    """The one whose evaluation was the best, as the job says; None if it does not, or if there is
-    none.
+    """The checkpoint with the best evaluation by the job's criterion; None without a criterion, or
+    if there is no such checkpoint.
     """
     wanted = _wanted(snapshot)
     found = checkpoints.complete(snapshot.directory)
@@ -100,16 +101,18 @@ def _best_good(snapshot: Snapshot) -> Path:
     if found is None:
         raise NotFound(
             f"{snapshot.run_id} has no best checkpoint",
-            hint='say what is good in [checkpoints]: best = "val_loss min"; it is known when an '
-            "evaluation with that metric has been made",
+            hint='set the criterion in [checkpoints]: best = "val_loss min"; the best checkpoint '
+            "is known once an evaluation has returned that metric",
         )
     if problems := checkpoints.verify(found):
-        raise DlctlError(_told("the best checkpoint is damaged", problems), hint=_list(snapshot))
+        raise DlctlError(
+            _with_problems("the best checkpoint is damaged", problems), hint=_list(snapshot)
+        )
     return found
 
 
 def visible_damage(run_directory: Path) -> dict[Path, list[str]]:
-    """What a quick look finds wrong with the checkpoints of a run, newest last; [] if nothing."""
+    """What a check without hashing finds wrong with each checkpoint of a run, newest last."""
     found = checkpoints.finished(run_directory)
     return {path: checkpoints.verify(path, hashes=False) for path in found}
 
@@ -118,12 +121,12 @@ class Unwanted(NamedTuple):
     paths: list[Path]
     """To be removed, the oldest first."""
     damaged: list[Path]
-    """Damaged ones that stay, the newest first."""
+    """Damaged ones that are not removed, the newest first."""
 
 
 def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> Unwanted:
-    """What is too much: all but `keep` good ones (None: no matter how many), every byte of which is
-    read, and the best; and, with `damaged`, all damaged ones.
+    """The superfluous checkpoints: all but the best and the newest `keep` good ones (None: keep
+    all); with `damaged`, also all damaged ones. Reads every byte of the checkpoints it judges.
     """
     directory = snapshot.directory
     good, bad = list[Path](), list[Path]()

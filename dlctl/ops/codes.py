@@ -1,12 +1,12 @@
-"""The one table of problems: code -> how it is shown, what it means, and what helps.
+"""The table of problems: code -> how it is shown, what it means, its cause and its remedy.
 
 A code is stable: programs may compare it. `status`, `why`, `logs --failed`, `explain` and the
-manual page dlctl-problems(7) all take their words from here.
+manual page dlctl-problems(7) all take their texts from here.
 
-In a text, and in a fix, {name} is a fact, and what stands in [brackets] goes if one of its facts is
-not known. Besides the facts of the problem there are {age}, since it began, and in a fix {run},
-{job_file}, {task} (its file), {again} (the command by which the task is read anew) and {next} (the
-next step of the run).
+In a text or a fix, {name} is a fact; a part in [brackets] is omitted if one of its facts is
+unknown. Besides the problem's facts there are {age}, the time since it began, and in a fix {run},
+{job_file}, {task} (the task's file), {again} (the command that reloads the task) and {next} (the
+run's next step).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dlctl.problems import Code, Problem
 from dlctl.util import values
 
 Level = Literal["error", "over", "notice", "wait"]
-"""error: somebody is not well. over: it was so, a moment ago. notice: one comes or goes, as wanted.
-wait: it makes others wait, or waits itself: only `why` shows it."""
+"""error: a daemon is unhealthy. over: it recovered a moment ago. notice: a daemon joins or leaves
+as requested. wait: a daemon blocks others or is blocked; only `why` shows it."""
 _BRACKETS = re.compile(r"\[([^]]*)\]")
 
 
@@ -31,64 +31,67 @@ class Entry(NamedTuple):
     cause: str
     remedy: str
     fixes: Mapping[str, str]
-    """By the fact `cause`; "" has that of all others."""
+    """By the fact `cause`; "" is the default."""
 
 
 _LOGS = "dlctl logs {daemon} -j {run}"
 _BEFORE = "dlctl logs {daemon} --previous -j {run}"
-_ROOM = "df -h {folder}\nmake room there"
-_MOUNT = "findmnt -T {folder}\nsee why with dmesg, then check and mount it again"
-_TASK = "find what ends the process in {task}, and correct it, then\n{again}"
+_ROOM = "df -h {folder}\nfree space there"
+_MOUNT = "findmnt -T {folder}\nfind the cause with dmesg, then check and remount it"
+_TASK = "find what ends the process in {task} and fix it, then\n{again}"
 _END = "It was killed, ran out of memory, or raised an error."
 
 CODES: Mapping[Code, Entry] = {
     "coordinator-silent": Entry(
         "error",
-        "no heartbeat for {age} (pid {pid})[; replaced after {limit_s}]; the state shown is old",
+        "no heartbeat for {age} (pid {pid})[; replaced after {limit_s}]; the state shown is stale",
         "The coordinator has sent no heartbeat for too long.",
         "It is stopped (SIGSTOP, a debugger), its machine is overloaded, or its disk hangs.",
         "Its agent replaces it after a few timeouts. Without an agent: `dlctl stop --kill`, then "
-        "`dlctl recover`. Meanwhile workers go on with the data that they have.",
+        "`dlctl recover`. Meanwhile workers continue with the data that they have.",
         {"": "{next}"},
     ),
     "coordinator-gone": Entry(
         "error",
-        "process gone[ for {age}][ (pid {pid})][; {agent} starts the next one][; {why}]",
+        "process gone[ for {age}][ (pid {pid})][; {agent} restarts it][; {why}]",
         "The coordinator's process is gone.",
-        "It was killed (SIGKILL, out of memory, a reboot), or it ends as soon as it starts.",
-        "A living agent starts the next one, which goes on where it was. If there is none: "
-        "`dlctl recover`. If it ends at once, `dlctl logs coordinator -l error` says why.",
+        "It was killed (SIGKILL, out of memory, a reboot), or it exits as soon as it starts.",
+        "If an agent is alive, it restarts the coordinator, which resumes where it stopped. "
+        "Otherwise: `dlctl recover`. If the coordinator exits at once, "
+        "`dlctl logs coordinator -l error` shows why.",
         {
             "": "{next}",
-            "restarts": "dlctl recover -j {run}\nif that does not end",
-            "full": "df -h {folder}\nmake room there, then\ndlctl recover -j {run}",
+            "restarts": "dlctl recover -j {run}\nif this persists",
+            "full": "df -h {folder}\nfree space there, then\ndlctl recover -j {run}",
             "read-only": "findmnt -T {folder}\n"
-            "see why with dmesg, then check and mount it again, then\ndlctl recover -j {run}",
+            "find the cause with dmesg, then check and remount it, then\ndlctl recover -j {run}",
         },
     ),
     "coordinator-restarting": Entry(
         "error",
-        "the next one is starting[; last status {age} ago]",
-        "The next coordinator is starting and has not written anything yet.",
-        "The one before has died, or was restarted on request.",
-        "Wait: it goes on where it was. `dlctl logs coordinator --previous` has last words.",
+        "restarting[; last status {age} ago]",
+        "The new coordinator is starting and has not written anything yet.",
+        "The previous coordinator died, or was restarted on request.",
+        "Wait: it resumes where the previous one stopped. `dlctl logs coordinator --previous` "
+        "shows that one's last lines.",
         {"": _BEFORE},
     ),
     "coordinator-restarted": Entry(
         "over",
         "restarted {age} ago[ ({how})][; {forgotten}]",
-        "A coordinator has taken the place of the one before; nothing is lost.",
-        "The one before has died, or was restarted on request.",
-        "Nothing is to be done. `dlctl logs coordinator --previous` has last words.",
+        "A new coordinator has replaced the previous one; nothing is lost.",
+        "The previous coordinator died, or was restarted on request.",
+        "No action is needed. `dlctl logs coordinator --previous` shows the last lines of the "
+        "previous one.",
         {"": _BEFORE},
     ),
     "coordinator-unwritable": Entry(
         "error",
         "cannot write the run's database[: {why}][; the state shown is {age} old]",
-        "The coordinator works, and cannot write the run's database.",
+        "The coordinator is running but cannot write the run's database.",
         "The disk of the run directory is full, read-only, or dead.",
-        "Make room there, or mount it again. Training goes on meanwhile; but what dies is not "
-        "restarted before this can be written, and training waits for a server that is gone.",
+        "Free space there, or remount it. Training continues meanwhile, but a daemon that dies is "
+        "not restarted until the database is writable; if a server dies, training waits for it.",
         {
             "": "dlctl logs coordinator -l warning -j {run}",
             "full": _ROOM,
@@ -97,20 +100,21 @@ CODES: Mapping[Code, Entry] = {
     ),
     "host-unreachable": Entry(
         "error",
-        "cannot be reached[ on {host}]; given up in {given_up_at}"
+        "unreachable[ on {host}]; given up in {given_up_at}"
         "[; the run then fails without {servers}]",
-        "The agent of a host cannot be reached.",
+        "The agent of a host is unreachable.",
         "The network, the host, or its ssh login is down.",
-        "`dlctl doctor JOBFILE` says what is wrong. After the timeout its workers start on other "
-        "hosts; a run whose server was there fails, and `dlctl recover` waits for the host.",
+        "`dlctl doctor JOBFILE` shows what is wrong. After the timeout the host's workers start on "
+        "other hosts. If the host ran a server, the run fails, and `dlctl recover` waits for the "
+        "host.",
         {"": "dlctl doctor {job_file}"},
     ),
     "daemon-unreachable": Entry(
         "error",
         "no heartbeat for {age}, nor from its host",
-        "A daemon sends no heartbeats, and neither does its host.",
+        "Neither a daemon nor its host sends heartbeats.",
         "The network, or the host, is down.",
-        "See host-unreachable: the decision is about the whole host.",
+        "See host-unreachable: dlctl decides for the whole host.",
         {"": ""},
     ),
     "heartbeat-late": Entry(
@@ -118,39 +122,39 @@ CODES: Mapping[Code, Entry] = {
         "heartbeat late: {age} (limit {limit_s})",
         "A daemon's heartbeat is late.",
         "Its machine is overloaded or swaps, its process is stopped, or its link hangs.",
-        "Wait: at the limit (`silent_s` in `[timeouts]`) it is replaced. `dlctl logs NAME` says "
-        "what it did last.",
+        "Wait: at the limit (`silent_s` in `[timeouts]`) it is replaced. `dlctl logs NAME` shows "
+        "its last activity.",
         {"": "dlctl restart {daemon} -j {run}"},
     ),
     "worker-stuck": Entry(
         "error",
         "stuck: {phase}[, at {place}]",
-        "A worker has been in one batch for far longer than its others took.",
-        "A line of the task does not come back: a lock, a network call, a data loader.",
-        "Correct the line that `status` names, then `dlctl restart NAME`.",
+        "A worker has spent far longer in one batch than in its previous ones.",
+        "A line of the task does not return: a lock, a network call, a data loader.",
+        "Fix the line that `status` names, then `dlctl restart NAME`.",
         {
             "": "dlctl restart {daemon} -j {run}",
-            "task": "see why {place} does not come back, and correct it, then\n{again}",
+            "task": "find out why {place} does not return and fix it, then\n{again}",
         },
     ),
     "worker-crash-loop": Entry(
         "error",
-        "ended {age} ago: {exit}, {in_row} times in a row[; restart in {retry_at}]",
-        "A worker ends by itself again and again, in the same way.",
+        "exited {age} ago: {exit}, {in_row} times in a row[; restart in {retry_at}]",
+        "A worker exits repeatedly, in the same way.",
         "The task, or a library that it uses, ends the process.",
-        "Correct that, then `dlctl restart NAME`. After too many times in a row the worker is "
+        "Fix that, then `dlctl restart NAME`. After too many exits in a row the worker is "
         "quarantined, or the run fails.",
         {"": _BEFORE, "task": _TASK},
     ),
     "daemon-quarantined": Entry(
         "error",
         "quarantined[: {error}][ ({age} ago)]",
-        "A worker is not restarted, since it has failed too often in a row.",
+        "A worker is no longer restarted because it failed too often in a row.",
         "Its host, its data, or the task makes it fail each time.",
-        "See why with `dlctl logs NAME --previous`, correct that, then `dlctl restart NAME`.",
+        "Find the cause with `dlctl logs NAME --previous`, fix it, then `dlctl restart NAME`.",
         {
             "": "dlctl restart {daemon} -j {run}",
-            "not finite": "correct what gives this worker such values (its host, its data) first, "
+            "not finite": "fix what gives this worker such values (its host, its data) first, "
             "then\ndlctl restart {daemon} -j {run}",
             "task": _TASK,
         },
@@ -159,31 +163,31 @@ CODES: Mapping[Code, Entry] = {
         "error",
         "failed[ {age} ago][: {exit}][; {error}]",
         "A daemon has failed, and with it the run.",
-        "The task raised an error, or a daemon without which nobody trains could not go on.",
-        "`dlctl logs --failed` has its last words; then as `dlctl status` says.",
+        "The task raised an error, or a daemon that training depends on could not continue.",
+        "`dlctl logs --failed` shows its last lines; `dlctl status` shows the next command.",
         {"": _LOGS},
     ),
     "daemon-restarting": Entry(
         "error",
-        "[ended {age} ago: {exit}; ]restart[ {restarts}][ in {retry_at}][: {phase}]",
-        "A daemon's process has ended; the next one starts.",
+        "[exited {age} ago: {exit}; ]restart[ {restarts}][ in {retry_at}][: {phase}]",
+        "A daemon's process has exited and is being restarted.",
         _END,
-        "Wait. A server goes on with its shard, and a worker's data goes to the others.",
+        "Wait. A server resumes with its shard; the other workers take over a worker's data.",
         {"": _BEFORE, "task": _TASK},
     ),
     "daemon-restarted": Entry(
         "over",
-        "ended {age} ago: {exit}; restarted",
-        "A daemon's process has ended, and the next one is at work.",
+        "exited {age} ago: {exit}; restarted",
+        "A daemon's process has exited, and its replacement is running.",
         _END,
-        "Nothing is to be done, unless it comes again: `dlctl logs NAME --previous`.",
+        "No action is needed unless it recurs: `dlctl logs NAME --previous`.",
         {"": _BEFORE, "task": _TASK},
     ),
     "process-gone": Entry(
         "error",
         "process gone (pid {pid})[; last heartbeat {age} ago]",
         "A daemon's process is gone, and the coordinator has not noticed yet.",
-        "It was killed a moment ago, or its coordinator is gone, too.",
+        "It was killed a moment ago, or its coordinator is gone too.",
         "Wait a moment; without a coordinator: `dlctl recover`.",
         {"": ""},
     ),
@@ -192,14 +196,14 @@ CODES: Mapping[Code, Entry] = {
         "starting[ for {age}][: {phase}]",
         "A daemon is starting.",
         "It imports torch, builds the model, or reads its data.",
-        "Wait; `dlctl logs NAME` says what it does.",
+        "Wait; `dlctl logs NAME` shows its progress.",
         {"": _LOGS},
     ),
     "daemon-leaving": Entry(
         "notice",
         "draining[: {phase}]",
         "A daemon drains before it leaves.",
-        "`dlctl scale` or `dlctl stop` was asked for: its last pushes are on their way.",
+        "`dlctl scale` or `dlctl stop` was requested: its last pushes are in flight.",
         "Wait.",
         {"": _LOGS},
     ),
@@ -207,56 +211,56 @@ CODES: Mapping[Code, Entry] = {
         "wait",
         "waits for {waiting_for}[ for {age}][: {phase}]",
         "A daemon waits for others.",
-        "One of them is not well, slower, or waits itself.",
-        "`dlctl why` shows them below the one that all of them wait for.",
+        "One of them is unhealthy, slower, or waiting too.",
+        "`dlctl why` lists the waiting daemons below the daemon that blocks them.",
         {"": ""},
     ),
     "batch-late": Entry(
         "wait",
         "in one batch for {age}, longer than usual",
-        "A worker is in a batch that takes longer than the ones before.",
-        "The task: more data in this batch, or a line that waits for something.",
-        "Wait. If it does not come back the code becomes worker-stuck.",
+        "A worker's current batch takes longer than its previous ones.",
+        "The task: more data in this batch, or a line that blocks.",
+        "Wait. If the batch does not complete, the code becomes worker-stuck.",
         {"": _LOGS},
     ),
     "daemon-slow": Entry(
         "wait",
         "others wait for it[ for {age}][: {phase}]",
-        "Others wait for a daemon that is well, and slower than they are.",
+        "A daemon is healthy but a straggler: others wait for it.",
         "A slower machine or link, or more work than the others have.",
-        "A method that does not wait, smaller batches there, or more steps between pushes.",
+        "Use an asynchronous method, smaller batches there, or more steps between pushes.",
         {"": _LOGS},
     ),
     "rate-limit": Entry(
         "wait",
         "{direction} limit of {limit_bytes_per_s} reached by {workers}[; {waiting_bytes} waiting]",
-        "A limit of pushes or fetches holds workers back.",
+        "A rate limit on pushes or fetches throttles workers.",
         "It is set in the job file or with `dlctl set`.",
         "`dlctl set 'worker-*' push=...` raises it.",
         {"": "dlctl set {each} {direction}={double} -j {run}"},
     ),
     "interval-at-limit": Entry(
         "notice",
-        "{key} = auto is at its most, {steps} steps: the link needs more ({workers})",
+        "{key} = auto is at its maximum, {steps} steps: the link needs more ({workers})",
         'The longest interval that "auto" may choose is too short for the link.',
-        "The link is slow for what the workers push or fetch.",
-        "`dlctl set 'worker-*' KEY=STEPS` with a longer one, or a compressor.",
+        "The link is slow for the amount that the workers push or fetch.",
+        "`dlctl set 'worker-*' KEY=STEPS` with a longer interval, or a compressor.",
         {"": "dlctl set --list -j {run}"},
     ),
     "checkpoint-late": Entry(
         "error",
         "a checkpoint takes {age}[; waits for {waiting}][, {gives_up_at} at most]",
-        "A checkpoint takes long.",
+        "A checkpoint is late.",
         "A daemon that saves its part is slow, stuck or silent, or the disk is slow.",
-        "Wait: whoever is late is given up, and training goes on meanwhile.",
+        "Wait: late daemons are given up after a timeout, and training continues meanwhile.",
         {"": "dlctl logs coordinator -j {run}"},
     ),
     "checkpoint-failed": Entry(
         "error",
         "the last checkpoint failed[: {error}]",
         "The newest checkpoint could not be saved.",
-        "Mostly the disk: it is full, read-only, or dead.",
-        "Correct what the error names; the next checkpoint is tried when it is due. "
+        "Usually the disk: it is full, read-only, or dead.",
+        "Fix what the error names; the next checkpoint is attempted when it is due. "
         "`dlctl checkpoint` saves one at once.",
         {"": "dlctl checkpoint -j {run}"},
     ),
@@ -265,17 +269,17 @@ CODES: Mapping[Code, Entry] = {
         "the target cannot be reached[: {why}]",
         "The target of the run cannot be reached.",
         "The task's `evaluate` does not return the metric that the target names.",
-        "Correct `target` in `[job]`, or return that metric.",
+        "Fix `target` in `[job]`, or return that metric.",
         {"": "dlctl stop -j {run}"},
     ),
     "disk-full": Entry(
         "error",
-        "no room on the disk[: {why}][: {phase}]",
-        "A disk has no room: that of the run directory, or of a server's state.",
-        "Logs, checkpoints, or something else fill it.",
-        "Make room: `dlctl checkpoint prune` removes checkpoints that are not needed.",
+        "the disk is full[: {why}][: {phase}]",
+        "The disk of the run directory or of a server's state is full.",
+        "Logs, checkpoints, or other files fill it.",
+        "Free space: `dlctl checkpoint prune` removes superfluous checkpoints.",
         {
-            "": "dlctl logs {daemon} -l error -j {run}\nsays where: make room for its state there",
+            "": "dlctl logs {daemon} -l error -j {run}\nshows where: free space there",
             "full": _ROOM,
         },
     ),
@@ -284,14 +288,14 @@ CODES: Mapping[Code, Entry] = {
         "waits for {waiting}",
         "The run as a whole waits for something.",
         "A barrier, a checkpoint, or daemons that are not ready.",
-        "`dlctl logs NAME` of whom it names.",
+        "`dlctl logs NAME` of the daemon that it names.",
         {"": "dlctl logs coordinator -j {run}"},
     ),
     "run-failed": Entry(
         "error",
         "failed[: {reason}]",
         "The run has failed.",
-        "Its reason says so; the first line of `dlctl status` shows it.",
+        "The first line of `dlctl status` shows the reason.",
         "`dlctl logs --failed`, then the next command of `dlctl status`.",
         {"": "{next}"},
     ),
@@ -308,18 +312,18 @@ def text(problem: Problem, now: float) -> str:
 
 
 def words(problem: Problem, now: float) -> str:
-    """The same without the daemon."""
+    """`text` without the daemon."""
     return fill(CODES[problem.code].text, shown(problem, now)) or problem.code
 
 
 def fix(problem: Problem) -> str:
-    """The template of the command that helps, or tells more; see `dlctl.util.hints`."""
+    """The template of the command that fixes the problem or shows more; see `dlctl.util.hints`."""
     fixes = CODES[problem.code].fixes
     return fixes.get(str(problem.facts.get("cause")), fixes[""])
 
 
 def fill(template: str, facts: Mapping[str, str]) -> str:
-    """The template with its facts; "" if one is missing that is not in brackets."""
+    """The template with its facts; "" if a fact outside of brackets is missing."""
     parts = []
     for number, part in enumerate(_BRACKETS.split(template)):
         try:
@@ -331,7 +335,7 @@ def fill(template: str, facts: Mapping[str, str]) -> str:
 
 
 def shown(problem: Problem, now: float) -> dict[str, str]:
-    """The facts as people read them: times as what is left until then, sizes with units."""
+    """The facts for display: times as the time left until then, sizes with units."""
     found = {key: _shown(key, value, now) for key, value in problem.facts.items()}
     if problem.since is not None:
         found["age"] = values.duration(now - problem.since)
@@ -351,6 +355,6 @@ def _shown(key: str, value: Any, now: float) -> str:
 
 
 def _place(place: str) -> str:
-    """A line of the task as one types it."""
+    """A line of the task, its path as typed by a user."""
     file, colon, line = str(place).rpartition(":")
     return f"{values.path(file)}{colon}{line}" if file else line

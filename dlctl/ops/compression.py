@@ -1,4 +1,4 @@
-"""What every compressor would make of a push of a job: measured on a real gradient of it."""
+"""How every compressor performs on a push of a job, measured on a real gradient."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from dlctl.messages import Array
 
 PUSHES = 3
-"""Of a gradient, one after the other with error feedback; measured is the last one."""
+"""Pushes of the same gradient in sequence, with error feedback; the last one is measured."""
 
 
 def measured(run_or_file: str) -> dict[str, dict[str, Any]]:
-    """Name of a compressor -> what is measured of it.
+    """Name of a compressor -> its measurements.
 
-    Of a job file, at the initial values; of a run, at its newest good checkpoint, if it has one.
+    For a job file, at the initial values; for a run, at its newest good checkpoint, if any.
     """
     if Path(run_or_file).is_file():
         job, checkpoint = jobfile.load(Path(run_or_file)), None
@@ -43,7 +43,7 @@ def measured(run_or_file: str) -> dict[str, dict[str, Any]]:
 
 
 def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
-    """float32[d]. Another process computes it, because it needs torch and runs the user's code."""
+    """float32[d]. A separate process computes it: it needs torch and runs the user's code."""
     with tempfile.TemporaryDirectory(prefix="dlctl-gradient-") as directory:
         file = Path(directory) / "gradient.npy"
         arguments = [str(file)] + (["--checkpoint", str(checkpoint)] if checkpoint else [])
@@ -84,7 +84,7 @@ def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
 
 
 def _options(kind: Any, job: JobFile, used: bool) -> dict[str, Any]:
-    """Those of the job for its own compressor; the others have its density, if they have one."""
+    """The job's options for its own compressor; the others get its density if they have one."""
     if used:
         return job.compression.options
     density = job.compression.options.get("density")

@@ -1,4 +1,4 @@
-"""Asking a living run for other daemons, and waiting until they are at work."""
+"""Requesting other daemons from a live run, and waiting until they run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ AT_WORK = ("running", "slow")
 NAMED_MAX = 4
 Row = Mapping[str, Any]
 Goal = Callable[[Snapshot], list[str]]
-"""Whom it still waits for, and what they are doing; [] when it is reached."""
+"""The daemons it still waits for, and what they are doing; [] when it is reached."""
 
 
 def require_live(snapshot: Snapshot, what: str) -> None:
-    """Raises DlctlError, with what to do instead, unless somebody is there to do it."""
+    """Raises DlctlError, with an alternative as the hint, unless the run is live."""
     if snapshot.is_live:
         return
     file = snapshot.run.get("job_file")
@@ -58,19 +58,20 @@ def until(
     progress: notes.Phases,
     state: str = "",
 ) -> Snapshot:
-    """Wait until `waiting` says None, and not whom the run still waits for; returns it as it is
-    then. After `limit_s` raises what `late` makes. `state` is shown in place of the run's.
+    """Poll until `waiting` returns None; otherwise it names what the run still waits for. Returns
+    the run's state then. After `limit_s` raises what `late` returns. `state` is shown instead of
+    the run's.
     """
     began = time.monotonic()
     while True:
         snapshot = load(directory)
-        whom = waiting(snapshot)
-        if whom is None:
+        pending = waiting(snapshot)
+        if pending is None:
             return snapshot
         waited_s = time.monotonic() - began
         if waited_s > limit_s:
-            raise late(snapshot, whom)
-        progress.phase(state or snapshot.state, whom, waited_s)
+            raise late(snapshot, pending)
+        progress.phase(state or snapshot.state, pending, waited_s)
         time.sleep(POLL_S)
 
 
@@ -82,11 +83,11 @@ def wait(
     before: Mapping[str, int],
     progress: notes.Phases,
 ) -> Snapshot:
-    """Wait until `goal` is reached; `what` names it. Returns the run as it is then.
+    """Wait until `goal` is reached; `what` names it. Returns the run's state then.
 
-    `before`: name -> incarnation of those that begin anew, before they do. Raises TimedOut after
-    `limit_s` (None: the time that a start may take), Partial if one of those it waits for will
-    never come, JobFailed or NotRunning if the run ends meanwhile.
+    `before`: name -> incarnation of each daemon to be restarted, before its restart. Raises
+    TimedOut after `limit_s` (None: the time that a start may take), Partial if a daemon it waits
+    for will never be ready, JobFailed or NotRunning if the run ends meanwhile.
     """
     limit_s = limit_s if limit_s is not None else start_limit_s(snapshot.directory)
 
@@ -96,8 +97,8 @@ def wait(
         _require_hope(snapshot, what, len(names), before)
         return ", ".join(names[:NAMED_MAX])
 
-    def late(snapshot: Snapshot, whom: str) -> TimedOut:
-        text = f"not yet after {values.duration(limit_s)}: {what}; it waits for {whom}"
+    def late(snapshot: Snapshot, pending: str) -> TimedOut:
+        text = f"not yet after {values.duration(limit_s)}: {what}; it waits for {pending}"
         return TimedOut(text, hint=f"dlctl why -j {snapshot.run_id}")
 
     return until(snapshot.directory, waiting, limit_s, late, progress)
@@ -108,7 +109,7 @@ def _require_hope(snapshot: Snapshot, what: str, late: int, before: Mapping[str,
         kind = JobFailed if snapshot.state == "failed" else NotRunning
         why = f": {snapshot.reason}" if snapshot.reason else ""
         raise kind(
-            f"{snapshot.run_id} is {snapshot.state}{why}; it did not come to: {what}",
+            f"{snapshot.run_id} is {snapshot.state}{why}; not reached: {what}",
             hint=f"dlctl status -j {snapshot.run_id}",
         )
     lost = (row for row in snapshot.daemons if row.get("state") == "quarantined")
@@ -121,8 +122,8 @@ def _require_hope(snapshot: Snapshot, what: str, late: int, before: Mapping[str,
 
 
 def start_limit_s(directory: Path) -> float:
-    """How long a start may take before its coordinator gives up: in a queue, then to be ready, with
-    some time to end what is left.
+    """How long a start may take before its coordinator gives up: the time in a queue, the time to
+    be ready, and a grace period to terminate what is left.
     """
     job = read_job(directory)
     timeouts, slurm = job.get("timeouts", {}), job.get("slurm", {})
@@ -132,13 +133,13 @@ def start_limit_s(directory: Path) -> float:
 
 
 def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
-    """Those of `before` (name -> incarnation then) whose next incarnation is not at work yet."""
+    """Those of `before` (name -> incarnation then) whose next incarnation is not running yet."""
     rows = {row["name"]: row for row in snapshot.daemons}
     late = []
     for name, old in before.items():
         row = rows.get(name)
         if row is None:
-            late.append(f"{name} (not there yet)")
+            late.append(f"{name} (not started yet)")
         elif facts.incarnation(row) <= old or row.get("state") not in AT_WORK:
             late.append(told(row, snapshot.now))
     return late
@@ -153,7 +154,7 @@ def incarnations(snapshot: Snapshot, names: Iterable[str]) -> dict[str, int]:
 
 
 def begun_anew(before: Mapping[str, int]) -> Goal:
-    """Until the next incarnations of these (as `incarnations` says) are at work."""
+    """Until the next incarnations of these (see `incarnations`) are running."""
     others = {name: number for name, number in before.items() if name != COORDINATOR}
 
     def waiting(snapshot: Snapshot) -> list[str]:
@@ -166,7 +167,7 @@ def begun_anew(before: Mapping[str, int]) -> Goal:
 
 
 def _leads(snapshot: Snapshot, before: int) -> bool:
-    """Whether a newer coordinator is at work: it has written what it knows of the run."""
+    """Whether a newer coordinator is running: it has written its state of the run."""
     run = snapshot.run
     return (
         facts.incarnation(run) > before
@@ -176,30 +177,30 @@ def _leads(snapshot: Snapshot, before: int) -> bool:
 
 
 def told(row: Row, now: float) -> str:
-    """As in "worker-3 (importing torch)"; of one that hangs, when it is killed, as far as known."""
+    """As in "worker-3 (importing torch)"; for a hung worker, with the time of its kill if known."""
     name, state = escape(str(row["name"])), row.get("state")
     if state in ("stopped", "failed", "unknown", GONE):
         return f"{name} (gone)"
     if state == "backoff":
-        return f"{name} (is started again)"
+        return f"{name} (being restarted)"
     kill_at = values.number(row.get("kill_at")) if "stuck_s" in facts.metrics(row) else None
     then = "" if kill_at is None else f"; it is killed in {max(0.0, kill_at - now):.0f} s"
-    return f"{name} ({facts.text(row.get('phase')) or _unheard(state)}{then})"
+    return f"{name} ({facts.text(row.get('phase')) or _state_text(state)}{then})"
 
 
-def _unheard(state: Any) -> str:
-    return "not heard yet" if state in AT_WORK else escape(str(state))
+def _state_text(state: Any) -> str:
+    return "no heartbeat yet" if state in AT_WORK else escape(str(state))
 
 
-# ---------------------------------------------------------------- what could not be written
-# What the coordinator has agreed to while it could not write it down.
+# ---------------------------------------------------------------- unpersisted requests
+# The coordinator accepted a request but could not persist it.
 
 
 def warn_unwritten(result: Mapping[str, Any]) -> None:
-    """Say so, if its answer does: whoever asked may have to ask again."""
+    """Warn if the answer says so: the user may have to repeat the request."""
     why = result.get("unwritten")
     if why:
         notes.warn(
-            f"the run's database cannot be written ({why!s}): if the "
-            "coordinator dies before there is room, this is forgotten, and has to be asked again"
+            f"the run's database cannot be written ({why!s}): if the coordinator dies before there "
+            "is room, this request is lost and has to be repeated"
         )

@@ -1,9 +1,9 @@
-"""What `start`, `plan` and `recover` do with a job, or with a run: two tables.
+"""What `start`, `plan` and `recover` do with a job or a run: two decision tables.
 
-`cases.py` gathers the facts and asks for the action: that of the first row whose conditions hold.
-To look at shards may mean to ask other hosts, and a checkpoint is good when every byte of it has
-been read. So neither is known at first (None): two actions ask for it, and then the table is asked
-again.
+`cases.py` gathers the facts and looks up the action: that of the first row whose conditions hold.
+Inspecting shards may require queries to other hosts, and a checkpoint is good only when every byte
+of it has been read. So neither is known at first (None): two actions request it, and then the table
+is evaluated again.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ class Run(StrEnum):
     STOPPED = "stopped"
     FINISHED = "finished"
     FAILED = "failed"
-    """It failed, or its coordinator is gone and nobody starts it again."""
+    """It failed, or its coordinator is gone and no agent restarts it."""
 
 
 class Lead(StrEnum):
-    """The coordinator of a run that lives."""
+    """The coordinator of a live run."""
 
     AT_WORK = "at work"
     SILENT = "silent"
-    """Its process is there and does not answer."""
+    """Its process is alive but does not answer."""
     GONE = "gone"
-    """Nobody is, or an agent is there that has yet to start the next one."""
+    """No coordinator is running; an agent may be about to restart it."""
 
 
 class Shards(StrEnum):
     WHOLE = "whole"
-    """The coordinator's memory and every shard are there: the run can go on where it was."""
+    """The coordinator's memory and every shard exist: the run can resume where it stopped."""
     EMPTY = "empty"
-    """The same, of a run that has not applied any update."""
+    """The same, for a run that has not applied any update."""
     LOST = "lost"
     AWAY = "away"
-    """They are on hosts that cannot be reached, or were not asked."""
+    """They are on hosts that are unreachable or were not queried."""
 
 
 class Saved(StrEnum):
@@ -48,7 +48,7 @@ class Saved(StrEnum):
 
     GOOD = "good"
     OTHER = "other"
-    """Good, and of another method or optimiser than the job's."""
+    """Good, but of another method or optimiser than the job's."""
     DAMAGED = "damaged"
     """There are checkpoints, all of them damaged."""
     NONE = "none"
@@ -57,18 +57,18 @@ class Saved(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Facts:
     run: Run = Run.NONE
-    """The newest run of the job, or the run that is named."""
+    """The newest run of the job, or the named run."""
     lead: Lead = Lead.GONE
     fresh: bool = False
-    """A new run is asked for."""
+    """A new run was requested."""
     changed: bool = False
-    """The job file says other things than what is in force in a run that lives."""
+    """The job file differs from the effective settings of a live run."""
     goal_reached: bool = False
     begun: bool = True
-    """The workers were let loose once: there may be updates."""
+    """The workers were released once: there may be updates."""
     back: bool = False
-    """To a checkpoint, even if all shards are there: that is asked for, or the job file has
-    changed, or nobody could use what was computed from the model."""
+    """Roll back to a checkpoint even if all shards exist: on request, because the job file has
+    changed, or because the workers' results were unusable."""
     shards: Shards | None = None
     saved: Saved | None = None
 
@@ -76,27 +76,27 @@ class Facts:
 class Action(StrEnum):
     BEGIN = "begin"
     BEGIN_FROM = "begin from"
-    """A new run, with the checkpoint of the last one."""
+    """A new run from the checkpoint of the last one."""
     GO_ON = "go on"
-    """Where it was; nothing is lost."""
+    """Resume where it stopped; nothing is lost."""
     RESUME = "resume"
     """From its checkpoint."""
     ALREADY_RUNNING = "alive"
     OVER = "over"
-    """It has ended as it should."""
+    """It has stopped or finished in an orderly way."""
 
     LOOK_AT_SHARDS = "look at shards"
     READ_CHECKPOINTS = "read checkpoints"
 
     REFUSE_SECOND = "second"
-    """It would be a second run of the job at the same time."""
+    """It would be a second concurrent run of the job."""
     REFUSE_CHANGED = "changed"
     REFUSE_DAMAGED = "damaged"
     REFUSE_KEPT = "kept"
-    """All that the run did is there, and no good checkpoint has any of it."""
+    """The servers' state has all progress, and no good checkpoint has any of it."""
     REFUSE_SILENT = "silent"
     REFUSE_NOTHING = "nothing"
-    """There is nothing to go on from."""
+    """There is nothing to resume from."""
     WAIT_FOR_HOSTS = "away"
 
     @property

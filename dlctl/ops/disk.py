@@ -1,4 +1,4 @@
-"""The disk that a run writes to: whether it is full or dead, and what to do about that."""
+"""The disk that a run writes to: whether it is full or dead, and the remedy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dlctl.runs.snapshot import Snapshot
 from dlctl.util import hints, values
 
 FULL_BYTES = 1_000_000
-"""Less room than this on its disk, and a run cannot write any more what is going on."""
+"""With less free space than this, a run cannot write its state any more."""
 
 
 def full_disk(snapshot: Snapshot) -> str:
-    """As in "runs has 0 B left"; "" if there is room to write what is going on."""
+    """As in "runs has 0 B left"; "" if there is enough space to write the run's state."""
     try:
         free: float = shutil.disk_usage(snapshot.directory).free
     except OSError:
@@ -29,16 +29,16 @@ def facts(snapshot: Snapshot) -> dict[str, str]:
     if why := full_disk(snapshot):
         return {"cause": "full", "why": why, "folder": folder(snapshot)}
     if why := paths.refusal(snapshot.directory):
-        why = f"{values.path(snapshot.directory.parent)} takes nothing: {why}"
+        why = f"{values.path(snapshot.directory.parent)} is not writable: {why}"
         return {"cause": "read-only", "why": why, "folder": folder(snapshot)}
     return {}
 
 
 def make_room(snapshot: Snapshot) -> str:
-    """What to do about a full disk."""
-    return hints.told(f"df -h {folder(snapshot)}", "make room there")
+    """The hint for a full disk."""
+    return hints.told(f"df -h {folder(snapshot)}", "free space there")
 
 
 def folder(snapshot: Snapshot) -> str:
-    """The directory of all runs, as one types it."""
+    """The directory of all runs, as typed in a shell."""
     return shlex.quote(values.path(snapshot.directory.parent))

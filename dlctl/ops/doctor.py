@@ -1,7 +1,7 @@
-"""From a job file to findings about all of its machines; nothing is changed anywhere.
+"""From a job file to findings about all of its machines; changes nothing.
 
-Every machine is asked in a conversation over its own login. What it answers are facts
-(`daemons.node`); what these mean is in `dlctl.health`.
+Every machine is queried in a session over its own login. It returns facts (`daemons.node`);
+`dlctl.health` interprets them.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 32
 LOGIN_S, EXAMINE_S, LISTEN_S, REACH_S = 30.0, 120.0, 10.0, 30.0
 LISTENING_S = 45.0
-"""A listener lives for a minute."""
+"""A listener runs for a minute."""
 HELLOS = 3
 AT_ONCE_MAX = 64
 Facts = dict[str, Any]
 
 
 def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> list[Finding]:
-    """Of all machines of a job, or of this one and one other, and of what is between them; without
-    a job, of this machine.
+    """Findings about all machines of a job, or this one and one other, and the links between them;
+    without a job, about this machine.
 
     Raises NotFound if the job has no host of this name.
     """
@@ -52,7 +52,7 @@ def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> l
         newest = cases.newest(file, job)
         run = newest if newest is not None and newest.is_live else None
     if others := len(wanted) - 1:
-        notes.note(f"logs in to {plural(others, 'host')}, and measures the links between them ...")
+        notes.note(f"logging in to {plural(others, 'host')} and measuring their links ...")
     with Visits(wanted) as visits:
         visits.examine(lambda need: _request(need, job, file))
         found = [] if job is None else list(_of_coordinator(visits, job))
@@ -71,7 +71,7 @@ def _wanted(all_needs: dict[str, Need], only_host: str | None) -> dict[str, Need
 
 
 def _request(need: Need, job: JobFile | None, file: Path | None) -> Facts:
-    """What is to be looked at on this machine in particular."""
+    """What to examine on this machine in particular."""
     folder = str(paths.index_dir().parent) if need.is_here else ""
     if job is not None and file is not None and need.is_here:
         folder = os.path.abspath(file.parent / job.job.run_dir)
@@ -87,7 +87,7 @@ def _request(need: Need, job: JobFile | None, file: Path | None) -> Facts:
 
 
 def _of_coordinator(visits: Visits, job: JobFile) -> Iterator[Finding]:
-    """Have all listen where the daemons will; what is found of the job as a whole."""
+    """Make all machines listen where their daemons will; findings about the job as a whole."""
     from dlctl.launch import addresses, slurmcalls
 
     here = visits.all[HOME_AGENT].need.name
@@ -111,7 +111,7 @@ def _of_coordinator(visits: Visits, job: JobFile) -> Iterator[Finding]:
 def _of_machine(
     visit: Visit, here: Mapping[str, Any], run_of: Mapping[int, str]
 ) -> Iterator[Finding]:
-    """run_of: pid -> daemon of the living run of this job, see `_held_by`."""
+    """run_of: pid -> daemon of the live run of this job, see `_held_by`."""
     need, facts = visit.need, visit.facts
     if visit.error is not None:
         yield _fault(need.name, "dlctl" if need.is_here else "ssh", visit.error)
@@ -136,7 +136,7 @@ def _fault(place: str, subject: str, error: DlctlError) -> Finding:
 
 
 def _held_by(run: Snapshot | None, agent: str) -> dict[int, str]:
-    """pid -> who of the living run of this job it is, on the machine of this agent."""
+    """pid -> daemon of the live run of this job, on the machine of this agent."""
     if run is None:
         return {}
     rows = [row for row in run.daemons if row.get("agent", HOME_AGENT) == agent]
@@ -146,7 +146,7 @@ def _held_by(run: Snapshot | None, agent: str) -> dict[int, str]:
 
 
 def _links(visits: Visits, job: JobFile) -> Iterator[Finding]:
-    """One round of measurements after the other; told in the order of the job file."""
+    """Measurements in rounds; reported in the order of the job file."""
     planned = needs.links({agent: visit.need for agent, visit in visits.all.items()})
     usable = [link for link in planned if visits.is_usable(link)]
     reached: dict[Link, list[tuple[Facts, Facts]]] = {}
@@ -172,24 +172,25 @@ def _links(visits: Visits, job: JobFile) -> Iterator[Finding]:
 
 @dataclass
 class Visit:
-    """One machine, and what is known of it so far."""
+    """One machine, and what is known about it so far."""
 
     need: Need
     session: Session
     error: DlctlError | None = None
-    """Why nothing more is known."""
+    """Why no more is known."""
     login_s: float = 0.0
     """Until its first answer."""
     offset_s: float = 0.0
-    """How much later it is there, and by how much that may be wrong."""
+    """How far its clock is ahead of ours."""
     error_s: float = 0.0
+    """The uncertainty of `offset_s`."""
     facts: Facts = field(default_factory=dict)
     places: list[Facts] = field(default_factory=list)
     """Where its daemons could listen, or why not."""
     place_error: DlctlError | None = None
 
     def place(self, daemon: str) -> Facts | None:
-        """Where somebody listens for this daemon now; None: nobody does."""
+        """Where this daemon's listener is now; None if there is none."""
         return next((p for p in self.places if p["name"] == daemon and "told" in p), None)
 
     def ask(self, verb: str, timeout_s: float, **request: Any) -> Facts:
@@ -198,12 +199,12 @@ class Visit:
 
 @contextmanager
 def understood(name: str) -> Iterator[None]:
-    """The other end may be another version, or anybody: what has not the right form is no bug."""
+    """Turns a malformed answer into an error: the peer may be another version or program."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise DlctlError(
-            f"{name} has answered something that this dlctl does not know "
+            f"{name} sent an answer that this dlctl does not understand "
             f"({type(error).__name__}: {error})",
             where=name,
             hint="install the same dlctl there",
@@ -211,10 +212,10 @@ def understood(name: str) -> Iterator[None]:
 
 
 class Visits:
-    """With `with`; afterwards all conversations are over."""
+    """A context manager that closes all sessions on exit."""
 
     def __init__(self, needs: Mapping[str, Need]) -> None:
-        """Raises UsageError for what is no host."""
+        """Raises UsageError for an invalid host."""
         self.token = secrets.token_hex(TOKEN_BYTES)
         self._began = self._listening_since = time.monotonic()
         self.all: dict[str, Visit] = {}
@@ -240,13 +241,13 @@ class Visits:
 
     @property
     def is_late(self) -> bool:
-        """Whether listeners may be gone before one more measurement is over."""
+        """Whether listeners may exit before another measurement completes."""
         return time.monotonic() - self._listening_since > LISTENING_S
 
     # ------------------------------------------------------------ questions
 
     def examine(self, request: Callable[[Need], Facts]) -> None:
-        """`request`: what is special about a machine; see `daemons.node.examine`."""
+        """`request`: the machine-specific part; see `daemons.node.examine`."""
 
         def one(visit: Visit) -> None:
             try:
@@ -259,7 +260,7 @@ class Visits:
         self._each(one, self.all.values())
 
     def _meet(self, visit: Visit) -> None:
-        """Several times: by the quickest answer the clocks are compared."""
+        """Several times: the answer with the lowest latency is used to compare the clocks."""
         for number in range(HELLOS):
             sent, began = time.time(), time.monotonic()
             at = float(visit.ask("hello", LOGIN_S)["at"])
@@ -270,7 +271,7 @@ class Visits:
                 visit.offset_s, visit.error_s = at - (sent + took_s / 2), took_s / 2
 
     def listen(self, job: JobFile, control: str) -> None:
-        """Have every machine listen where its daemons will; see `daemons.node.listening`.
+        """Make every machine listen where its daemons will; see `daemons.node.listening`.
 
         control: the coordinator's address, as "tcp://HOST:PORT".
         """
@@ -288,7 +289,7 @@ class Visits:
         self._each(one, (visit for visit in self.all.values() if visit.error is None))
 
     def reach(self, links: Iterable[Link]) -> dict[Link, list[tuple[Facts, Facts]]]:
-        """All of them at once: link -> (place, how it was reached) of each of its daemons."""
+        """All links in parallel: link -> (place, how it was reached) of each of its daemons."""
         found: dict[Link, list[tuple[Facts, Facts]]] = {}
 
         def one(link: Link) -> None:
@@ -323,7 +324,7 @@ class Visits:
 
 
 def _listeners(job: JobFile, need: Need, control: str) -> Iterator[Facts]:
-    """Of the coordinator, where it will be, and of the servers."""
+    """Listen requests for the coordinator, on its machine, and for the servers."""
     from dlctl.launch import addresses
 
     host = need.host

@@ -1,8 +1,7 @@
-"""A checkpoint that a new run begins with: one of another run, or of the last run of its job, which
-the job goes on from with another method or optimiser.
+"""A new run from a checkpoint: one of another run, or of the last run of its job, resumed with
+another method or optimiser.
 
-It is copied into the new run. None of the epochs and generations that it knows of is given out
-again.
+The checkpoint is copied into the new run. No epoch or generation recorded in it is ever reissued.
 """
 
 from __future__ import annotations
@@ -31,33 +30,33 @@ if TYPE_CHECKING:
 
 
 def check(source: Path, job: JobFile) -> Good:
-    """A checkpoint that a new run of this job can begin with, every byte of which is read.
+    """A checkpoint that a new run of this job can start from; reads every byte of it.
 
     Raises UsageError if it is none, or does not fit the job; DlctlError if it is damaged.
     """
     if not (source / MANIFEST).is_file():
         raise UsageError(
-            f'"{source}" is no checkpoint directory: it has no {MANIFEST}',
+            f'"{source}" is not a checkpoint directory: it has no {MANIFEST}',
             hint="dlctl checkpoint ls -q",
         )
     if problems := checkpoints.verify(source):
-        told = "".join(f"\n  {problem}" for problem in problems)
-        raise DlctlError(f"this checkpoint is damaged{told}", where=str(source))
+        listed = "".join(f"\n  {problem}" for problem in problems)
+        raise DlctlError(f"this checkpoint is damaged{listed}", where=str(source))
     good = source.absolute(), checkpoints.read_manifest(source)
     cases.check_fits(str(good[1]["run_id"]), good, job)
     return good
 
 
 def copy(directory: Path, good: Good, job: JobFile) -> Path:
-    """A complete copy of it in the directory of a run that is being made; as its job goes on from
-    it, if that has another method or optimiser. Raises DlctlError or OSError.
+    """A complete copy of it in the directory of a run being created, translated if the job has
+    another method or optimiser. Raises DlctlError or OSError.
     """
-    source, told = good
-    made = checkpoints.create(directory, told["step"], told["number"])
+    source, saved = good
+    made = checkpoints.create(directory, saved["step"], saved["number"])
     if (translated := _translated(good, job)) is not None:
         _write(translated, source, made)
         return made
-    for part in filter(itemgetter("file"), manifest.parts(told)):
+    for part in filter(itemgetter("file"), manifest.parts(saved)):
         try:
             old = (source / part["file"]).open("rb")
         except OSError as error:
@@ -70,29 +69,29 @@ def copy(directory: Path, good: Good, job: JobFile) -> Path:
             shutil.copyfileobj(old, new)
             new.flush()
             os.fsync(new.fileno())
-    checkpoints.write_manifest(made, told)
+    checkpoints.write_manifest(made, saved)
     return made
 
 
-def _write(told: Translation, source: Path, directory: Path) -> None:
+def _write(translated: Translation, source: Path, directory: Path) -> None:
     """All of its files into an empty directory. Raises DlctlError."""
     written = {}
-    for part in told.parts:
+    for part in translated.parts:
         sha256, nbytes = checkpoints.write_arrays(directory / part.file, part.arrays())
         written[part.file] = {"sha256": sha256, "nbytes": nbytes}
-    checkpoints.share_frozen(source, directory, told.manifest)
-    checkpoints.write_manifest(directory, told.completed(written))
+    checkpoints.share_frozen(source, directory, translated.manifest)
+    checkpoints.write_manifest(directory, translated.completed(written))
 
 
 def record(db: RunDb, directory: Path, made: Path) -> None:
-    """Have a run that is being made begin with it. No commit. Raises DlctlError, sqlite3.Error."""
+    """Record that a new run starts from it. No commit. Raises DlctlError, sqlite3.Error."""
     db.put_terms(_terms(checkpoints.read_manifest(made)))
     lineage.record(db, directory, made, "")
 
 
 def _terms(manifest: Manifest) -> dict[str, int]:
-    """The newest epochs and generations that the checkpoint knows of."""
-    from dlctl.ops import verify  # only here: it takes numpy along
+    """The newest epochs and generations recorded in the checkpoint."""
+    from dlctl.ops import verify  # imported late: it pulls in numpy
 
     terms: dict[str, int] = {}
     for shard in manifest["shards"]:
@@ -106,33 +105,33 @@ def _terms(manifest: Manifest) -> dict[str, int]:
 
 def tell(good: Good, job: JobFile) -> None:
     step, run_id = values.count(good[1]["step"]), str(good[1]["run_id"])
-    notes.note(f"a new run begins with the checkpoint of {run_id} at step {step}")
+    notes.note(f"a new run starts from the checkpoint of {run_id} at step {step}")
     if manifest.is_doubtful(good[1]):
         notes.warn(f"checkpoint {good[1]['number']} was saved when the run failed: {cases.RUINED}")
-    if told := in_words(good, job):
-        notes.note(told)
+    if translation := in_words(good, job):
+        notes.note(translation)
 
 
 def in_words(good: Good, job: JobFile) -> str:
-    """What goes on with another method or optimiser, and what does not; "" if it is the same."""
+    """What is kept with another method or optimiser, and what starts over; "" if they are equal."""
     translated = _translated(good, job)
     if translated is None:
         return ""
     kept = ["model", "progress", *([translated.keeps] if translated.keeps else [])]
-    afresh = f"; begins afresh: {', '.join(translated.afresh)}" if translated.afresh else ""
-    return f"{manifest.otherwise(good[1], job)}; goes on: {', '.join(kept)}{afresh}"
+    afresh = f"; starts over: {', '.join(translated.afresh)}" if translated.afresh else ""
+    return f"{manifest.otherwise(good[1], job)}; keeps: {', '.join(kept)}{afresh}"
 
 
 def _translated(good: Good, job: JobFile) -> Translation | None:
-    """None: the job goes on with it as it is. Raises UsageError or DlctlError."""
+    """None: the job resumes from it unchanged. Raises UsageError or DlctlError."""
     if not manifest.otherwise(good[1], job):
         return None
     return translation.translated(_Source(*good), job)
 
 
 class _Source:
-    def __init__(self, directory: Path, told: Manifest) -> None:
-        self.manifest = told
+    def __init__(self, directory: Path, saved: Manifest) -> None:
+        self.manifest = saved
         self._directory = directory
 
     def read(self, tensor: str, lo: int, hi: int) -> Array:
@@ -147,7 +146,7 @@ class _Source:
 
 
 class _Tensors(Mapping[str, Any]):
-    """Those of a file, which are read when they are asked for."""
+    """The tensors of a file, read on access."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

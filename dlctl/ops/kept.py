@@ -1,4 +1,4 @@
-"""What the servers of a run keep of their shards, in memory or on disk, seen from outside."""
+"""The shard states that a run's servers store in memory or on disk, as other processes see them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def shards(snapshot: Snapshot) -> int:
-    """How many shards there are states of."""
-    from dlctl.runs import kept_shards  # here and below, because it takes numpy along
+    """The number of shards with a stored state."""
+    from dlctl.runs import kept_shards  # imported late, here and below: it pulls in numpy
 
     servers = _servers(snapshot)
     return 0 if servers is None else len(kept_shards.kept(snapshot.directory, servers))
 
 
 def remove(snapshot: Snapshot) -> None:
-    """Remove what servers that were killed have left; what a living one has open stays."""
+    """Remove the states left by killed servers; a state that a live server has open stays."""
     from dlctl.runs import kept_shards
 
     servers = _servers(snapshot)
@@ -30,7 +30,7 @@ def remove(snapshot: Snapshot) -> None:
 
 
 def _servers(snapshot: Snapshot) -> Servers | None:
-    """None for a job of another version."""
+    """None if the job is of another version."""
     from dlctl.ops import remains
 
     with suppress(DlctlError):

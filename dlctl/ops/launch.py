@@ -1,7 +1,7 @@
-"""From a job file to a run directory and its coordinator; what `start` and `run` have in common.
+"""From a job file to a run directory and its coordinator: the common part of `start` and `run`.
 
-Which run it becomes is decided in `cases.py`.
-If anything goes wrong on the way, nothing is left: no directory, no link, no process.
+`cases.py` decides which run it becomes.
+A failed start leaves nothing behind: no directory, no link, no process.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05
 SETTLED_S = 30.0
-"""For a coordinator that a killed command has started to put itself on record."""
+"""For a coordinator started by a killed command to put itself on record."""
 Json = dict[str, Any]
 
 
 def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
-    """Start the coordinator of a job, or find out that there is nothing to start. `source`: of a
-    checkpoint that a new run is to begin with.
+    """Start the coordinator of a job, or find that there is nothing to start. `source`: a
+    checkpoint for a new run to start from.
 
-    Raises UsageError for a job file that is not valid or differs from its run that still lives,
-    TimedOut if another command does not come to an end of starting it, and DlctlError if the run
-    directory cannot be made, its path is no text, or the process cannot be started.
+    Raises UsageError for a job file that is invalid or differs from its live run, TimedOut if
+    another command does not finish starting it, and DlctlError if the run directory cannot be
+    created, its path is no text, or the process cannot be started.
     """
     from dlctl import config, jobfile
     from dlctl.jobfile import summary
@@ -77,7 +77,7 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
             if lock.has_unknown_coordinator(now):
                 now = recover.wait_led(now)
             if now.is_live and now.run.get("pid") is not None:
-                notes.note(f"{now.run_id} has just been brought back")
+                notes.note(f"{now.run_id} has just been recovered")
                 return Launched(now.directory, None)
             return _act(cases.looked(case), file, job, content, None, summary.of(job))
 
@@ -85,7 +85,7 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
 def _act(
     case: Case, file: Path, job: JobFile, content: Json, good: Good | None, summary: str
 ) -> Launched:
-    """Do what is decided, and say so. `good`: the checkpoint that was asked for."""
+    """Perform the action and report it. `good`: the requested checkpoint."""
     if refusal := cases.refusal(case):
         raise refusal
     previous, loss = case.run, case.loss
@@ -101,21 +101,23 @@ def _act(
         notes.note(f"{name} is already {previous.state}")
         return Launched(previous.directory, None)
     if case.action is Action.OVER:
-        notes.note(f"{name} has finished already; --fresh, or a later stop in [job], trains on")
+        notes.note(
+            f"{name} has already finished; to train on, use --fresh or a later stop in [job]"
+        )
         return Launched(previous.directory, None)
     if case.action is Action.GO_ON and case.findings is not None:
         step = values.count(case.findings.step)
-        notes.note(f"{name} goes on where it was, at step {step}: nothing is lost")
+        notes.note(f"{name} resumes where it stopped, at step {step}: nothing is lost")
         notes.note(summary)
         return recover.go_on(case.findings)
     assert case.checkpoint is not None
     stop.clean_up(previous, stop.EXIT_S)
     step, cost = values.count(case.checkpoint[1]["step"]), remains.because(loss, case.reasons)
-    notes.note(f"resumes {name} from step {step}; --fresh starts a new run")
+    notes.note(f"resuming {name} from step {step}; --fresh starts a new run")
     if cost:
         notes.warn(cost)
     if manifest.is_doubtful(case.checkpoint[1]):
-        notes.warn(f"that was saved when the run failed: {cases.RUINED}")
+        notes.warn(f"this checkpoint was saved when the run failed: {cases.RUINED}")
     changed = "; ".join(change.text() for change in case.changes)
     if changed:
         notes.note(f"changed in the job file: {changed}")
@@ -125,24 +127,24 @@ def _act(
 
 
 def _leave(case: Case, previous: Snapshot) -> None:
-    """A run that is left for a new one. Only its owner may give up what its servers have kept."""
+    """Leave a run for a new one. Only its owner may discard the state its servers stored."""
     if case.facts.fresh or case.action is Action.BEGIN_FROM:
         if held := kept.shards(previous):
             name = previous.run_id
-            notes.note(f"the kept state of {name} stays ({plural(held, 'shard')})")
-            remove = hints.told(f"dlctl stop --kill -j {name}", "gives them up")
+            notes.note(f"the stored state of {name} stays ({plural(held, 'shard')})")
+            remove = hints.told(f"dlctl stop --kill -j {name}", "discards it")
             notes.next_step(hints.either(f"dlctl recover -j {name}", remove), "  ")
         return
     stop.clean_up(previous, stop.EXIT_S)
     other_hosts.end(previous, 0.0, purge=True)
     name, state = previous.run_id, previous.state
-    notes.note(f"{name} ({state}) has no checkpoint after step 0; a new run begins")
+    notes.note(f"{name} ({state}) has no checkpoint after step 0; starting a new run")
 
 
 def _settled(previous: Snapshot | None) -> Snapshot | None:
-    """The same when it has a coordinator, or counts as one that was never started. The command that
-    made it was killed: it held the lock that we have now. Raises DlctlError if a coordinator is
-    there that does not put itself on record.
+    """The run once it has a coordinator on record, or counts as never started. The command that
+    created it was killed: it held the lock that we hold now. Raises DlctlError if a coordinator is
+    alive that does not put itself on record.
     """
     deadline = time.monotonic() + SETTLED_S
     while previous is not None and previous.run.get("pid") is None:
@@ -151,7 +153,7 @@ def _settled(previous: Snapshot | None) -> Snapshot | None:
             break
         if time.monotonic() > deadline:
             raise DlctlError(
-                f"a coordinator of {previous.run_id} is starting (pid {pid}) and says nothing",
+                f"a coordinator of {previous.run_id} (pid {pid}) is starting but does not report",
                 where=str(previous.directory),
                 hint=f"dlctl stop --kill -j {previous.run_id}",
             )
@@ -161,7 +163,7 @@ def _settled(previous: Snapshot | None) -> Snapshot | None:
 
 
 def _coordinator(run: Snapshot) -> int | None:
-    """The pid of one that is here, on record or not."""
+    """The pid of a coordinator on this machine, on record or not."""
     from dlctl.launch import local
 
     here = (each.pid for each in local.living(run.directory) if each.name == COORDINATOR)
@@ -172,7 +174,7 @@ def _coordinator(run: Snapshot) -> int | None:
 
 
 def _begin(file: Path, job: JobFile, content: Json, good: Good | None) -> Launched:
-    """A new run in a new directory; `good`: the checkpoint that it begins with."""
+    """A new run in a new directory; `good`: the checkpoint that it starts from."""
     parent = _run_dir(file, job)
     made_parent = not parent.exists()
     directory = _new_directory(parent, job.job.name)
@@ -203,45 +205,45 @@ def _write_new(directory: Path, file: Path, job: JobFile, content: Json, good: G
 def _resume(
     previous: Snapshot, file: Path, job: JobFile, content: Json, checkpoint: Path, cost: str
 ) -> Launched:
-    """The same directory again, from a checkpoint, with the job file as it is now."""
+    """Reuse the directory, from a checkpoint, with the current job file."""
     directory = previous.directory
     _check_owned(directory)
     settings, dropped = changes.set_before(previous, read_job(directory), content)
-    for told in changes.settings_in_words(settings):
-        notes.note(f"still set: {told}; --fresh or the job file drops it")
-    for told in changes.settings_in_words(dropped):
-        notes.note(f"no longer set: {told}; the job file counts")
+    for setting in changes.settings_in_words(settings):
+        notes.note(f"still set: {setting}; --fresh or a change of the job file drops it")
+    for setting in changes.settings_in_words(dropped):
+        notes.note(f"no longer set: {setting}; the job file takes precedence")
     row = run_directory.first_row(directory, select.job_file(file), job, checkpoint)
     files = run_directory.job_files(file, content)
     return run_directory.resume(previous, {**row, "settings": settings}, checkpoint, cost, files)
 
 
 def _run_dir(file: Path, job: JobFile) -> Path:
-    """Where run directories are made. Raises DlctlError unless it is, or can be made, ours."""
+    """The parent of run directories. Raises DlctlError unless we own it or can create it."""
     parent = Path(os.path.abspath(file.parent / job.job.run_dir))
     if parent.is_symlink() and not parent.exists():
-        raise DlctlError("the run directory is a link to nowhere", where=str(parent))
+        raise DlctlError("the run directory is a dangling link", where=str(parent))
     if parent.exists():
         _check_owned(parent.resolve(), (os.getuid(), 0))
-    return parent.resolve()  # One spelling for all: by it the daemons of a run are found again.
+    return parent.resolve()  # A canonical path: the daemons of a run are found by it.
 
 
 def _check_owned(directory: Path, owners: tuple[int, ...] | None = None) -> None:
-    """A directory of somebody else's may be swapped under our feet."""
+    """Raises DlctlError for a directory of another user, who could swap it during a run."""
     info = directory.lstat()
     if not directory.is_dir() or directory.is_symlink():
         raise DlctlError("this is not a directory", where=str(directory))
     if info.st_uid not in (owners or (os.getuid(),)):
         raise DlctlError(
-            f"this directory belongs to somebody else (uid {info.st_uid})",
+            f"this directory belongs to another user (uid {info.st_uid})",
             where=str(directory),
-            hint="set run_dir in [job] to a directory of yours",
+            hint="set run_dir in [job] to a directory that you own",
         )
 
 
 def _new_directory(parent: Path, name: str) -> Path:
-    """<name>-<4 hexadecimal digits>, unknown so far to this user. Until all of it is written it is
-    marked, and no run.
+    """<name>-<4 hexadecimal digits>, not used by any run of this user. Until it is complete it is
+    marked unfinished and is not a run.
     """
     for _ in range(1000):
         directory = parent / f"{name}-{secrets.token_hex(2)}"
@@ -255,11 +257,11 @@ def _new_directory(parent: Path, name: str) -> Path:
             continue
         except OSError as error:
             raise DlctlError(
-                f"cannot make a run directory: {error.strerror}",
+                f"cannot create a run directory: {error.strerror}",
                 where=str(directory),
                 hint="set run_dir in [job] to a directory that you can write to",
             ) from error
-    raise DlctlError("there are too many runs of this name", where=str(parent))
+    raise DlctlError("there are too many runs with this name", where=str(parent))
 
 
 def _remove(directory: Path, made_parent: bool) -> None:

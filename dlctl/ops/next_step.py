@@ -1,4 +1,4 @@
-"""What to do about a run that does not train: one answer, the same in every command."""
+"""What to do about a run that does not train: the same answer in every command."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Step(NamedTuple):
     what: str
     """What it does, as the rest of a sentence that begins with the command."""
     first: str = ""
-    """What has to be done before, or it fails again: "correct train.py:45"."""
+    """What has to be done before, or it fails again: "fix train.py:45"."""
     other: str = ""
-    """Another way, see `dlctl.util.hints`."""
+    """An alternative, see `dlctl.util.hints`."""
 
     def text(self) -> str:
-        """A line each, as in "correct train.py:45 first, then", "dlctl recover -j x", "goes on at
+        """A line each, as in "fix train.py:45 first, then", "dlctl recover -j x", "resumes at
         step 9"; see `dlctl.util.hints`.
         """
         return hints.either(f"{self._before()}{hints.told(self.command, self.what)}", self.other)
 
     def hint(self) -> str:
-        """The same without what it does."""
+        """`text` without what the command does."""
         return hints.either(f"{self._before()}{self.command}", self.other)
 
     def _before(self) -> str:
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 
 def of(snapshot: Snapshot) -> Step | None:
-    """The next step; None if it trains, has finished, or a newer run has taken its place."""
+    """The next step; None if the run trains, has finished, or was superseded by a newer run."""
     if snapshot.silent_s is not None:
         run = {**snapshot.run, "daemons": snapshot.daemons}
         return Step(*unresponsive.way(snapshot.directory, run))
@@ -68,8 +68,8 @@ def command(snapshot: Snapshot) -> str:
 
 
 def place_of_error(snapshot: Snapshot) -> str:
-    """The line of the user's code that a run has failed in, as in "train.py:45"; "" if in none, or
-    if the file has been changed since.
+    """The line of the user's code where a run failed, as in "train.py:45"; "" if there is none, or
+    if the file has changed since.
     """
     file, _, line = str(of_reason(snapshot.reason).get("place", "")).rpartition(":")
     beside_job = Path(str(snapshot.run.get("job_file") or "")).parent / file
@@ -81,28 +81,28 @@ def place_of_error(snapshot: Snapshot) -> str:
 
 
 def job_file(snapshot: Snapshot) -> str:
-    """As one types it."""
+    """As typed in a shell."""
     file = snapshot.run.get("job_file")
     return shlex.quote(values.path(file)) if isinstance(file, str) and file else "JOBFILE"
 
 
 def without(snapshot: Snapshot, hosts: list[str]) -> str:
-    """How to do without hosts that are lost: as in "without: take h2 out of job.toml, then ..."."""
+    """How to continue without lost hosts: "without: remove h2 from job.toml, then ..."."""
     start = _start(snapshot)
     then = start.text() if start else "dlctl start JOBFILE"
-    return f"without: take {' and '.join(hosts)} out of {job_file(snapshot)}, then\n{then}"
+    return f"without: remove {' and '.join(hosts)} from {job_file(snapshot)}, then\n{then}"
 
 
 def _mend(snapshot: Snapshot) -> str:
     if place := place_of_error(snapshot):
-        return f"correct {place}"
+        return f"fix {place}"
     if of_reason(snapshot.reason).get("cause") == "task":
-        return f"find what ends the process in {task_file(snapshot)}, and correct it"
+        return f"find what ends the process in {task_file(snapshot)} and fix it"
     return ""
 
 
 def task_file(snapshot: Snapshot) -> str:
-    """As in "train.py"; "the task" if that is not known."""
+    """As in "train.py"; "the task" if the file is unknown."""
     job = read_job(snapshot.directory).get("job")
     task = job.get("task") if isinstance(job, Mapping) else None
     file = task.rpartition(":")[0] if isinstance(task, str) else ""
@@ -122,24 +122,24 @@ def _after_failure(snapshot: Snapshot) -> Step:
     recover, left = f"dlctl recover -j {snapshot.run_id}", _left(snapshot)
     if left is not None and left.loses_nothing:
         step = values.count(snapshot.run.get("step"))
-        return Step(recover, f"goes on at step {step}: nothing is lost")
+        return Step(recover, f"resumes at step {step}: nothing is lost")
     if hosts := other_hosts.given_up(snapshot):
-        back = f"goes on if {' and '.join(hosts)} can be reached again"
+        back = f"resumes once {' and '.join(hosts)} can be reached again"
         return Step(recover, back, other=without(snapshot, hosts))
     if other_hosts.of(snapshot):
-        return Step(recover, "asks the other hosts what is left there, and goes on with that")
+        return Step(recover, "asks the other hosts for their state and resumes from it")
     if facts.saved_step(snapshot) is None:
         return _start(snapshot) or Step(
-            f"dlctl recover --dry-run -j {snapshot.run_id}", "says what is left of it"
+            f"dlctl recover --dry-run -j {snapshot.run_id}", "shows what is left of it"
         )
     return Step(recover, _from_checkpoint(snapshot))
 
 
 def _left(snapshot: Snapshot) -> Findings | None:
-    """What is left of a run that has failed; None if it has done nothing that could be lost."""
+    """What is left of a failed run; None if it has done nothing that could be lost."""
     if not (snapshot.is_gone or facts.has_begun(snapshot)):
         return None
-    from dlctl.ops import remains  # only here and below: it takes numpy along
+    from dlctl.ops import remains  # imported late: it pulls in numpy
 
     return remains.at_a_glance(snapshot)
 
@@ -152,40 +152,40 @@ def _start(snapshot: Snapshot) -> Step | None:
             f"dlctl checkpoint verify -j {snapshot.run_id}",
             unreadable.anew(job_file(snapshot)),
         )
-        return Step(verify, f"says what is wrong: {damaged}", other=anew)
+        return Step(verify, f"shows what is wrong: {damaged}", other=anew)
     again = f"dlctl start {job_file(snapshot)}"
     if facts.saved_step(snapshot) is None:
-        return Step(again, "begins anew: no checkpoint after step 0")
+        return Step(again, "starts over: no checkpoint after step 0")
     return Step(again, _from_checkpoint(snapshot))
 
 
 def _from_checkpoint(snapshot: Snapshot) -> str:
     saved = values.count(facts.saved_step(snapshot))
-    return f"goes on from the checkpoint at step {saved}{facts.done_again(snapshot)}"
+    return f"resumes from the checkpoint at step {saved}{facts.done_again(snapshot)}"
 
 
 # ---------------------------------------------------------------- a model that may be ruined
-# Nobody could use what the workers computed: whoever goes on there fails again.
+# The workers' results were unusable: a run that resumes from there fails again.
 
 
 RUINED = "the model may be ruined where it stopped"
 
 
 def step_of_ruined(snapshot: Snapshot) -> Step:
-    """The next one, of a run that has failed so: what ruins it has to be corrected before. A rate
-    that was set live is forgotten by `recover --from-checkpoint`.
+    """The next step after such a failure: the user has to fix the cause first.
+    `recover --from-checkpoint` discards a learning rate that was set live.
     """
     found, file = newest_whole(snapshot.directory), job_file(snapshot)
-    first = f"correct the data or the task, or lower lr in {file},"
+    first = f"fix the data or the task, or lower lr in {file},"
     anew = f"dlctl start --fresh {file}"
     if found is None or not has_updates(found[1]):
-        return Step(anew, f"begins anew: {RUINED}, and no checkpoint after step 0", first)
+        return Step(anew, f"starts over: {RUINED}, and no checkpoint after step 0", first)
     back, price = f"dlctl start {file}", f"{_named(found[1])}{facts.done_again(snapshot)}"
     if is_doubtful(found[1]):
-        what = "the model may be ruined there: if it fails again, begin anew"
-        return Step(back, f"goes on from checkpoint {price}; {what}", first, anew)
-    forgets = f"dlctl recover -j {snapshot.run_id} --from-checkpoint\nforgets what was set live"
-    return Step(back, f"goes back to checkpoint {price}; {RUINED}", first, forgets)
+        what = "the model may be ruined there: if it fails again, start over"
+        return Step(back, f"resumes from checkpoint {price}; {what}", first, anew)
+    forgets = f"dlctl recover -j {snapshot.run_id} --from-checkpoint\ndiscards values set live"
+    return Step(back, f"rolls back to checkpoint {price}; {RUINED}", first, forgets)
 
 
 def _named(manifest: Mapping[str, Any]) -> str:

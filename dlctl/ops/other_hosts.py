@@ -1,4 +1,4 @@
-"""What commands do on the other hosts of a run, when nobody there can be told any more."""
+"""What commands do on the other hosts of a run when its coordinator cannot do it any more."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from dlctl.config import Host
 
 ANSWER_S = 20.0
-"""For a host to answer, besides the time that it is given for what it has to do."""
+"""For a host to answer, on top of the time that its work may take."""
 
 
 def of(snapshot: Snapshot) -> dict[str, Host]:
-    """Agent -> its host, of those that are reached over ssh."""
+    """Agent -> its host, for hosts reached over ssh."""
     hosts = read_job(snapshot.directory).get("hosts")
     if not hosts:
         return {}
-    from dlctl import placement  # here, because most runs have no other hosts
+    from dlctl import placement  # imported late: most runs have no other hosts
     from dlctl.config import Host, from_dict
 
     agents = placement.agents([from_dict(Host, host) for host in hosts])
@@ -28,22 +28,22 @@ def of(snapshot: Snapshot) -> dict[str, Host]:
 
 
 def given_up(snapshot: Snapshot) -> list[str]:
-    """The hosts that the run has not reached any more, as the job file calls them."""
+    """The hosts that the run could not reach any more, by their names in the job file."""
     hosts = of(snapshot)
     failed = [str(row["name"]) for row in snapshot.daemons if row.get("state") == "failed"]
     return [hosts[name].ssh for name in failed if name in hosts]
 
 
 def not_ended(snapshot: Snapshot) -> list[str]:
-    """The hosts of an ended run on which nobody has heard of that."""
+    """The hosts of an ended run that were not notified of its end."""
     hosts = of(snapshot)
     others = [str(row["name"]) for row in snapshot.daemons if row.get("state") != "stopped"]
     return [hosts[name].ssh for name in others if name in hosts]
 
 
 def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
-    """End what this run has left there; returns the hosts that could not be asked, or have not done
-    it, each of which is told. `purge`: the shards and files there are not needed any more, either.
+    """Terminate what this run left there; returns the hosts that were unreachable or failed to do
+    so, and warns of each. `purge`: also remove the shards and files there.
     """
     if read_job(snapshot.directory).get("slurm", {}).get("nodes"):
         return _end_job(snapshot, at_once=grace_s <= 0)
@@ -69,7 +69,7 @@ def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
 
 
 def _end_job(snapshot: Snapshot, *, at_once: bool) -> list[str]:
-    """The same for a run on Slurm's nodes: its job is the only way to reach them."""
+    """`end` for a run on Slurm's nodes: its Slurm job is the only way to reach them."""
     from dlctl.launch import slurmcalls
 
     handle = slurmcalls.read_handle(snapshot.directory)

@@ -1,4 +1,4 @@
-"""What needs torch, or runs the user's code, is done by a process of its own."""
+"""Work that needs torch or runs the user's code, done in a separate process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dlctl.util import values
 
 
 def run(module: str, arguments: Sequence[str], where: Path, what: str, **options: Any) -> str:
-    """What `python -m MODULE` has printed. `options` are those of `subprocess.run`.
+    """The output of `python -m MODULE`. `options` are those of `subprocess.run`.
 
-    Raises DlctlError: the error that the process has written as JSON, or else `what`, and how it
-    ended, at `where`.
+    Raises DlctlError: the error that the process wrote as JSON, or else `what` and how it ended, at
+    `where`.
     """
     argv = [sys.executable, "-P", "-m", module, *arguments]
     done: subprocess.CompletedProcess[str]

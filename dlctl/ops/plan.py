@@ -1,7 +1,7 @@
-"""What starting a job would do, in rows: who runs where, at which port, with how much of the model.
+"""What starting a job would do, in rows: daemon, host, port, and share of the model.
 
-No host is logged in to: names are looked up, and Slurm is asked for its nodes, nothing else. What
-only a host itself knows (its address towards others) is said to be so.
+It logs in to no host; it only resolves names and asks Slurm for its nodes. What only a host itself
+knows (its address towards others) is marked so.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from dlctl.ops.cases import Case
 
 UNIX = "unix socket"
-OWN_WAY = "by its way here"
+OWN_WAY = "its address towards this host"
 """The address from which a host reaches the coordinator; only the host itself knows it."""
 
 
 class Placed(NamedTuple):
-    """A daemon, and where it would be."""
+    """A daemon and its placement."""
 
     name: str
     host: str
     address: str
-    """Where others reach it; "" of daemons to which nobody connects."""
+    """Where others reach it; "" for daemons that accept no connections."""
     port: int | None
-    """None: any free one, or no port at all."""
+    """None: any free port, or none at all."""
     parameters: int | None
     size_bytes: int | None
-    """Of a server's shard, its optimiser's state included; None: not known, or no server."""
+    """Of a server's shard, with its optimiser state; None: unknown, or no server."""
     batch_size: int | str | None = None
-    """Samples of a worker's batch; "auto": a worker finds it."""
+    """Samples per batch of a worker; "auto": the worker determines it."""
 
 
 def _name(host: Host) -> str:
@@ -49,7 +49,7 @@ def _name(host: Host) -> str:
 
 
 def placed(job: JobFile, model: Model | None) -> list[Placed]:
-    """All daemons of a job, in the order in which `status` shows them."""
+    """All daemons of a job, in the order of `status`."""
     agents = placement.agents(job.places)
     first = _coordinator(job)
     rows = [first]
@@ -99,20 +99,21 @@ def _server(job: JobFile, name: str, host: Host, model: Model | None, coordinato
 
 
 HEADLINES = {
-    Action.BEGIN: "a new run would begin",
-    Action.BEGIN_FROM: "a new run would begin with the checkpoint of {run} at step {step}",
+    Action.BEGIN: "a new run would start",
+    Action.BEGIN_FROM: "a new run would start from the checkpoint of {run} at step {step}",
     Action.RESUME: "{run} would resume from its checkpoint at step {step}",
-    Action.GO_ON: "{run} would go on where it was: nothing is lost",
+    Action.GO_ON: "{run} would resume where it stopped: nothing is lost",
     Action.ALREADY_RUNNING: "nothing: {run} is already {state}",
     Action.OVER: "nothing: {run} has finished; to train on, change stop in [job]",
-    Action.REFUSE_CHANGED: "nothing: start refuses, because {run} is {state} with another content",
+    Action.REFUSE_CHANGED: "nothing: start refuses, because {run} is {state} with a different job "
+    "file",
     Action.REFUSE_KEPT: "nothing: start refuses, because {run} has no checkpoint after step 0",
-    Action.WAIT_FOR_HOSTS: "{run} has failed; only its hosts know how it goes on (--check)",
+    Action.WAIT_FOR_HOSTS: "{run} has failed; query its hosts for how it can resume (--check)",
 }
 
 
 def headline(case: Case) -> str:
-    """What would happen, in a line."""
+    """What would happen, in one line."""
     run, good = case.run, case.checkpoint
     step = "" if good is None else values.count(good[1]["step"])
     names = {} if run is None else {"run": run.run_id, "state": run.state}
@@ -120,14 +121,14 @@ def headline(case: Case) -> str:
 
 
 def is_change(case: Case) -> bool:
-    """Whether the job file says anything that is neither in force nor reached already."""
+    """Whether the job file has anything that is neither effective nor reached already."""
     if case.action is Action.ALREADY_RUNNING:
         return bool(case.changes)
     return case.action is not Action.OVER
 
 
 def changes(case: Case) -> list[tuple[str, str]]:
-    """(what differs, the command that changes it now; "" if none does), of the newest run."""
+    """(difference, the command that applies it live; "" if none does), for the newest run."""
     is_live = case.run is not None and case.run.is_live
     return [(change.text(), change.how_live() if is_live else "") for change in case.changes]
 
@@ -136,7 +137,7 @@ def changes(case: Case) -> list[tuple[str, str]]:
 
 
 def files(case: Case, job: JobFile, file: Path) -> Iterator[tuple[str, str]]:
-    """(what, where) of all that a run would write."""
+    """(what, where) of everything a run would write."""
     parent = Path(os.path.abspath(file.parent / job.job.run_dir))
     directory = parent / f"{job.job.name}-XXXX"
     if case.run is not None and case.action not in (Action.BEGIN, Action.BEGIN_FROM):
@@ -160,11 +161,11 @@ def files(case: Case, job: JobFile, file: Path) -> Iterator[tuple[str, str]]:
 
 
 # ---------------------------------------------------------------- the model
-# How large a job's model is, as an earlier run of the same job file has saved it.
+# The size of a job's model, from a checkpoint of an earlier run of the same job file.
 
 
 def known_model(file: Path, job: JobFile) -> Model | None:
-    """By the newest checkpoint of the newest run that has one; None if there is none."""
+    """From the newest checkpoint of the newest run that has one; None if there is none."""
     from dlctl.runs import checkpoints
 
     for run in reversed(select.of_job(select.job_file(file), job.job.name)):

@@ -1,6 +1,6 @@
-"""The problems of a run: those that its coordinator has found, and what it cannot say itself.
+"""The problems of a run: those that its coordinator recorded, and those it cannot report itself.
 
-`status`, `why`, `logs --failed` and every `--json` show these; `dlctl.ops.codes` has their words.
+`status`, `why`, `logs --failed` and every `--json` show them; `dlctl.ops.codes` has their texts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dlctl.util.names import COORDINATOR
 from dlctl.util.text import KILLED
 
 RECENT_S = 60.0
-"""That a coordinator has taken another one's place is shown for so long."""
+"""How long the takeover by a new coordinator is shown."""
 LASTING: Mapping[Code, Code] = {
     "checkpoint-failed": "checkpoint-failed",
     "daemon-failed": "daemon-failed",
@@ -36,25 +36,25 @@ LASTING: Mapping[Code, Code] = {
     "daemon-restarting": "daemon-failed",
     "worker-crash-loop": "daemon-failed",
 }
-"""Problems that last when there is no coordinator any more -> what they are then."""
+"""Problems that persist after the coordinator is gone -> their code then."""
 
 
 def found(snapshot: Snapshot) -> list[Problem]:
     """All problems of a run, the coordinator's first.
 
-    While it is silent or cannot write, all that is known of the others is which processes are gone.
+    While the coordinator is silent or cannot write, only missing processes are known of the others.
     """
     own, gone = [*_of_coordinator(snapshot)], [*_gone(snapshot)]
     if any(problem.code in ("coordinator-silent", "coordinator-unwritable") for problem in own):
         return [*own, *gone]
-    told = {problem.daemon for problem in gone}
-    recorded = [p for p in _recorded(snapshot) if p.daemon not in told]
+    missing = {problem.daemon for problem in gone}
+    recorded = [p for p in _recorded(snapshot) if p.daemon not in missing]
     rest = sorted([*gone, *recorded], key=lambda problem: natural(problem.daemon))
     return [*own, *rest, *_disk(snapshot)]
 
 
 def _recorded(snapshot: Snapshot) -> Iterator[Problem]:
-    """What the coordinator has written last, as far as that is still true."""
+    """What the coordinator wrote last, where that still holds."""
     recorded = values_of.read(snapshot.run.get("problems"))
     if snapshot.is_live:
         is_current = snapshot.coordinator["state"] in ("running", "stopping")
@@ -62,29 +62,29 @@ def _recorded(snapshot: Snapshot) -> Iterator[Problem]:
     elif snapshot.reason != KILLED:
         yield from (p._replace(code=LASTING[p.code]) for p in recorded if p.code in LASTING)
     if snapshot.state == "failed" and not snapshot.is_live and not snapshot.is_gone:
-        said = known(reason=snapshot.reason, **values_of.of_reason(snapshot.reason))
+        details = known(reason=snapshot.reason, **values_of.of_reason(snapshot.reason))
         ended_at = values.number(snapshot.run.get("ended_at"))
-        yield Problem("run-failed", values_of.RUN, ended_at, said)
+        yield Problem("run-failed", values_of.RUN, ended_at, details)
 
 
 def _gone(snapshot: Snapshot) -> Iterator[Problem]:
-    """Daemons whose process is gone, which nobody has noted."""
+    """Daemons whose process is gone without a record of its exit."""
     for row in snapshot.daemons:
         if row.get("state") == GONE:
-            heard_at, number = values.number(row.get("updated_at")), facts.incarnation(row)
-            said = known(pid=row.get("pid"), incarnation=number)
-            yield Problem("process-gone", str(row["name"]), heard_at, said)
+            reported_at, number = values.number(row.get("updated_at")), facts.incarnation(row)
+            details = known(pid=row.get("pid"), incarnation=number)
+            yield Problem("process-gone", str(row["name"]), reported_at, details)
 
 
 def _disk(snapshot: Snapshot) -> Iterator[Problem]:
-    """Nobody waits for it yet, but whoever dies now will."""
+    """A full disk blocks no daemon yet, but a daemon that dies now cannot be restarted."""
     if snapshot.is_live and (full := disk.full_disk(snapshot)):
-        said = {"cause": "full", "why": full, "folder": disk.folder(snapshot)}
-        yield Problem("disk-full", values_of.RUN, None, said)
+        details = {"cause": "full", "why": full, "folder": disk.folder(snapshot)}
+        yield Problem("disk-full", values_of.RUN, None, details)
 
 
 def still_there(snapshot: Snapshot) -> list[Row]:
-    """Daemons whose processes are here; of those on other hosts nobody knows it."""
+    """Daemons whose processes are alive on this machine; other hosts cannot be checked."""
     rows = [row for row in snapshot.daemons if row.get("pid") is not None and is_here(row)]
     return [row for row in rows if row.get("state") not in (*WITHOUT_PROCESS, GONE)]
 
@@ -93,64 +93,64 @@ def still_there(snapshot: Snapshot) -> list[Row]:
 
 
 def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
-    """It is silent, gone, cannot write, or has just taken the place of another one."""
+    """The coordinator is silent, gone, cannot write, or has just replaced another one."""
     row = snapshot.coordinator
-    number, heard_at = facts.incarnation(row), values.number(row.get("updated_at"))
-    said: dict[str, Any] = {"incarnation": number}
+    number, reported_at = facts.incarnation(row), values.number(row.get("updated_at"))
+    details: dict[str, Any] = {"incarnation": number}
     if row["state"] == SILENT:
-        said["pid"] = snapshot.coordinator_pid
+        details["pid"] = snapshot.coordinator_pid
         if unresponsive.has_agent(snapshot.daemons):
-            said["limit_s"] = paths.STILL_LIMITS * unresponsive.limit_s(snapshot.directory)
+            details["limit_s"] = paths.STILL_LIMITS * unresponsive.limit_s(snapshot.directory)
         since = snapshot.now - (snapshot.silent_s or 0.0)
-        yield Problem("coordinator-silent", COORDINATOR, since, said)
+        yield Problem("coordinator-silent", COORDINATOR, since, details)
     elif snapshot.unwritten_s is not None:
-        said |= disk.facts(snapshot)
-        yield Problem("coordinator-unwritable", COORDINATOR, heard_at, said)
+        details |= disk.facts(snapshot)
+        yield Problem("coordinator-unwritable", COORDINATOR, reported_at, details)
     elif row["state"] == GONE and lock.has_unknown_coordinator(snapshot):
         if why := disk.facts(snapshot):
-            said |= why
-            yield Problem("coordinator-unwritable", COORDINATOR, heard_at, said)
+            details |= why
+            yield Problem("coordinator-unwritable", COORDINATOR, reported_at, details)
         else:
-            yield Problem("coordinator-restarting", COORDINATOR, heard_at, said)
+            yield Problem("coordinator-restarting", COORDINATOR, reported_at, details)
     elif row["state"] == GONE:
-        yield _absent(snapshot, heard_at, number)
+        yield _absent(snapshot, reported_at, number)
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
-        said["incarnation"] = number - 1
-        yield Problem("coordinator-restarting", COORDINATOR, heard_at, said)
+        details["incarnation"] = number - 1
+        yield Problem("coordinator-restarting", COORDINATOR, reported_at, details)
     elif snapshot.is_live and number > 1:
         for last in facts.takeovers(snapshot.directory)[-1:]:
             if snapshot.now - last.at < RECENT_S:
-                said = known(incarnation=number - 1, how=last.how, forgotten=last.forgotten)
-                yield Problem("coordinator-restarted", COORDINATOR, last.at, said)
+                details = known(incarnation=number - 1, how=last.how, forgotten=last.forgotten)
+                yield Problem("coordinator-restarted", COORDINATOR, last.at, details)
 
 
-def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Problem:
-    """Of a coordinator that is gone, and whether there will be another one."""
-    said: dict[str, Any] = {"incarnation": number}
+def _absent(snapshot: Snapshot, reported_at: float | None, number: int) -> Problem:
+    """The problem of a missing coordinator, and whether an agent restarts it."""
+    details: dict[str, Any] = {"incarnation": number}
     if not snapshot.is_live:
-        said |= known(pid=snapshot.run.get("pid"))
+        details |= known(pid=snapshot.run.get("pid"))
     else:
-        said |= {"pid": snapshot.run.get("pid"), "cause": "restarts", "agent": "its agent"}
-        said |= disk.facts(snapshot)
-    return Problem("coordinator-gone", COORDINATOR, _seen_at(snapshot, heard_at), said)
+        details |= {"pid": snapshot.run.get("pid"), "cause": "restarts", "agent": "its agent"}
+        details |= disk.facts(snapshot)
+    return Problem("coordinator-gone", COORDINATOR, _seen_at(snapshot, reported_at), details)
 
 
-def _seen_at(snapshot: Snapshot, heard_at: float | None) -> float | None:
-    """When there was the last sign of a coordinator that is gone; None if there never was.
+def _seen_at(snapshot: Snapshot, reported_at: float | None) -> float | None:
+    """When a missing coordinator last showed a sign of life; None if it never did.
 
-    It goes on to touch its lock when it cannot write. Where not even that is possible the age of
-    the lock is 0 (`paths.beat_age_s`), which is no sign.
+    A coordinator that cannot write still touches its lock. If even that is impossible, the age of
+    the lock is 0 (`paths.beat_age_s`), which is no sign of life.
     """
     beat_age_s = paths.beat_age_s(snapshot.directory, snapshot.now)
-    signs = [heard_at, snapshot.now - beat_age_s if beat_age_s else None]
+    signs = [reported_at, snapshot.now - beat_age_s if beat_age_s else None]
     return max((at for at in signs if at is not None), default=None)
 
 
-# ---------------------------------------------------------------- what helps
+# ---------------------------------------------------------------- fixes
 
 
 def fix(snapshot: Snapshot, problem: Problem) -> str:
-    """The command that helps, or tells more, as a hint; "" if there is nothing to do."""
+    """The command that fixes the problem or shows more, as a hint; "" if no action is needed."""
     template = codes.fix(problem)
     shown = codes.shown(problem, snapshot.now) | {"run": snapshot.run_id}
     if "{next}" in template:
@@ -166,8 +166,8 @@ def fix(snapshot: Snapshot, problem: Problem) -> str:
 
 
 def _again(snapshot: Snapshot, problem: Problem) -> str:
-    """The next processes on this machine read the task's file anew; other hosts have a copy of it,
-    which they get when the run is started.
+    """The command that reloads the task. New processes on this machine re-read the task's file;
+    other hosts have a copy, which they receive when the run starts.
     """
     job = f"-j {snapshot.run_id}"
     if other_hosts.of(snapshot):
@@ -195,17 +195,17 @@ def as_data(snapshot: Snapshot, problem: Problem) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- who waits for whom
+# ---------------------------------------------------------------- which daemon waits for which
 
 
 class Cause(NamedTuple):
-    """A problem, and those that wait for its daemon."""
+    """A problem, and the daemons that wait for its daemon."""
 
     problem: Problem
     waiting: list[Cause]
 
     def names(self) -> Iterator[str]:
-        """Its daemon, and all who wait for it."""
+        """Its daemon, and all that wait for it."""
         facts = self.problem.facts
         yield from (self.problem.daemon, *names_in(facts.get("workers")))
         yield from names_in(facts.get("waiting"))
@@ -214,23 +214,23 @@ class Cause(NamedTuple):
 
 
 def forest(found: Sequence[Problem]) -> list[Cause]:
-    """The problems as trees: the root causes, and below each who waits for it. Who waits for
-    several stands below the first one.
+    """The problems as trees: the root causes, and below each the daemons that wait for it. A daemon
+    that waits for several is listed below the first.
 
-    Of those who wait for each other in a ring, the first one is taken for the root.
+    In a cycle of waits, the first daemon is taken as the root.
     """
     waits = {problem.daemon: problem for problem in found if problem.code == "daemon-waiting"}
     causes = [problem for problem in found if problem.code != "daemon-waiting"]
     roots = [_tree(problem, waits) for problem in causes]
-    told = {name for root in roots for name in root.names()}
-    for name in [name for name in waits if name not in told]:
+    listed = {name for root in roots for name in root.names()}
+    for name in [name for name in waits if name not in listed]:
         if (problem := waits.pop(name, None)) is not None:
             roots.append(_tree(problem, waits))
     return roots
 
 
 def _tree(problem: Problem, waits: dict[str, Problem]) -> Cause:
-    """Takes those that it has out of `waits`."""
+    """Removes its nodes from `waits`."""
     here = [
         other
         for other in waits.values()

@@ -1,4 +1,4 @@
-"""Waiting until a run is ready: whom it waits for, and what went wrong if it never will be."""
+"""Waiting until a run is ready: which daemons it waits for, and why it failed if it did."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DEATH_S = 2.0
 
 
 def wait_ready(launched: Launched, timeout_s: float | None, progress: notes.Phases) -> Snapshot:
-    """Wait until all daemons are ready, also when a run is brought back. By then the run may have
-    ended; one that comes to its end already is waited for.
+    """Wait until all daemons of a started or recovered run are ready. By then the run may have
+    ended; if it is already stopping, this waits for its end.
 
-    Raises JobFailed with the last words of the daemon that failed, when nothing is left running;
-    TimedOut if `timeout_s` has passed first: the run then goes on starting.
+    Raises JobFailed with the last lines of the daemon that failed, when no process is left running;
+    TimedOut if `timeout_s` has passed first: the run then continues to start.
     """
     limit_s = timeout_s if timeout_s is not None else control.start_limit_s(launched.directory)
 
@@ -37,14 +37,14 @@ def wait_ready(launched: Launched, timeout_s: float | None, progress: notes.Phas
         elif snapshot.state in (*READY, "finished") or _was_ready(snapshot):
             return None
         if not snapshot.is_live:
-            what = "could not be brought back" if launched.goes_on else "did not start"
+            what = "could not be recovered" if launched.goes_on else "did not start"
             raise failed(launched, what)
         return waiting_for(snapshot)
 
-    def late(snapshot: Snapshot, whom: str) -> TimedOut:
+    def late(snapshot: Snapshot, pending: str) -> TimedOut:
         return TimedOut(
-            f"{snapshot.run_id} is not ready after {values.duration(limit_s)} and goes on "
-            f"starting; it waits for {whom}",
+            f"{snapshot.run_id} is not ready after {values.duration(limit_s)} and is still "
+            f"starting; it waits for {pending}",
             hint=hints.either(
                 f"dlctl wait --for ready -j {snapshot.run_id}", f"dlctl stop -j {snapshot.run_id}"
             ),
@@ -59,7 +59,7 @@ def _was_ready(snapshot: Snapshot) -> bool:
 
 
 def is_back(snapshot: Snapshot) -> bool:
-    """Whether a run that goes on has all its daemons at work again, or has come to a good end."""
+    """Whether all daemons of a resumed run are running again, or it has ended without failing."""
     if snapshot.state in ENDED:
         return snapshot.state != "failed"
     is_starting = snapshot.run.get("state") in ("starting", "stopping")
@@ -67,19 +67,19 @@ def is_back(snapshot: Snapshot) -> bool:
 
 
 def waiting_for(snapshot: Snapshot) -> str:
-    """Whom the run waits for, and what they are doing: those who wait for no other one."""
+    """The daemons that the run waits for and that wait for no other, and what they are doing."""
     if not remains.has_spoken(snapshot):
         return "coordinator (starting)"
-    if said := facts.text(snapshot.run.get("waiting")):
-        return said
+    if waiting := facts.text(snapshot.run.get("waiting")):
+        return waiting
     late = _late(snapshot)
     causes = [row for row in late if not row.get("waiting_for")] or late
     return ", ".join(control.told(row, snapshot.now) for row in causes[: control.NAMED_MAX])
 
 
 def _late(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """The daemons that are not at work yet. A coordinator takes over from the one before that they
-    were running; whether they are there, it knows when they have reported to itself.
+    """The daemons that are not running yet. A new coordinator inherits the state "running" from its
+    predecessor; a daemon counts as running once it has reported to the new one.
     """
     return [
         row
@@ -90,10 +90,10 @@ def _late(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def failed(launched: Launched, what: str) -> JobFailed:
-    """End what is left, and say who failed and what it said last."""
+    """Terminate what is left; returns an error with the failed daemon and its last lines."""
     _record_death(launched)
     snapshot = stop.settle(load(launched.directory))
-    # Where other hosts take part, what is wrong is often there, or on the way.
+    # With other hosts, the cause is often there or in the network.
     doctor = f"dlctl doctor {next_step.job_file(snapshot)}" if other_hosts.of(snapshot) else ""
     return JobFailed(
         f"{snapshot.run_id} {what}: {snapshot.reason or snapshot.state}{quoted(snapshot)}",
@@ -108,28 +108,28 @@ def failed(launched: Launched, what: str) -> JobFailed:
 
 
 def _record_death(launched: Launched) -> None:
-    """A coordinator that died before it could write anything leaves the last word to us."""
+    """Record the failure of a coordinator that died before it could write anything."""
     with closing(RunDb(launched.directory)) as db:
         if launched.process is None or db.run().get("state") in ENDED:
             return
         with suppress(subprocess.TimeoutExpired):
-            # The kernel shows a process as ended a moment before it says how.
+            # The kernel shows a process as ended a moment before its exit status is available.
             how = values.exit_in_words(launched.process.wait(DEATH_S))
             db.put_end("failed", f"the coordinator died while it started: {how}", time.time())
             db.commit()
 
 
 def quoted(snapshot: Snapshot) -> str:
-    """The last lines of the daemon that failed first, to be put behind an error message: but for
-    what the run's reason says already.
+    """The last lines of the daemon that failed first, to append to an error message, without lines
+    that the run's reason already has.
     """
     rows = [row for row in snapshot.daemons if _exit(row).get("code")]
     first = min(rows, key=lambda r: (not r.get("error"), _exit(r).get("at") or 0.0), default=None)
     if first is None and not snapshot.reason.startswith("the coordinator "):
-        return ""  # A coordinator that lived to the end has said why.
+        return ""  # The coordinator survived and has recorded the reason.
     name = COORDINATOR if first is None else str(first["name"])
-    said = _exit(first).get("last_lines") if first is not None else None
-    words = said or logs.last_words(snapshot.directory, name, LAST_LINES)
+    recorded = _exit(first).get("last_lines") if first is not None else None
+    words = recorded or logs.last_words(snapshot.directory, name, LAST_LINES)
     new = [line for line in map(str, words) if not _is_known(line, snapshot.reason)]
     return "".join(
         [f"\n  last lines of {name}:", *(f"\n    {line}" for line in new)] if new else ""
@@ -142,6 +142,6 @@ def _exit(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_known(line: str, reason: str) -> bool:
-    """Whether a line of a log says nothing new: that a daemon began, or why the run has ended."""
+    """Whether a log line adds nothing: the start of a daemon, or the reason of the run's end."""
     text = line.partition(" ")[2] if line.startswith(("ERROR ", "WARNING ")) else line
     return is_birth(line) or (not line.startswith(" ") and text.strip() in reason)

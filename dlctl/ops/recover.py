@@ -1,4 +1,4 @@
-"""Bringing a run back: with all that its coordinator knew, or from its newest good checkpoint."""
+"""Recovering a run: with all of its coordinator's state, or from its newest good checkpoint."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dlctl.util import notes
 
 POLL_S = 0.1
 LED_S = 5.0
-"""For an agent to start its coordinator again, and for that to write down who it is."""
+"""For an agent to restart its coordinator, and for that to put itself on record."""
 OVER_S = 60.0
-"""For a coordinator to end the daemons of its run, on hosts that are away, too."""
+"""For a coordinator to terminate the daemons of its run, including those on unreachable hosts."""
 TOLD_S = 1.0
 Json = dict[str, Any]
 
 
 def perform(case: Case) -> Launched | None:
-    """What was decided for `dlctl recover`; None if there is nothing to do. Raises DlctlError if it
-    is refused, the directory cannot be written or the process not be started.
+    """Perform the action of `dlctl recover`; None if there is nothing to do. Raises DlctlError if
+    it is refused, the directory cannot be written or the process cannot be started.
     """
     if refusal := cases.refusal(case):
         raise refusal
@@ -38,10 +38,10 @@ def perform(case: Case) -> Launched | None:
 
 
 def go_on(findings: Findings) -> Launched:
-    """Start the next coordinator of a run that can go on; it finds all the rest by itself."""
+    """Start the next coordinator of a resumable run; it finds everything else on its own."""
     snapshot = findings.snapshot
     lock.refuse_unknown_coordinator(snapshot)
-    if remains.has_coordinator(snapshot):  # Its agent has started one, which has yet to say so.
+    if remains.has_coordinator(snapshot):  # Its agent has started one that is not on record yet.
         return Launched(snapshot.directory, None, goes_on=True)
     memory = remains.read_memory(snapshot.directory)
     state, _, released = memory["run"]
@@ -55,12 +55,12 @@ def go_on(findings: Findings) -> Launched:
         "ready_at": None,
     }
     if not findings.living:
-        row["control"] = None  # Nobody knows the old address, which may be somebody else's by now.
+        row["control"] = None  # No daemon uses the old address; another process may have it by now.
     return run_directory.relaunch(snapshot, row)
 
 
 def _seen(findings: Findings) -> dict[str, list[str]]:
-    """What the next coordinator is to know: see `persistence.corrected`."""
+    """The findings passed to the next coordinator: see `persistence.corrected`."""
     hosts = other_hosts.of(findings.snapshot)
     return {
         "served": [shard.name for shard in findings.shards if shard.path and shard.version],
@@ -69,14 +69,14 @@ def _seen(findings: Findings) -> dict[str, list[str]]:
 
 
 def _resume(case: Case) -> Launched:
-    """Start it again from its checkpoint, with its job as it was; what still lives is ended."""
+    """Restart the run from its checkpoint with an unchanged job; terminates its live daemons."""
     run = case.run
     assert run is not None
     assert case.checkpoint is not None
     lock.refuse_unknown_coordinator(run)
     if remains.has_coordinator(run):
         raise DlctlError(
-            f"a coordinator of {run.run_id} is there (pid {run.run['pid']})",
+            f"a coordinator of {run.run_id} is running (pid {run.run['pid']})",
             where=str(run.directory),
             hint=f"dlctl status -j {run.run_id}",
         )
@@ -85,13 +85,13 @@ def _resume(case: Case) -> Launched:
     job = remains.read_jobfile(run.directory)
     job_file, checkpoint = str(run.run.get("job_file") or ""), case.checkpoint[0]
     row = run_directory.first_row(run.directory, job_file, job, checkpoint)
-    row["settings"] = {}  # What was set live may be why it goes back.
+    row["settings"] = {}  # A live setting may be the reason for the rollback.
     return run_directory.resume(run, row, checkpoint, cost, {})
 
 
 def wait_led(snapshot: Snapshot) -> Snapshot:
-    """Give a coordinator that somebody has started, or is about to, a moment to be on record;
-    returns the run as it is then.
+    """Give a coordinator that was started or is about to be started a moment to put itself on
+    record; returns the run's state then.
     """
     deadline = time.monotonic() + LED_S
     while _is_led_soon(snapshot) and time.monotonic() <= deadline:
@@ -101,30 +101,30 @@ def wait_led(snapshot: Snapshot) -> Snapshot:
 
 
 def _is_led_soon(snapshot: Snapshot) -> bool:
-    """By what its agent starts, or has started in the moment in which both were killed."""
+    """By a coordinator that its agent starts, or started at the moment both were killed."""
     is_supervised = snapshot.is_live and not remains.is_led(snapshot)
     return is_supervised or lock.has_unknown_coordinator(snapshot)
 
 
 def wait_over(snapshot: Snapshot) -> Snapshot:
-    """Give the coordinator of a run that has ended the time to leave; returns the run as it is
-    then. It has the run until then, and would write its own end over what comes next.
+    """Give the coordinator of an ended run time to exit; returns the run's state then. Until it
+    exits it owns the run, and would overwrite later records with its own end.
 
-    Raises DlctlError if it stays.
+    Raises DlctlError if it does not exit.
     """
-    began, told = time.monotonic(), False
+    began, is_noted = time.monotonic(), False
     while snapshot.state in ENDED and (pid := snapshot.coordinator_pid) is not None:
         waited_s = time.monotonic() - began
         if waited_s > OVER_S:
             raise DlctlError(
-                f"{snapshot.run_id} has {snapshot.state}, but its coordinator (pid {pid}) is still "
-                "there",
+                f"{snapshot.run_id} has {snapshot.state}, but its coordinator (pid {pid}) has not "
+                "exited",
                 hint=f"dlctl stop --kill -j {snapshot.run_id}",
             )
-        if waited_s > TOLD_S and not told:
-            told = True
+        if waited_s > TOLD_S and not is_noted:
+            is_noted = True
             name = snapshot.run_id
-            notes.note(f"waiting for the coordinator of {name} to leave (pid {pid})")
+            notes.note(f"waiting for the coordinator of {name} to exit (pid {pid})")
         time.sleep(POLL_S)
         snapshot = load(snapshot.directory)
     return snapshot

@@ -1,7 +1,7 @@
-"""What is left of a run: who lives, the coordinator's memory, what servers have kept, and what it
-costs to go back to a checkpoint.
+"""What is left of a run: live daemons, the coordinator's memory, the servers' stored shards, and
+the cost of rolling back to a checkpoint.
 
-Most of it is on this machine. What is on other hosts is known only by asking them over ssh.
+Most of it is on this machine. Other hosts have to be queried over ssh.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from dlctl.runs.kept_shards import Kept
 
 NO_STATE = "its server is gone and left no state"
-KEEPS_NOTHING = 'its server is gone, and durability = "none" keeps nothing'
-NOT_ASKED = "its host was not asked"
-NO_MEMORY = "the coordinator has left no memory to go on with"
-IN_COORDINATOR = "this method lives in the coordinator's process"
+KEEPS_NOTHING = 'its server is gone, and durability = "none" stores nothing'
+NOT_ASKED = "its host was not queried"
+NO_MEMORY = "the coordinator left no memory to resume from"
+IN_COORDINATOR = "this method's state was in the coordinator's process"
 Json = dict[str, Any]
 Good = tuple[Path, Json]
 """A checkpoint and its manifest."""
@@ -40,34 +40,35 @@ Good = tuple[Path, Json]
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """Of all hosts of a run."""
+    """What is left of a run on all of its hosts."""
 
     kept: dict[int, Kept]
-    """By shard. The path of what is on another host begins with that host's name."""
+    """By shard. A path on another host begins with that host's name."""
     living: list[str]
-    """Daemons on other hosts."""
+    """Live daemons on other hosts."""
     away: dict[str, str]
-    """Agents whose hosts are not known to have anything, and why."""
+    """Agents whose hosts did not answer or were not queried, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     name: str
-    """Of its server."""
+    """The name of its server."""
     alive: bool
     problem: str
-    """Why nobody can go on with it; "" if that can be."""
+    """Why the shard cannot be resumed; "" if it can."""
     version: int | None
-    """Updates it has applied, as far as that is known."""
+    """Updates applied, if known."""
     is_exact: bool
-    """Its state says so; otherwise its server has said it last, and may have applied more since."""
+    """`version` is from the shard's state; otherwise from its server's last report, and the server
+    may have applied more since."""
     path: str
-    """Where its state is kept; "" if there is none."""
+    """Where its state is stored; "" if there is none."""
 
 
 def look(snapshot: Snapshot, job: config.JobFile, *, ask_hosts: bool) -> Remains:
-    """Look here and, if they are to be asked, on the other hosts, on all at once."""
-    from dlctl.runs import kept_shards  # here and below, because it takes numpy along
+    """Inspect this machine and, with `ask_hosts`, all other hosts in parallel."""
+    from dlctl.runs import kept_shards  # imported late, here and below: it pulls in numpy
 
     hosts = other_hosts.of(snapshot)
     kept = {found.shard: found for found in kept_shards.kept(snapshot.directory, job.servers)}
@@ -89,7 +90,7 @@ def look(snapshot: Snapshot, job: config.JobFile, *, ask_hosts: bool) -> Remains
 
 
 def _read(host: Host, answer: Answer) -> tuple[list[str], list[Kept]]:
-    """(daemons that live there, what is kept there). Raises DlctlError if it does not say."""
+    """(live daemons there, shards stored there). Raises DlctlError for a malformed answer."""
     from dlctl.launch.answers import explain, value_of
     from dlctl.runs.kept_shards import Kept
 
@@ -105,7 +106,7 @@ def _read(host: Host, answer: Answer) -> tuple[list[str], list[Kept]]:
 
 
 def shards_of(snapshot: Snapshot, memory: Json, job: config.JobFile, left: Remains) -> list[Shard]:
-    """One per server that the run has: its process first, then what it has kept."""
+    """One per server of the run: from its process if alive, else from its stored state."""
     placed, shards = placement.place(job), []
     for index in range(job.servers.count):
         name, kept = f"server-{index}", left.kept.get(index)
@@ -131,7 +132,7 @@ def _state_problem(job: config.JobFile, kept: Kept | None) -> str:
         return KEEPS_NOTHING
     if kept is None:
         return NO_STATE
-    # Without values yet it is as good as new: the workers initialise it.
+    # A shard without values counts as new: the workers initialise it.
     is_new = kept.version == 0 and not kept.initialised and kept.problem == NO_VALUES
     return "" if is_new else kept.problem
 
@@ -146,18 +147,18 @@ def read_jobfile(directory: Path) -> config.JobFile:
         ) from error
 
 
-# ---------------------------------------------------------------- all of it
+# ---------------------------------------------------------------- findings
 
 
 class Loss(NamedTuple):
-    """What it costs to go back to a checkpoint."""
+    """The cost of rolling back to a checkpoint."""
 
     steps: int
-    """That are done again."""
+    """Steps to redo."""
     updates: Mapping[str, int | None] = {}
-    """Server -> updates of its shard that are lost; None if nobody knows how many."""
+    """Server -> updates of its shard that are lost; None if the count is unknown."""
     is_exact: bool = True
-    """Otherwise servers may have applied more updates than they have reported."""
+    """Otherwise servers may have applied more updates than they reported."""
 
     def text(self) -> str:
         """As in "60 steps done again, at least 21 updates lost"."""
@@ -176,29 +177,29 @@ class Loss(NamedTuple):
 class Findings:
     snapshot: Snapshot
     causes: list[str]
-    """Who is gone, and what is known of how; a line each."""
+    """Which daemons are gone and how they ended, if known; a line each."""
     living: list[str]
     shards: list[Shard]
     obstacles: list[str]
-    """Why it cannot go on where it was; [] if it can."""
+    """Why the run cannot resume where it stopped; [] if it can."""
     was_at_work: bool
-    """Whether all of its daemons were ready once, since it was started last."""
+    """Whether all of its daemons were ready at some time since its last start."""
     step: int
-    """That the run has come to."""
+    """The last step the run reached."""
     away: dict[str, str]
-    """Agents whose hosts cannot be reached, and why."""
+    """Agents whose hosts are unreachable, and why."""
 
     @property
     def has_updates(self) -> bool:
-        """Whether there is anything to lose: updates come long before the first step counts. Of a
-        shard that cannot be looked at, what is known may be old.
+        """Whether there is anything to lose: updates are applied long before the first step counts.
+        For a shard that cannot be inspected, the known version may be stale.
         """
         may_have = (shard.version != 0 or bool(shard.problem) for shard in self.shards)
         return self.step > 0 or any(may_have)
 
     @property
     def loses_nothing(self) -> bool:
-        """Whether it can go on without a loss, and has anything to lose."""
+        """Whether the run can resume without a loss, and has anything to lose."""
         return not self.obstacles and (self.snapshot.is_gone or self.has_updates)
 
     @property
@@ -208,7 +209,7 @@ class Findings:
         return plural(self.step, "step") if self.step else plural(updates, "update")
 
     def loss(self, checkpoint: Good | None) -> Loss:
-        """Of going back to that checkpoint; None: of beginning anew."""
+        """The cost of rolling back to that checkpoint; None: of starting over."""
         saved_step, saved = 0, dict.fromkeys((shard.name for shard in self.shards), 0)
         if checkpoint is not None:
             saved_step = int(checkpoint[1]["step"])
@@ -223,8 +224,8 @@ def _behind(version: int | None, saved: Any) -> int | None:
 
 
 def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
-    """Look at everything but checkpoints; nothing is changed. Other hosts are asked only about a
-    run that has died.
+    """Inspect everything but checkpoints; changes nothing. Other hosts are queried only for a dead
+    run.
 
     Raises DlctlError for a directory that is not the run's own (see `dlctl.runs.lock`).
     """
@@ -249,7 +250,7 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
 
 
 def at_a_glance(snapshot: Snapshot) -> Findings | None:
-    """The same, as far as it can be seen here and at once; None if the directory is strange."""
+    """`examine` without other hosts; None if the directory cannot be examined."""
     try:
         return examine(snapshot, ask_hosts=False)
     except DlctlError:
@@ -263,7 +264,7 @@ def because(loss: Loss, reasons: list[str]) -> str:
 
 
 def has_begun(snapshot: Snapshot) -> bool:
-    """Whether it can have done anything, as far as is on record here. Raises DlctlError."""
+    """Whether the run may have done anything, by the records on this machine. Raises DlctlError."""
     memory = read_memory(snapshot.directory)
     return facts.has_begun(snapshot) or (bool(memory) and memory["run"][2] is not None)
 
@@ -273,22 +274,22 @@ def has_coordinator(snapshot: Snapshot) -> bool:
 
 
 def is_led(snapshot: Snapshot) -> bool:
-    """Whether it lives, and its coordinator is there and has said so, or works and cannot write it.
-    One that ends at once, as its agent starts it again and again, is there for a moment each time.
+    """Whether the run is live and its coordinator is alive and on record, or runs but cannot write.
+    A coordinator in a crash loop is alive for a moment after each restart by its agent.
     """
-    said = snapshot.run.get("updated_by") in (None, snapshot.run.get("pid_start"))
+    is_recorded = snapshot.run.get("updated_by") in (None, snapshot.run.get("pid_start"))
     is_there = snapshot.is_live and has_coordinator(snapshot)
-    return is_there and (said or snapshot.unwritten_s is not None)
+    return is_there and (is_recorded or snapshot.unwritten_s is not None)
 
 
 def has_spoken(snapshot: Snapshot) -> bool:
-    """Whether the newest coordinator, and not the one before, has said how the others are."""
-    heard = snapshot.run.get("updated_by") == snapshot.run.get("pid_start")
-    return heard and has_coordinator(snapshot)
+    """Whether the current coordinator, not its predecessor, wrote the daemons' states."""
+    is_recorded = snapshot.run.get("updated_by") == snapshot.run.get("pid_start")
+    return is_recorded and has_coordinator(snapshot)
 
 
 def read_memory(directory: Path) -> Json:
-    """What the coordinator has remembered for its successor; {} if that is of no use."""
+    """What the coordinator stored for its successor; {} if that is incomplete."""
     try:
         with closing(RunDb(directory, readonly=True)) as db:
             memory = db.memory()
@@ -311,14 +312,14 @@ def _living(snapshot: Snapshot) -> list[str]:
 
 
 def causes_of(snapshot: Snapshot, living: list[str]) -> list[str]:
-    """Who is gone, and what is known of how; a line each. Their logs say more."""
+    """Which daemons are gone and how they ended, if known; a line each. Their logs have more."""
     lines, run, now = [], snapshot.run, snapshot.now
     if run.get("state") == "failed" and snapshot.reason:
         lines.append(snapshot.reason)
     elif run.get("state") not in ENDED and run.get("pid") is not None and not is_led(snapshot):
         state = "is being started" if has_coordinator(snapshot) else "gone"
-        heard = values.ago(run.get("updated_at"), now)
-        lines.append(f"coordinator: {state} (pid {run['pid']}, last heard {heard})")
+        age = values.ago(run.get("updated_at"), now)
+        lines.append(f"coordinator: {state} (pid {run['pid']}, last heartbeat {age})")
     for row in snapshot.daemons:
         last = row.get("last_exit")
         if row["name"] in living:

@@ -1,4 +1,4 @@
-"""A run directory before its coordinator has said anything: what is written, and its start."""
+"""A run directory before its coordinator writes to it: its initial files, and the start."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Launched(NamedTuple):
     process: subprocess.Popen[bytes] | None
     """The coordinator; None if nothing had to be started."""
     goes_on: bool = False
-    """The run goes on where it was; otherwise it begins, or resumes from a checkpoint."""
+    """The run resumes where it stopped; otherwise it is new, or resumes from a checkpoint."""
 
 
 def job_files(file: Path, content: Json) -> dict[str, bytes]:
-    """What a run directory says of its job."""
+    """The files in a run directory that describe its job."""
     return {"job.toml": file.read_bytes(), "job.json": json.dumps(content, indent=1).encode()}
 
 
@@ -43,7 +43,7 @@ def write(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def first_row(directory: Path, job_file: str, job: JobFile, resume: Path | None) -> Json:
-    """What the database says before the coordinator has written anything."""
+    """The database's content before the coordinator writes anything."""
     return {
         "run_id": directory.name,
         "name": job.job.name,
@@ -60,8 +60,8 @@ def first_row(directory: Path, job_file: str, job: JobFile, resume: Path | None)
 
 
 def relaunch(previous: Snapshot, row: Json) -> Launched:
-    """The next coordinator of a run that goes on where it was; `row` is put before. On failure the
-    run is as it was.
+    """Start the next coordinator of a run that resumes where it stopped; writes `row` first. On
+    failure the run is unchanged.
     """
     with explained(previous.directory):
         _put(previous.directory, row)
@@ -75,9 +75,9 @@ def relaunch(previous: Snapshot, row: Json) -> Launched:
 def resume(
     previous: Snapshot, row: Json, checkpoint: Path, cost: str, files: Mapping[str, bytes]
 ) -> Launched:
-    """The same from a checkpoint, after which all that came later is removed, on other hosts, too.
-    `cost` goes into the run's events. On failure its files are as they were; if not even its
-    database could be written, its shards are still there.
+    """Resume from a checkpoint; everything later than it is removed, on other hosts too. `cost`
+    goes into the run's events. On failure its files are unchanged; if not even its database could
+    be written, its shards still exist.
     """
     directory = previous.directory
     with explained(directory):
@@ -88,7 +88,7 @@ def resume(
             db.clear_memory()
             db.commit()
         try:
-            # The old job says where that is. No coordinator must be there: its agents are ended.
+            # The old job gives the location. No coordinator may be alive: its agents are ended.
             kept.remove(previous)
             other_hosts.end(previous, 0.0, purge=True)
             write(directory, files)
@@ -107,7 +107,7 @@ def _put(directory: Path, row: Json) -> None:
 
 @contextmanager
 def explained(directory: Path) -> Iterator[None]:
-    """What the operating system or the database refuses becomes an error that says where."""
+    """Turns errors of the operating system or the database into a DlctlError with a location."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -121,8 +121,8 @@ def explained(directory: Path) -> Iterator[None]:
 
 
 def start_coordinator(directory: Path, *, goes_on: bool = False) -> Launched:
-    """Start the coordinator of a prepared run directory. Unless daemons of the run live, the task's
-    files are what they are now. Raises DlctlError or OSError.
+    """Start the coordinator of a prepared run directory. Unless daemons of the run are alive, it
+    uses the current files of the task. Raises DlctlError or OSError.
     """
     from dlctl.launch import local
 

@@ -1,4 +1,4 @@
-"""Have a run saved now, and say what to do where that cannot be."""
+"""Request a checkpoint now, and explain what to do if that fails."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def save(snapshot: Snapshot, limit_s: float, tell: Callable[[Any], None]) -> dic
         row = client.ask(snapshot.directory, "checkpoint", {}, limit_s, tell)
         if row.get("error"):
             raise DlctlError(f"the checkpoint failed: {row['error']}", where=row.get("path"))
-        return row | {"at": time.time()}  # The coordinator's own clock is no time of day.
+        return row | {"at": time.time()}  # The coordinator's own clock is monotonic.
     except DlctlError as error:
-        # What has been written is removed when it fails: there may be room again by now.
+        # A failed checkpoint's files are removed, so there may be room again by now.
         if disk.full_disk(snapshot) or os.strerror(errno.ENOSPC) in error.message:
             error.hint = error.hint or disk.make_room(snapshot)
         error.hint = error.hint or f"dlctl logs coordinator -l warning -j {snapshot.run_id}"
@@ -38,7 +38,7 @@ def save(snapshot: Snapshot, limit_s: float, tell: Callable[[Any], None]) -> dic
 
 
 def _down(snapshot: Snapshot) -> DlctlError:
-    """Nobody is there who could save; what a run that has failed did last may still be kept."""
+    """No coordinator can save; the last progress of a failed run may still be stored."""
     from dlctl.ops import next_step
 
     step = values.number(snapshot.run.get("step")) or 0.0
@@ -46,6 +46,6 @@ def _down(snapshot: Snapshot) -> DlctlError:
         what = f"{snapshot.run_id} is {snapshot.state}: there is nothing new to save"
         return DlctlError(what, hint=f"dlctl checkpoint ls -j {snapshot.run_id}")
     at = f"{snapshot.state}, at step {values.count(step)}"
-    what = f"{snapshot.run_id} is down ({at}): nobody is there who could save it"
+    what = f"{snapshot.run_id} is down ({at}): no coordinator is running to save it"
     step_on = next_step.of(snapshot)
     return DlctlError(what, hint=step_on.text() if step_on else next_step.command(snapshot))

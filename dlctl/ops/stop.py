@@ -1,4 +1,4 @@
-"""Ending a run, in order or at once, so that no process of it is left."""
+"""Stopping a run, gracefully or at once, so that no process of it is left."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dlctl.util.text import KILLED, plural
 
 Tell = Callable[[Mapping[str, Any]], None]
 SAVE_S = 600.0
-"""For the checkpoint, on top of the grace."""
+"""For the checkpoint, on top of the grace period."""
 
 
 MUTE_S = 3.0
-"""How long --kill asks before it takes the processes by itself."""
+"""How long --kill waits for the coordinator before it kills the processes itself."""
 EXIT_S = 15.0
-"""For the coordinator's own end, after it has said that all is done."""
+"""For the coordinator to exit after it has reported that all is done."""
 POLL_S = 0.05
 LOST = "the coordinator died while the run was being stopped"
 
@@ -38,11 +38,11 @@ def stop(
     origin: str = "command",
     tell: Tell | None = None,
 ) -> Snapshot:
-    """Stop a live run and wait for its end; returns the run as it is then.
+    """Stop a live run and wait for its end; returns its final state.
 
-    `origin`: who asks, see `STOPPED_BY` in `dlctl.roles.coordinator.shutdown`; the run's
-    reason tells of it. `tell` is called with what the coordinator says meanwhile.
-    Raises Unreachable, TimedOut, or Partial if processes are left that cannot be ended.
+    `origin`: the source of the request, see `STOPPED_BY` in `dlctl.roles.coordinator.shutdown`; it
+    is part of the run's reason. `tell` is called with the coordinator's progress reports.
+    Raises Unreachable, TimedOut, or Partial if processes are left that cannot be terminated.
     """
     from dlctl.control import client
 
@@ -58,7 +58,7 @@ def stop(
     try:
         client.ask(snapshot.directory, "stop", arguments, limit_s, tell)
     except client.Gone:
-        notes.note("the coordinator is gone; ending what it left behind")
+        notes.note("the coordinator is gone; ending the processes it left behind")
         state, reason = ("stopped", KILLED) if kill else ("failed", LOST)
         record_end(snapshot.directory, state, reason)
         clean_up(load(snapshot.directory), 0.0 if kill else grace_s)
@@ -75,8 +75,8 @@ def stop(
 
 
 def end_left(snapshot: Snapshot, grace_s: float, *, kill: bool) -> tuple[list[str], list[str]]:
-    """End what is left of a run that does not live: (names of those here that were ended, hosts on
-    which something may go on). `kill`: at once, and shards on other hosts are not needed any more.
+    """Terminate what is left of a run that is not live: (daemons terminated on this machine, hosts
+    on which processes may still run). `kill`: at once, and shards on other hosts are discarded.
     """
     left_s = 0.0 if kill else grace_s
     ended, away = clean_up(snapshot, left_s), list[str]()
@@ -88,9 +88,9 @@ def end_left(snapshot: Snapshot, grace_s: float, *, kill: bool) -> tuple[list[st
 
 
 def end_unreadable(snapshot: Snapshot) -> list[str]:
-    """End whatever is found of a run whose database cannot be read; returns hosts on which
-    something may go on. An agent that is still there may have started the next coordinator
-    meanwhile: so twice.
+    """Terminate all processes of a run whose database cannot be read; returns hosts on which
+    processes may still run. Two passes: a live agent may have restarted the coordinator during the
+    first.
     """
     from dlctl.launch import local
 
@@ -102,17 +102,17 @@ def end_unreadable(snapshot: Snapshot) -> list[str]:
 
 
 def require_reached(snapshot: Snapshot, away: list[str]) -> None:
-    """Raises Partial if there are hosts on which something may go on."""
+    """Raises Partial if there are hosts on which processes may still run."""
     if away:
         hosts = f"{plural(len(away), 'host')}: {', '.join(away)}"
         raise Partial(
-            f"{snapshot.run_id} has {snapshot.state}, but something may still run on {hosts}",
+            f"{snapshot.run_id} has {snapshot.state}, but processes may still run on {hosts}",
             hint=f"when they can be reached again: dlctl stop --kill -j {snapshot.run_id}",
         )
 
 
 def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
-    """Wait for the coordinator's own end and see to it that nothing is left of the run."""
+    """Wait for the coordinator to exit and ensure that no process of the run is left."""
     deadline = time.monotonic() + EXIT_S
     while time.monotonic() < deadline and _coordinator(snapshot):
         time.sleep(POLL_S)
@@ -126,10 +126,10 @@ def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
 
 
 def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
-    """End the daemons that are left on this machine of a run that has ended, or has no coordinator;
-    returns their names. Those on other hosts are the business of `otherhosts`.
+    """Terminate the daemons left on this machine by a run that has ended or has no coordinator;
+    returns their names. `other_hosts` handles those on other hosts.
 
-    They are known by their command lines and the run's records, never by a pid alone.
+    They are identified by their command lines and the run's records, never by a pid alone.
     """
     ended = end_processes(left_of(snapshot), snapshot.run_id, grace_s)
     paths.remove_sockets(snapshot.run_id)
@@ -140,7 +140,7 @@ def end_processes(rows: Sequence[Mapping[str, Any]], run_id: str, grace_s: float
     if not rows:
         return []
     names = ", ".join(row["name"] for row in rows)
-    notes.note(f"still there: {names}; {_how(grace_s)}")
+    notes.note(f"still running: {names}; {_how(grace_s)}")
     ended, left = processes.end(rows, grace_s)
     if left:
         raise Partial(
@@ -154,13 +154,13 @@ def end_processes(rows: Sequence[Mapping[str, Any]], run_id: str, grace_s: float
 def _how(grace_s: float) -> str:
     if grace_s <= 0:
         return "killing them (SIGKILL)"
-    return f"ending them (SIGTERM; SIGKILL only if they are still there after {grace_s:g}s)"
+    return f"ending them (SIGTERM; SIGKILL only if they still run after {grace_s:g}s)"
 
 
 def left_of(snapshot: Snapshot) -> list[Mapping[str, Any]]:
-    """Processes of a run that are there: those on record, and those that nobody knows of.
+    """Live processes of a run, on record or not.
 
-    Not the coordinator on record, which ends by itself.
+    Without the coordinator on record, which exits on its own.
     """
     from dlctl.launch import local
 
@@ -176,10 +176,10 @@ def _coordinator(snapshot: Snapshot) -> list[Mapping[str, Any]]:
 
 
 def _kill_all(snapshot: Snapshot) -> None:
-    """Everything at once, the coordinator first, so that nobody restarts what we end.
+    """Kill all processes at once, the coordinator first so that it does not restart the others.
 
-    An agent starts a dead coordinator again unless the run is over, so that is written before; and
-    again, because a coordinator that was only slow may have written over it.
+    An agent restarts a dead coordinator unless the run is over, so the end is recorded first; and
+    once more, because a coordinator that was only slow may have overwritten it.
     """
     for _ in range(2):
         record_end(snapshot.directory, "stopped", KILLED)
@@ -188,10 +188,10 @@ def _kill_all(snapshot: Snapshot) -> None:
 
 
 def record_end(directory: Path, state: str, reason: str) -> None:
-    """Write that the run is over: in this state, for this reason, without any daemon.
+    """Record that the run is over: in this state, for this reason, without any daemon.
 
-    From then on no agent starts its coordinator again. A database that cannot be written (a frozen
-    coordinator has it locked, the disk is full, a page is damaged) is told, and left as it is.
+    From then on no agent restarts its coordinator. If the database cannot be written (a frozen
+    coordinator has it locked, the disk is full, a page is damaged), it warns and leaves it as is.
     """
     try:
         with closing(database.RunDb(directory)) as db:

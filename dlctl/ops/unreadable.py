@@ -1,5 +1,5 @@
-"""Runs that cannot be gone on with: the database cannot be read, or the directory is a copy. Their
-checkpoints are files of their own, and a new run that begins with the newest one is the way on.
+"""Runs that cannot be resumed: the database cannot be read, or the directory is a copy. Their
+checkpoints are separate files, so a new run can start from the newest one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def explained(error: Unreadable) -> Unreadable:
         text += f"\n  this directory is a copy, and the run is in {original}"
         return Unreadable(directory, text, where, _beside(directory, original))
     if there := [found.name for found in living(directory)]:
-        text += f"\n  daemons of it live: {', '.join(there)}"
+        text += f"\n  daemons of it are alive: {', '.join(there)}"
         return Unreadable(directory, text, where, _ending(directory))
     return Unreadable(directory, text, where, way_on(directory, job_file(directory)))
 
 
 def _beside(directory: Path, original: Path | None) -> str:
-    """What to do with a copy: go to its run, or begin a new one with its checkpoint."""
+    """What to do with a copy: use its original, or start a new run from its checkpoint."""
     look = "" if original is None else f"dlctl status -j {shlex.quote(str(original))}"
     if original is not None and newest_whole(directory) is None:
         return look
@@ -44,7 +44,7 @@ def _beside(directory: Path, original: Path | None) -> str:
 
 
 def _ending(directory: Path) -> str:
-    """How to end the daemons of a run; one that is led, as far as it can be read, saves itself."""
+    """How to stop the daemons of a run; a coordinator, if the run is readable, saves first."""
     typed = shlex.quote(values.path(directory))
     with suppress(DlctlError):
         run = load(directory)
@@ -54,38 +54,38 @@ def _ending(directory: Path) -> str:
 
 
 def way_on(directory: Path, job_file: str) -> str:
-    """How to go on without its database; `job_file` as one types it. The checkpoint's bytes are not
-    read: `start` does that.
+    """How to continue without the database; `job_file` as typed in a shell. Does not read the
+    checkpoint's bytes: `start` does that.
     """
     found = newest_whole(directory)
     if found is None:
         return anew(job_file)
     path, step = shlex.quote(values.path(found[0])), values.count(found[1]["step"])
-    return hints.told(f"dlctl start --from {path} {job_file}", f"goes on from step {step}")
+    return hints.told(f"dlctl start --from {path} {job_file}", f"resumes from step {step}")
 
 
 def anew(job_file: str) -> str:
-    """`job_file` as one types it."""
-    return hints.told(f"dlctl start --fresh {job_file}", "begins anew, at step 0")
+    """`job_file` as typed in a shell."""
+    return hints.told(f"dlctl start --fresh {job_file}", "starts over at step 0")
 
 
 def job_file(directory: Path) -> str:
-    """As one types it: the file beside the runs that is as the run's copy, or the only one."""
+    """As typed in a shell: the file beside the runs that equals the run's copy, or the only one."""
     files = sorted(directory.resolve().parents[1].glob("*.toml"))
     same = [file for file in files if select.is_started_from(directory, file)] or files
     return shlex.quote(values.path(same[0])) if len(same) == 1 else "JOBFILE"
 
 
 def living(directory: Path) -> list[local.Living]:
-    """Its daemons on this machine, known by their command lines."""
+    """Its live daemons on this machine, identified by their command lines."""
     from dlctl.launch import local
 
     return list(local.living(directory))
 
 
 def damaged(words: Iterable[str], error: Exception) -> DlctlError | None:
-    """What to say if a command has come upon a damaged page of a database: of which run, and what
-    next; None if no run is damaged. `words`: of its command line, which may name the run.
+    """The error for a command that hit a damaged page of a database: which run, and the next
+    command; None if no run is damaged. `words`: of its command line, which may name the run.
     """
     if not isinstance(error, sqlite3.DatabaseError):
         return None

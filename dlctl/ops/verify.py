@@ -1,13 +1,13 @@
-"""Was an acknowledged push lost? What workers were told, against what the shards have on record.
+"""Was an acknowledged push lost? Compares the workers' ack records with the shards' records.
 
-Every incarnation of a worker has in writing up to which push each shard has acknowledged it
-(`dlctl/runs/acks.py`). Every shard keeps, per slot and epoch, up to which push it has taken them:
-in the state that its server keeps, else in the newest good checkpoint. A checkpoint that is
-damaged, or that the run has left for an older one, proves nothing: what it has is not in the
+Every incarnation of a worker records up to which push each shard has acknowledged
+(`dlctl/runs/acks.py`). Every shard records, per slot and epoch, up to which push it has applied:
+in the state that its server stores, else in the newest good checkpoint. A checkpoint that is
+damaged, or that the run abandoned for an older one, proves nothing: its content is not in the
 shards.
 
-What was acknowledged before the run went back to a checkpoint is not judged: what that cost is in
-the run's events. A shard that has forgotten an old epoch cannot be asked about it: "unknown".
+Pushes acknowledged before the run rolled back to a checkpoint are not judged: the cost of the
+rollback is in the run's events. If a shard has discarded an old epoch, the result is "unknown".
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from dlctl.runs.snapshot import Snapshot
 from dlctl.util.names import HOME_AGENT
 
 LOOKS = 5
-"""At a state that a living server writes."""
+"""At a state that a live server is writing."""
 FORGOTTEN = (
-    "they are of processes that have been replaced since, and the shards have forgotten those"
+    "they are of processes that were replaced since, and the shards no longer have their records"
 )
-MUTE = 'the servers that had them live, and keep nothing that can be read (durability = "none")'
-OTHER_SHARDS = "the model was cut into other shards then"
+MUTE = 'the servers that had them are alive and store nothing readable (durability = "none")'
+OTHER_SHARDS = "the model was sharded differently then"
 Table = dict[tuple[int, int], int]
-"""(slot, epoch) -> pushes that were taken."""
+"""(slot, epoch) -> pushes that were applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +51,24 @@ class Verdict:
     shard: int
     acknowledged: int
     recorded: int | None
-    """Pushes that the shard is known to have taken; None if nobody can tell."""
+    """Pushes that the shard is known to have applied; None if unknown."""
     why: str
-    """Why nobody can tell, in words; "" if that is known."""
+    """Why `recorded` is unknown; "" if it is known."""
 
     @property
     def lost(self) -> int | None:
-        """Pushes that were acknowledged and are not there; None if nobody can tell."""
+        """Pushes that were acknowledged but not recorded; None if unknown."""
         return None if self.recorded is None else max(0, self.acknowledged - self.recorded)
 
 
 class Witness(NamedTuple):
-    """Where the word of one shard comes from."""
+    """The source of one shard's records."""
 
     shard: int
     source: str
     """A path; "" if there is none."""
     table: Table | None
-    """None: its server lives and has nothing in writing, or nobody can ask for it now."""
+    """None: its server is alive and stores nothing, or its host cannot be queried now."""
     why: str = ""
     """Why there is no table."""
 
@@ -77,9 +77,9 @@ class Judgement(NamedTuple):
     verdicts: list[Verdict]
     witnesses: list[Witness]
     before: int
-    """Acknowledged pushes of before the run went back to a checkpoint: they are not judged."""
+    """Pushes acknowledged before the run rolled back to a checkpoint: they are not judged."""
     went_back: str
-    """To which checkpoint it went back last, and what that cost; "" if it never did."""
+    """The checkpoint of the last rollback and its cost; "" if there was none."""
 
     @property
     def acknowledged(self) -> int:
@@ -91,7 +91,7 @@ class Judgement(NamedTuple):
 
     @property
     def unchecked(self) -> Counter[str]:
-        """Why -> acknowledged pushes that nobody can tell of."""
+        """Why -> acknowledged pushes whose fate is unknown."""
         found: Counter[str] = Counter()
         for verdict in self.verdicts:
             if verdict.lost is None:
@@ -102,8 +102,8 @@ class Judgement(NamedTuple):
 def judge(snapshot: Snapshot) -> Judgement:
     """Every shard against every incarnation. Raises DlctlError if a record cannot be read.
 
-    The acks are read first: what a shard takes after that does no harm. Checkpoints are hashed if
-    a witness is needed and no server has left one.
+    The acks are read first: pushes that a shard applies after that do no harm. Checkpoints are
+    hashed if a witness is needed and no server has left one.
     """
     records = acks.read_all(snapshot.directory)
     with closing(RunDb(snapshot.directory, readonly=True)) as db:
@@ -131,7 +131,7 @@ def judge(snapshot: Snapshot) -> Judgement:
 def _recorded(
     witnesses: Sequence[Witness], proofs: Sequence[Table], record: AckRecord, shard: int
 ) -> tuple[int | None, str]:
-    """(what there is of it, why that is not known)."""
+    """(recorded pushes, why they are unknown)."""
     count, recorded, why = record.counts[shard], None, OTHER_SHARDS
     if not count:
         return 0, ""
@@ -146,10 +146,10 @@ def _recorded(
 
 
 def recorded_pushes(table: Mapping[tuple[int, int], int], slot: int, epoch: int) -> int | None:
-    """Pushes of this epoch that the shard has taken; None if it knows newer epochs only.
+    """Pushes of this epoch that the shard has applied; None if it has records of newer epochs only.
 
-    What is replaced first is forgotten first. So an epoch between two that it knows has never been
-    one of this shard's.
+    A shard discards the oldest epochs first. So an epoch missing between two recorded ones never
+    pushed to this shard.
     """
     if (slot, epoch) in table:
         return table[slot, epoch]
@@ -160,9 +160,9 @@ def recorded_pushes(table: Mapping[tuple[int, int], int], slot: int, epoch: int)
 
 
 def table_of(rows: Any) -> Table:
-    """Rows [slot, epoch, next number, settled beyond it ...] of a shard; others are left out.
+    """Rows [slot, epoch, next number, settled beyond it ...] of a shard; skips malformed rows.
 
-    One slot may have several rows: of its newest epoch, and of those before.
+    One slot may have several rows: its newest epoch and earlier ones.
     """
     table: Table = {}
     for row in rows if isinstance(rows, list) else []:
@@ -175,7 +175,7 @@ def table_of(rows: Any) -> Table:
 
 
 def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], Collection[Path]]:
-    """One per shard, and the checkpoints that were read for that, and are damaged."""
+    """One per shard, and the checkpoints found damaged on the way."""
     job = remains.read_jobfile(snapshot.directory)
     is_over = snapshot.state in ("stopped", "finished")
     kept, away = ({}, {}) if is_over else _kept(snapshot, job)
@@ -200,8 +200,8 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
 
 
 def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, str]]:
-    """The states that can be read, and why others cannot be asked for, both by shard. One that a
-    server writes just now is looked at again; hosts are asked again only if it is theirs.
+    """The readable states, and why others are unavailable, both by shard. A state that a server is
+    writing is read again; other hosts are queried again only if it is theirs.
     """
     placed = placement.place(job)
     agents = {index: placed[f"server-{index}"] for index in range(job.servers.count)}
@@ -218,8 +218,8 @@ def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, 
 
 
 def _newest_good(own: Sequence[Path]) -> tuple[Path | None, dict[Path, str]]:
-    """(the newest of these checkpoints in which every byte is right, what is wrong with those that
-    are newer). What a damaged one had cannot be known: that is no proof of a loss.
+    """(the newest of these checkpoints in which every byte is right, what is wrong with newer
+    ones). The content of a damaged one is unknown: that is no proof of a loss.
     """
     damaged = dict[Path, str]()
     for path in reversed(own):
@@ -235,7 +235,7 @@ def _tables(directory: Path) -> list[Table]:
 
 
 def _proofs(own: Sequence[Path], shards: int) -> list[Table]:
-    """What these checkpoints together know, by shard: each proves what it has."""
+    """The merged records of these checkpoints, by shard: each proves what it has."""
     merged: list[Table] = [{} for _ in range(shards)]
     for directory in own:
         if checkpoints.verify(directory, hashes=False):

@@ -1,1 +1,1 @@
-"""The files of a run: where they are, what is in them, and how they are read."""
+"""The files of a run: their locations, formats, and readers."""

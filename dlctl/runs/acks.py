@@ -1,16 +1,16 @@
-"""What a worker knows to be applied: `<run>/acks/worker-0.3`, one small file per incarnation.
+"""A worker's record of acknowledged pushes: `<run>/acks/worker-0.3`, a file per incarnation.
 
     bytes 0..7    "DLACKS1\\n"
           8..15   uint64, epoch of the worker's slot
           16..23  uint64, number of shards
-          24..    uint64 per shard: pushes that were settled without a hole
+          24..    uint64 per shard: pushes that were settled without a gap
 
-All numbers are little-endian. A push is (slot, epoch, shard, seq); a count of 5 says that the
+All numbers are little-endian. A push is (slot, epoch, shard, seq); a count of 5 means that the
 pushes 0..4 of this epoch are settled on that shard. The file is mapped into the worker's memory, so
-it survives whatever happens to the process, with every ack that the worker had handled. It has no
-checksum: a count is one machine word, which is written whole or not at all.
+it survives a crash of the process, with every ack that the worker had handled. It has no checksum:
+a count is one machine word, which is written atomically.
 
-Whoever reads it needs neither numpy nor torch. `daemons/worker/acks.py` writes it.
+Reading it needs neither numpy nor torch. `daemons/worker/acks.py` writes it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NAME = re.compile(r"worker-(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class AckRecord:
-    """What one incarnation of a worker has in writing."""
+    """The record of one incarnation of a worker."""
 
     slot: int
     incarnation: int
     epoch: int
     counts: tuple[int, ...]
-    """By shard: pushes settled without a hole; the next one has this number."""
+    """By shard: pushes settled without a gap; the next one has this number."""
 
 
 def path_of(run_directory: Path, name: str, incarnation: int) -> Path:
@@ -51,7 +51,7 @@ def blank(epoch: int, shards: int) -> bytes:
 
 
 def read(path: Path) -> AckRecord:
-    """One file, also while its worker writes to it. Raises DlctlError for what is none."""
+    """One file, also while its worker writes to it. Raises DlctlError for an invalid one."""
     name = _NAME.fullmatch(path.name)
     try:
         data = path.read_bytes()
@@ -67,19 +67,18 @@ def read(path: Path) -> AckRecord:
 
 
 def _no_record(path: Path) -> DlctlError:
-    """An error of the disk, or the loss of the machine, may have left less than was written."""
+    """A disk error or a power loss may have left less than was written."""
     return DlctlError(
-        "this is no record of a worker's acks",
+        "this is not a record of a worker's acks",
         where=str(path),
-        hint=f"what that worker was told is not known any more; move {path.name} away to check "
-        "the others",
+        hint=f"that worker's acks are unknown; move {path.name} away to check the others",
     )
 
 
 def read_all(run_directory: Path) -> list[AckRecord]:
-    """Of every incarnation that had a push settled, by slot and incarnation.
+    """The records of every incarnation that had a push settled, by slot and incarnation.
 
-    Raises DlctlError if one cannot be read: then nobody knows what it was told.
+    Raises DlctlError if one cannot be read: its acks are then unknown.
     """
     folder = run_directory / FOLDER
     if not folder.is_dir():

@@ -1,8 +1,8 @@
-"""`checkpoints.best`: a metric of the task's `evaluate`, and which end of it is good, as in
-"val_loss min"; and which checkpoint of a run has the best one.
+"""`checkpoints.best`: a metric of the task's `evaluate` and its direction, as in "val_loss min";
+and which checkpoint of a run has the best value.
 
-A checkpoint has the metrics of the newest evaluation before it, and of several that have the same
-the first was saved soonest after it.
+A checkpoint has the metrics of the newest evaluation before it; of several with the same
+evaluation, the first was saved soonest after it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Best:
         return Best(match[1], match[2])
 
     def value(self, evaluation: Any) -> float | None:
-        """Of an evaluation's metrics; None if they have no such number."""
+        """The metric's value in an evaluation; None if it has no such finite number."""
         found = evaluation.get(self.metric) if isinstance(evaluation, Mapping) else None
         if not isinstance(found, int | float):
             return None
@@ -52,9 +52,9 @@ class Best:
         return value < other if self.end == "min" else value > other
 
     def of(self, checkpoints: Iterable[tuple[T, Manifest]]) -> T | None:
-        """The best one of these, which come oldest first; None if before none of them there was an
-        evaluation with this metric. Of what was saved because its run had failed, nobody knows how
-        good it is.
+        """The best of these checkpoints, given oldest first; None if none of them has an evaluation
+        with this metric. Checkpoints saved because the run had failed are skipped: their quality is
+        unknown.
         """
         best, best_value = None, None
         for checkpoint, manifest in checkpoints:
@@ -76,7 +76,7 @@ _TARGET = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 NAMES_MAX = 8
-"""Metrics that are named in an error."""
+"""Metrics listed in an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Target:
         return value is not None and _COMPARE[self.comparison](value, self.bound)
 
     def missing_in(self, names: Collection[str]) -> str:
-        """Why it cannot be reached when an evaluation has these metrics; "" if it can."""
+        """Why it cannot be reached if an evaluation has these metrics; "" if it can."""
         if self.metric in names:
             return ""
         return f"the target {self} cannot be reached: {what_there_is(self.metric, names)}"
@@ -114,7 +114,7 @@ class Target:
 
 
 def what_there_is(metric: str, names: Collection[str]) -> str:
-    """What the task's evaluate returns, if it does not return this one."""
+    """The metrics that the task's evaluate returns, for an error about this missing one."""
     if not names:
         return "the task has no evaluate, or it returns no metrics"
     shown = sorted(f"{name:.80}" for name in names)

@@ -1,19 +1,19 @@
-"""Checkpoints on disk: how they are written, read, checked and cut anew.
+"""Checkpoints on disk: how they are written, read, verified and re-sharded.
 
     <run>/ckpt/<step, 12 digits>-<number>/
         shard-0.safetensors    "w" float32[hi-lo], "slot.<name>" float32[hi-lo] per optimiser slot;
                                the first shard also "averaged" float64;
-                               "table.<name>" [n], of its dtype, per table but the parameters, n as
-                               the manifest's state of the shard says
+                               "table.<name>" [n], of its dtype, per table but the parameters, n
+                               from the shard's state in the manifest
         worker-0.safetensors   residuals
         frozen-<hash>.safetensors   the frozen parameters by name, in their own dtypes: a hard link
                                to the run's one file of them
         manifest.json          written last: a directory without it is not a checkpoint
 
-Every file is written beside its place, hashed on the way, flushed to the disk and renamed, so that
-a crash at any moment leaves the old file, the new one or none, never half of one. The manifest
-knows every file's size and SHA-256. A slice of the flat vector is assembled from however many
-shards there were, so a run may go on with another number of servers. Nothing is ever unpickled.
+Every file is written under a temporary name, hashed while it is written, synced and renamed, so
+that a crash at any moment leaves the old file, the new one or none, never half of one. The manifest
+has every file's size and SHA-256. A slice of the flat vector is assembled from however many shards
+there were, so a run may resume with another number of servers. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ SLOT = "slot."
 TABLE = "table."
 _DTYPES = {"float32": "F32", "float64": "F64"}
 EXTRAS = {AVERAGED: "F64"}
-"""What the first shard has besides: dtypes as `tensorfile` names them."""
+"""Additional tensors of the first shard: dtypes as `tensorfile` names them."""
 _NAME = re.compile(r"(\d{12,})-(\d+)")
 _IGNORE: Callable[[str], None] = lambda problem: None  # noqa: E731
 # ---------------------------------------------------------------- writing
 
 
 def create(run_directory: Path, step: int, number: int) -> Path:
-    """Make the directory of checkpoint `number`, and make its name durable, with all on its way.
+    """Create the directory of checkpoint `number`, and make its name and parents durable.
 
-    Raises DlctlError, also if it exists: what is there belongs to another checkpoint; and if there
-    is no run directory any more.
+    Raises DlctlError, also if it exists (it belongs to another checkpoint), or if the run directory
+    no longer exists.
     """
     directory = run_directory / FOLDER / f"{step:012d}-{number}"
     try:
-        directory.parent.mkdir(exist_ok=True)  # The run's own may have been moved: not made anew.
+        directory.parent.mkdir(exist_ok=True)  # Not parents: the run may have been moved.
         directory.mkdir()
         for made in (directory, directory.parent, run_directory):
             sync_directory(made.parent)
@@ -93,7 +93,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[str, int]:
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
-    """The same, of the bytes of a file. Raises DlctlError."""
+    """Write the bytes of a file; returns its SHA-256 and size. Raises DlctlError."""
     digest = hashlib.sha256()
     with _writing(path) as file:
         for chunk in chunks:
@@ -104,8 +104,8 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str,
 
 
 def share_frozen(source: Path, target: Path, manifest: Manifest) -> None:
-    """Have the file of the frozen parameters in `target`, too, if there are any and it is not there
-    yet. It is the same file under another name, or a copy where that cannot be. Raises DlctlError.
+    """Provide the file of the frozen parameters in `target` if there are any and it is missing: a
+    hard link, or a copy where links are impossible. Raises DlctlError.
     """
     if (part := manifest.get(FROZEN)) is None or (target / part["file"]).exists():
         return
@@ -122,13 +122,13 @@ def share_frozen(source: Path, target: Path, manifest: Manifest) -> None:
         sync_directory(target)
     except OSError as error:
         raise DlctlError(
-            f"cannot keep the frozen parameters: {error.strerror}", where=str(here)
+            f"cannot save the frozen parameters: {error.strerror}", where=str(here)
         ) from error
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Make the checkpoint complete. Raises DlctlError, also if a file is not there, or has another
-    size: who wrote it was told so, but it may have been removed since.
+    """Complete the checkpoint. Raises DlctlError, also if a file is missing or has another size: it
+    may have been removed since its writer was acknowledged.
     """
     path = directory / MANIFEST
     data = serialise(manifest, str(path))
@@ -166,7 +166,8 @@ def read_manifest(directory: Path) -> Manifest:
 def read_slice(directory: Path, manifest: Manifest, tensor: str, lo: int, hi: int) -> Array:
     """Elements [lo, hi) of the flat vector `tensor` ("w", "slot.sum"), from all shards they are in.
 
-    Raises DlctlError naming the file if one is missing, cut, or has no such tensor of that length.
+    Raises DlctlError naming the file that is missing, truncated, or has no such tensor of that
+    length.
     """
     import numpy as np
 
@@ -190,8 +191,8 @@ def read_table(
     hi: int,
     dtype: str = "float32",
 ) -> Array:
-    """dtype[hi-lo]: elements of a table beside the parameters, which has `size` of them, however
-    it was cut when it was saved. Raises DlctlError.
+    """dtype[hi-lo]: elements of a table of `size` elements beside the parameters, however it was
+    sharded when it was saved. Raises DlctlError.
     """
     last = tables(manifest["shards"][-1])
     if name not in last or last[name]["hi"] != size:
@@ -208,7 +209,7 @@ def _assembled(
     hi: int,
     dtype: str = "float32",
 ) -> Array:
-    """Elements [lo, hi) of what was cut; `cuts`: (file, where the part in it begins and ends)."""
+    """Elements [lo, hi) of a sharded vector; `cuts`: (file, bounds of the part in it)."""
     import numpy as np
 
     parts = [np.zeros(0, dtype)]
@@ -225,7 +226,7 @@ def _assembled(
 def read_extra(directory: Path, manifest: Manifest, tensor: str) -> Array:
     """A tensor that only the first shard has: "averaged" (float64).
 
-    Raises DlctlError naming the file if it has none of the length that the layout says.
+    Raises DlctlError naming the file if it has none of the length given by the layout.
     """
     path = directory / manifest["shards"][0]["file"]
     with tensorfile.opened(path) as file:
@@ -234,13 +235,13 @@ def read_extra(directory: Path, manifest: Manifest, tensor: str) -> Array:
 
 
 def frozen_file(directory: Path, manifest: Manifest) -> Path | None:
-    """Where the frozen parameters are, by their names; None if the model has none. Raises
-    DlctlError if the file is not that of the layout.
+    """The file with the frozen parameters by name; None if the model has none. Raises DlctlError if
+    the file does not match the layout.
     """
     if not frozen.entries(layout(manifest)):
         return None
     if FROZEN not in manifest:
-        raise DlctlError("it is without the frozen parameters", where=str(directory))
+        raise DlctlError("it lacks the frozen parameters", where=str(directory))
     path: Path = directory / manifest[FROZEN]["file"]
     head = frozen.plan(layout(manifest)).head
     try:
@@ -266,8 +267,8 @@ def slots(directory: Path, manifest: Manifest, at: int = 0) -> list[str]:
 def read_worker(
     directory: Path, manifest: Manifest, name: str, mapped: tuple[str, ...] = ()
 ) -> dict[str, Array]:
-    """The arrays that worker `name` saved; {} if it saved none. mapped: how names begin whose
-    arrays stay in the file, and are read-only. Raises DlctlError.
+    """The arrays that worker `name` saved; {} if it saved none. mapped: prefixes of names whose
+    arrays are memory-mapped, read-only. Raises DlctlError.
     """
     for worker in manifest["workers"]:
         if worker["name"] == name and worker["file"]:
@@ -285,7 +286,7 @@ def read_worker(
 
 def verify(directory: Path, *, hashes: bool = True) -> list[str]:
     """What is wrong with a checkpoint, a sentence each; [] if nothing. Hashes every file. Without
-    `hashes` it is quick, and finds only what is missing or has another size.
+    `hashes` it is quick, and finds only missing files and wrong sizes.
     """
     try:
         manifest = read_manifest(directory)
@@ -298,7 +299,7 @@ def verify(directory: Path, *, hashes: bool = True) -> list[str]:
 
 
 def _tensor_problems(directory: Path, manifest: Manifest) -> list[str]:
-    """Files are what was written; here, whether that is what somebody who goes on will look for."""
+    """The files are as written; check whether they have the tensors that a resume needs."""
     try:
         vectors = (W, *(SLOT + slot for slot in slots(directory, manifest)))
         for shard in manifest["shards"]:
@@ -329,8 +330,8 @@ def _part_problems(directory: Path, manifest: Manifest, hashes: bool) -> list[st
 def file_problems(
     path: Path, nbytes: int, sha256: str | None, progress: Progress = no_progress
 ) -> list[str]:
-    """What is wrong with one file, a sentence; [] if nothing. sha256: None to look at its size
-    only. progress: called all the time while it is read.
+    """What is wrong with one file, a sentence; [] if nothing. sha256: None to check only the size.
+    progress: called repeatedly while it is read.
     """
     try:
         size_bytes = path.lstat().st_size
@@ -338,7 +339,7 @@ def file_problems(
             return [f"{path}: not a plain file"]
         if size_bytes != nbytes:
             how = "cut off" if size_bytes < nbytes else "too long"
-            return [f"{path}: {how}: it has {size_bytes} bytes, and should have {nbytes}"]
+            return [f"{path}: {how}: it has {size_bytes} bytes instead of {nbytes}"]
         if sha256 is not None:
             with path.open("rb") as file:
                 if sha256_of(file, nbytes, progress) != sha256:
@@ -350,11 +351,11 @@ def file_problems(
     return []
 
 
-# ---------------------------------------------------------------- which ones there are
+# ---------------------------------------------------------------- listing, pruning
 
 
 def _candidates(run_directory: Path) -> list[Path]:
-    """Every directory that has the name of a checkpoint, complete or not, newest last."""
+    """Every directory with the name of a checkpoint, complete or not, newest last."""
     try:
         entries = list((run_directory / FOLDER).iterdir())
     except FileNotFoundError:
@@ -364,13 +365,13 @@ def _candidates(run_directory: Path) -> list[Path]:
 
 
 def number(directory: Path) -> tuple[int, int]:
-    """(number, step) of a checkpoint directory, from its name: what "newer" means."""
+    """(number, step) of a checkpoint directory, from its name: the order of age."""
     step, number = directory.name.split("-")
     return int(number), int(step)
 
 
 def of_run(run_directory: Path, path: str) -> Path:
-    """Where a checkpoint of this run is that had this path, perhaps before the run was moved."""
+    """The current path of a checkpoint of this run; `path` may date from before a move."""
     return run_directory / FOLDER / Path(path).name
 
 
@@ -380,12 +381,12 @@ def highest_number(run_directory: Path) -> int:
 
 
 def finished(run_directory: Path) -> list[Path]:
-    """All checkpoints that were completed once, newest last, damaged ones included."""
+    """All checkpoints that were completed, newest last, damaged ones included."""
     return [found for found in _candidates(run_directory) if os.path.lexists(found / MANIFEST)]
 
 
 def complete(run_directory: Path) -> dict[Path, Manifest]:
-    """All checkpoints with a readable manifest, newest last. Their files are not looked at."""
+    """All checkpoints with a readable manifest, newest last. Does not check their files."""
     found = {}
     for directory in finished(run_directory):
         with suppress(DlctlError):
@@ -400,8 +401,8 @@ def newest_good(
 ) -> tuple[Path, Manifest] | None:
     """The newest checkpoint in which every byte is right; None if there is none.
 
-    A checkpoint that was meant to be complete and is not good is skipped; `on_problem` hears why.
-    `ordered`: as they are to be tried, see `dlctl/runs/lineage.py`.
+    A completed checkpoint that is not good is skipped and reported to `on_problem`. `ordered`: the
+    order in which to try them, see `dlctl/runs/lineage.py`.
     """
     for directory in ordered or reversed(finished(run_directory)):
         problems = verify(directory)
@@ -415,9 +416,9 @@ def newest_good(
 def prune(
     run_directory: Path, on_problem: Callable[[str], None] = _IGNORE, **kept: Any
 ) -> list[Path]:
-    """Remove what is `superfluous` (which takes `kept`); returns what has been removed.
+    """Remove what is `superfluous` (which takes `kept`); returns what was removed.
 
-    A directory that cannot be removed stays; `on_problem` hears why.
+    A directory that cannot be removed stays, and is reported to `on_problem`.
     """
     return [old for old in superfluous(run_directory, **kept) if remove(old, on_problem)]
 
@@ -430,14 +431,14 @@ def superfluous(
     counts: Callable[[int], bool] = lambda number: True,
     best: Best | None = None,
 ) -> list[Path]:
-    """What is older than the checkpoint `good`, but for the newest `keep` complete ones and the
-    best one: checkpoints, and what older attempts left behind. One that is being written is newer
-    than all that are complete.
+    """Everything older than the checkpoint `good`, except the newest `keep` complete ones and the
+    best one: checkpoints, and leftovers of older attempts. A checkpoint being written is newer than
+    all complete ones.
 
-    good: known to be so, as every byte was read or has just been written. Those whose numbers do
-    not count, as the run has left them for an older one, take the place of none that does. They
-    were damaged then, but nobody has asked for their end: they stay for as long as if they counted,
-    so there are twice `keep` at the most.
+    good: known to be good, as every byte was read or has just been written. Checkpoints whose
+    numbers do not count, because the run abandoned them for an older one, displace none that
+    counts. They were damaged then, but removing them was not requested: they stay for as long as if
+    they counted, so there are at most twice `keep`.
     """
     readable = complete(run_directory)
     counted = [directory for directory in readable if counts(number(directory)[0])]
@@ -451,9 +452,9 @@ def superfluous(
 def remove_incomplete(
     run_directory: Path, before: int, on_problem: Callable[[str], None] = _IGNORE
 ) -> list[Path]:
-    """Remove what attempts with a lower number than `before` left behind without a manifest.
+    """Remove directories without a manifest that attempts numbered below `before` left behind.
 
-    On a full disk nothing else would make room for the next attempt. Returns what was removed.
+    On a full disk, nothing else would free space for the next attempt. Returns what was removed.
     """
     left = set(_candidates(run_directory)) - set(finished(run_directory))
     old = sorted((found for found in left if number(found)[0] < before), key=number)
@@ -461,9 +462,9 @@ def remove_incomplete(
 
 
 def remove(directory: Path, on_problem: Callable[[str], None] = _IGNORE) -> bool:
-    """Remove one checkpoint; False if that cannot be, and `on_problem` hears why."""
+    """Remove one checkpoint; False if that fails, which is reported to `on_problem`."""
     try:
-        # Without its manifest a half removed checkpoint is taken for none at all.
+        # Without its manifest, a partially removed checkpoint does not count as one.
         (directory / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(directory)
     except OSError as error:

@@ -9,15 +9,15 @@ since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
     event       what happened, in order
     metric      time series, of the run and of each daemon, of bounded length: see `series`
     checkpoint  every checkpoint that was begun, and how it ended
-    term        epochs and generations, on the disk before they are handed out
-    memory      what the next coordinator goes on with, should this one die (`roles/memory.py`)
+    term        epochs and generations, persisted before they are issued
+    memory      the state that the next coordinator resumes from (`roles/memory.py`)
 
-The row of a daemon that the job no longer has stays, as "removed": its incarnations are counted on
-if it comes back.
+The row of a daemon that the job no longer has stays, as "removed": if the daemon returns, its
+incarnations continue from there.
 
-SQLite notices neither a bit that flips within a value nor, in its log, what it costs (see
-`writeahead`). So every row has a checksum but those of what happened, on which nothing is built,
-and nobody who writes opens a database whose log is damaged: to close it would hide the damage.
+SQLite detects neither a flipped bit within a value nor, in its log, the transactions that it drops
+because of one (see `wal`). So every row has a checksum, except events and metrics, on which nothing
+depends; and no writer opens a database whose log is damaged: closing it would hide the damage.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from dlctl.util import processes
 SCHEMA_VERSION = 4
 FILE = "run.db"
 WAL_PAGES = 1000
-"""Of 4 KiB, after which what was written goes from SQLite's log into the database. That costs three
-syncs, on a busy disk seconds; and a run should not need many megabytes for a few rows that change
-all the time."""
+"""Pages of 4 KiB in SQLite's log before it checkpoints them into the database. A checkpoint costs
+three syncs, on a busy disk seconds; a longer log would take many megabytes for a few rows that
+change frequently."""
 LOOKS_MAX = 5
-"""At a log that seems to be damaged, while it becomes another one all the time."""
+"""At a log that seems damaged but changes between two reads."""
 ENDED = ("stopped", "finished", "failed")
-"""States of a run that has come to its end, in order or not."""
+"""States of a run that has ended, gracefully or not."""
 REMOVED = "removed"
 """State of a daemon that an earlier execution had and the job no longer has."""
 _SUMMED = ("run", "daemon", "checkpoint", "term", "memory")
@@ -65,22 +65,23 @@ CREATE TABLE memory (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT 
 
 
 def is_removed(directory: Path, lock: int) -> bool:
-    """Whether a run directory was removed, as who has its lock open can see: nothing of it has a
-    name any more. (One that was moved is still somewhere; some file systems count no links.)
+    """Whether a run directory was removed: the open lock file has no link any more. (A moved
+    directory keeps its links; some file systems count none, hence the second check.)
 
-    Raises OSError if that cannot be seen.
+    Raises OSError if that cannot be checked.
     """
     return not os.fstat(lock).st_nlink and not (directory / FILE).exists()
 
 
 class RunDb:
-    """One open run.db. Writers commit explicitly: before that, a crash loses what was put."""
+    """One open run.db. Writers commit explicitly; a crash loses uncommitted changes."""
 
     def __init__(self, directory: Path, *, create: bool = False, readonly: bool = False) -> None:
         path = directory / FILE
         if not create and not path.exists():
-            what = f"no run directory: it has no {FILE}" if directory.exists() else "not there"
-            raise NotFound(f"{directory} is {what}", hint="dlctl ps")
+            is_there = directory.exists()
+            what = f"is not a run directory: it has no {FILE}" if is_there else "does not exist"
+            raise NotFound(f"{directory} {what}", hint="dlctl ps")
         mode = "ro" if readonly else "rwc"
         try:
             if create and not path.exists():
@@ -94,19 +95,19 @@ class RunDb:
             address = f"{path.absolute().as_uri()}?mode={mode}"  # There may be "?" or "#" in it.
             self._db = sqlite3.connect(address, uri=True, timeout=10)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            # Survives the end of any process; what has to survive more than that, see `sync`.
+            # Survives a crash of any process; see `sync` for power failures.
             self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.execute("PRAGMA cache_spill=OFF")  # Or frames are written twice.
+            self._db.execute("PRAGMA cache_spill=OFF")  # Otherwise frames are written twice.
             self._db.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
         except sqlite3.Error as error:
             raise DlctlError(f"cannot use the run's database: {error}", where=str(path)) from error
-        if version == 0:  # What SQLite takes an empty file for.
+        if version == 0:  # SQLite accepts an empty file as a database of version 0.
             raise DlctlError("cannot read the run's database: it is empty", where=str(path))
         if version != SCHEMA_VERSION:
             raise DlctlError(
                 f"the run's database has version {version}, this dlctl needs {SCHEMA_VERSION}",
                 where=str(path),
-                hint="use the dlctl that made this run",
+                hint="use the dlctl that created this run",
             )
 
     def close(self) -> None:
@@ -116,10 +117,10 @@ class RunDb:
         self._db.commit()
 
     def sync(self) -> None:
-        """What is committed survives a power failure from now on. Raises sqlite3.OperationalError.
+        """Make all commits survive a power failure. Raises sqlite3.OperationalError.
 
-        By one commit more, which changes nothing: a checkpoint of SQLite's log would pass over
-        what is newer than somebody's view of the database, and sync nothing of it.
+        It does so by another commit, which changes nothing: a checkpoint of SQLite's log would skip
+        frames newer than a reader's snapshot, and not sync them.
         """
         self._db.execute("PRAGMA synchronous=FULL")
         try:
@@ -128,7 +129,7 @@ class RunDb:
             self._db.execute("PRAGMA synchronous=NORMAL")
 
     def rollback(self) -> None:
-        """Forget what was put since the last commit."""
+        """Discard changes since the last commit."""
         self._db.rollback()
 
     # ------------------------------------------------------------ run and daemons
@@ -137,9 +138,9 @@ class RunDb:
         self._put("run", {key: json.dumps(value) for key, value in values.items()})
 
     def put_end(self, state: str, reason: str, at: float) -> None:
-        """The run is over, and no coordinator says so: here and among the events, for this reason.
+        """Record the end of a run without a coordinator, in its state and events, for this reason.
 
-        It says so itself, when there is one, as "stopping" and then as `state`.
+        A live coordinator records it itself, as "stopping" and then as `state`.
         """
         self.put_run(state=state, reason=reason, waiting="", ended_at=at)
         self.add_event(at, "state", "", f"{state}: {reason}", {})
@@ -155,27 +156,27 @@ class RunDb:
         return [row for row in self._daemon_rows() if row.get("state") != REMOVED]
 
     def remove_daemons(self, names: Iterable[str]) -> None:
-        """Show these no more; what was counted about them stays (see `incarnations`)."""
+        """Hide these; their incarnation counts stay (see `incarnations`)."""
         names = set(names)
         for row in self._daemon_rows():
             if row["name"] in names:
                 self.put_daemon(row["name"], {**row, "state": REMOVED})
 
     def incarnations(self) -> dict[str, int]:
-        """name -> number of its latest incarnation; removed daemons, too."""
+        """name -> number of its latest incarnation; also of removed daemons."""
         return {row["name"]: row["incarnation"] for row in self._daemon_rows()}
 
     def _daemon_rows(self) -> list[dict[str, Any]]:
         return [json.loads(value) for _, value in self._rows("daemon")]
 
-    # ------------------------------------------------------------ what happened
+    # ------------------------------------------------------------ events and metrics
 
     def add_event(self, at: float, kind: str, daemon: str, text: str, data: dict[str, Any]) -> None:
         row = (at, kind, daemon, text, json.dumps(data))
         self._db.execute("INSERT INTO event (at, kind, daemon, text, data) VALUES (?,?,?,?,?)", row)
 
     def events(self, after: int = 0, kind: str = "") -> Iterator[dict[str, Any]]:
-        """Those behind the one with the id `after`; only of one kind, if it is given."""
+        """Events after the one with the id `after`; only of `kind`, if given."""
         query = (
             "SELECT id, at, kind, daemon, text, data FROM event"
             " WHERE id > ? AND ? IN ('', kind) ORDER BY id"
@@ -196,17 +197,17 @@ class RunDb:
         )
 
     def metrics(self, daemon: str) -> Iterator[dict[str, Any]]:
-        """One series, in the order in which it was written. Raises ValueError for a damaged row."""
+        """One series, in the order of writing. Raises ValueError for a damaged row."""
         query = "SELECT at, step, value FROM metric WHERE daemon = ? ORDER BY rowid"
         for at, step, value in self._db.execute(query, (daemon,)):
             yield dict(json.loads(value), at=at, step=step)
 
     def metric_counts(self) -> dict[str, int]:
-        """Name of a series -> its rows."""
+        """Name of a series -> its number of rows."""
         return dict(self._db.execute("SELECT daemon, COUNT(*) FROM metric GROUP BY daemon"))
 
     def thin_metrics(self, daemon: str) -> None:
-        """Remove every second row of a series, but neither its first nor its last one."""
+        """Remove every second row of a series, except its first and last."""
         self._db.execute(
             "DELETE FROM metric WHERE rowid IN (SELECT rowid FROM (SELECT rowid, row_number() OVER "
             "(ORDER BY rowid DESC) AS place FROM metric WHERE daemon = ?) WHERE place % 2 = 0)",
@@ -224,13 +225,13 @@ class RunDb:
     # ------------------------------------------------------------ terms and memory
 
     def put_terms(self, terms: Mapping[str, int]) -> None:
-        """Daemon -> its newest epoch or generation. None is ever given twice: before it is handed
-        out this has to be committed, and to survive a power failure (see `sync`).
+        """Daemon -> its newest epoch or generation. None may be issued twice: before it is issued,
+        this has to be committed and to survive a power failure (see `sync`).
         """
         self._put("term", terms)
 
     def put_memory(self, values: dict[str, Any]) -> None:
-        """None: forget the key."""
+        """None deletes the key."""
         gone = [(key,) for key, value in values.items() if value is None]
         self._db.executemany("DELETE FROM memory WHERE key = ?", gone)
         self._put("memory", {k: json.dumps(v) for k, v in values.items() if v is not None})
@@ -239,7 +240,7 @@ class RunDb:
         return {key: json.loads(value) for key, value in self._rows("memory")}
 
     def clear_memory(self) -> None:
-        """The next coordinator begins a new execution."""
+        """Makes the next coordinator start a new execution."""
         self._db.execute("DELETE FROM memory")
 
     def terms(self) -> dict[str, int]:
@@ -257,11 +258,11 @@ class RunDb:
         query = f"SELECT * FROM {table} ORDER BY 1"  # noqa: S608 - ours
         for key, value, crc in self._db.execute(query):
             if crc != _crc(key, value):
-                raise sqlite3.DatabaseError(f'row "{key}" of table {table} is not what was written')
+                raise sqlite3.DatabaseError(f'row "{key}" of table {table} has a wrong checksum')
             yield key, value
 
     def check(self) -> None:
-        """Read everything. Raises sqlite3.DatabaseError naming what is damaged."""
+        """Read everything. Raises sqlite3.DatabaseError naming the damage."""
         found = [str(row[0]) for row in self._db.execute("PRAGMA quick_check(3)")]
         if found != ["ok"]:
             raise sqlite3.DatabaseError(_in_plain_words(found))
@@ -271,7 +272,7 @@ class RunDb:
 
 
 def _in_plain_words(found: Sequence[str]) -> str:
-    """What SQLite's check has found first: the rest follows from it, and are its own affairs."""
+    """The first finding of SQLite's check: the others follow from it, in SQLite's terms."""
     if page := _PAGE.search(found[0]):
         return f"page {page[1]} is damaged"
     return found[0].splitlines()[-1]
@@ -284,7 +285,7 @@ def _crc(key: Any, value: Any) -> int:
 def damage(directory: Path) -> str:
     """What is wrong with the bytes of a run's database; "" if nothing is.
 
-    A write-ahead log that was cut off is no damage: its last transactions are missing then.
+    A truncated write-ahead log is not damage: it only lacks the last transactions.
     """
     try:
         with closing(RunDb(directory, readonly=True)) as db:
@@ -292,15 +293,15 @@ def damage(directory: Path) -> str:
     except sqlite3.Error as error:
         return str(error)
     except DlctlError as error:
-        return str(error.__cause__) if error.__cause__ else ""  # It is of another version.
+        return str(error.__cause__) if error.__cause__ else ""  # Another version is not damage.
     return damage_of_log(directory)
 
 
 def damage_of_log(directory: Path) -> str:
-    """What is wrong with the log of a run's database; "" if nothing is. All of it is read: about 15
-    ms for each MB.
+    """What is wrong with the log of a run's database; "" if nothing is. Reads all of it: about 15
+    ms per MB.
 
-    Whoever looks while somebody writes may see two states at once; damage stays as it is.
+    A read during a write may see a mix of two states; only damage is the same in two reads.
     """
     file, before = directory / f"{FILE}-wal", b""
     for _ in range(LOOKS_MAX):
@@ -320,7 +321,7 @@ def damage_of_log(directory: Path) -> str:
 
 
 def _is_of_another_boot(directory: Path) -> bool:
-    """Whether the machine is known to have been started again since the last coordinator wrote."""
+    """Whether the machine is known to have rebooted since the last coordinator wrote."""
     try:
         with closing(RunDb(directory, readonly=True)) as db:
             start = db.run().get("pid_start")
@@ -330,7 +331,7 @@ def _is_of_another_boot(directory: Path) -> bool:
 
 
 def _make(path: Path) -> None:
-    """An empty database, under its name only when it is whole: others may look at any moment."""
+    """Create an empty database, atomically: other processes may read it at any moment."""
     unfinished = path.with_name(f".{FILE}.tmp")
     unfinished.unlink(missing_ok=True)
     with closing(sqlite3.connect(unfinished)) as db:

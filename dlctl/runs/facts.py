@@ -1,4 +1,4 @@
-"""What is known of a run and its daemons, for whoever tells of it."""
+"""Facts about a run and its daemons, for display."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dlctl.util.text import escape, plural
 
 Row = Mapping[str, Any]
 TAKEOVER = "recover"
-"""The kind of event that tells of a coordinator which has taken the place of another one."""
+"""The kind of event that reports the takeover by a new coordinator."""
 
 
 def became(state: str) -> str:
@@ -39,17 +39,17 @@ def settings(row: Row) -> Row:
 
 
 def text(value: Any) -> str:
-    """Text from the database, harmless; "" if there is none."""
+    """Text from the database, escaped; "" if there is none."""
     return escape(value) if isinstance(value, str) else ""
 
 
 def has_begun(snapshot: Snapshot) -> bool:
-    """Whether its workers were let loose: there may be updates, also if no step counts yet."""
+    """Whether its workers were released: there may be updates even if no step counts yet."""
     return snapshot.run.get("ready_at") is not None or bool(snapshot.run.get("step"))
 
 
 def unsaved_steps(snapshot: Snapshot) -> int:
-    """How many steps an ended run did after its newest checkpoint; 0 if it has none, or lives."""
+    """The steps of an ended run after its newest checkpoint; 0 if it has none, or is live."""
     row = snapshot.run.get("checkpoint")
     saved = row.get("step") if isinstance(row, Mapping) else None
     step = snapshot.run.get("step")
@@ -67,8 +67,8 @@ def done_again(snapshot: Snapshot) -> str:
 
 
 def saved_step(snapshot: Snapshot) -> int | None:
-    """The step that a run goes on from: that of its newest checkpoint with nothing missing; None
-    without one that has more than initial values. Their bytes are not read: that takes long.
+    """The step that a run resumes from: that of its newest checkpoint without missing files; None
+    without one that has more than initial values. Does not read their bytes, which takes long.
     """
     found = newest_whole(snapshot.directory)
     return int(found[1]["step"]) if found is not None and has_updates(found[1]) else None
@@ -83,13 +83,13 @@ def all_damaged(snapshot: Snapshot) -> str:
 
 
 def damaged_in_words(count: int) -> str:
-    """The same of so many checkpoints."""
+    """As in "all of its 2 checkpoints are damaged"."""
     which = "its only checkpoint is" if count == 1 else f"all of its {count} checkpoints are"
     return f"{which} damaged"
 
 
 def doing(row: Row, now: float) -> str:
-    """What a daemon is at, as in "importing torch, waits for server-0, 7s"."""
+    """What a daemon is doing, as in "importing torch, waits for server-0, 7s"."""
     parts = [text(row.get("phase")) or escape(str(row.get("state")))]
     if text(row.get("waiting_for")):
         parts.append(f"waits for {text(row['waiting_for'])}")
@@ -99,12 +99,12 @@ def doing(row: Row, now: float) -> str:
 
 
 def exited(last_exit: Row) -> str:
-    """A daemon's end in words: the coordinator's own, else what the exit code means."""
+    """A daemon's exit in words: the coordinator's text, else the meaning of the exit code."""
     return text(last_exit.get("text")) or values.exit_in_words(last_exit.get("code"))
 
 
 def incarnation(row: Row | None) -> int:
-    """The number of a daemon's process; 0 if it has had none."""
+    """The number of a daemon's process; 0 if it has had none so far."""
     found = row.get("incarnation") if row is not None else None
     return found if type(found) is int else 0
 
@@ -112,35 +112,35 @@ def incarnation(row: Row | None) -> int:
 class Takeover(NamedTuple):
     at: float
     how: str
-    """It came to that, as the rest of a sentence about the coordinator."""
+    """Its cause, as the rest of a sentence about the previous coordinator."""
     forgotten: str
-    """What was not on record then, as a sentence; "" if nothing."""
+    """What was not persisted then, as a sentence; "" if nothing."""
 
 
 def takeovers(directory: Path) -> list[Takeover]:
-    """Those since the run was started last, from its events; as far as they can be read."""
+    """The takeovers since the last start of the run, from its readable events."""
     found, before, how = list[Takeover](), "", ""
     with (
         suppress(sqlite3.Error, DlctlError, ValueError),
         closing(RunDb(directory, readonly=True)) as db,
     ):
         for event in db.events():
-            kind, said = event["kind"], str(event["text"])
+            kind, message = event["kind"], str(event["text"])
             if kind == TAKEOVER:
                 forgotten = str(event["data"].get("forgotten") or "")
                 found.append(Takeover(event["at"], how or "died", forgotten))
                 how = ""
             elif kind == "restart" and event["daemon"] == COORDINATOR:
                 how = "was restarted on request"
-            elif kind == "state" and said.startswith(("failed", "stopped")):
-                how = "was brought back"
-            elif kind == "state" and said == "starting" and before != TAKEOVER:
+            elif kind == "state" and message.startswith(("failed", "stopped")):
+                how = "was recovered"
+            elif kind == "state" and message == "starting" and before != TAKEOVER:
                 found, how = [], ""
             before = kind
     return found
 
 
 def is_about(event: Mapping[str, Any], names: Sequence[str]) -> bool:
-    """Whether an event tells of one of these daemons; one may tell of several."""
-    whom = COORDINATOR if event["kind"] == TAKEOVER else str(event["daemon"])
-    return not set(whom.split(", ")).isdisjoint(names)
+    """Whether an event concerns one of these daemons; an event may concern several."""
+    daemons = COORDINATOR if event["kind"] == TAKEOVER else str(event["daemon"])
+    return not set(daemons.split(", ")).isdisjoint(names)

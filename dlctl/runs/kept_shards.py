@@ -1,15 +1,15 @@
-"""Where the servers of a run keep their shards, and what is left of them when they are gone.
+"""Where the servers of a run store their shards, and reading them when the servers are gone.
 
     /dev/shm/dlctl-<uid>/<run id>/shard-<k>.state     durability = "process", if there is room
     <run directory>/state/shard-<k>.state             otherwise
-    <run directory>/state/shard-<k>.base-<number>     durability = "disk": everything at one moment,
+    <run directory>/state/shard-<k>.base-<number>     durability = "disk": a snapshot,
     <run directory>/state/shard-<k>.journal-<number>  and every commit since
     <run directory>/state/shard-<k>.lock
 
-Tables beside the parameters have files of their own, `shard-<k>-<table>.state` and so on.
-`servers.state_dir` takes the place of the first directory and of `<run directory>/state`; the run
-id comes behind it. Servers write these files (`daemons/server/`) and remove them when their run is
-over; here they are looked at, and what a server could not remove any more is removed.
+Tables beside the parameters have separate files, `shard-<k>-<table>.state` and so on.
+`servers.state_dir` replaces the first directory and `<run directory>/state`, with the run id
+appended. Servers write these files (`daemons/server/`) and remove them when their run is over; this
+module reads them, and removes what a server could not remove any more.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ NO_VALUES = "it has no values yet"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one server has left, or is still at work on: its shards of all tables, together."""
+    """The stored state of one server, live or not: its shards of all tables together."""
 
     shard: int
     path: Path
     """Of the parameters."""
     in_use: bool
-    """A living server has it open; what is said of it is of a moment ago."""
+    """A live server has it open; the facts are a moment old."""
     problem: str
-    """Why nothing can go on from it; "" if that can be."""
+    """Why a server cannot resume from it; "" if one can."""
     initialised: bool = False
     version: int = 0
     """Of the parameters."""
     deliveries: list[list[int]] = field(default_factory=list)
-    """[[slot, epoch, next number, ...], ...]: what of each worker's pushes is in the parameters."""
+    """[[slot, epoch, next number, ...], ...]: which pushes of each worker the parameters have."""
 
 
 class _Found(NamedTuple):
-    """What is left of one table's shard."""
+    """The stored state of one table's shard."""
 
     path: Path
     in_use: bool
     problem: str
     """Why it cannot be read; "" if it was."""
     state: Json
-    """Of its last commit; {} if there was none, or it cannot be read."""
+    """Of its last commit; {} if there was none or it cannot be read."""
 
 
 def shared_memory() -> Path:
@@ -73,7 +73,7 @@ def shared_memory() -> Path:
 
 
 def places(run_directory: Path, servers: Servers) -> list[Path]:
-    """The directories in which this run's states may be, the preferred one first."""
+    """The directories that may have this run's states, the preferred one first."""
     if servers.state_dir:
         return [Path(servers.state_dir) / run_directory.name]
     if servers.durability == "disk":
@@ -83,7 +83,7 @@ def places(run_directory: Path, servers: Servers) -> list[Path]:
 
 
 def _may_be_ours(directory: Path) -> bool:
-    """Whether there is none, or it is ours: in shared memory anybody may make one of this name."""
+    """Whether it is absent or ours: in shared memory, any user may create this name."""
     try:
         info = directory.lstat()
     except OSError:
@@ -92,10 +92,10 @@ def _may_be_ours(directory: Path) -> bool:
 
 
 def kept(run_directory: Path, servers: Servers) -> list[Kept]:
-    """All states that the servers of a run have left, by shard, each checked as far as it can be.
+    """All stored states of a run's servers, by shard, checked where there are checksums.
 
-    Damage is found in all but the vectors of a server that was killed, which carry no checksum:
-    see `shards/image.py`. Nothing is changed, and no lock is kept.
+    Damage is detected everywhere except in the vectors of a killed server, which have no checksum:
+    see `shards/image.py`. Changes nothing, and keeps no lock.
     """
     found: dict[int, dict[str, _Found]] = {}
     for directory in reversed(places(run_directory, servers)):
@@ -105,10 +105,10 @@ def kept(run_directory: Path, servers: Servers) -> list[Kept]:
                 continue
             shard, table = int(match[1]), match[2] or ""
             tables = found.setdefault(shard, {})
-            # One that was never made hides no other, neither here nor from a server.
+            # An empty file hides no other one, neither here nor from a server.
             if not (table in tables and _is_empty(path)):
                 tables[table] = _look((run_directory.name, shard, table), path)
-    # What is left of other tables alone is of a server that was removing all of it.
+    # Other tables alone are left by a server that was killed while removing its files.
     return [_kept(shard, found[shard]) for shard in sorted(found) if "" in found[shard]]
 
 
@@ -120,7 +120,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def bytes_held(run_directory: Path, servers: Servers) -> int:
-    """What the states of a run take of memory or disk, in bytes."""
+    """The size of a run's states in memory or on disk, in bytes."""
     held = 0
     for place in places(run_directory, servers):
         for path in place.glob("shard-*"):
@@ -130,9 +130,9 @@ def bytes_held(run_directory: Path, servers: Servers) -> int:
 
 
 def remove(run_directory: Path, servers: Servers) -> list[Path]:
-    """Remove what servers that died before the end of their run have left; returns what it was.
+    """Remove the files of servers that died before the end of their run; returns what was removed.
 
-    What a living server has open stays, and so does what cannot be removed.
+    Files that a live server has open stay, and so do files that cannot be removed.
     """
     removed = []
     for directory in places(run_directory, servers):
@@ -160,7 +160,7 @@ def _look(identity: _Identity, path: Path) -> _Found:
 
 
 def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
-    """Raises Unusable or OSError. in_use: a server has it, and may write to it while we read."""
+    """Raises Unusable or OSError. in_use: a server may write to it during the read."""
     descriptor = os.open(path, READ_ONLY)
     try:
         if not os.fstat(descriptor).st_size:
@@ -183,7 +183,7 @@ def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
 
 
 def _read_log(path: Path, identity: _Identity) -> Json:
-    """Of a base and the journal behind it. Raises Unusable or OSError. Of several bases the last
+    """The state of a base and its journal. Raises Unusable or OSError. Of several bases, the last
     one by name is the newest.
     """
     journal = path.with_name(path.name.replace(".base-", ".journal-"))
@@ -193,7 +193,7 @@ def _read_log(path: Path, identity: _Identity) -> Json:
     body = base[0].body
     _check_is((body.get("run_id"), body.get("shard"), body.get("table", "")), identity)
     since, _ = records.read_all(journal.read_bytes()) if journal.exists() else ([], 0)
-    if not path.exists():  # Its journal may be gone, too: the newest state is elsewhere.
+    if not path.exists():  # Its journal may be gone too: the newest state is elsewhere.
         raise Unusable("a server is writing it")
     state = (since[-1].body if since else body).get("state")
     if type(state) is not dict or type(state.get("meta", {})) is not dict:
@@ -202,7 +202,7 @@ def _read_log(path: Path, identity: _Identity) -> Json:
 
 
 def _check_is(found: tuple[Any, Any, Any], wanted: _Identity) -> None:
-    """Raises Unusable for a state of something else."""
+    """Raises Unusable if the state has another identity."""
     if found != wanted:
         run_id, shard, table = found
         of = f'table "{table}" of ' if table else ""
@@ -224,10 +224,10 @@ def _kept(shard: int, tables: dict[str, _Found]) -> Kept:
 
 
 def _problem_of_others(meta: Json, tables: dict[str, _Found]) -> str:
-    """Why a server could not go on with the tables beside the parameters."""
+    """Why a server could not resume with the tables beside the parameters; "" if it could."""
     for name in sorted({*meta.get("tables", []), *tables} - {""}):
         if name not in tables:
-            return f'its table "{name}" is not there'
+            return f'its table "{name}" is missing'
         if tables[name].problem:
             return f'its table "{name}" cannot be used: {tables[name].problem}'
     return ""
@@ -242,7 +242,7 @@ def _is_held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # It goes with the descriptor.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Closing the descriptor unlocks.
     except BlockingIOError:
         return True
     finally:

@@ -1,13 +1,13 @@
-"""Which checkpoints a run descends from, which are gone on from first, and which of them count.
+"""Which checkpoints a run descends from, in which order to resume from them, and which count.
 
-Where a run has gone back to an older checkpoint, newer ones count for nothing any more. Every time
-it resumes from one, that goes into its events, with all that is needed to tell later which
-checkpoints, and which epochs of its workers, were of before.
+After a rollback to an older checkpoint, newer ones do not count any more. Every resume from a
+checkpoint is recorded in the events, with all that is needed to decide later which checkpoints and
+which epochs of its workers precede it.
 
-What a run saves because it has failed may be of a model that is ruined, and whoever tries to go on
-with that makes it save the same again. So it takes the place of no other one, and if nobody could
-use what its workers computed, older ones are tried before it. Those that the run has left, for an
-older one, are tried last.
+A checkpoint saved because the run failed may have a ruined model, and a run that resumes from it
+would fail and save the same again. So it displaces no other checkpoint, and if the workers' results
+were unusable, older ones are tried before it. Checkpoints abandoned for an older one are tried
+last.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from dlctl.util import values
 
 KIND = "resumed"
 RESUMED, COST = "resumed from the ", ": "
-"""How the text of such an event begins; before what it costs to resume, if that is anything."""
+"""The prefix of such an event's text; the separator before the cost of the resume, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """One time that a run went on from a checkpoint."""
+    """One resume of a run from a checkpoint."""
 
     checkpoint: int
     """Its number."""
     highest: int
-    """Number of the newest checkpoint that there was then, good or not."""
+    """Number of the newest checkpoint at that time, good or not."""
     terms: Mapping[str, int]
-    """Worker -> the newest epoch that it had been given by then."""
+    """Worker -> the newest epoch issued to it by then."""
     told: str = ""
     """As in "checkpoint at step 30: 60 steps are done again, because ..."; "" if none were."""
 
     def is_after(self, worker: str, epoch: int) -> bool:
-        """Whether this epoch of a worker had begun by then; so it has also ended then."""
+        """Whether this epoch of a worker began before this resume, and so ended with it."""
         newest = self.terms.get(worker)
         return newest is not None and epoch <= newest
 
 
 def resumes(db: RunDb) -> list[Resume]:
-    """Every time that the run went on from a checkpoint, the newest one last."""
+    """Every resume of the run from a checkpoint, the newest last."""
     data = ((event["data"], str(event["text"])) for event in db.events(kind=KIND))
     found = [_resume(*event) for event in data if isinstance(event[0], Mapping)]
     return [resume for resume in found if resume is not None]
 
 
 def _resume(data: Mapping[str, Any], text: str) -> Resume | None:
-    """None for what another version may have written."""
+    """None for an event of another version."""
     number, highest, terms = (data.get(key) for key in ("checkpoint", "highest", "terms"))
     if type(number) is not int or type(highest) is not int or not isinstance(terms, Mapping):
         return None
@@ -68,9 +68,9 @@ def _resume(data: Mapping[str, Any], text: str) -> Resume | None:
 
 
 def chain(found: Sequence[Resume]) -> list[Resume]:
-    """Those of the present branch, the newest one first.
+    """The resumes of the current branch, the newest first.
 
-    Between two of them the run may have gone another way, and come back from it.
+    Between two of them the run may have followed another branch, and abandoned it.
     """
     branch: list[Resume] = []
     for resume in reversed(found):
@@ -80,7 +80,7 @@ def chain(found: Sequence[Resume]) -> list[Resume]:
 
 
 def is_of_branch(number: int, branch: Sequence[Resume]) -> bool:
-    """Whether the checkpoint with this number is one that the present run descends from."""
+    """Whether the current run descends from the checkpoint with this number."""
     newest = math.inf
     for resume in branch:
         if number > resume.highest:
@@ -90,9 +90,9 @@ def is_of_branch(number: int, branch: Sequence[Resume]) -> bool:
 
 
 def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
-    """Put on record that the run resumes; `told`: what that costs, and why. No commit.
+    """Record that the run resumes; `told`: the cost and its reason. No commit.
 
-    From now on its newest checkpoint is that one: what came after it counts no more.
+    From now on this is its newest checkpoint: later ones do not count any more.
     """
     number, step = checkpoints.number(checkpoint)
     rows = {row["number"]: row for row in db.checkpoints()}
@@ -110,18 +110,18 @@ def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
 
 
 def skipped(directory: Path, checkpoint: Path) -> str:
-    """As in "checkpoint 16 is damaged": why newer ones than `checkpoint` were passed over; "" if
-    there are none, or for reasons of their owner's.
+    """As in "checkpoint 16 is damaged": why checkpoints newer than `checkpoint` were skipped; "" if
+    there are none, or if the user chose so.
     """
-    newest, told = checkpoints.number(checkpoint), []
+    newest, reasons = checkpoints.number(checkpoint), []
     for path in checkpoints.finished(directory):
         number = checkpoints.number(path)
         if number > newest:
             if is_doubtful(_manifest(path)):
-                told.append(f"checkpoint {number[0]} was saved when the run failed")
+                reasons.append(f"checkpoint {number[0]} was saved when the run failed")
             elif checkpoints.verify(path):
-                told.append(damaged([number[0]]))
-    return "; ".join(told)
+                reasons.append(damaged([number[0]]))
+    return "; ".join(reasons)
 
 
 def damaged(numbers: Iterable[int]) -> str:
@@ -132,7 +132,7 @@ def damaged(numbers: Iterable[int]) -> str:
 
 
 def order(run_directory: Path) -> list[Path]:
-    """All that were completed once, damaged ones included, in the order in which to try them."""
+    """All completed checkpoints, damaged ones included, in the order in which to try them."""
     branch = _branch(run_directory)
 
     def rank(directory: Path) -> tuple[bool, bool, tuple[int, int]]:
@@ -144,14 +144,14 @@ def order(run_directory: Path) -> list[Path]:
 
 
 def counting(run_directory: Path, branch: Sequence[Resume]) -> Callable[[int], bool]:
-    """Which numbers count among those that `checkpoints.superfluous` keeps."""
+    """Which numbers count for `checkpoints.superfluous`."""
     found = checkpoints.complete(run_directory)
     failed = {checkpoints.number(path)[0] for path, made in found.items() if FAILURE in made}
     return lambda number: number not in failed and is_of_branch(number, branch)
 
 
 def _branch(run_directory: Path) -> list[Resume]:
-    """[] if nobody can tell: then they are tried by their numbers alone."""
+    """[] if it cannot be read: then checkpoints are tried by their numbers alone."""
     try:
         with closing(RunDb(run_directory, readonly=True)) as db:
             return chain(resumes(db))

@@ -1,9 +1,10 @@
 """Whether a run directory is the run's own: not a copy of it, and under its own name.
 
-Sockets and the servers' states are found by the run's id, which is the name of its directory. Who
-acts on a copy reaches the daemons of the original and removes what is theirs; who brings it back
-goes on with states that are ahead of it. So every command that acts on a run asks `require_own`
-first (`select.own`). Who only looks may look at a copy of a run that had ended (`select.look`).
+Sockets and the servers' states are found by the run's id, which is the name of its directory. A
+command that acted on a copy would reach the daemons of the original and remove their files; a
+recovered copy would resume with states that are ahead of it. So every command that acts on a run
+calls `require_own` first (`select.own`). A read-only command accepts a copy of a run that had ended
+(`select.look`).
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ from dlctl.util.flock import is_locked_within
 
 
 class Copied(Unreadable):
-    """Of a directory that is not the run's own: it was copied, or restored from a backup."""
+    """The directory is not the run's own: it was copied, or restored from a backup."""
 
     def __init__(self, directory: Path, original: Path | None) -> None:
-        """original: where the run is, if that is known."""
-        known = "nobody knows where its run is" if original is None else f"the run is in {original}"
+        """original: the run's own directory, if known."""
+        known = "its original is not known" if original is None else f"the run is in {original}"
         super().__init__(directory, f"this directory is a copy: {known}", str(directory))
 
 
 def place(directory: Path) -> dict[str, Any]:
-    """What is on record of where a run is: a copy has another inode."""
+    """The recorded location of a run: a copy has another inode."""
     return {"path": os.path.realpath(directory), "inode": directory.stat().st_ino}
 
 
 def check_database(directory: Path) -> None:
-    """Raises Unreadable naming the damage if run.db is not whole."""
-    if said := database.damage(directory):
-        text = f"the run's database is damaged: {' '.join(said.split())}"
+    """Raises Unreadable, with the damage, if run.db is damaged."""
+    if damage := database.damage(directory):
+        text = f"the run's database is damaged: {' '.join(damage.split())}"
         raise Unreadable(directory, text, str(directory / database.FILE))
 
 
 def check(snapshot: Snapshot) -> None:
-    """Raises DlctlError as `require_own`, and for a directory that was moved while daemons worked
-    in it: they go by its old path, and nobody would find them.
+    """Raises DlctlError as `require_own`, and for a directory that was moved while daemons ran in
+    it: they use its old path, so commands would not find them.
     """
     require_own(snapshot)
     directory, before = snapshot.directory, _recorded(snapshot).get("path")
@@ -55,16 +56,15 @@ def check(snapshot: Snapshot) -> None:
     rows = [{**snapshot.run, "name": "coordinator"}, *filter(is_here, snapshot.daemons)]
     for row in processes.living(rows):
         raise DlctlError(
-            f"{row['name']} lives and works in {before}, from where this directory was moved",
+            f"{row['name']} is running in {before}, from where this directory was moved",
             where=str(directory),
             hint=f"dlctl stop -j {directory}",
         )
 
 
 def require_own(snapshot: Snapshot) -> None:
-    """Raises Copied for a copy, and DlctlError for a directory that was renamed; see above. One
-    that was moved is the run's own, whether or not the run lives, and so is the only one that there
-    is of a run that had ended.
+    """Raises Copied for a copy, and DlctlError for a renamed directory; see above. A moved
+    directory is the run's own, live or not, and so is the only directory of a run that had ended.
     """
     directory, run_id = snapshot.directory, _run_id(snapshot)
     original, is_known = original_of(snapshot), "inode" in _recorded(snapshot)
@@ -80,16 +80,16 @@ def require_own(snapshot: Snapshot) -> None:
 
 
 def is_copy(snapshot: Snapshot) -> bool:
-    """Whether this is a copy of a run that had not ended: one that had is as good as the run, but
-    for one under another name beside it, as a backup is.
+    """Whether this is a copy of a run that had not ended. A copy of one that had ended counts as
+    the run, except under another name, as a backup.
     """
     is_renamed = _run_id(snapshot) != snapshot.directory.name
     return (is_renamed or not _had_ended(snapshot)) and original_of(snapshot) is not None
 
 
 def require_current(snapshot: Snapshot) -> None:
-    """Raises Copied for a copy of a run that had not ended: what it says may be old, and its
-    processes are those of the original, which live or die without a word here.
+    """Raises Copied for a copy of a run that had not ended: its state may be stale, and its
+    processes are those of the original, which do not report to the copy.
     """
     if not _had_ended(snapshot) and (original := original_of(snapshot)) is not None:
         raise Copied(snapshot.directory, original)
@@ -100,8 +100,8 @@ def _had_ended(snapshot: Snapshot) -> bool:
 
 
 def original_of(snapshot: Snapshot) -> Path | None:
-    """Where the run is of which this directory is a copy; None if it is the run's own, or if nobody
-    knows where that is.
+    """The run directory of which this is a copy; None if this is the run's own, or if the original
+    is not known.
     """
     directory, run_id = snapshot.directory, _run_id(snapshot)
     if _is_itself(snapshot):
@@ -113,8 +113,8 @@ def original_of(snapshot: Snapshot) -> Path | None:
 
 
 def _is_itself(snapshot: Snapshot) -> bool:
-    """Whether this is the directory that is on record, wherever it has been moved to. One of which
-    nothing is on record is not known to be.
+    """Whether this is the recorded directory, wherever it has been moved to; False without a
+    record.
     """
     with suppress(OSError):
         return bool(snapshot.directory.stat().st_ino == _recorded(snapshot).get("inode"))
@@ -137,13 +137,13 @@ def _recorded(snapshot: Snapshot) -> Mapping[str, Any]:
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Only one command at a time brings a run back. Raises DlctlError if another one does it."""
+    """Only one command at a time recovers a run. Raises DlctlError if another one holds it."""
     with ExitStack() as held:
         try:
             held.enter_context(paths.held(directory))
         except BlockingIOError:
             raise DlctlError(
-                f"another command is bringing {directory.name} back just now",
+                f"another command is recovering {directory.name}",
                 where=str(directory),
                 hint=f"dlctl wait --for ready -j {directory.name}",
             ) from None
@@ -151,7 +151,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 
 def refuse_unknown_coordinator(snapshot: Snapshot) -> None:
-    """Raises DlctlError if a coordinator holds this run that is not the one on record."""
+    """Raises DlctlError if a coordinator other than the recorded one holds this run."""
     if has_unknown_coordinator(snapshot):
         raise DlctlError(
             f"a coordinator that is not on record holds {snapshot.run_id}",
@@ -161,7 +161,7 @@ def refuse_unknown_coordinator(snapshot: Snapshot) -> None:
 
 
 def has_unknown_coordinator(snapshot: Snapshot) -> bool:
-    """Whether somebody holds this run who is not on record, or was not when `snapshot` was made."""
+    """Whether a process holds this run that was not on record when `snapshot` was made."""
     if processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_start")):
         return False
     try:
@@ -178,29 +178,29 @@ def has_unknown_coordinator(snapshot: Snapshot) -> bool:
 
 
 # ---------------------------------------------------------------- one start of a job at a time
-# Only one command at a time starts a job: the next one then finds that it runs.
+# Only one command at a time starts a job: the next one then finds it running.
 #
-# The lock is a file of its own, beside the index by which runs are found. The job file will not do:
-# NFS refuses to lock a file that is not open for writing, and a job file may not be writable.
+# The lock is a separate file, beside the index of runs. The job file cannot be locked instead: NFS
+# refuses to lock a file that is not open for writing, and a job file may not be writable.
 #
 #     locks/<hash of the job file's path>
 
 
 HELD_S = 600.0
-"""For another command: it may be checking a large checkpoint, or waiting for daemons to end."""
+"""For another command: it may be verifying a large checkpoint, or waiting for daemons to exit."""
 TELL_S = 1.0
 NO_LOCKS = (
-    "have this directory writable, and where files can be locked; XDG_STATE_HOME says where it is, "
-    "and with it by which names runs are found"
+    "this directory must be writable, on a file system with locks; XDG_STATE_HOME moves it, and "
+    "with it the index of runs"
 )
 
 
 @contextmanager
 def starting(file: Path, timeout_s: float = HELD_S) -> Iterator[None]:
-    """Nobody else of this user starts the job of this file meanwhile.
+    """Exclude other commands of this user from starting the job of this file.
 
-    Raises TimedOut if somebody is still at it after `timeout_s`, and DlctlError if nothing can be
-    locked there.
+    Raises TimedOut if another command still holds the lock after `timeout_s`, and DlctlError if
+    files cannot be locked there.
     """
     path = lock_path(file)
     with ExitStack() as opened:
@@ -209,7 +209,7 @@ def starting(file: Path, timeout_s: float = HELD_S) -> Iterator[None]:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             opened.callback(os.close, descriptor)
             if not is_locked_within(min(TELL_S, timeout_s), descriptor):
-                notes.note("waiting for another command that starts this job")
+                notes.note("waiting for another command that is starting this job")
                 if not is_locked_within(timeout_s - TELL_S, descriptor):
                     raise TimedOut(
                         f"another command has been starting {values.path(file)} for "
@@ -226,6 +226,6 @@ def starting(file: Path, timeout_s: float = HELD_S) -> Iterator[None]:
 
 
 def lock_path(file: Path) -> Path:
-    """One for each job file, by whatever way it is named."""
+    """One lock per job file, whatever path names it."""
     name = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()
     return paths.index_dir().parent / "locks" / name[:32]

@@ -3,9 +3,9 @@
     logs/worker-2.4.jsonl      the fourth incarnation of worker-2
     logs/worker-2.4.jsonl.1    its older lines; .2 is older still
 
-A line is JSON with `ts`, `level`, `msg` and more, or it is text that the process wrote by itself
-(a traceback, a warning of a library). Files are read directly, so logs can be had from a run whose
-coordinator is gone.
+A line is JSON with `ts`, `level`, `msg` and more, or text that the process wrote directly (a
+traceback, a library's warning). Files are read directly, so the logs of a run without a coordinator
+are available.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TEXT = "text"
 LINE_BYTES_MAX = 1 << 20
 """A longer line is cut into several."""
 LEVELS_MAX = 64
-"""A line whose JSON is nested more deeply is text."""
+"""A line whose JSON is nested more deeply counts as text."""
 _BLOCK_BYTES = 1 << 16
 _FILE = re.compile(r"(?P<name>[a-z]+(?:-\d+)?)\.(?P<incarnation>\d+)\.jsonl(?:\.(?P<age>\d+))?")
 
@@ -38,9 +38,9 @@ class LogFile(NamedTuple):
     name: str
     incarnation: int
     age: int
-    """0: is written now; 1, 2 ...: rotated away, the higher the older."""
+    """0: the current file; 1, 2 ...: rotated, higher is older."""
     inode: int = 0
-    """Of the file that had this name when it was listed."""
+    """Of the file with this name at the time of listing."""
     nbytes: int = 0
 
 
@@ -49,12 +49,12 @@ class Line:
     name: str
     incarnation: int
     at: float
-    """Seconds since 1970; that of the line before it if it carries no time."""
+    """Seconds since 1970; that of the previous line if it has no time."""
     level: str
     text: str
     fields: dict[str, Any]
     raw: str
-    """As it stands in the file."""
+    """The unmodified line."""
 
     @property
     def severity(self) -> int:
@@ -80,7 +80,7 @@ def list_files(run_directory: Path) -> dict[str, list[LogFile]]:
 
 
 def parse(raw: str, name: str, incarnation: int, before: float) -> Line:
-    """One line of a log file; `before` is the time of the line before it."""
+    """One line of a log file; `before` is the time of the previous line."""
     try:
         fields = json.loads(raw) if raw.startswith("{") else None
         fields = None if _is_deep(raw, fields) else fields
@@ -88,7 +88,7 @@ def parse(raw: str, name: str, incarnation: int, before: float) -> Line:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         fields = None
     if not isinstance(fields, dict) or not isinstance(fields.get("msg"), str):
-        shown = raw.rpartition("\r")[2] or raw  # a progress bar: what it showed last
+        shown = raw.rpartition("\r")[2] or raw  # a progress bar: its last state
         return Line(name, incarnation, before, TEXT, shown, {}, raw)
     level, text = str(fields.pop("level", "info")).lower(), fields.pop("msg")
     fields.pop("name", None)
@@ -97,14 +97,14 @@ def parse(raw: str, name: str, incarnation: int, before: float) -> Line:
 
 
 def _seconds(time: str) -> float:
-    """Seconds since 1970. Raises ValueError, too, for a time that could not be shown in UTC."""
+    """Seconds since 1970. Raises ValueError, also for a time that cannot be shown in UTC."""
     at = datetime.fromisoformat(time).timestamp()
     datetime.fromtimestamp(at, UTC)
     return at
 
 
 def _is_deep(raw: str, fields: Any) -> bool:
-    """Whether a line of JSON may be nested more deeply than what is done with it can follow."""
+    """Whether a line of JSON is nested more deeply than `LEVELS_MAX`."""
     return raw.count("[") + raw.count("{") > LEVELS_MAX and is_deep(fields, LEVELS_MAX)
 
 
@@ -126,7 +126,7 @@ def tail(
 
 
 def read(file: LogFile, last: int | None = None) -> Iterator[Line]:
-    """Lines of one file, oldest first: all, or the `last` ones without reading what is before."""
+    """Lines of one file, oldest first: all, or only the `last` ones, read from the end."""
     with file.path.open("rb") as stream:
         at = os.fstat(stream.fileno()).st_mtime
         stream.seek(0 if last is None else _start_of_last(stream, last))
@@ -137,7 +137,7 @@ def read(file: LogFile, last: int | None = None) -> Iterator[Line]:
 
 
 def _start_of_last(stream: IO[bytes], lines: int) -> int:
-    """Where the last `lines` lines begin. 0 lines: where a line that is half written begins."""
+    """The offset of the last `lines` lines. 0 lines: the offset of a partially written line."""
     position = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, position - 1))
     left = lines + 1 if stream.read() == b"\n" else max(lines, 1)
@@ -159,7 +159,7 @@ def _text(data: bytes) -> str:
 
 
 def in_order(lines: Iterable[Line]) -> list[Line]:
-    """Merged by time. Lines of one daemon keep their order even where its clock went back."""
+    """Merged by time. Lines of one daemon keep their order even if its clock was set back."""
     latest: dict[str, float] = {}
     keyed = []
     for line in lines:
@@ -179,10 +179,10 @@ def last_words(run_directory: Path, name: str, limit: int = 10) -> list[str]:
 
 
 class Follower:
-    """New lines of some daemons, poll by poll, through rotation and restarts.
+    """New lines of some daemons at each poll, across rotation and restarts.
 
-    Rotation renames files and removes old ones: each is known by its inode. None stays open, as a
-    run has more files than a process may have descriptors.
+    Rotation renames files and removes old ones, so they are identified by inode. None stays open: a
+    run may have more files than a process may have descriptors.
     """
 
     def __init__(self, run_directory: Path, names: Collection[str], last: int | None = 0) -> None:
@@ -215,22 +215,22 @@ class Follower:
                 self._places[_key(file)] = _Place(offset, info.st_mtime)
 
     def begins_with(self, file: LogFile) -> bool:
-        """Whether the first poll brings (or brought) lines that had been in this file before."""
+        """Whether the first poll returns lines that this file already had."""
         return _key(file) in self._begun
 
     def poll(self) -> list[Line]:
-        """Lines that have come since the last poll, merged by time."""
+        """New lines since the last poll, merged by time."""
         return self._poll(at_end=False)
 
     def rest(self) -> list[Line]:
-        """The same at the end, with last lines that lack their line feed."""
+        """The final poll, which includes last lines without a line feed."""
         return self._poll(at_end=True)
 
     def _poll(self, *, at_end: bool) -> list[Line]:
         lines = []
         for name, files in self._files():
             for file in files:
-                # What an incarnation before the oldest one wrote is past.
+                # Lines of incarnations before the oldest one are past.
                 if file.incarnation >= self._oldest.get(name, 0):
                     if (found := self._read(file, at_end)) is None:
                         break  # The next poll finds this part and the later ones, in order.
@@ -238,7 +238,7 @@ class Follower:
         return in_order(lines)
 
     def _read(self, file: LogFile, at_end: bool) -> list[Line] | None:
-        """What is new in it; None if another file has its name by now."""
+        """Its new lines; None if another file has its name by now."""
         place = self._places.setdefault(_key(file), _Place())
         if file.nbytes == place.offset:
             return []
@@ -247,7 +247,7 @@ class Follower:
                 info = os.fstat(stream.fileno())
                 if info.st_ino != file.inode:
                     return None
-                if info.st_size < place.offset:  # begun anew
+                if info.st_size < place.offset:  # truncated
                     place.offset = 0
                 stream.seek(place.offset)
                 data = stream.read()
@@ -278,4 +278,4 @@ class _Place:
 
     offset: int = 0
     at: float = 0.0
-    """The time of the line before; 0: it is the first one."""
+    """The time of the previous line; 0: there is none."""

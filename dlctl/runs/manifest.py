@@ -1,8 +1,8 @@
-"""The manifest of a checkpoint: what must stand in `manifest.json`, checked field by field.
+"""The manifest of a checkpoint: the content of `manifest.json`, validated field by field.
 
-It may come from another machine or another year, and the sizes and names in it decide what is read
-and where; so every value must have exactly the type that it should, no file name leads out of the
-directory, and the shards are one after the other all of the model.
+It is untrusted: it may come from another machine or version, and the sizes and names in it decide
+what is read and where. So every value must have exactly the expected type, no file name may lead
+out of the directory, and the shards must cover the model without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 NUMBER_MAX = 2**63 - 1
 LEVELS_MAX = 64
-"""Of lists and objects within each other; what is read must also be written and shown."""
+"""Of nested lists and objects; every manifest that is read must also be writable and printable."""
 SCHEMA = "dlctl.checkpoint/1"
 FAILURE = "failure"
-"""Only of what was saved because its run had failed: why it had."""
+"""Only in a checkpoint saved because its run had failed: the reason."""
 FROZEN = "frozen"
-"""Only of a model with frozen parameters: the file of these, which all checkpoints of a run share,
-and the digests of the tensors, one after the other, hexadecimal."""
+"""Only for a model with frozen parameters: their file, which all checkpoints of a run share, and
+the concatenated digests of the tensors, hexadecimal."""
 MEAN = "mean"
-"""Only where the run's model is the mean of those of all workers: true."""
+"""Only if the run's model is the mean of those of all workers: true."""
 Manifest = dict[str, Any]
 
 CHOICES = ("algorithm", "optimizer", "inner")
-"""Sections of a job file whose names it has."""
+"""Sections of a job file whose names it records."""
 
-# What must be where; see `_conform`.
+# The schema; see `_conform`.
 _NATURAL = range(NUMBER_MAX + 1)
 _SECTION: Any = str | dict
-"""A name, or that whole section of the job."""
+"""A name, or the whole section of the job."""
 _FILE = re.compile(rf"(?!{re.escape(MANIFEST)}$)[A-Za-z0-9][A-Za-z0-9._-]{{0,199}}")
 _SHA256 = re.compile("[0-9a-f]{64}")
 _CONTENT = {"file": _FILE, "sha256": _SHA256, "nbytes": _NATURAL}
@@ -55,7 +55,7 @@ _WORKER = {
     "nbytes": _NATURAL,
     "state": dict,
 }
-"""One that saved no arrays has the file name ""."""
+"""A worker that saved no arrays has the file name ""."""
 _TABLE = {"lo": _NATURAL, "hi": _NATURAL, "dtype": re.compile("float32|float64")}
 _FIELDS = {
     "schema": str,
@@ -80,25 +80,25 @@ _FIELDS = {
 _PORTIONS = {"portions": [(_NATURAL, _NATURAL)]}
 """[[data epoch, portion], ...]: what is done of a dataset."""
 _SHARD_OF_STREAM = (_NATURAL, _NATURAL, range(-1, NUMBER_MAX + 1), [_NATURAL])
-"""[base, portions, end, done]; an end that nobody has come to is -1."""
+"""[base, portions, end, done]; an end not reached yet is -1."""
 _STREAM = {
     "stream": ([(_NATURAL, _NATURAL, _NATURAL)], [(_NATURAL, [_SHARD_OF_STREAM])]),
     "stream_shards": _NATURAL,
     "portion_samples": _NATURAL,
 }
-"""What is done of a stream (`StreamPool.to_json`): epochs that are over as [data epoch, samples,
-steps], and those that are not as [data epoch, its shards]."""
+"""What is done of a stream (`StreamPool.to_json`): completed epochs as [data epoch, samples,
+steps], and the others as [data epoch, its shards]."""
 
 
 def parse(data: bytes, where: str) -> Manifest:
-    """The manifest that these bytes are. Raises DlctlError naming `where`."""
+    """The parsed and validated manifest. Raises DlctlError naming `where`."""
     try:
         manifest = json.loads(data)
         if is_deep(manifest, LEVELS_MAX):
             raise ValueError(f"it is nested more than {LEVELS_MAX} levels deep")
         check(manifest)
         if manifest.pop("digest", "") != _digest(manifest):
-            raise ValueError("its digest is not that of its content")
+            raise ValueError("its digest does not match its content")
     except (ValueError, RecursionError) as error:
         raise DlctlError(
             f"this is not the manifest of a checkpoint: {error}", where=where
@@ -107,20 +107,20 @@ def parse(data: bytes, where: str) -> Manifest:
 
 
 def serialise(manifest: Manifest, where: str) -> bytes:
-    """What `parse` reads back. Raises DlctlError for a manifest that it would refuse."""
+    """The bytes for `parse`. Raises DlctlError for a manifest that `parse` would refuse."""
     data = json.dumps({**manifest, "digest": _digest(manifest)}, indent=1).encode()
     parse(data, where)
     return data
 
 
 def _digest(manifest: Manifest) -> str:
-    """SHA-256 of everything else in it: a flipped bit must not lead to wrong files or steps."""
+    """SHA-256 of everything else in it, so that a flipped bit is detected."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def otherwise(manifest: Manifest, job: JobFile) -> str:
-    """What a job has in place of the method and optimisers that have made this checkpoint, as in
-    'algorithm "sync" -> "allreduce"'; "" if these are the same.
+    """How a job's method and optimisers differ from those of this checkpoint, as in
+    'algorithm "sync" -> "allreduce"'; "" if they are equal.
     """
     names = [(section, manifest.get(section), getattr(job, section).name) for section in CHOICES]
     return ", ".join(
@@ -131,13 +131,13 @@ def otherwise(manifest: Manifest, job: JobFile) -> str:
 
 
 def has_updates(manifest: Manifest) -> bool:
-    """Whether it holds more than what the model began with."""
+    """Whether it has more than the model's initial values."""
     versions = [part["state"].get("version") for part in manifest["shards"]]
     return manifest["step"] > 0 or versions != [0] * len(versions)
 
 
 def is_doubtful(manifest: Manifest) -> bool:
-    """Whether its model may be ruined: nobody could use what was computed from it any more."""
+    """Whether its model may be ruined: results computed from it were unusable."""
     return is_poisoned(str(manifest.get(FAILURE, "")))
 
 
@@ -153,47 +153,47 @@ def parts(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def models(manifest: Manifest) -> list[dict[str, Any]]:
-    """The files that the run's model is the mean of; [] if it is in the shards."""
+    """The files whose mean is the run's model; [] if it is in the shards."""
     if not manifest.get(MEAN):
         return []
     return [worker for worker in manifest["workers"] if "lo" in worker]
 
 
 def tables(shard: Manifest) -> dict[str, Any]:
-    """Of a shard: name -> {"lo", "hi", ...} of every table beside the parameters."""
+    """A shard's tables beside the parameters: name -> {"lo", "hi", ...}."""
     found: dict[str, Any] = shard["state"].get("tables", {})
     return found
 
 
 UPDATES = ("updates", "steps")
-"""What optimisers call the number of their updates."""
+"""The names of optimisers' update counters."""
 
 
 def state_of(manifest: Manifest, lo: int, hi: int) -> dict[str, Any]:
-    """What was kept besides the vectors of elements [lo, hi): of the same slice, or of the first
-    one if it was cut otherwise.
+    """The saved state besides the vectors for elements [lo, hi): of the same slice, or of the first
+    one if the model was sharded differently.
 
-    Raises ValueError if nothing can be said of another cut: some shards were saved before an
-    operation of the method's lead, and some behind it; or what their optimisers count differs, as
-    where each of them has a buffer or a step of its own.
+    Raises ValueError if the state is undefined for other slices: some shards were saved before an
+    operation of the method's lead, and some after it; or their optimisers' counters differ, as with
+    a separate buffer or step each.
     """
     shards = manifest["shards"]
     same = [shard for shard in shards if (shard["lo"], shard["hi"]) == (lo, hi)]
     if not same and len({_newest_op(shard) for shard in shards}) > 1:
         raise ValueError(
-            f"it was saved in the middle of a step: only {len(shards)} servers can go on from it"
+            f"it was saved in the middle of a step: only {len(shards)} servers can resume from it"
         )
     if not same and len({json.dumps(_counters(shard), sort_keys=True) for shard in shards}) > 1:
         raise ValueError(
-            f"its servers stood at different steps: only {len(shards)} servers can go on from it"
+            f"its servers were at different steps: only {len(shards)} servers can resume from it"
         )
     state: dict[str, Any] = (same or shards)[0]["state"]
     return state
 
 
 def _counters(shard: Manifest) -> list[Any]:
-    """Of the parameters' optimiser, and of all tables' rules; but for plain numbers of updates,
-    which may be some apart, as a checkpoint is not of one moment."""
+    """Counters of the parameters' optimiser and of all tables' rules, without plain update counts:
+    these may differ, as a checkpoint is not an instantaneous snapshot."""
     states = (shard["state"], *tables(shard).values())
     each = [state.get("counters", {}) for state in states]
     return [{k: n for k, n in counters.items() if k not in UPDATES} for counters in each]
@@ -205,7 +205,7 @@ def _newest_op(shard: Manifest) -> int:
 
 
 def check(manifest: Any) -> None:
-    """Raises ValueError saying which field is wrong and how."""
+    """Raises ValueError naming the invalid field and the problem."""
     if type(manifest) is not dict or manifest.get("schema") != SCHEMA:
         found = manifest.get("schema") if type(manifest) is dict else type(manifest).__name__
         raise ValueError(f'its schema is {found!r:.60}, not "{SCHEMA}"')
@@ -224,12 +224,12 @@ def check(manifest: Any) -> None:
     if FROZEN in manifest:
         digests = bytes.fromhex(manifest[FROZEN]["digests"])
         if not frozen.fits(layout(manifest), digests):
-            raise ValueError("frozen.digests are not those of the layout")
+            raise ValueError("frozen.digests do not match the layout")
     _check_data(manifest["data"])
 
 
 def _check_shards(shards: list[Manifest], size: int) -> None:
-    """They, and what they have of every table, follow each other without a gap."""
+    """Raises ValueError unless the shards, of every table, are contiguous."""
     if not shards:
         raise ValueError("it has no shards")
     names = tables(shards[0])
@@ -238,11 +238,11 @@ def _check_shards(shards: list[Manifest], size: int) -> None:
         where = f"shards[{index}]"
         _conform(tables(shard), dict.fromkeys(names, _TABLE), f"{where}.state.tables")
         if tables(shard).keys() != names.keys():
-            raise ValueError(f"{where}.state.tables are not those of shards[0]")
+            raise ValueError(f"{where}.state.tables differ from those of shards[0]")
         for name, cut in {"": shard, **tables(shard)}.items():
             if cut["lo"] != ends[name] or cut["hi"] < cut["lo"]:
                 of = f".state.tables.{name:.60}" if name else ""
-                raise ValueError(f"{where}{of} does not begin where the one before ends")
+                raise ValueError(f"{where}{of} does not begin where the previous one ends")
             ends[name] = cut["hi"]
     if ends[""] != size:
         raise ValueError(f"the shards end at {ends['']}, the model at {size}")
@@ -255,22 +255,22 @@ def _check_data(data: Manifest) -> None:
     _conform(data, _STREAM, "data")
     done, begun = data["stream"]
     if not (done or begun):
-        raise ValueError("data.stream says nothing of any data epoch")
+        raise ValueError("data.stream has no data epoch")
     if any(len(shards) != data["stream_shards"] for _, shards in begun):
         raise ValueError(f"data.stream has other shards than {data['stream_shards']}")
 
 
 def _conform(value: Any, kind: Any, where: str) -> None:
-    """Raises ValueError, naming the place, unless `value` is of this kind: a range of whole
-    numbers, a type or several, a pattern of text, {key: kind} of an object ("key?" may be missing),
-    [kind] of a list of any length, (kind, ...) of one of this length.
+    """Raises ValueError, naming the place, unless `value` is of this kind: a range of integers, one
+    or several types, a pattern for a string, {key: kind} for an object ("key?" is optional), [kind]
+    for a list of any length, (kind, ...) for a list of this length.
     """
     if misfit := _misfit(value, kind):
         raise ValueError((where + misfit).removeprefix("."))
 
 
 def _misfit(value: Any, kind: Any) -> str:
-    """Where within it what stands instead, as in ".lo is -1"; "" if it is of this kind."""
+    """The first mismatch within `value`, as in ".lo is -1"; "" if there is none."""
     match kind:
         case range() if type(value) is int and value in kind:
             return ""
@@ -302,7 +302,7 @@ def _misfit(value: Any, kind: Any) -> str:
 
 
 def checkpoint_row(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """A checkpoint as it stands among the run's keys."""
+    """A checkpoint as recorded among the run's keys."""
     nbytes = sum(part["nbytes"] for part in parts(manifest))
     kept = {key: manifest[key] for key in ("number", "step", "at")}
     return {**kept, "path": str(path), "nbytes": nbytes, "error": ""}

@@ -3,7 +3,7 @@
     <run_dir>/<job>-<id>/
         job.toml   the job file as it was        job.json  the resolved job
         run.db     state, events, metrics        key       32 random bytes, signs worker tokens
-        lock       held by the living coordinator
+        lock       held by the live coordinator
         logs/<daemon>.<incarnation>.jsonl        ckpt/<step>/manifest.json, shard-*.safetensors
 
 Every run is linked in a per-user index, so that `ps` and `status` work in any directory. Sockets
@@ -25,14 +25,14 @@ from dlctl.errors import DlctlError
 from dlctl.util.fsync import replacing
 
 UNFINISHED = ".dlctl-unfinished"
-"""A file in the directory of a run that is being made: until it is gone, that is no run."""
+"""A file in a run directory under construction: while it exists, the directory is not a run."""
 _TAKES_NOTHING = (errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT)
 LOCK = "lock"
-"""A file in the run directory: the coordinator holds it, and touches it every second."""
+"""A file in the run directory: the coordinator locks it, and touches it every second."""
 BEAT_LATE_S = 3.0
-"""A lock that has not been touched for so long is late."""
+"""A lock not touched for this long is late."""
 STILL_LIMITS = 2
-"""A coordinator that has not touched it for so many times `silent_s` is killed by its agent."""
+"""An agent kills a coordinator that has not touched its lock for this many times `silent_s`."""
 SOCKET_PATH_MAX = 107
 
 
@@ -52,8 +52,8 @@ def all_runs() -> Iterator[Path]:
 
 
 def is_run(directory: Path) -> bool:
-    """Whether this is the directory of a run: it has the run's database, or had one, as long as
-    there is a checkpoint to go on from.
+    """Whether this is a run directory: it has the run's database, or had one and still has a
+    checkpoint to resume from.
     """
     if (directory / UNFINISHED).exists():
         return False
@@ -63,7 +63,7 @@ def is_run(directory: Path) -> bool:
 
 
 def register(directory: Path) -> None:
-    """Have commands find this run from anywhere. It is known all the time if it was before."""
+    """Make this run known to commands in any directory. Atomic if it was known before."""
     index = index_dir()
     index.mkdir(parents=True, exist_ok=True)
     link = index / f".{directory.name}"
@@ -73,51 +73,51 @@ def register(directory: Path) -> None:
 
 
 def runtime_dir() -> Path:
-    """Where the socket directories of this user are: `$XDG_RUNTIME_DIR/dlctl`, or in /tmp."""
+    """The parent of this user's socket directories: `$XDG_RUNTIME_DIR/dlctl`, or in /tmp."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "dlctl" if runtime else Path(f"/tmp/dlctl-{os.getuid()}")
 
 
 def socket_dir(run_id: str) -> Path:
-    """The directory of a run's unix sockets; made 0700.
+    """The directory of a run's unix sockets; created with mode 0700.
 
-    Raises DlctlError if it belongs to somebody else or is a link.
+    Raises DlctlError if it belongs to another user or is a link.
     """
     base = runtime_dir()
     for directory in (base, base / run_id):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_private(directory):
             raise DlctlError(
-                "the socket directory must be a directory of yours with mode 0700",
+                "the socket directory must be a directory that you own, with mode 0700",
                 where=str(directory),
-                hint=f"remove {directory} or set XDG_RUNTIME_DIR to a directory of your own",
+                hint=f"remove {directory} or set XDG_RUNTIME_DIR to a directory that you own",
             )
     return base / run_id
 
 
 def is_private(path: Path) -> bool:
-    """Whether this is a directory of ours, and no link, that nobody else can enter. Raises OSError
-    if there is nothing, or nobody says what.
+    """Whether this is a directory of this user, not a link, that no other user can enter. Raises
+    OSError if it does not exist or cannot be inspected.
     """
     info = path.lstat()
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
 
 
 def write(path: Path, data: bytes, mode: int) -> None:
-    """A new file that takes the place of `path`: all of it, or nothing. Raises OSError."""
+    """Replace `path` by a new file, atomically. Raises OSError."""
     with replacing(path, mode) as file:
         file.write(data)
 
 
 def check_text(path: Path) -> None:
-    """Raises DlctlError for a path that is no text, such as one in Latin-1: daemons tell each other
-    where the run's files and sockets are, and what they send is UTF-8.
+    """Raises DlctlError for a path that is not UTF-8, such as one in Latin-1: daemons send each
+    other the paths of the run's files and sockets, as UTF-8.
     """
     try:
         str(path).encode()
     except UnicodeEncodeError:
         raise DlctlError(
-            "the bytes of this path are no UTF-8, and daemons cannot tell each other of it",
+            "this path is not UTF-8, so daemons cannot send it to each other",
             where=str(path),
             hint="rename the directory, or use one whose path is UTF-8",
         ) from None
@@ -128,7 +128,7 @@ def socket_address(run_id: str, name: str) -> str:
     path = str(socket_dir(run_id) / name)
     if len(path.encode()) > SOCKET_PATH_MAX:
         raise DlctlError(
-            f"the path of a socket has {len(path)} bytes; the kernel allows {SOCKET_PATH_MAX}",
+            f"a socket path has {len(path)} bytes; the kernel allows {SOCKET_PATH_MAX}",
             where=path,
             hint="set XDG_RUNTIME_DIR to a shorter directory",
         )
@@ -137,10 +137,10 @@ def socket_address(run_id: str, name: str) -> str:
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Make or revive this run directory alone: whoever wants to must hold it.
+    """Exclusive access to create or recover this run directory.
 
-    Raises BlockingIOError if somebody else does just now, and FileNotFoundError if it is gone, or
-    was while we waited for nobody.
+    Raises BlockingIOError if another process holds it, and FileNotFoundError if it does not exist
+    or was replaced before the lock was acquired.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -153,11 +153,11 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def beat_age_s(directory: Path, now: float) -> float | None:
-    """How long ago a coordinator has touched its lock; None if nobody ever had this run.
+    """How long ago a coordinator touched its lock; None if the run never had one.
 
-    That takes no room on the disk: one that cannot write any more is still seen to work. Where not
-    even that can be done it is 0: nothing can be seen, and nobody is to be blamed for it. (Nor can
-    anything be seen by who has mounted it read-only for himself.)
+    A touch needs no disk space, so a coordinator that cannot write any more is still seen to run.
+    If the file system refuses even that, it is 0: nothing can be observed, and the coordinator is
+    not to blame. (The same holds for a reader whose own mount is read-only.)
     """
     try:
         age_s = now - (directory / LOCK).stat().st_mtime
@@ -167,11 +167,11 @@ def beat_age_s(directory: Path, now: float) -> float | None:
 
 
 def refusal(directory: Path) -> str:
-    """Why the file system of a run directory does not even take the time of a file: "Read-only file
-    system", since it has met an error. "" if it does, or if we are not its owner.
+    """Why the file system of a run directory refuses even to set the time of a file: "Read-only
+    file system", as after an I/O error. "" if it does not, or if we are not the file's owner.
 
-    To ask for the mount is not enough: ext4 has a state in which it is read-only and says so only
-    to those who write.
+    The mount flags are not enough: ext4 has a state in which it is read-only but reports that only
+    on writes.
     """
     lock = directory / LOCK
     try:
@@ -183,12 +183,12 @@ def refusal(directory: Path) -> str:
 
 
 def log_path(directory: Path, name: str, incarnation: int) -> Path:
-    """The log of one incarnation of a daemon; rotated parts have .1, .2 ... behind, older ones
-    higher.
+    """The log of one incarnation of a daemon; rotated parts have suffixes .1, .2 ..., higher ones
+    are older.
     """
     return directory / "logs" / f"{name}.{incarnation}.jsonl"
 
 
 def remove_sockets(run_id: str) -> None:
-    """Remove a run's socket directory when all of its daemons are gone."""
+    """Remove a run's socket directory; all of its daemons must be gone."""
     shutil.rmtree(socket_dir(run_id), ignore_errors=True)

@@ -1,6 +1,6 @@
-"""The runs that this user knows: those in ./runs, and those in the index of all that were started.
+"""Finding runs: those in ./runs, and those in the index of all runs that this user started.
 
-One broken database must not hide all other runs, and a copy of a run's directory not the run.
+A broken database must not hide the other runs, nor a copied directory its original.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ UNREADABLE = "unreadable"
 
 
 def directories() -> list[Path]:
-    """Of all runs, the last started one last."""
+    """The directories of all runs, the last started one last."""
     here = Path("runs")
     local = [d.resolve() for d in here.iterdir() if paths.is_run(d)] if here.is_dir() else []
     return sorted({*local, *paths.all_runs()}, key=lambda d: (started(d), d.name, d))
 
 
 def nearest() -> list[Snapshot]:
-    """Those in ./runs; all, if none is there: who works in a project means its runs, and must not
-    end those of another one. Copies are among them only if there is nothing else.
+    """The runs in ./runs, else all: a command in a project refers to its runs, and must not stop
+    those of another project. Copies are included only if there is nothing else.
     """
     found = directories()
     if here := without_copies(all_of(filter(is_here, found))):
@@ -44,9 +44,9 @@ def is_here(directory: Path) -> bool:
 
 
 def load_any(directory: Path) -> Snapshot:
-    """A run; of one that cannot be read only what is known without its database, as `UNREADABLE`.
+    """A run; for an unreadable run, what is known without its database, with state `UNREADABLE`.
 
-    Raises NotFound if `directory` is no run.
+    Raises NotFound if `directory` is not a run.
     """
     try:
         return load(directory)
@@ -62,7 +62,7 @@ def _name(section: Any) -> Any:
 
 
 def all_of(directories: Iterable[Path]) -> list[Snapshot]:
-    """The same of all that are runs."""
+    """`load_any` of all directories that are runs."""
     found = []
     for directory in directories:
         try:
@@ -73,43 +73,43 @@ def all_of(directories: Iterable[Path]) -> list[Snapshot]:
 
 
 def without_copies(snapshots: Iterable[Snapshot]) -> list[Snapshot]:
-    """Those that nobody knows to be a copy of another one: the processes of a copy are the
-    original's, and no command can do anything for it that it cannot do for the original.
+    """The runs without known copies: the processes of a copy are the original's, and no command can
+    do more for it than for the original.
     """
     return [snapshot for snapshot in snapshots if not lock.is_copy(snapshot)]
 
 
 def job_file(path: Path) -> str:
-    """How a job file is known: a link keeps its own name, because the task lies beside it."""
+    """The canonical path of a job file: a link keeps its own name, as the task is beside it."""
     return str(path.parent.resolve() / path.name)
 
 
 def of_job(file: str, name: str) -> list[Snapshot]:
     """All runs of the job `name` in this file (see `job_file`), the last started one last.
 
-    "dlctl start" takes that one up again.
+    "dlctl start" resumes that one.
     """
     wanted = {"job_file": file, "name": name}
     same = [s for s in all_of(directories()) if {key: s.run.get(key) for key in wanted} == wanted]
     return without_copies(same)
 
 
-# ---------------------------------------------------------------- one of them
-# Which run a command is about.
+# ---------------------------------------------------------------- one run
+# Which run a command refers to.
 
 
 LISTED_MAX = 8
 
 
 def look(job: str | None, *, every_page: bool = True) -> Snapshot:
-    """The run that `-j/--job` or $DLCTL_JOB names; else the only one that runs, else the newest:
-    of those in ./runs, and if there are none, of all.
+    """The run that `-j/--job` or $DLCTL_JOB names; else the only running one, else the newest: of
+    those in ./runs, and if there are none, of all.
 
     `job` is a run id, a job's name (its newest run, by the same rule), a run directory, or a job
-    file. `every_page`: its database has to be whole; who shows files needs hardly anything of it.
+    file. `every_page`: require an undamaged database; a command that shows files hardly needs it.
 
-    Raises NotFound with what there is, UsageError if several runs could be meant, Unreadable if its
-    database cannot be read, or is damaged (see `load`), and DlctlError for a copy of a run that had
+    Raises NotFound with the known runs, UsageError if the choice is ambiguous, Unreadable if the
+    database cannot be read or is damaged (see `load`), and DlctlError for a copy of a run that had
     not ended.
     """
     snapshot = load(directory(job), every_page=every_page)
@@ -118,8 +118,8 @@ def look(job: str | None, *, every_page: bool = True) -> Snapshot:
 
 
 def own(job: str | None) -> Snapshot:
-    """The same for a command that acts on the run. Raises DlctlError for any copy, for that would
-    be to act on the original (see `dlctl.runs.lock`).
+    """`look` for a command that acts on the run. Raises DlctlError for any copy, because the
+    command would act on the original (see `dlctl.runs.lock`).
     """
     snapshot = load(own_directory(job), every_page=True)
     lock.require_own(snapshot)
@@ -127,8 +127,8 @@ def own(job: str | None) -> Snapshot:
 
 
 def own_directory(job: str | None) -> Path:
-    """The same as `directory`. Raises DlctlError instead of going on to the run of another place if
-    what lies in ./runs is a copy: in a copied project, that is what its user means.
+    """`directory`, but raises DlctlError instead of choosing a run elsewhere if ./runs has a copy:
+    in a copied project, the user refers to that one.
     """
     found = directory(job)
     if job and (job == found.name or _is_path(job)):
@@ -141,24 +141,24 @@ def own_directory(job: str | None) -> Path:
 
 
 def directory(job: str | None) -> Path:
-    """The same as a directory, whose database may be damaged. In a project that has no run of its
-    own it is said where it lies.
+    """The directory of that run; its database may be damaged. In a project without a run of its
+    own, notes where the run is.
     """
     found = silently(job)
     if not job and Path("runs").is_dir() and not is_here(found):
         where = str(found.parent)
-        notes.note(f"no run of its own is in ./runs: {found.name} is in {where}")
+        notes.note(f"./runs has no run: using {found.name} in {where}")
     return found
 
 
 def silently(job: str | None) -> Path:
-    """The same without a word, for the completion of a command line."""
+    """`directory` without the note, for shell completion."""
     if job:
         return _named(job)
     found = nearest()
     live = [snapshot for snapshot in found if snapshot.is_live]
     if len(live) > 1:
-        raise _ambiguous("several jobs run", live)
+        raise _ambiguous("several jobs are running", live)
     if not found:
         raise NotFound(
             "there are no runs yet", hint=hints.either("dlctl run JOBFILE", "dlctl init DIR")
@@ -176,7 +176,7 @@ def _named(job: str) -> Path:
         readable = [run for run in runs if run.state != UNREADABLE]
         return _the_one(f'several runs are called "{job}"', readable or runs)
     if path.is_file():
-        return _the_one(f'several runs of "{path}" are at work', _of_job_file(path, found))
+        return _the_one(f'several runs of "{path}" are running', _of_job_file(path, found))
     named = [run for run in all_of(found) if run.run.get("name") == job]
     if not named:
         raise _unknown(job, found)
@@ -185,8 +185,8 @@ def _named(job: str) -> Path:
 
 
 def _the_one(what: str, runs: list[Snapshot]) -> Path:
-    """The one that lives, else the newest. Raises UsageError if several live, or if they are of
-    several projects. Copies are among them only if there is nothing else.
+    """The live run, else the newest. Raises UsageError if several are live, or if they are from
+    several projects. Copies are considered only if there is nothing else.
     """
     own = without_copies(runs) or runs
     live = [run for run in own if run.is_live]
@@ -209,7 +209,7 @@ def _of_job_file(path: Path, found: list[Path]) -> list[Snapshot]:
 
 
 def is_started_from(directory: Path, file: Path) -> bool:
-    """Whether a run has a copy of this job file as it is now."""
+    """Whether a run has a copy of this job file's current content."""
     try:
         return (directory / "job.toml").read_bytes() == file.read_bytes()
     except OSError:
@@ -221,7 +221,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_path(job: str) -> bool:
-    """Whether it is by its place that a run, or its job file, is named."""
+    """Whether the run is named by its path or that of its job file."""
     return Path(job).is_file() or _is_run(Path(job))
 
 
@@ -235,14 +235,14 @@ def _unknown(job: str, found: list[Path]) -> NotFound:
 
 
 def meant(close: Sequence[str], names: Sequence[str]) -> str:
-    """How a message about an unknown name ends: with the one that comes `close`, or with all."""
+    """The end of a message about an unknown name: the name that is `close`, or all names."""
     return f'; did you mean "{close[0]}"?' if close else f"; known: {_listed(names)}"
 
 
 def _ambiguous(what: str, snapshots: Sequence[Snapshot]) -> UsageError:
     same = len({s.run_id for s in snapshots}) < len(snapshots)
     names = [str(s.directory) if same else s.run_id for s in snapshots]
-    hint = hints.told("dlctl ps", "shows them; -j and one of these names says which one is meant")
+    hint = hints.told("dlctl ps", "lists them; choose one with -j")
     return UsageError(f"{what}: {_listed(names)}", hint=hint)
 
 

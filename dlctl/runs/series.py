@@ -1,16 +1,16 @@
-"""How long the time series of a run may get: a run of weeks has no more rows than one of hours.
+"""Bounds on a run's time series: a run of weeks has no more rows than one of hours.
 
 Table `metric` of run.db has one series for each daemon, and these two of the run as a whole:
 
-    run          once a second while it is at work, what has been done and what it has cost so far:
+    run          once a second during training, progress and cost so far:
                  {seconds, samples, epoch, workers, push_bytes, fetch_bytes, pushes, staleness_sum,
                  loss, task: {name: mean}, rates: {lr, inner_lr}, noise_scale}
-    evaluation   the metrics of each evaluation, at the step that it was made of
+    evaluation   the metrics of each evaluation, at the step of the evaluated model
 
 Costs are totals over all executions of the run (`roles/coordinator/status.py`), so a rate is the
-difference of two rows, however many there were in between. A series that has `ROWS_MAX` rows is
-thinned: every second one is removed, and from then on one is taken half as often. What is newest,
-and may be in no row, stands among the run's keys.
+difference of two rows, however many there were in between. A series with `ROWS_MAX` rows is
+thinned: every second one is removed, and from then on rows are taken half as often. The newest
+values, which may be in no row, are among the run's keys.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 RUN, EVALUATION = "run", "evaluation"
-"""Names of series, beside those of daemons, which all have a number behind."""
+"""Names of series, beside those of daemons, which all end in a number."""
 ROWS_MAX = 1000
-"""Of one series; a row has some 300 to 1,500 bytes."""
+"""Per series; a row has some 300 to 1,500 bytes."""
 EVERY_S = {RUN: 1.0, EVALUATION: 0.0}
 DAEMON_EVERY_S = 10.0
-"""Of a series that has not been thinned, between two rows."""
+"""Between two rows of a series that has not been thinned."""
 THINNED_EVERY_S_MIN = 1.0
 
 
@@ -31,14 +31,14 @@ class Series:
     """When a row of each series is due, and when a series has to be thinned."""
 
     def __init__(self, counts: Mapping[str, int], every_s: Mapping[str, float]) -> None:
-        """counts: rows that there are. every_s: that of whoever wrote the last one."""
+        """counts: existing rows. every_s: that of the previous coordinator."""
         self.every_s = dict(every_s)
-        """Of those that have been thinned."""
+        """Of thinned series."""
         self._counts = dict(counts)
         self._due_at: dict[str, float] = {}
 
     def take(self, name: str, now: float) -> bool:
-        """Whether a row of now is to be written; if so it counts as written."""
+        """Whether a row is due now; if so, it counts as written."""
         if now < self._due_at.get(name, now):
             return False
         self._due_at[name] = now + self._every_s(name)

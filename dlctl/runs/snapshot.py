@@ -1,4 +1,4 @@
-"""A run as it is now: what its database says, corrected by which processes are really there."""
+"""The current state of a run: its database, corrected by which processes are alive."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dlctl.util.names import COORDINATOR, HOME_AGENT
 LIVE = ("pending", "starting", "running", "degraded", "recovering", "checkpointing", "stopping")
 READY = ("running", "degraded", "recovering", "checkpointing")
 WITHOUT_PROCESS = (*ENDED, "pending", "backoff", "quarantined")
-"""States of a daemon that has no process now, and is known to have none."""
+"""States of a daemon that is known to have no process."""
 GONE = "gone"
-"""State of a daemon whose process is not there although nobody has noted its end."""
+"""State of a daemon whose process is missing without a record of its exit."""
 UNKNOWN = "unknown"
-"""State of a daemon on another host that nobody has heard of."""
+"""State of a daemon on another host without a current report."""
 SILENT = "silent"
-"""State of a coordinator whose process is there and stands still."""
+"""State of a coordinator whose process is alive but sends no heartbeat."""
 STALE_AFTER_S = 5.0
 PENDING_MAX_S = 10.0
 """How long a run may exist before its coordinator has written its pid."""
@@ -34,7 +34,7 @@ _ROLES = (COORDINATOR, "agent", "server", "worker")
 
 
 class Unreadable(DlctlError):
-    """Of a run whose database cannot be read: it is damaged, or of another version."""
+    """The database of a run cannot be read: it is damaged, or of another version."""
 
     def __init__(self, directory: Path, message: str, where: str, hint: str | None = None) -> None:
         super().__init__(message, where=where, hint=hint)
@@ -49,15 +49,15 @@ class Snapshot:
     daemons: list[dict[str, Any]]
     """Agents, servers, workers. Rows of another version may lack keys."""
     state: str
-    """The state in truth: "failed" if it should live and its coordinator is gone."""
+    """The corrected state: "failed" if the run should be live but its coordinator is gone."""
     reason: str
     is_live: bool
-    """Its coordinator works, or is about to; or an agent is there, which starts it again."""
+    """Its coordinator is running or about to; or an agent is alive, which restarts it."""
     now: float
     coordinator_pid: int | None = None
-    """Of the living coordinator; None if there is none."""
+    """Of the live coordinator; None if there is none."""
     beat_age_s: float | None = None
-    """How long ago the coordinator was seen to work, see `paths.beat_age_s`."""
+    """How long ago the coordinator showed that it runs, see `paths.beat_age_s`."""
 
     @property
     def run_id(self) -> str:
@@ -65,12 +65,12 @@ class Snapshot:
 
     @property
     def is_gone(self) -> bool:
-        """The coordinator died without a word: its daemons may still be there."""
+        """The coordinator died without recording an end: its daemons may still be alive."""
         return self.state == "failed" and self.run.get("state") in LIVE
 
     @property
     def stale_s(self) -> float | None:
-        """Age of what we know, if that is too old for a live run."""
+        """Age of the recorded state, if it is stale for a live run."""
         updated_at = self.run.get("updated_at")
         if not self.is_live or not isinstance(updated_at, int | float):
             return None
@@ -79,37 +79,37 @@ class Snapshot:
 
     @property
     def silent_s(self) -> float | None:
-        """For how long the coordinator has said nothing although its process is there; None if that
-        is not long. One that has just been started has yet to say its first word.
+        """How long the coordinator has sent no heartbeat although its process is alive; None if
+        that is short. A coordinator that has just started has yet to send its first one.
         """
-        unheard_s = self._unheard_s()
-        if unheard_s is None or self.beat_age_s is None:
-            return unheard_s
-        silent_s = min(unheard_s, self.beat_age_s)
+        write_age_s = self._write_age_s()
+        if write_age_s is None or self.beat_age_s is None:
+            return write_age_s
+        silent_s = min(write_age_s, self.beat_age_s)
         return silent_s if silent_s > STALE_AFTER_S else None
 
     @property
     def unwritten_s(self) -> float | None:
-        """For how long a coordinator that works has not been able to write what goes on; None if it
-        can, or if nobody knows that it works.
+        """How long a running coordinator has not been able to write its state; None if it can, or
+        if it is not known to run.
         """
-        return self._unheard_s() if self.silent_s is None else None
+        return self._write_age_s() if self.silent_s is None else None
 
-    def _unheard_s(self) -> float | None:
-        """For how long the living coordinator has written nothing; None if that is not long."""
+    def _write_age_s(self) -> float | None:
+        """How long the live coordinator has written nothing; None if that is short."""
         if self.coordinator_pid is None or self.stale_s is None:
             return None
-        unheard_s = min(self.stale_s, self.now - (self._coordinator_since() or 0.0))
-        return unheard_s if unheard_s > STALE_AFTER_S else None
+        write_age_s = min(self.stale_s, self.now - (self._coordinator_since() or 0.0))
+        return write_age_s if write_age_s > STALE_AFTER_S else None
 
     @property
     def is_current(self) -> bool:
-        """Whether somebody keeps up to date what is known of a run that lives."""
+        """Whether the run is live and a coordinator keeps its state current."""
         return self.is_live and self.coordinator_pid is not None and self.stale_s is None
 
     @property
     def coordinator(self) -> dict[str, Any]:
-        """A row as the daemons have it, with the state in truth."""
+        """The coordinator as a daemon row, with the corrected state."""
         return {
             "name": COORDINATOR,
             "role": COORDINATOR,
@@ -132,9 +132,9 @@ class Snapshot:
             if self.state in ENDED:
                 return "stopping"
             writer = self.run.get("updated_by")
-            is_heard = writer is None or writer == self.run.get("pid_start")
-            is_at_work = self.is_current or self.unwritten_s is not None
-            return "running" if is_at_work and is_heard else "starting"
+            is_recorded = writer is None or writer == self.run.get("pid_start")
+            is_running = self.is_current or self.unwritten_s is not None
+            return "running" if is_running and is_recorded else "starting"
         if self.run.get("pid") is None:
             return "pending" if self.is_live else "stopped"
         return "stopped" if self.state in ENDED and not self.is_gone else GONE
@@ -144,7 +144,7 @@ class Snapshot:
         return [self.coordinator, *self.daemons]
 
     def daemon(self, name: str) -> dict[str, Any]:
-        """The row of one daemon, or of the coordinator; {} if it has none yet."""
+        """The row of one daemon or the coordinator; {} if it has none yet."""
         return next((row for row in self.everybody() if row.get("name") == name), {})
 
     def roles(self) -> dict[str, str]:
@@ -156,9 +156,9 @@ class Snapshot:
 
 
 def load(directory: Path, *, every_page: bool = False) -> Snapshot:
-    """Read a run. Raises NotFound if `directory` is none, and Unreadable if we cannot read it, or
-    if what it was last is not to be seen any more: its log is damaged before its end, or any page
-    (`every_page`). Of a run that lives that is not asked: its coordinator has it in memory.
+    """Read a run. Raises NotFound if `directory` is not a run, and Unreadable if it cannot be read
+    or its last state is lost: its log is damaged before the end, or (`every_page`) any page is. A
+    live run is not checked for that: its coordinator has the state in memory.
     """
     try:
         run = database.read(directory)
@@ -192,11 +192,11 @@ def load(directory: Path, *, every_page: bool = False) -> Snapshot:
 def _newest_there(
     directory: Path, newest: Mapping[str, Any], is_live: bool
 ) -> Mapping[str, Any] | None:
-    """What is on record of the newest checkpoint; that of an older one if it has been removed since
-    (`checkpoint prune --damaged`), or is damaged: the run does not go back to that. None if none is
-    left.
+    """The record of the newest checkpoint; of an older one if the newest was removed since
+    (`checkpoint prune --damaged`) or is damaged, as the run does not roll back to that. None if
+    none is left.
     """
-    from dlctl.runs import checkpoints  # only here: most commands have no other use for it
+    from dlctl.runs import checkpoints  # imported late: most commands do not need it
     from dlctl.runs.manifest import checkpoint_row
 
     path = newest.get("path")
@@ -211,8 +211,8 @@ def _newest_there(
 
 
 def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint that a run goes on from first, with nothing missing, and its manifest; None if
-    there is none. Its bytes are not read: that takes long.
+    """The preferred checkpoint to resume from that has no missing files, and its manifest; None if
+    there is none. Does not read its bytes, which would take long.
     """
     from dlctl.runs import checkpoints, lineage
 
@@ -225,12 +225,12 @@ def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
 def _truth(
     directory: Path, run: Mapping[str, Any], now: float, *, has_coordinator: bool
 ) -> tuple[str, str, bool]:
-    """(state, reason, whether it lives). A state that we do not know is passed on as it is."""
+    """(state, reason, is_live). An unknown state is passed on unchanged."""
     state, reason = str(run.get("state", "unknown")), str(run.get("reason") or "")
     if state in ENDED:
         return state, reason, False
     if run.get("pid") is None:
-        # The command that made the run has yet to start its coordinator, or died before it could.
+        # The command that created the run has yet to start its coordinator, or died before that.
         if abs(now - started(directory)) < PENDING_MAX_S:  # the clock may have been set back
             return state, reason, True
         return "failed", "it was never started", False
@@ -238,14 +238,14 @@ def _truth(
         return state, reason, True
     agents = [row for row in run["daemons"] if row.get("role") == "agent"]
     if processes.working(agents):
-        again = "the coordinator is gone; its agent starts it again"
+        again = "the coordinator is gone; its agent restarts it"
         return ("recovering" if state in READY else state), again, True
     gone = f"the coordinator is gone (pid {run['pid']}, the run was {state})"
     return ("failed" if state in LIVE else state), gone, False
 
 
 def started(directory: Path) -> float:
-    """When a run was started or resumed last: job.json is written each time."""
+    """The time of a run's last start or resume: job.json is written each time."""
     try:
         return (directory / "job.json").stat().st_mtime
     except OSError:
@@ -253,10 +253,10 @@ def started(directory: Path) -> float:
 
 
 def _in_truth(row: dict[str, Any], is_live: bool) -> dict[str, Any]:
-    """What is on record of a daemon may be old: look for the process ourselves.
+    """A daemon's row, corrected by whether its process is alive.
 
-    While a run lives a row without a process is one whose process is about to be started, or that
-    waits for its next one.
+    In a live run, a row without a process belongs to a daemon that is about to be started or
+    restarted.
     """
     if not is_here(row):
         if is_live or row.get("state") in WITHOUT_PROCESS:
@@ -272,7 +272,7 @@ def _in_truth(row: dict[str, Any], is_live: bool) -> dict[str, Any]:
 
 
 def is_here(row: Mapping[str, Any]) -> bool:
-    """Whether this daemon is on this machine, where its process can be looked for."""
+    """Whether this daemon is on this machine, where its process can be checked."""
     return bool(row.get("agent", HOME_AGENT) == HOME_AGENT)
 
 
@@ -285,7 +285,7 @@ def natural(name: str) -> tuple[int, list[tuple[int, str]]]:
 
 
 def _planned(directory: Path) -> list[str]:
-    """Names that the job asks for, whether or not they have started."""
+    """The daemons that the job requests, started or not."""
     job = read_job(directory)
     hosts = job.get("hosts")
     others = [h for h in hosts if isinstance(h, dict) and h.get("ssh")] if hosts else []

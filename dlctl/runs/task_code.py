@@ -1,8 +1,8 @@
-"""The Python files of a run's task as they were when a worker of it read them first.
+"""The Python files of a run's task, as they were when a worker first read them.
 
-They are kept in the run directory, each under its full path. Whoever edits them while the run goes
-on does not change what it trains: a worker that replaces another one has the same code. New code
-comes in when a user says so: by `dlctl start`, `recover` or `restart`, which forget what is kept.
+They are stored in the run directory, each under its full path. An edit during the run does not
+change what it trains: a worker that replaces another one has the same code. New code is loaded on
+request only: by `dlctl start`, `recover` or `restart`, which discard the stored files.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ CODE = "code"
 
 
 def as_it_was(directory: Path, path: Path, now: bytes | None) -> bytes | None:
-    """The content that a file of the task has for this run, `now` if nobody has read it so far.
+    """The content of a task's file for this run; `now` if no worker has read it so far.
 
-    directory: of the run. path: full. now: None if there is no such file any more. Without room on
-    the disk it is what it is now.
+    directory: of the run. path: full. now: the current content; None if the file no longer exists.
+    On a full disk, returns `now`.
     """
     kept = _kept(directory, path)
     with suppress(OSError):
@@ -43,19 +43,19 @@ def as_it_was(directory: Path, path: Path, now: bytes | None) -> bytes | None:
 
 
 def changed(directory: Path) -> list[Path]:
-    """The files that are no longer what this run uses."""
+    """The files that differ from those that this run uses."""
     root = directory / CODE
     found = []
     for kept in sorted(root.rglob("*.py")):
         path = Path("/") / kept.relative_to(root)
-        with suppress(FileNotFoundError):  # The run forgets it just now.
+        with suppress(FileNotFoundError):  # `forget` has just removed it.
             if kept.read_bytes() != _content(path):
                 found.append(path)
     return found
 
 
 def forget(directory: Path) -> None:
-    """From now on workers read the files as they are."""
+    """Make workers read the current files from now on."""
     shutil.rmtree(directory / CODE, ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
-"""One safetensors file: its head, its bytes, and what is said when one cannot be read.
+"""One safetensors file: its header, its bytes, and errors for unreadable ones.
 
-The library reads; it checks places and sizes before it makes room for anything. Writing is done
-here, because the library copies every array, and the SHA-256 needs the bytes on their way.
+The library reads; it checks offsets and sizes before it allocates memory. This module writes,
+because the library copies every array, and the SHA-256 is computed from the bytes being written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DTYPES = {
 
 
 def header(path: Path, arrays: Mapping[str, Array]) -> tuple[bytes, list[Array]]:
-    """The head of a file, and the arrays in its order: wide items first, aligned.
+    """The header of a file, and the arrays in its order: wide items first, aligned.
 
     Raises DlctlError naming `path` for a dtype that these files do not have.
     """
@@ -68,7 +68,7 @@ def chunks(head: bytes, arrays: list[Array]) -> Iterator[bytes | memoryview]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A safetensors file. Whatever goes wrong while it is read becomes a DlctlError naming it."""
+    """A safetensors file. Read errors become a DlctlError naming it."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -81,9 +81,9 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def why(error: Exception, path: Path) -> str:
-    """An error in words, without the path: that stands beside it."""
-    said = getattr(error, "strerror", None) or str(error)
-    return str(said).removesuffix(f": {path}")
+    """The text of an error without the path, which the message has already."""
+    text = getattr(error, "strerror", None) or str(error)
+    return str(text).removesuffix(f": {path}")
 
 
 def read(path: Path, file: Any, tensor: str) -> Array:
@@ -100,8 +100,8 @@ def _check_dtype(path: Path, file: Any, tensor: str) -> None:
 
 
 def mapped(path: Path, file: Any, names: Iterable[str]) -> dict[str, Array]:
-    """Tensors of an opened file, where they lie in it: read-only, and resident only as far as
-    somebody looks at them (`dlctl.util.pages`). Raises as `read`.
+    """Memory-mapped tensors of an opened file: read-only, and resident only where accessed
+    (`dlctl.util.pages`). Raises as `read`.
     """
     import numpy as np
 

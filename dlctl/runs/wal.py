@@ -1,14 +1,14 @@
-"""SQLite's write-ahead log: was its end cut off, as by any crash, or is it damaged before its end?
+"""SQLite's write-ahead log: was it truncated, as by any crash, or damaged before its end?
 
-SQLite takes the frames of the log up to the first one whose checksum is wrong and passes over all
-that follows, without a word. After a crash that is right: the rest was never committed. Behind a
-flipped bit it drops transactions that were, and with them terms that were given out.
+SQLite uses the frames of the log up to the first one with a wrong checksum and silently ignores all
+that follow. After a crash that is right: the rest was never committed. After a flipped bit it drops
+committed transactions, and with them terms that were issued.
 
-The difference is what lies behind the first wrong frame. Frames are written one after the other, so
-a process that is killed leaves no whole transaction behind a wrong frame; one that failed half-way,
-as on a full disk, is overwritten from its beginning and leaves no end of one. A power loss may have
-kept any part of what was not synced: there only what comes behind a later sync tells. Such a sync
-is a commit of page 1 alone (`RunDb.sync`).
+The difference is in the frames after the first wrong one. Frames are written in sequence, so a
+killed process leaves no complete transaction after a wrong frame; a failed transaction, as on a
+full disk, is overwritten from its beginning and leaves no end of one. A power loss may preserve any
+part of what was not synced: then only frames after a later sync prove damage. Such a sync is a
+commit of page 1 alone (`RunDb.sync`).
 
 https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 """
@@ -22,10 +22,10 @@ from typing import NamedTuple
 _HEADER = struct.Struct(">8I")
 _HEADER_SUM_AT = 24
 _MAGIC = 0x377F0682
-"""Checksums of little-endian words; one more: of big-endian ones."""
+"""For checksums of little-endian words; this plus one: big-endian."""
 _FRAME = struct.Struct(">6I")
 _SUMMED = 8
-"""Bytes at the beginning of a frame that its checksum is of, before those of the page."""
+"""Leading bytes of a frame that its checksum covers, before those of the page."""
 _WORD = 0xFFFFFFFF
 
 Sum = tuple[int, int]
@@ -35,15 +35,15 @@ class _Frame(NamedTuple):
     at: int
     page: int
     pages: int
-    """Of the whole database, in the last frame of a transaction; else 0."""
+    """Size of the database, in the last frame of a transaction; else 0."""
     salts: tuple[int, int]
     sum: Sum
 
 
 def damaged_at(log: bytes, *, same_boot: bool) -> int | None:
-    """At which byte a log is damaged; None if it is whole, or at most its end is missing.
+    """The byte offset of damage in a log; None if it is intact, or only truncated.
 
-    same_boot: no power loss can have come between the last write and now.
+    same_boot: there was no power loss between the last write and now.
     """
     if len(log) < _HEADER.size:
         return None
@@ -59,7 +59,7 @@ def damaged_at(log: bytes, *, same_boot: bool) -> int | None:
         before = _add(order, log[page_at : page_at + page_bytes], before)
         if frame.salts != tuple(salts) or frame.sum != before:
             later = (f for f in frames if f.salts == tuple(salts))
-            return frame.at if _tells(later, same_boot) else None
+            return frame.at if _proves_damage(later, same_boot) else None
     return None
 
 
@@ -70,8 +70,8 @@ def _frames(log: bytes, page_bytes: int) -> Iterator[_Frame]:
         yield _Frame(at, page, pages, (rest[0], rest[1]), (rest[2], rest[3]))
 
 
-def _tells(later: Iterator[_Frame], same_boot: bool) -> bool:
-    """Whether what is behind a wrong frame was written when that one was whole."""
+def _proves_damage(later: Iterator[_Frame], same_boot: bool) -> bool:
+    """Whether the frames after a wrong one prove that it was written correctly once."""
     is_known_synced, is_first_of_its_transaction = same_boot, False
     for frame in later:
         if is_known_synced and frame.pages:

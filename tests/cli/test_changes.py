@@ -155,7 +155,7 @@ def test_a_wrong_change_is_refused_before_anybody_is_asked(
             "servers.count is",
             "write it into /x.toml, then dlctl stop -j digits-7f",
         ),
-        ("every_s=9", "checkpoints.every_s is", "dlctl start /x.toml, which goes on with it"),
+        ("every_s=9", "checkpoints.every_s is", "dlctl start /x.toml, which resumes with it"),
         ("seed=1", "job.seed is", "dlctl stop"),
         ("workers.count=4", "workers.count is", "dlctl scale worker=4"),
     ],
@@ -268,14 +268,14 @@ def test_without_saving_an_earlier_failure_is_no_error_but_the_lag_is_told(run, 
 def test_a_stop_before_workers_began_says_why_nothing_was_saved(run, dlctl_command):
     ended = stopped(run, dlctl_command, step=0, ready_at=None, checkpoint=None)
     assert ended.code == 0
-    assert "no checkpoint was made: the run stopped before training had begun" in ended.err
+    assert "no checkpoint was saved: the run stopped before training had begun" in ended.err
 
 
 @pytest.mark.parametrize("end", [{"step": 7, "ready_at": None}, {"step": 0, "ready_at": 1.0}])
 def test_what_was_not_saved_for_no_known_reason_is_an_error_too(run, dlctl_command, end):
     """Pushes may have been applied before a step counts."""
     ended = stopped(run, dlctl_command, checkpoint=None, **end)
-    assert (ended.code, "but no checkpoint was made" in ended.err) == (8, True)
+    assert (ended.code, "but no checkpoint was saved" in ended.err) == (8, True)
 
 
 def test_not_saving_and_killing_are_passed_on(run, dlctl_command):
@@ -317,9 +317,9 @@ def test_shards_that_a_failed_run_has_left_are_told_of_and_removed_with_a_word(r
     run.run(state="failed", reason="server-1 ended")
     ended = dlctl_command("stop")
     assert (
-        "its kept state (1 shard) stays; dlctl stop --kill -j digits-7f3a removes it" in ended.err
+        "its stored state (1 shard) stays; dlctl stop --kill -j digits-7f3a removes it" in ended.err
     )
-    assert "its kept state (1 shard) is removed" in dlctl_command("stop", "--kill").err
+    assert "its stored state (1 shard) is removed" in dlctl_command("stop", "--kill").err
     assert "shard" not in dlctl_command("stop", "--kill").err
 
 
@@ -334,7 +334,7 @@ def test_what_a_dead_coordinator_left_behind_is_ended_and_told(run, dlctl_comman
         code, _, err = dlctl_command("stop")
         assert (code, foreign.poll()) == (0, None)
         foreign.kill()
-    assert "still there: worker-0; ending them (SIGTERM; SIGKILL only if they are still" in err
+    assert "still running: worker-0; ending them (SIGTERM; SIGKILL only if they still" in err
     assert "ended worker-0" in err
 
 
@@ -354,10 +354,10 @@ def test_a_coordinator_that_dies_while_it_stops_is_cleaned_up_after(
             )
             ended = dlctl_command("stop", "--grace", "5s")
     assert ended.code == 1
-    assert "the coordinator is gone; ending what it left behind" in ended.err
+    assert "the coordinator is gone; ending the processes it left behind" in ended.err
     assert "failed: the coordinator died while the run was being st" in dlctl_command("events").out
     assert "ended worker-0" in ended.err
-    assert "has ended, but not in order" in ended.err
+    assert "has ended, but not gracefully" in ended.err
 
 
 def test_kill_takes_a_mute_coordinator_and_its_daemons_by_itself(run, dlctl_command, monkeypatch):
@@ -373,7 +373,7 @@ def test_kill_takes_a_mute_coordinator_and_its_daemons_by_itself(run, dlctl_comm
         code, _, err = dlctl_command("stop", "--kill")
     assert code == 0
     assert "does not answer for 0." in err
-    assert "still there: coordinator, worker-0; killing them (SIGKILL)" in err
+    assert "still running: coordinator, worker-0; killing them (SIGKILL)" in err
     assert "ended coordinator, worker-0" in err
     with closing(RunDb(run.path, readonly=True)) as db:
         assert db.run()["state"] == "stopped", "an agent starts the coordinator of any other run"
@@ -393,7 +393,7 @@ def test_daemons_that_outlive_their_coordinators_orderly_end_are_ended(run, dlct
         run.run(control=address, **identity(process.pid)).daemon("server-0", **identity(left.pid))
         code, _, err = dlctl_command("stop")
     assert code == 0
-    assert "still there: server-0" in err
+    assert "still running: server-0" in err
 
 
 # ---------------------------------------------------------------- checkpoint create
@@ -426,7 +426,7 @@ def test_a_checkpoint_that_failed_is_an_error(run, dlctl_command):
     with coordinator(lambda q, n: [done(q, **row)]) as (address, _):
         run.run(control=address)
         assert dlctl_command("checkpoint").err.endswith(
-            "next: df -h runs\n        make room there\n"
+            "next: df -h runs\n        free space there\n"
         )
     run.run(state="finished")
     assert dlctl_command("checkpoint").code == 1
@@ -450,7 +450,7 @@ def test_whom_a_checkpoint_waits_for_and_does_without_is_said(run, dlctl_command
     told = err.splitlines()
     assert told[:2] == [
         "saving: worker-0, worker-1",
-        "saving: worker-1 (in one batch for 57 s); it does without in 18s",
+        "saving: worker-1 (in one batch for 57 s); it continues without in 18s",
     ]
     assert told[-1].endswith("the checkpoint is without the residual of worker-1")
 

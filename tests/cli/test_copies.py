@@ -160,7 +160,7 @@ def test_what_is_left_of_a_living_run_whose_directory_was_removed_is_a_copy(livi
     copy = copied(living)
     shutil.rmtree(living.path)
     code, _, err = dlctl_command("stop", "-j", str(copy))
-    assert (code, "copy: nobody knows where its run is\n" in err) == (1, True), err
+    assert (code, "copy: its original is not known\n" in err) == (1, True), err
 
 
 def test_nobody_is_given_a_key_that_a_copy_has(run, own_place, dlctl_command):

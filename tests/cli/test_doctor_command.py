@@ -31,8 +31,8 @@ def test_a_port_that_somebody_has_is_a_fault_and_its_owner_is_named(own_place, d
     faults = {subject for subject, row in found.items() if row["mark"] == FAULT}
     assert {"coordinator"} <= faults <= {"coordinator", "server-0"}
     assert json.loads(out)["faults"] == len(faults)
-    assert (code, "next: mend what is marked" in err) == (1, True)
-    assert "then again: dlctl doctor job.toml" in err
+    assert (code, "next: fix what is marked" in err) == (1, True)
+    assert "then run again: dlctl doctor job.toml" in err
     assert not (own_place / "runs").exists()
 
 

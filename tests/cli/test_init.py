@@ -44,7 +44,7 @@ def test_it_never_overwrites_and_then_writes_nothing_at_all(
 ) -> None:
     Path(present).write_text("mine")
     assert app.run(["init"]) == 1
-    assert f"{present} is already there; nothing was written" in capsys.readouterr().err
+    assert f"{present} already exists; nothing was written" in capsys.readouterr().err
     assert [path.name for path in Path().iterdir()] == [present]
     assert Path(present).read_text() == "mine"
 

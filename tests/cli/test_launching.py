@@ -80,7 +80,7 @@ def test_a_changed_job_file_is_refused_with_the_keys_that_differ(job, play, dlct
     assert "workers.count: 2 -> 3" in err
     assert "next: dlctl stop -j quick-" in err
     fresh = dlctl_command("start", "--fresh", "job.toml")
-    assert (fresh.code, "still runs" in fresh.err) == (2, True)
+    assert (fresh.code, "is still running" in fresh.err) == (2, True)
 
 
 def test_a_stopped_job_goes_on_from_its_checkpoint(job, own_place, play, dlctl_command):
@@ -97,10 +97,10 @@ def test_a_stopped_job_goes_on_from_its_checkpoint(job, own_place, play, dlctl_c
     job.write_text(JOB.replace("count = 2", "count = 3") + '[limits]\nfetch = "3MB/s"\n')
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 0
-    assert f"resumes {first['run_id']} from step 50; --fresh starts a new run" in err
+    assert f"resuming {first['run_id']} from step 50; --fresh starts a new run" in err
     assert "still set: lr=0.05 of server-0" in err
     assert "still set: push=1 MB/s of worker-0" in err
-    assert "no longer set: fetch=2 MB/s of worker-0; the job file counts" in err
+    assert "no longer set: fetch=2 MB/s of worker-0; the job file takes precedence" in err
     assert the_run(own_place)["settings"] == {"server-0": {"lr": 0.05}, "worker-0": {"push": 1e6}}
     second = the_run(own_place)
     assert second["resume"] == first["checkpoint"]["path"]
@@ -128,7 +128,7 @@ def test_fresh_names_the_shards_that_a_failed_run_still_holds(job, own_place, pl
     (directory / "state" / "shard-0.state").write_bytes(bytes(1_040_000))
     code, _, err = dlctl_command("start", "--fresh", "job.toml")
     assert code == 0
-    assert f"the kept state of {directory.name} stays (1 shard)" in err
+    assert f"the stored state of {directory.name} stays (1 shard)" in err
     assert f"dlctl stop --kill -j {directory.name}" in err
 
 
@@ -165,12 +165,12 @@ def test_no_new_run_begins_in_silence_when_all_checkpoints_are_damaged(
     cut_newest_checkpoint(Path(run["directory"]))
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 1
-    assert f"{run['run_id']} cannot go on: all of its checkpoints are damaged" in err
+    assert f"{run['run_id']} cannot resume: all of its checkpoints are damaged" in err
     assert "cut off" in err
     look, anew = f"dlctl checkpoint verify -j {run['run_id']}", "dlctl start --fresh job.toml"
     assert commands_of(err) == [look, anew]
-    step = f"{look} says what is wrong: its only checkpoint is damaged or"
-    assert f"next {step} {anew} begins anew" in flat(dlctl_command("status").out)
+    step = f"{look} shows what is wrong: its only checkpoint is damaged or"
+    assert f"next {step} {anew} starts over" in flat(dlctl_command("status").out)
     for command in ("why", "stop"):
         out = "".join(dlctl_command(command)[1:])
         assert (commands_of(out), f"next: {step}" in flat(out)) == ([look, anew], True)
@@ -204,7 +204,7 @@ def test_a_run_that_went_back_past_a_damaged_checkpoint_shows_the_one_it_goes_on
     assert "  checkpoint  step 50, " in dlctl_command("status").out
     assert the_run(own_place)["checkpoint"]["number"] == 1
     dlctl_command("stop", "--kill")
-    goes_on = "next dlctl start job.toml goes on from the checkpoint at step 50"
+    goes_on = "next dlctl start job.toml resumes from the checkpoint at step 50"
     assert goes_on in flat(dlctl_command("status").out)
 
 
@@ -214,7 +214,7 @@ def test_start_refuses_to_go_on_from_damaged_checkpoints(job, own_place, play, d
     dlctl_command("stop")
     run = the_run(own_place)
     shard = flip_newest_checkpoint(Path(run["directory"]))
-    goes_on = "next dlctl start job.toml goes on from the checkpoint at step 50"
+    goes_on = "next dlctl start job.toml resumes from the checkpoint at step 50"
     status = flat(dlctl_command("status").out)
     assert goes_on in status, "to know better it would have to read all bytes"
     refused = dlctl_command("start", "job.toml")
@@ -232,26 +232,26 @@ def test_with_another_optimizer_a_new_run_begins_with_the_checkpoint(
     dlctl_command("start", "job.toml")
     dlctl_command("stop")
     job.write_text(JOB.replace('"sgd"', '"adam"'))
-    other = 'optimizer "sgd" -> "adam"; goes on: model, progress'
-    told = f"{other}; begins afresh: adam in the servers"
+    other = 'optimizer "sgd" -> "adam"; keeps: model, progress'
+    told = f"{other}; starts over: adam in the servers"
     (old,) = (own_place / "runs").iterdir()
     plan = dlctl_command("plan", "job.toml")
-    begins = f"a new run would begin with the checkpoint of {old.name} at step 50"
+    begins = f"a new run would start from the checkpoint of {old.name} at step 50"
     assert (plan.code, begins in flat(plan.out), told in flat(plan.out)) == (0, True, True)
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 0, err
     assert told in flat(err)
-    assert f"a new run begins with the checkpoint of {old.name} at step 50" in flat(err)
+    assert f"a new run starts from the checkpoint of {old.name} at step 50" in flat(err)
     assert len(list((own_place / "runs").iterdir())) == 2
     dlctl_command("stop")
-    assert "resumes" in dlctl_command("start", "job.toml").err, "that run is of this job file"
+    assert "resuming" in dlctl_command("start", "job.toml").err, "that run is of this job file"
 
 
 def test_a_finished_job_is_left_alone_until_its_goal_changes(job, own_place, play, dlctl_command):
     play("start", "ready", "finish")
     assert dlctl_command("run", "job.toml").code == 0
     again = dlctl_command("start", "job.toml")
-    assert (again.code, "has finished already" in again.err) == (0, True)
+    assert (again.code, "has already finished" in again.err) == (0, True)
     job.write_text(JOB.replace("epochs = 1", "epochs = 2"))
     play("start", "ready", "forever")
     on = dlctl_command("start", "job.toml")
@@ -293,7 +293,7 @@ def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_anoth
     with (directory / paths.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = dlctl_command("start", "--no-wait", "job.toml")
-    assert (code, f"{directory.name} has just been brought back" in err) == (0, True), err
+    assert (code, f"{directory.name} has just been recovered" in err) == (0, True), err
 
 
 def test_a_start_waits_for_the_coordinator_of_a_run_that_has_just_finished(
@@ -306,10 +306,10 @@ def test_a_start_waits_for_the_coordinator_of_a_run_that_has_just_finished(
     job.write_text(JOB.replace("epochs = 1", "epochs = 2"))
     play("start", "ready", "forever")
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, "resumes" in err) == (0, True), err
+    assert (code, "resuming" in err) == (0, True), err
     run = the_run(own_place)
     assert (run["state"], run["step"]) == ("running", 100)
-    assert f"waiting for the coordinator of {run['run_id']} to leave (pid " in err
+    assert f"waiting for the coordinator of {run['run_id']} to exit (pid " in err
 
 
 def test_not_waiting_returns_at_once_and_quiet_prints_the_run_id(
@@ -326,7 +326,7 @@ def test_a_timeout_names_who_is_waited_for_and_leaves_the_run_alone(job, play, d
     code, _, err = dlctl_command("start", "--timeout", "3s", "job.toml")
     assert code == 6
     assert "starting  waiting for worker-0 (importing torch)" in err
-    assert "goes on starting; it waits for worker-0 (importing torch)" in err
+    assert "is still starting; it waits for worker-0 (importing torch)" in err
     assert dlctl_command("ps").out.split()[10] == "starting"
 
 
@@ -396,7 +396,7 @@ def test_a_run_directory_that_cannot_be_made_is_named(job, own_place, dlctl_comm
     (own_place / "runs").unlink()
     (own_place / "runs").symlink_to(own_place / "nowhere")
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, "a link to nowhere" in err) == (1, True)
+    assert (code, "a dangling link" in err) == (1, True)
 
 
 @pytest.mark.parametrize("which", ["job.toml", "runs", "XDG_RUNTIME_DIR"])
@@ -415,7 +415,7 @@ def test_a_path_that_is_no_text_is_refused_before_anything_starts(
         monkeypatch.setenv(which, str(latin))
     code, _, err = dlctl_command("start", file)
     assert code == 1
-    assert "error: the bytes of this path are no UTF-8" in err
+    assert "error: this path is not UTF-8" in err
     assert f"{tmp_path}/caf\\udce9" in err
     assert "rename the directory" in err
     assert left_over(own_place) == (["runs"] if which == "runs" else [])
@@ -428,7 +428,7 @@ def test_a_run_directory_of_somebody_else_is_refused(job, own_place, dlctl_comma
     (own_place / "runs").mkdir()
     os.chown(own_place / "runs", 12345, 12345)
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, "belongs to somebody else (uid 12345)" in err) == (1, True)
+    assert (code, "belongs to another user (uid 12345)" in err) == (1, True)
     assert list((own_place / "runs").iterdir()) == []
 
 
@@ -514,7 +514,7 @@ def test_who_waits_for_another_start_of_the_job_says_so_and_not_for_ever(job, ca
     ):
         raise AssertionError
     told = capsys.readouterr().err
-    assert "waiting for another command that starts this job" in told
+    assert "waiting for another command that is starting this job" in told
     with lock.starting(job, timeout_s=0.0):
         assert lock.lock_path(job).exists()
 

@@ -251,7 +251,7 @@ def test_the_previous_life_of_a_dead_daemon_is_its_last_one(run, dlctl_command):
         (["-g", "("], 2, "--grep: "),
         (["-n", "some"], 2, "neither a number of lines"),
         (["--since", "noon"], 2, "neither a duration"),
-        (["-f", "-p"], 2, "--follow goes on"),
+        (["-f", "-p"], 2, "--follow shows new lines"),
         (["-l", "loud"], 2, "loud"),
     ],
 )
@@ -315,7 +315,7 @@ def test_ctrl_c_leaves_and_says_that_the_job_goes_on(run):
         _, err = process.communicate()
         timer.cancel()
     assert process.returncode == 0
-    assert "Detached. digits-7f3a still runs.  Again: dlctl logs -f -j digits-7f3a" in err
+    assert "Detached. digits-7f3a is still running.  Again: dlctl logs -f -j digits-7f3a" in err
     assert "Stop: dlctl stop -j digits-7f3a" in err
     assert "Traceback" not in err
 

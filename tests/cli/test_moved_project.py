@@ -22,7 +22,10 @@ def test_a_moved_project_goes_on_by_the_command_that_its_start_names(
     monkeypatch.chdir(place)
     for command in ("start", "plan"):
         code, _, err = dlctl_command(command, "job.toml")
-        assert (code, f"error: {old} was made for {job}, which is not there" in err) == (1, True)
+        assert (code, f"error: {old} was created for {job}, which no longer exists" in err) == (
+            1,
+            True,
+        )
     (on,) = commands_of(err)
     assert on.startswith("dlctl start --from ")
     assert dlctl_command(*shlex.split(on)[1:]).code == 0
@@ -40,4 +43,4 @@ def test_a_copied_project_begins_a_run_of_its_own(
     shutil.copytree(own_place, tmp_path / "copied")
     monkeypatch.chdir(tmp_path / "copied")
     code, out, err = dlctl_command("plan", "job.toml")
-    assert (code, "a new run would begin" in out) == (0, True), err
+    assert (code, "a new run would start" in out) == (0, True), err

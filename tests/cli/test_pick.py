@@ -63,7 +63,7 @@ def test_without_a_live_one_the_newest_here_is_meant(run_directory, tmp_path, mo
 def test_several_live_runs_are_ambiguous(run_directory):
     for name in ("a-0001", "b-0002"):
         run_directory(name).run(state="running", **ME)
-    with pytest.raises(UsageError, match="several jobs run: a-0001, b-0002") as caught:
+    with pytest.raises(UsageError, match="several jobs are running: a-0001, b-0002") as caught:
         select.look(None)
     assert caught.value.hint.startswith("dlctl ps\n")
 
@@ -251,7 +251,7 @@ def test_the_run_of_another_place_is_not_taken_for_one_of_this_project(
     (here / "runs").mkdir()
     for choose in (select.look, select.own):
         assert choose(None).directory == run.path
-        said = f"no run of its own is in ./runs: digits-0001 is in {run.path.parent}\n"
+        said = f"./runs has no run: using digits-0001 in {run.path.parent}\n"
         assert capsys.readouterr().err == said
 
 
@@ -286,7 +286,7 @@ def test_a_job_file_whose_name_was_changed_means_the_run_that_lives(run_director
     newer = run_directory("b-0002").run(state="stopped", job_file=str(file))
     assert select.look("job.toml").directory == living.path
     newer.run(state="running", **ME)
-    two = r'several runs of "job\.toml" are at work: a-0001, b-0002'
+    two = r'several runs of "job\.toml" are running: a-0001, b-0002'
     with pytest.raises(UsageError, match=two):
         select.look("job.toml")
 

@@ -64,7 +64,7 @@ def test_a_job_without_a_run_would_begin_one_and_nothing_is_made(job, own_place,
     assert plan["files"]["run directory"] == str(own_place / "runs" / "quick-XXXX")
     code, out, _ = dlctl_command("plan", "job.toml")
     assert code == 0
-    assert "a new run would begin" in out
+    assert "a new run would start" in out
     assert "known after the first checkpoint" in out
     assert everything(own_place) == before
     assert not (own_place / "runs").exists()
@@ -85,7 +85,7 @@ def test_a_job_that_runs_is_left_alone_and_what_can_change_live_is_said(job, pla
     code, out, _ = dlctl_command("plan", "job.toml", "--detailed-exitcode")
     assert (code, "start refuses" in out) == (10, True)
     fresh = dlctl_command("plan", "--fresh", "job.toml")
-    assert (fresh.code, "still runs" in fresh.err) == (2, True)
+    assert (fresh.code, "is still running" in fresh.err) == (2, True)
 
 
 def test_a_stopped_job_would_resume_and_then_it_does(job, own_place, play, dlctl_command):

@@ -16,22 +16,22 @@ from dlctl.problems import Code, Problem, read
 pytestmark = pytest.mark.usefixtures("clock_stands")
 
 LOGS = "dlctl logs worker-1 -j digits-7f3a"
-AGAIN = "find what ends the process in train.py, and correct it, then\ndlctl restart "
+AGAIN = "find what ends the process in train.py and fix it, then\ndlctl restart "
 TABLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("coordinator-silent", {"pid": 7, "limit_s": 30.0},
-     "no heartbeat for 8.0s (pid 7); replaced after 30s; the state shown is old", ""),
+     "no heartbeat for 8.0s (pid 7); replaced after 30s; the state shown is stale", ""),
     ("coordinator-gone", {"pid": 7, "agent": "its agent", "cause": "restarts"},
-     "process gone for 8.0s (pid 7); its agent starts the next one",
-     "dlctl recover -j digits-7f3a\nif that does not end"),
-    ("coordinator-restarting", {}, "the next one is starting; last status 8.0s ago",
+     "process gone for 8.0s (pid 7); its agent restarts it",
+     "dlctl recover -j digits-7f3a\nif this persists"),
+    ("coordinator-restarting", {}, "restarting; last status 8.0s ago",
      "dlctl logs worker-1 --previous -j digits-7f3a"),
     ("coordinator-restarted", {"how": "died"}, "restarted 8.0s ago (died)",
      "dlctl logs worker-1 --previous -j digits-7f3a"),
     ("coordinator-unwritable", {"why": "runs has 0 B left", "cause": "full", "folder": "runs"},
      "cannot write the run's database: runs has 0 B left; the state shown is 8.0s old",
-     "df -h runs\nmake room there"),
+     "df -h runs\nfree space there"),
     ("host-unreachable", {"host": "h3", "given_up_at": 90.0, "servers": "server-0"},
-     "cannot be reached on h3; given up in 1m30s; the run then fails without server-0",
+     "unreachable on h3; given up in 1m30s; the run then fails without server-0",
      "dlctl doctor JOBFILE"),
     ("daemon-unreachable", {}, "no heartbeat for 8.0s, nor from its host", ""),
     ("heartbeat-late", {"limit_s": 30.0}, "heartbeat late: 8.0s (limit 30s)",
@@ -40,24 +40,24 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
      "dlctl restart worker-1 -j digits-7f3a"),
     ("worker-stuck", {"phase": "in one step for 9 s", "place": "/x/train.py:51", "cause": "task",
      "restart": "'worker-*'"}, "stuck: in one step for 9 s, at /x/train.py:51",
-     "see why /x/train.py:51 does not come back, and correct it, then\n"
+     "find out why /x/train.py:51 does not return and fix it, then\n"
      "dlctl restart 'worker-*' -j digits-7f3a"),
     ("batch-late", {}, "in one batch for 8.0s, longer than usual", LOGS),
     ("worker-crash-loop", {"exit": "exit 3", "in_row": 4, "cause": "task",
-     "restart": "worker-0 worker-1"}, "ended 8.0s ago: exit 3, 4 times in a row",
+     "restart": "worker-0 worker-1"}, "exited 8.0s ago: exit 3, 4 times in a row",
      f"{AGAIN}worker-0 worker-1 -j digits-7f3a"),
     ("daemon-quarantined", {"error": "a NaN", "cause": "not finite"},
      "quarantined: a NaN (8.0s ago)",
-     "correct what gives this worker such values (its host, its data) first, then\n"
+     "fix what gives this worker such values (its host, its data) first, then\n"
      "dlctl restart worker-1 -j digits-7f3a"),
     ("daemon-failed", {"exit": "exit 1", "error": "boom {x} [y]"},
      "failed 8.0s ago: exit 1; boom {x} [y]", LOGS),
     ("daemon-restarting", {"exit": "killed by SIGKILL", "restarts": 4, "retry_at": 3.0},
-     "ended 8.0s ago: killed by SIGKILL; restart 4 in 3.0s",
+     "exited 8.0s ago: killed by SIGKILL; restart 4 in 3.0s",
      "dlctl logs worker-1 --previous -j digits-7f3a"),
     ("daemon-restarting", {"restarts": 1, "phase": "importing torch"},
      "restart 1: importing torch", "dlctl logs worker-1 --previous -j digits-7f3a"),
-    ("daemon-restarted", {"exit": "exit 1"}, "ended 8.0s ago: exit 1; restarted",
+    ("daemon-restarted", {"exit": "exit 1"}, "exited 8.0s ago: exit 1; restarted",
      "dlctl logs worker-1 --previous -j digits-7f3a"),
     ("process-gone", {"pid": 7}, "process gone (pid 7); last heartbeat 8.0s ago", ""),
     ("daemon-starting", {"phase": "importing torch"}, "starting for 8.0s: importing torch", LOGS),
@@ -70,7 +70,8 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
      "push limit of 5 MB/s reached by worker-0, worker-1; 1.2 MB waiting",
      "dlctl set worker-0 worker-1 push=10MB/s -j digits-7f3a"),
     ("interval-at-limit", {"key": "push_every_steps", "steps": 64, "workers": "worker-0, worker-1"},
-     "push_every_steps = auto is at its most, 64 steps: the link needs more (worker-0, worker-1)",
+     "push_every_steps = auto is at its maximum, 64 steps: the link needs more "
+     "(worker-0, worker-1)",
      "dlctl set --list -j digits-7f3a"),
     ("checkpoint-late", {"waiting": "worker-1", "gives_up_at": 95.7},
      "a checkpoint takes 8.0s; waits for worker-1, 1m35s at most",
@@ -79,8 +80,8 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
      "the last checkpoint failed: server-0: disk full", "dlctl checkpoint -j digits-7f3a"),
     ("target-unreachable", {"why": "evaluate returns no acuracy"},
      "the target cannot be reached: evaluate returns no acuracy", "dlctl stop -j digits-7f3a"),
-    ("disk-full", {"phase": "waiting for room"}, "no room on the disk: waiting for room",
-     "dlctl logs worker-1 -l error -j digits-7f3a\nsays where: make room for its state there"),
+    ("disk-full", {"phase": "waiting for room"}, "the disk is full: waiting for room",
+     "dlctl logs worker-1 -l error -j digits-7f3a\nshows where: free space there"),
     ("run-waiting", {"waiting": "the warm start"}, "waits for the warm start",
      "dlctl logs coordinator -j digits-7f3a"),
     ("run-failed", {"reason": "server-0: boom"}, "failed: server-0: boom", ""),
@@ -138,7 +139,7 @@ def test_every_command_shows_the_same_problems(run, dlctl_command):
     run.problem("heartbeat-late", "worker-1", now - 8.0, limit_s=30.0, incarnation=1)
     run.problem("daemon-waiting", "server-0", now - 4.0, waiting_for="worker-1", phase="serving")
     run.problem("daemon-restarted", "worker-2", now - 9.0, exit="exit 1", incarnation=1)
-    late, restarted = "heartbeat late: 8.0s (limit 30s)", "ended 9.0s ago: exit 1; restarted"
+    late, restarted = "heartbeat late: 8.0s (limit 30s)", "exited 9.0s ago: exit 1; restarted"
     status, why, failed = (
         dlctl_command(*command).out for command in (["status"], ["why"], ["logs", "--failed"])
     )

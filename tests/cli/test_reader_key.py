@@ -22,7 +22,7 @@ def test_a_file_that_is_there_is_overwritten_only_with_force(own_place, dlctl_co
     link.symlink_to("nowhere")
     for path in (file, link):
         ended = dlctl_command("keys", "reader", str(path))
-        assert (ended.code, "is already there; nothing was written" in ended.err) == (1, True)
+        assert (ended.code, "already exists; nothing was written" in ended.err) == (1, True)
     assert (file.read_text(), link.is_symlink()) == ("a letter to bob", True)
     assert dlctl_command("keys", "reader", "--force", str(file)).code == 0
     assert reader.load(file).address == "tcp://127.0.0.1:9"

@@ -105,8 +105,8 @@ def test_with_memory_and_all_shards_it_goes_on_and_nothing_is_lost(dead, dlctl_c
     rows = dict(
         line.split(maxsplit=1) for line in dlctl_command("recover", "--dry-run").out.split("\n  ")
     )
-    assert rows["alive"] == "nobody"
-    assert rows["server-0"].startswith("kept, version 41, /dev/shm/")
+    assert rows["alive"] == "none"
+    assert rows["server-0"].startswith("stored, version 41, /dev/shm/")
     assert "nothing is lost" in rows["result"]
     assert rows["next"] == "dlctl recover -j recover-7f3a\n"
 
@@ -138,7 +138,7 @@ def test_a_run_that_never_got_to_work_starts_again(dead, job, dlctl_command):
     fail(dead, job, reason, was_at_work=False)
     found = look(dlctl_command, str(dead.path))
     assert (found["way"], found["was_at_work"], found["causes"]) == ("go on", False, [reason])
-    assert found["next"].startswith("correct train.py:4")
+    assert found["next"].startswith("fix train.py:4")
 
 
 def test_a_server_that_never_had_a_shard_needs_no_state(dead, dlctl_command):
@@ -182,14 +182,14 @@ def test_durability_none_keeps_nothing(dead, dlctl_command):
     (dead.path / "job.json").write_text(json.dumps(config.to_dict(job)))
     remember(dead, "server-0")
     (obstacle,) = look(dlctl_command)["obstacles"]
-    assert 'durability = "none" keeps nothing' in obstacle
+    assert 'durability = "none" stores nothing' in obstacle
 
 
 def test_when_nothing_is_left_that_is_said_with_the_way_to_begin_anew(dead, dlctl_command):
     dead.run(job_file="/x/job.toml")
     code, _, err = dlctl_command("recover")
     assert code == 1
-    assert "no good checkpoint\n  the coordinator has left no memory to go on with\n" in err
+    assert "no good checkpoint\n  the coordinator left no memory to resume from\n" in err
     assert "next: dlctl start --fresh /x/job.toml" in err
 
 
@@ -248,7 +248,7 @@ def test_the_events_say_why_a_run_went_back_as_far_as_it_did(dead, job, play, dl
     play("start", "ready", "forever")
     assert dlctl_command("recover", "--from-checkpoint", str(dead.path)).code == 0
     (event,) = [event for event in dead.db.events() if event["kind"] == "resumed"]
-    assert event["text"].endswith("(that was asked for; checkpoint 2 is damaged)")
+    assert event["text"].endswith("(this was requested; checkpoint 2 is damaged)")
 
 
 def row(state: str, **values: object) -> dict:
@@ -268,9 +268,9 @@ def test_a_run_is_back_when_all_daemons_have_reported_to_the_new_coordinator(dea
     stopped = snapshot_of(dead, row("stopped"), led=False)
     assert (is_back(stopped), waiting_for(stopped)) == (False, "coordinator (starting)")
     taken_over = snapshot_of(dead, row("running", phase="", metrics={}))
-    assert (is_back(taken_over), waiting_for(taken_over)) == (False, "server-0 (not heard yet)")
+    assert (is_back(taken_over), waiting_for(taken_over)) == (False, "server-0 (no heartbeat yet)")
     dies = snapshot_of(dead, row("backoff"))
-    assert (is_back(dies), waiting_for(dies)) == (False, "server-0 (is started again)")
+    assert (is_back(dies), waiting_for(dies)) == (False, "server-0 (being restarted)")
     worker = {"name": "worker-0", "state": "starting", "phase": "importing torch"}
     waits = row("starting", phase="waiting for the size of the model", waiting_for="worker-0")
     starting = snapshot_of(dead, {**waits, "waiting_since": 5.0}, worker)
@@ -302,7 +302,7 @@ def test_a_coordinator_that_dies_at_once_is_an_error_with_its_last_words(
     play("die")
     ended = dlctl_command("recover", str(dead.path))
     assert ended.code == 7
-    assert "could not be brought back" in ended.err
+    assert "could not be recovered" in ended.err
     assert "RuntimeError: there is no such task" in ended.err
     assert look(dlctl_command, str(dead.path))["way"] == "go on", "nothing was given up"
 
@@ -311,7 +311,7 @@ def test_only_one_command_brings_a_run_back(dead, dlctl_command):
     remember(dead)
     with lock.claimed(dead.path):
         ended = dlctl_command("recover")
-        assert (ended.code, "another command is bringing recover-7f3a back" in ended.err) == (1, 1)
+        assert (ended.code, "another command is recovering recover-7f3a" in ended.err) == (1, 1)
         assert look(dlctl_command)["way"] == "go on", "who only looks disturbs nobody"
 
 
@@ -439,7 +439,11 @@ def test_a_run_that_was_restored_is_refused_unless_it_had_ended(dead, dlctl_comm
     shutil.rmtree(dead.path)
     for command in (("recover",), ("recover", "--dry-run"), ("stop", "--kill", "-j")):
         code, out, err = dlctl_command(*command, str(restored))
-        assert (code, out, "this directory is a copy: nobody knows" in err) == (1, "", True), err
+        assert (code, out, "this directory is a copy: its original is not known" in err) == (
+            1,
+            "",
+            True,
+        ), err
         (way,) = commands_of(err)
         assert way.startswith("dlctl start --from ")
     with closing(database.RunDb(restored)) as db:
@@ -501,8 +505,8 @@ def test_a_run_that_is_down_is_not_saved_and_what_goes_on_with_it_is_said(
 ):
     code, _, err = dlctl_command("checkpoint")
     run_id = begun.run()["run_id"]
-    assert (code, f"{run_id} is down (failed, at step 90): nobody" in err) == (1, True)
-    assert f"next: dlctl recover -j {run_id} goes on at step 90: nothing is lost" in flat(err)
+    assert (code, f"{run_id} is down (failed, at step 90): no coordinator" in err) == (1, True)
+    assert f"next: dlctl recover -j {run_id} resumes at step 90: nothing is lost" in flat(err)
     save(SimpleNamespace(path=own_place / "runs" / run_id), step=90, number=1)
     assert "there is nothing new to save" in dlctl_command("checkpoint").err
 
@@ -510,10 +514,10 @@ def test_a_run_that_is_down_is_not_saved_and_what_goes_on_with_it_is_said(
 def test_start_goes_on_where_a_dead_run_was_if_nothing_is_lost(begun, job, dlctl_command):
     status = dlctl_command("status").out
     assert "dlctl recover -j quick-" in status
-    assert " goes on at step 90: nothing is lost\n" in status
+    assert " resumes at step 90: nothing is lost\n" in status
     ended = dlctl_command("start", str(job))
     assert ended.code == 0, ended.err
-    assert "goes on where it was, at step 90: nothing is lost" in ended.err
+    assert "resumes where it stopped, at step 90: nothing is lost" in ended.err
     assert begun.memory()["work"][0] == 90
     assert begun.run()["incarnation"] == 2
 
@@ -551,7 +555,7 @@ def test_start_with_another_content_does_not_give_up_a_run_that_has_no_good_chec
     assert (code, commands_of(err)[-1]) == (1, "dlctl start --fresh job.toml")
     if not is_saved:
         assert json.loads(dlctl_command("plan", "--json", str(job)).out)["way"] == "kept"
-        assert "its 90 steps are kept\n  optimizer.lr: 0.1 -> 0.2\n" in err
+        assert "its 90 steps survive\n  optimizer.lr: 0.1 -> 0.2\n" in err
         assert commands_of(err)[0] == f"dlctl recover -j {directory.name}"
     assert (len(list((own_place / "runs").iterdir())), begun.memory()["work"][0]) == (1, 90)
     assert dlctl_command("start", "--fresh", str(job)).code == 0
@@ -582,7 +586,7 @@ sys.exit(main.run(["start", "job.toml"]))
 def test_start_waits_for_no_other_command_that_brings_the_run_back(begun, job, dlctl_command):
     with lock.claimed(job.parent / "runs" / begun.run()["run_id"]):
         ended = dlctl_command("start", str(job))
-    assert (ended.code, "another command is bringing" in ended.err) == (1, True)
+    assert (ended.code, "another command is recovering" in ended.err) == (1, True)
 
 
 def test_what_was_killed_on_purpose_is_not_brought_back(begun, dlctl_command):
@@ -602,7 +606,7 @@ def test_without_a_lost_host_is_said_alike_everywhere(dead, job, dlctl_command):
     run = with_a_host_that_is_lost(dead).run(state="failed", step=88, job_file=str(job))
     run.daemon("agent-1", agent="agent-1", state="failed")
     remember(run, "server-0", state="failed")
-    without = "without: take nowhere.invalid out of job.toml, then dlctl start job.toml begins anew"
+    without = "without: remove nowhere.invalid from job.toml, then dlctl start job.toml starts over"
     assert without in flat(dlctl_command("status").out)
     code, _, err = dlctl_command("recover")
     assert (code, without in flat(err)) == (5, True)
@@ -613,6 +617,6 @@ def test_a_run_is_killed_although_a_host_of_it_is_lost_for_good(dead, dlctl_comm
     state = keep(run, 0, version=1, deliveries=[])
     ended = dlctl_command("stop", "--kill")
     assert (ended.code, state.exists()) == (8, False)
-    assert "has stopped, but something may still run on 1 host: nowhere.invalid" in ended.err
+    assert "has stopped, but processes may still run on 1 host: nowhere.invalid" in ended.err
     assert "no process of it is left" not in ended.err
     assert (run.db.run()["state"], run.db.run()["reason"]) == ("stopped", KILLED)

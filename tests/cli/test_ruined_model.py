@@ -67,9 +67,9 @@ def test_logs_of_the_failed_end_with_what_to_do(failed, dlctl_command):
 
 def test_the_job_file_is_to_be_changed_and_start_goes_back(failed, dlctl_command):
     out = dlctl_command("status").out
-    assert "correct the data or the task, or lower lr in job.toml, first, then" in out
+    assert "fix the data or the task, or lower lr in job.toml, first, then" in out
     assert "dlctl start job.toml" in out
-    assert "goes back to checkpoint 1 (step 60" in out
+    assert "rolls back to checkpoint 1 (step 60" in out
 
 
 def test_if_only_what_was_saved_at_the_failure_is_left_to_begin_anew_is_another_way(
@@ -80,13 +80,13 @@ def test_if_only_what_was_saved_at_the_failure_is_left_to_begin_anew_is_another_
     assert "000000000060-1" in listed.out, "what is saved at a failure does not count"
     (failed.path / "ckpt" / "000000000060-1" / "manifest.json").unlink()
     out = dlctl_command("status").out
-    assert "goes on from checkpoint 2 (step 90" in out
-    assert "the model may be ruined there: if it fails again, begin anew" in out
+    assert "resumes from checkpoint 2 (step 90" in out
+    assert "the model may be ruined there: if it fails again, start over" in out
     assert "dlctl start --fresh job.toml" in out
 
 
 def test_who_tries_in_vain_to_bring_it_back_is_told_what_works(failed):
-    error = ready.failed(Launched(failed.path, None), "could not be brought back")
+    error = ready.failed(Launched(failed.path, None), "could not be recovered")
     assert "dlctl recover -j ruined-7f3a --from-checkpoint" in error.hint
 
 
@@ -134,7 +134,7 @@ def test_what_was_set_live_is_forgotten_with_the_checkpoint_that_is_named(
     assert "daemon/server-0" not in failed.db.memory(), "the rate was set on that"
     (told,) = [event["text"] for event in failed.db.events(kind="resumed")]
     assert "30 steps done again" in told
-    assert "(that was asked for; checkpoint 2 was saved when the run failed)" in told
+    assert "(this was requested; checkpoint 2 was saved when the run failed)" in told
     first = lineage.order(failed.path)[0]
     assert checkpoints.number(first)[0] == 1, "those that it has left are not gone back to"
 

@@ -66,10 +66,10 @@ def test_ctrl_c_saves_stops_and_ends_with_130(job, own_place, play):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert process.returncode == 130, shown + err
-    assert "stopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once" in err
+    assert "stopping: last steps, then a checkpoint; Ctrl-C again kills at once" in err
     assert "draining: worker-0" in err
     assert "stopped (stopped by Ctrl-C)" in out
-    assert "goes on from the" in err
+    assert "resumes from the" in err
     run = the_run(own_place)
     assert (run["state"], run["step"]) == ("stopped", 50)
     assert len(checkpoints.complete(Path(run["directory"]))) == 1
@@ -90,8 +90,8 @@ def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
     run = the_run(own_place)
     assert not psutil.pid_exists(run["pid"])
     assert "checkpoint" not in run
-    assert "begins anew: no checkpoint after step 0" in err
-    assert "goes on from the" not in err
+    assert "starts over: no checkpoint after step 0" in err
+    assert "resumes from the" not in err
 
 
 @pytest.mark.long

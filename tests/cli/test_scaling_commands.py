@@ -100,7 +100,7 @@ def test_what_is_so_already_is_said(run, dlctl_command):
         run.run(control=address)
         code, out, err = dlctl_command("scale", "worker=2")
     assert (code, out) == (0, "")
-    assert "has 2 workers already" in err
+    assert "already has 2 workers" in err
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_a_run_in_depth(run_directory, dlctl_command):
     assert " ".join(worker[7:]) == "96.4 MB/s / 200 MB/s 118 MB/s 1"
     assert dead == ["worker-1", "-", "backoff", "-", "12,339", "-", "-", "-", "-", "4"]
     trouble = "\n".join(table[5:])
-    assert "! worker-1: ended 8." in trouble
+    assert "! worker-1: exited 8." in trouble
     assert "s ago: killed by SIGKILL; restart 4 in 59m59s" in trouble
     assert "| RuntimeError: worker is killed" in trouble
     assert f"next: dlctl logs worker-1 --previous -j {run.path.name}" in trouble
@@ -140,7 +140,7 @@ def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, 
     assert f"server-0  {dead.pid}  gone" in " ".join(out.split()).replace(" ", "  ")
     assert "! coordinator: process gone for 12s" in out
     there = (
-        f"still there worker-0 (pid {os.getpid()}); to give the run up, dlctl stop -j digits-7f3a"
+        f"running     worker-0 (pid {os.getpid()}); to abandon the run, dlctl stop -j digits-7f3a"
     )
     assert f"{there} ends them" in out
     assert "next        dlctl recover --dry-run -j digits-7f3a\n" in out
@@ -158,7 +158,7 @@ def test_a_coordinator_that_its_agent_starts_again_is_recovering(run_directory, 
     run.daemon("agent-0", **ME)
     out = dlctl_command("status").out
     assert out.startswith(
-        "digits-7f3a  recovering (the coordinator is gone; its agent starts it again)"
+        "digits-7f3a  recovering (the coordinator is gone; its agent restarts it)"
     )
     assert dlctl_command("status", "--check").code == 3
     assert json.loads(dlctl_command("status", "--json").out)["is_live"] is True
@@ -221,9 +221,7 @@ def test_what_to_do_when_all_workers_are_quarantined_is_no_mere_repetition(
     reason = f"no worker is left: worker-1: {odd}"
     run_directory().run(state="failed", reason=reason, step=20, job_file="/x/job.toml")
     out = dlctl_command("status").out
-    assert (
-        "next        correct the data or the task, or lower lr in /x/job.toml, first, then" in out
-    )
+    assert "next        fix the data or the task, or lower lr in /x/job.toml, first, then" in out
     assert "dlctl start --fresh /x/job.toml" in out
 
 
@@ -359,21 +357,21 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
     run = run_directory()
     file = run.path.parents[1] / "my job.toml"
     run.run(state="failed", reason="server-0 ended", step=170, job_file=str(file))
-    begins = "begins anew: no checkpoint after step 0"
+    begins = "starts over: no checkpoint after step 0"
     shown = f"  next        dlctl start 'my job.toml'\n              {begins}\n"
     assert shown in dlctl_command("status").out
     save(run, step=0, number=1)
     assert shown in dlctl_command("status").out
 
     save(run, step=90, number=2)
-    goes_on = "dlctl recover -j digits-7f3a\n              goes on from the checkpoint at step 90"
+    goes_on = "dlctl recover -j digits-7f3a\n              resumes from the checkpoint at step 90"
     lost = "80 steps are done again"
     assert f"  next        {goes_on}; {lost}" in dlctl_command("status").out
     run.run(reason=f"worker-0: task.loss raised KeyError: 7 ({run.path.parents[1]}/train.py:45)")
-    first = "next        correct train.py:45 first, then\n              "
+    first = "next        fix train.py:45 first, then\n              "
     assert f"{first}{goes_on}" in dlctl_command("status").out
     run.run(state="stopped")
-    assert " next dlctl start 'my job.toml' goes on from" in flat(dlctl_command("status").out)
+    assert " next dlctl start 'my job.toml' resumes from" in flat(dlctl_command("status").out)
     run.run(state="finished")
     assert "next" not in dlctl_command("status").out
 
@@ -386,7 +384,7 @@ def test_a_line_that_a_run_failed_in_is_not_called_wrong_any_more_when_the_file_
     task.touch()
     reason = f"worker-0: task.loss raised KeyError: 7 ({task}:45)"
     run.run(state="failed", reason=reason, job_file=str(job), step=9, ended_at=time.time() + 1)
-    assert "correct train.py:45 first" in dlctl_command("status").out
+    assert "fix train.py:45 first" in dlctl_command("status").out
     run.run(ended_at=time.time() - 1)
     assert "correct" not in dlctl_command("status").out
 
@@ -403,7 +401,7 @@ def test_who_was_killed_on_request_is_in_no_trouble(run_directory, dlctl_command
 def test_every_command_names_the_same_next_step_of_a_failed_run(run_directory, dlctl_command):
     run = run_directory().run(state="failed", reason="server-0 ended", step=170)
     save(run, step=90, number=1)
-    step = "dlctl recover -j digits-7f3a goes on from the checkpoint at step 90"
+    step = "dlctl recover -j digits-7f3a resumes from the checkpoint at step 90"
     assert f"next {step}" in flat(dlctl_command("status").out)
     assert f"next: {step}" in flat(dlctl_command("why").out)
     for command in (["set", "worker-0", "push=off"], ["restart", "worker-0"]):

@@ -31,7 +31,7 @@ def test_when_all_hang_in_one_line_one_command_is_enough(run, dlctl_command, own
         )  # fmt: skip
     sentence = "stuck: in one batch for 23 s, at train.py:51"
     step = [
-        "   next: see why train.py:51 does not come back, and correct it, then",
+        "   next: find out why train.py:51 does not return and fix it, then",
         f"         dlctl restart 'worker-*' {JOB}",
     ]
     out = dlctl_command("why").out.splitlines()
@@ -49,7 +49,7 @@ def test_other_hosts_get_the_task_when_the_run_is_started(run, dlctl_command):
     (run.path / "job.json").write_text(json.dumps(job))
     run.run(job_file="/x/job.toml")
     run.problem("worker-crash-loop", "worker-1", 1.0, exit="exit 3", in_row=4, cause="task")
-    then = f"correct it, then dlctl stop {JOB} dlctl start /x/job.toml"
+    then = f"fix it, then dlctl stop {JOB} dlctl start /x/job.toml"
     assert then in flat(dlctl_command("why").out)
 
 
@@ -59,7 +59,7 @@ def test_a_run_that_has_failed_of_it_goes_on_when_the_task_is_corrected(run, dlc
     for command in ("status", "why"):
         out = dlctl_command(command).out
         assert "find what ends the process in " in out
-        assert ", and correct it first, then\n" in out
+        assert " and fix it first, then\n" in out
 
 
 def test_a_worker_whose_process_is_gone_is_not_said_to_be_killed_soon(run):

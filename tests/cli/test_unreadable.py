@@ -74,7 +74,7 @@ def test_a_fresh_run_is_begun_and_is_the_one_that_start_goes_on_with_then(
 ):
     assert dlctl_command("start", "--fresh", "job.toml").code == 0
     dlctl_command("stop", "-j", next(d for d in os.listdir("runs") if d != lost.name))
-    assert "resumes quick-" in dlctl_command("start", "job.toml").err
+    assert "resuming quick-" in dlctl_command("start", "job.toml").err
     assert len(list((own_place / "runs").iterdir())) == 2
 
 
@@ -181,7 +181,7 @@ def test_daemons_of_it_that_live_are_named_and_ended(job, play, own_place, dlctl
         ("start", "--fresh", "job.toml"),
     ):
         code, _, err = dlctl_command(*command)
-        assert (code, "daemons of it live: coordinator\n" in err) == (1, True)
+        assert (code, "daemons of it are alive: coordinator\n" in err) == (1, True)
         assert commands_of(err)[0] == f"dlctl stop --kill -j runs/{directory.name}"
     assert dlctl_command("stop", "--kill", "-j", directory.name).code == 0
     assert (process.is_running() and process.status() != "zombie") is False

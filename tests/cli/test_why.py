@@ -39,9 +39,9 @@ def first(dlctl_command) -> dict:
 def test_in_a_healthy_run_nobody_waits(run, dlctl_command):
     run.daemon("worker-0", phase="computing")
     code, out, err = dlctl_command("why")
-    assert (code, out, err) == (0, "nobody waits: digits-7f3a is running\n", "")
+    assert (code, out, err) == (0, "nothing waits: digits-7f3a is running\n", "")
     one = dlctl_command("why", "worker-0").out
-    assert one == "worker-0 waits for nobody: digits-7f3a is running\n  worker-0: computing\n"
+    assert one == "worker-0 waits for nothing: digits-7f3a is running\n  worker-0: computing\n"
 
 
 def test_the_forest_has_the_root_first_and_below_it_all_who_wait(run, dlctl_command):
@@ -72,7 +72,7 @@ def test_a_problem_of_somebody_else_is_not_shown(run, dlctl_command):
     run.daemon("worker-0", phase="computing")
     run.problem("worker-stuck", "worker-1", phase="x")
     run.problem("rate-limit", "run", direction="push", limit_bytes_per_s=5e6, workers="worker-2")
-    assert dlctl_command("why", "worker-0").out.startswith("worker-0 waits for nobody")
+    assert dlctl_command("why", "worker-0").out.startswith("worker-0 waits for nothing")
     assert "push limit" in dlctl_command("why", "worker-2").out
 
 
@@ -89,7 +89,7 @@ def test_a_frozen_coordinator_is_not_answering_everywhere(run, dlctl_command):
             )
             assert dlctl_command("status", "--check").code == 3
         frozen.kill()
-    said = f"no heartbeat for 44s (pid {frozen.pid}); replaced after 30s; the state shown is old"
+    said = f"no heartbeat for 44s (pid {frozen.pid}); replaced after 30s; the state shown is stale"
     helps = f"kill -9 {frozen.pid} makes its agent start another one at once"
     assert status.out.startswith("digits-7f3a  not answering for 44s  up")
     assert "- samples/s" in status.out.splitlines()[0]
@@ -106,7 +106,7 @@ def test_a_frozen_coordinator_is_not_answering_everywhere(run, dlctl_command):
 @pytest.mark.parametrize(
     ("free_bytes", "why", "step"),
     [
-        (0, ": runs has 0 B left", "df -h runs\n{}make room there"),
+        (0, ": runs has 0 B left", "df -h runs\n{}free space there"),
         (10**12, "", "dlctl logs coordinator -l warning -j digits-7f3a"),
     ],
 )
@@ -164,7 +164,7 @@ def test_where_not_even_a_lock_can_be_touched_the_disk_is_to_blame_and_not_the_c
         found = first(dlctl_command)
         at_work.kill()
     assert (found["code"], found["facts"]["cause"]) == ("coordinator-unwritable", "read-only")
-    assert found["facts"]["why"] == "runs takes nothing: Read-only file system"
+    assert found["facts"]["why"] == "runs is not writable: Read-only file system"
     assert found["next"].startswith("findmnt -T runs")
 
 
@@ -177,16 +177,16 @@ def test_whose_agent_may_not_be_able_to_start_a_coordinator_on_such_a_disk_hears
     refuse(monkeypatch)
     found = first(dlctl_command)
     assert (found["code"], found["facts"]["cause"]) == ("coordinator-gone", "read-only")
-    assert found["facts"]["why"] == "runs takes nothing: Read-only file system"
+    assert found["facts"]["why"] == "runs is not writable: Read-only file system"
     assert "findmnt -T runs " in found["next"]
-    assert found["next"].endswith("mount it again, then dlctl recover -j digits-7f3a")
+    assert found["next"].endswith("remount it, then dlctl recover -j digits-7f3a")
 
 
 def test_a_coordinator_that_has_yet_to_say_its_first_word_is_starting(run, dlctl_command):
     run.run(updated_by=OF_ANOTHER_BOOT, incarnation=2)
     assert first(dlctl_command)["code"] == "coordinator-restarting"
     run.run(updated_by=ME["pid_start"])
-    assert dlctl_command("why").out.startswith("nobody waits")
+    assert dlctl_command("why").out.startswith("nothing waits")
 
 
 def test_a_dead_coordinator_is_the_root(run, dlctl_command):
@@ -223,7 +223,7 @@ def test_a_full_disk_is_told_of_before_anybody_waits_for_it(run, dlctl_command, 
     usage = shutil.disk_usage(run.path)._replace(free=0)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     out = dlctl_command("why").out
-    assert out.startswith("run: no room on the disk: runs has 0 B left\n")
+    assert out.startswith("run: the disk is full: runs has 0 B left\n")
     assert "next: df -h runs" in out
 
 
@@ -247,7 +247,7 @@ def test_a_coordinator_that_cannot_write_that_it_is_there_is_told_of(
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = first(dlctl_command)
     assert (found["code"], found["facts"]["cause"]) == ("coordinator-unwritable", "full")
-    assert found["next"] == "df -h runs make room there"
+    assert found["next"] == "df -h runs free space there"
 
 
 def test_an_ended_run_has_nobody_who_waits_and_says_how_it_goes_on(run, dlctl_command):
@@ -255,9 +255,9 @@ def test_an_ended_run_has_nobody_who_waits_and_says_how_it_goes_on(run, dlctl_co
     code, out, _ = dlctl_command("why")
     assert (code, out) == (
         0,
-        "nobody waits: digits-7f3a has failed: server-0: boom\n"
+        "nothing waits: digits-7f3a has failed: server-0: boom\n"
         "   next: dlctl recover --dry-run -j digits-7f3a\n"
-        "         says what is left of it\n",
+        "         shows what is left of it\n",
     )
     assert dlctl_command("why", "worker-9").code == 4
 

@@ -135,7 +135,7 @@ def test_without_one_of_its_tables_a_state_is_of_no_use(make: Make, table: str) 
     tables.die()
     for path in tables.files(table):
         path.unlink()
-    assert tables.kept().problem == f'its table "{table}" is not there'
+    assert tables.kept().problem == f'its table "{table}" is missing'
     with pytest.raises(Unusable, match="there is none"):
         make().reopen()
 

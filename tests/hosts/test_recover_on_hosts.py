@@ -80,13 +80,13 @@ def test_a_run_that_has_failed_for_want_of_a_host_goes_on_when_that_is_back(
     place.until("a checkpoint is here", lambda: place.run().get("checkpoint"))
     cluster.cut("h2")
     place.until_state("failed", timeout_s=LONG_S)
-    assert "goes on if h2 can be reached again" in place.dlctl("status").out
+    assert "resumes once h2 can be reached again" in place.dlctl("status").out
     for command in (("recover",), ("start", "job.toml")):
         told = place.dlctl(*command)
         assert told.code == 5, told.err
-        assert "cannot go on without h2" in told.err
+        assert "cannot resume without h2" in told.err
         said = " ".join(told.err.split())
-        assert "take h2 out of job.toml, then dlctl start job.toml goes on from the" in said
+        assert "remove h2 from job.toml, then dlctl start job.toml resumes from the" in said
     step = place.run()["step"]
     cluster.heal("h2")
     told = place.dlctl("recover")

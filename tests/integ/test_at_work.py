@@ -270,7 +270,7 @@ def test_a_worker_that_is_killed_comes_back_with_its_settings_while_the_log_is_f
     logs.process.send_signal(signal.SIGINT)
     ended = logs.end()
     assert ended.code == 0
-    assert "still runs" in ended.err
+    assert "is still running" in ended.err
 
 
 @pytest.mark.long

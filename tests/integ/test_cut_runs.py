@@ -94,13 +94,13 @@ def test_one_checkpoint_goes_on_as_sync_as_fsdp_and_as_allreduce_and_back(place:
     goes_on(24, **sync)
     (saved,) = checkpoints.complete(place.directory)
     for more in ("", "[replica]\nfsdp = 2\n"):
-        assert "afresh" not in goes_on(48, "--from", str(saved), **sync, more=more)
+        assert "starts over" not in goes_on(48, "--from", str(saved), **sync, more=more)
     said = goes_on(48, "--from", str(saved), **allreduce)
     told = 'algorithm "sync" -> "allreduce", optimizer "adamw" -> "sgd", inner "none" -> "adamw"'
-    kept = "; goes on: model, progress, adamw"
+    kept = "; keeps: model, progress, adamw"
     assert f"{told}{kept}" in " ".join(said.split())
-    assert "afresh" not in said
+    assert "starts over" not in said
     said = goes_on(72, **sync)  # Where it is, with another method in the job file.
     assert kept in " ".join(said.split())
-    assert "a new run begins with the checkpoint of" in said
+    assert "a new run starts from the checkpoint of" in said
     place.nothing_left()

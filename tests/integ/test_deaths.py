@@ -71,12 +71,13 @@ def test_without_durability_a_killed_server_ends_the_run_which_says_how_to_go_on
     assert ended.code == 7
     assert "server-1 ended: killed by SIGKILL" in ended.err
     assert "its shard is lost" in ended.err
-    assert re.search(r"dlctl run job.toml +goes on from the checkpoint at step", ended.err)
-    saved = f"goes on from the checkpoint at step {place.run()['checkpoint']['step']}"
+    assert re.search(r"dlctl run job.toml +resumes from the checkpoint at step", ended.err)
+    saved = f"resumes from the checkpoint at step {place.run()['checkpoint']['step']}"
     recover = f"dlctl recover -j {place.directory.name}"
     status = place.dlctl("status").out
     assert f"  next        {recover}\n              {saved}" in status
-    assert 'server-1: its server is gone, and durability = "none" keeps nothing' in status
+    asked = place.dlctl("recover", "--dry-run").out
+    assert 'server-1: its server is gone, and durability = "none" stores nothing' in asked
     failed = place.dlctl("logs", "--failed").out
     assert {line.partition(" ")[0] for line in failed.splitlines()} == {"server-1"}
     assert failed.endswith("s ago: killed by SIGKILL\n")
@@ -212,8 +213,8 @@ def test_a_dead_coordinator_and_agent_are_noticed_and_stop_cleans_up(place: Work
     status = place.dlctl("status")
     assert status.code == 0
     assert f"the coordinator is gone (pid {pid}" in status.out
-    assert "still there server-0" in status.out
-    assert "! coordinator has been gone for" in status.out
+    assert "running     server-0" in status.out
+    assert "! coordinator: process gone" in status.out
     recover = f"dlctl recover -j {place.directory.name}"
     assert f"next        {recover}" in status.out
     assert f"next: {recover}" in place.dlctl("why").out

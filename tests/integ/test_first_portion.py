@@ -59,7 +59,7 @@ def test_start_goes_on_with_a_run_that_was_killed_then(in_it: Workplace) -> None
     in_it.kill_at_once(in_it.processes())
     back = in_it.dlctl("start", "job.toml")
     assert back.code == 0, back.err
-    assert "goes on where it was" in back.err
+    assert "resumes where it stopped" in back.err
     in_it.until("the server goes on from its version", lambda: version(in_it) > before)
     assert none_lost(in_it) >= PUSHES
     assert in_it.dlctl("stop", "--grace", "0.2s").code == 0
@@ -81,7 +81,7 @@ def test_a_run_that_failed_in_its_first_batch_begins_anew_when_the_model_is_mend
     place.task(good)
     ended = place.dlctl("run", "job.toml")
     assert ended.code == 0, ended.err
-    assert "a new run begins" in ended.err
+    assert "starting a new run" in ended.err
     assert place.directory != first
     place.nothing_left()
 
@@ -93,7 +93,7 @@ def test_another_job_file_is_no_reason_to_give_it_up_without_a_word(in_it: Workp
     path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
     refused = in_it.dlctl("start", "job.toml")
     assert refused.code == 1
-    assert "updates are kept" in refused.err
+    assert "updates survive" in refused.err
     assert "dlctl start --fresh" in refused.err
     assert "next: dlctl recover -j " in refused.err
     assert in_it.dlctl("recover").code == 0

@@ -175,7 +175,7 @@ def test_a_run_that_is_not_live_just_gets_another_key_and_goes_on_with_it(
     assert ended.code == 0, ended.err
     assert '"restarted": []' in ended.out
     assert keys.read(place.directory) != before
-    assert "has given the run a new key" in place.events("keys")[-1]
+    assert "gave the run a new key" in place.events("keys")[-1]
     place.start()
     place.until_step(place.run()["step"] + 5)
     assert place.dlctl("stop").code == 0

@@ -34,7 +34,7 @@ def test_of_a_run_whose_database_is_lost_a_new_one_goes_on_with_the_checkpoint(
 
     began = place.dlctl(*shlex.split(told)[1:])
     assert began.code == 0, began.err
-    said = f"a new run begins with the checkpoint of {old.name} at step {manifest['step']}"
+    said = f"a new run starts from the checkpoint of {old.name} at step {manifest['step']}"
     assert said in began.err
     new = place.directory
     assert new != old
@@ -60,7 +60,7 @@ def test_a_new_run_begins_with_no_damaged_or_foreign_checkpoint(place: Workplace
     (place.path / "mean.toml").write_text(f"{adagrad}\n[average]\nema = 0.9\n")
     shard = saved / "shard-0.safetensors"
     for source, job, why in (
-        (old, "job.toml", "is no checkpoint directory: it has no manifest.json"),
+        (old, "job.toml", "is not a checkpoint directory: it has no manifest.json"),
         (saved, "mean.toml", "was trained without [average]"),
         (saved, "job.toml", "this checkpoint is damaged"),
     ):

@@ -100,7 +100,7 @@ def test_a_run_directory_that_cannot_be_made_is_said_at_once(place: Workplace) -
     job.write_text(job.read_text().replace("[algorithm]", 'run_dir = "file/runs"\n[algorithm]'))
     ended = place.dlctl("start", "job.toml")
     assert ended.code == 1
-    assert "cannot make a run directory: Not a directory" in ended.err
+    assert "cannot create a run directory: Not a directory" in ended.err
     assert "set run_dir in [job]" in ended.err
     assert not place.processes()
     assert not any((place.path / "state").rglob("clouds-*"))
@@ -225,7 +225,9 @@ def test_of_six_starts_at_once_one_starts_it(place: Workplace) -> None:
     starts = [place.begin("start", "--no-wait", "job.toml") for _ in range(6)]
     ended = [start.end() for start in starts]
     assert [e.code for e in ended] == [0] * 6, [e.err for e in ended]
-    assert sum("starts in the background" in e.err and "already" not in e.err for e in ended) == 1
+    assert (
+        sum("is starting in the background" in e.err and "already" not in e.err for e in ended) == 1
+    )
     assert len(list((place.path / "runs").iterdir())) == 1
     assert place.dlctl("wait", "--for", "ready").code == 0
     assert place.dlctl("stop").code == 0

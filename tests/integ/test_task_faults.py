@@ -273,7 +273,7 @@ def test_a_task_that_ends_its_own_process_is_blamed_for_it_whatever_the_code_is(
     last = place.daemon("worker-0")["last_exit"]
     assert (last["code"], last["in_row"]) == (0, 2)
     assert "something in the task ends the process (os._exit, or a library)" in last["blame"]
-    step = "find what ends the process in train.py, and correct it first, then"
+    step = "find what ends the process in train.py and fix it first, then"
     assert step in place.dlctl("status").out
     place.nothing_left()
 
@@ -298,7 +298,7 @@ def test_all_who_hang_in_one_line_name_it_and_go_on_when_it_is_corrected(place: 
     assert "train.py: changed since the start" in place.dlctl("status").out
     step = place.run()["step"]
     restarted = place.dlctl("restart", "worker-*")
-    assert (restarted.code, "train.py: changed, and read anew" in restarted.err) == (0, True)
+    assert (restarted.code, "train.py: changed, reloading" in restarted.err) == (0, True)
     place.until_step(step + 20)
     assert "changed since the start" not in place.dlctl("status").out
     assert place.dlctl("stop").code == 0

@@ -16,7 +16,7 @@ from dlctl.errors import NotFound
 from dlctl.util.did_you_mean import meant
 
 SECTIONS = {kind: section for section, kind in registry.SECTIONS.items()}
-"""Kind -> the section of the job file where its names are used; launchers have none."""
+"""Kind -> the section of the job file that uses its names; launchers have none."""
 WIDTH = 76
 
 
@@ -24,7 +24,7 @@ WIDTH = 76
     "algorithms",
     examples=[
         ("dlctl algorithms", "algorithms, optimizers, compressors, launchers"),
-        ("dlctl algorithms downpour", "the keys of one of them, with their defaults"),
+        ("dlctl algorithms downpour", "the keys of one entry, with their defaults"),
     ],
     see_also=["validate", "man"],
 )
@@ -51,7 +51,7 @@ def command(name: str | None, as_json: bool) -> None:
         console.out(console.table(["KIND", "NAME", "WHAT IT IS"], rows))
         for one in filter(itemgetter("note"), described):
             console.note(console.escape(f"{one['name']}: {one['note']}"))
-        console.hint("dlctl algorithms NAME shows the keys of one of them")
+        console.hint("dlctl algorithms NAME shows the keys of one entry")
 
 
 def _describe(kind: str, name: str, *, with_keys: bool) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _details(one: dict[str, Any]) -> str:
 
 
 def default_of(section: str, algorithm: str) -> list[str]:
-    """What stands below [optimizer] or [inner] where a job file with this method says nothing."""
+    """The defaults of [optimizer] or [inner] with this method."""
     from dlctl.cli.keydocs import to_toml
 
     choice = getattr(registry.load("algorithms", algorithm), section)

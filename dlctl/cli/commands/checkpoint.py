@@ -28,7 +28,7 @@ TORCH_ENDINGS = (".pt", ".pth", ".bin")
     invoke_without_command=True,
     examples=[
         ("dlctl checkpoint", "save now and wait until it is complete"),
-        ("dlctl checkpoint ls", "what there is"),
+        ("dlctl checkpoint ls", "list the checkpoints"),
         ("dlctl checkpoint export", "the newest one as a file for torch"),
     ],
     see_also=["start", "stop"],
@@ -36,10 +36,10 @@ TORCH_ENDINGS = (".pt", ".pth", ".bin")
 @job_option
 @click.pass_context
 def command(ctx: click.Context, job: str | None) -> None:
-    """Save one now; ls, verify, prune and export those that there are.
+    """Save one now; list, verify, prune and export existing ones.
 
-    Without a subcommand it saves now. The job is the one that -j names, else the only one that
-    runs, else the newest: of those in ./runs, if there are any.
+    Without a subcommand it saves now. The job is the one that -j names, else the only running one,
+    else the newest: of those in ./runs, if any.
     """
     if ctx.invoked_subcommand is None:
         ctx.invoke(create, job=job)
@@ -84,9 +84,9 @@ def create(limit_s: float, job: str | None, as_json: bool) -> None:
 def ls(job: str | None, as_json: bool) -> None:
     """List the complete checkpoints.
 
-    The newest comes last. Complete means that the manifest is there. One of which a file is
-    missing, or has another size than the manifest says, is marked as damaged;
-    "dlctl checkpoint verify" checks every byte.
+    The newest comes last. A checkpoint is complete if it has a manifest. If a file is missing or
+    differs in size from the manifest, the checkpoint is marked as damaged; "dlctl checkpoint
+    verify" checks every byte.
     """
     snapshot = select.load_any(select.directory(job))
     damage = checkpoint_choice.visible_damage(snapshot.directory)
@@ -160,7 +160,7 @@ def _nbytes(made: Manifest) -> int:
     "verify",
     examples=[
         ("dlctl checkpoint verify", "all checkpoints of the job"),
-        ("dlctl checkpoint verify 12000", "that of step 12,000 (or of this number)"),
+        ("dlctl checkpoint verify 12000", "that of step 12,000 (or with this number)"),
         ("dlctl checkpoint verify runs/mnist-7f3a/ckpt/000000012000-3", "one of any job"),
     ],
     see_also=["checkpoint ls"],
@@ -171,8 +171,8 @@ def _nbytes(made: Manifest) -> int:
 def verify(directory: str | None, job: str | None, as_json: bool) -> None:
     """Check every byte against the manifest.
 
-    Without an argument all checkpoints of the job are checked. The exit code is 1 if anything is
-    wrong, and 4 if there is no such checkpoint.
+    Without an argument, checks all checkpoints of the job. The exit code is 1 if anything is wrong,
+    and 4 if there is no such checkpoint.
     """
     hint = None
     if directory is None:
@@ -203,25 +203,25 @@ def verify(directory: str | None, job: str | None, as_json: bool) -> None:
     examples=[
         ("dlctl checkpoint prune --keep 1 --dry-run", "what would be removed"),
         ("dlctl checkpoint prune --keep 1", "keep the newest one"),
-        ("dlctl checkpoint prune --damaged", "remove what nothing can go on from"),
+        ("dlctl checkpoint prune --damaged", "remove damaged ones, which are useless"),
     ],
     see_also=["checkpoint ls", "checkpoint verify"],
 )
-@click.option("--keep", type=click.IntRange(1), metavar="N", help="Keep so many.")
-@click.option("--damaged", is_flag=True, help="Remove those that are damaged; checks every byte.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--keep", type=click.IntRange(1), metavar="N", help="Keep the newest N good ones.")
+@click.option("--damaged", is_flag=True, help="Remove damaged ones; checks every byte.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @job_option
 @json_option
 def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None, as_json: bool) -> None:
     """Remove all but the newest ones.
 
-    N good ones stay, every byte of which is checked, and so does one that is being written, and the
-    best one, if checkpoints.best says what is good. What was saved because the run had failed takes
-    the place of no other one. What older attempts have left behind is removed, too. Damaged ones
-    that are newer than these do not count; they stay, and are named, unless --damaged is given.
+    Keeps N good ones, after a check of every byte, a checkpoint that is being written, and the best
+    one if checkpoints.best is set. One that was saved because the run had failed does not count
+    towards N. Leftovers of older attempts are removed too. Damaged ones that are newer than these
+    do not count; they stay, and are listed, unless --damaged is given.
     """
     if keep is None and not damaged:
-        raise UsageError("say what to remove: --keep N, or --damaged")
+        raise UsageError("nothing to remove: give --keep N or --damaged")
     snapshot = select.load_any(select.own_directory(job))
     paths, left = checkpoint_choice.unwanted(snapshot, keep, damaged)
     problems: list[str] = []
@@ -249,11 +249,11 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None, as_js
 @command.command(
     "export",
     examples=[
-        ("dlctl checkpoint export", "the newest good one, as NAME-STEP.safetensors here"),
+        ("dlctl checkpoint export", "the newest good one, to ./NAME-STEP.safetensors"),
         ("dlctl checkpoint export -o model.pt", "for torch.load(weights_only=True)"),
         ("dlctl checkpoint export 3", "number 3"),
-        ("dlctl checkpoint export best", "the best by what checkpoints.best names"),
-        ("dlctl checkpoint export --average", "the moving average that [average] keeps"),
+        ("dlctl checkpoint export best", "the best by checkpoints.best"),
+        ("dlctl checkpoint export --average", "the moving average of [average]"),
     ],
     see_also=["checkpoint ls"],
 )
@@ -276,8 +276,8 @@ def export(
 ) -> None:
     """Write the model as one file for torch.
 
-    It holds the state_dict: parameters under their names and in their types, tied ones and buffers
-    included, so that model.load_state_dict takes it as it is. Without DIR or NUMBER it is the
+    The file has the state_dict: parameters under their names and in their dtypes, tied ones and
+    buffers included, so that model.load_state_dict accepts it. Without an argument, it exports the
     newest good checkpoint of the job.
     """
     path = checkpoint_choice.chosen(directory, job)
@@ -286,15 +286,15 @@ def export(
     require_free(force, file)
     arguments = [str(path), "--to", kind, "--output", str(file)]
     arguments += ["--average"] if average else []
-    told = other_process.run("daemons.files.export", arguments, path, "the export failed")
-    for line in told.splitlines():
+    output_lines = other_process.run("daemons.files.export", arguments, path, "the export failed")
+    for line in output_lines.splitlines():
         console.note(console.escape(line))
     size = values.size(file.stat().st_size)
     console.out(f"{console.escape(str(file))}  {size}  from {console.escape(values.path(path))}")
 
 
 def _file_stem(directory: Path) -> str:
-    """NAME-STEP. The manifest may be anybody's: its name must not lead to another directory."""
+    """NAME-STEP. The manifest is untrusted: its name must not lead to another directory."""
     data = checkpoints.read_manifest(directory)
     name = str(data["job"])
     plain = name == Path(name).name and not name.startswith(".") and name.isprintable()

@@ -1,4 +1,4 @@
-"""`dlctl completion`: the script that makes TAB work."""
+"""`dlctl completion`: the script for shell completion."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SHELLS = ("bash", "zsh", "fish")
 def command(context: click.Context, shell: str) -> None:
     """Print the shell completion script.
 
-    It completes commands, options, jobs and daemons from files on this machine, without asking any
-    daemon.
+    It completes commands, options, jobs and daemons from files on this machine, without contacting
+    any daemon.
     """
     from click.shell_completion import get_completion_class
 

@@ -1,4 +1,4 @@
-"""`dlctl compressors`: what can be done to a push, and what it would do to those of a job."""
+"""`dlctl compressors`: the compressors of pushes, and measurements of them on a job."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dlctl.util import values
 @make_command(
     "compressors",
     examples=[
-        ("dlctl compressors", "all of them, with a line each"),
-        ("dlctl compressors --job job.toml", "what each would make of a gradient of this job"),
-        ("dlctl compressors --job digits --json", "of a run: at its newest good checkpoint"),
+        ("dlctl compressors", "all of them, a line each"),
+        ("dlctl compressors --job job.toml", "measure each on a gradient of this job"),
+        ("dlctl compressors --job digits --json", "for a run: at its newest good checkpoint"),
     ],
     see_also=["algorithms", "validate", "man"],
 )
@@ -33,15 +33,15 @@ from dlctl.util import values
 def command(job: str | None, as_json: bool) -> None:
     """List the compressors of pushes; measure them on a job.
 
-    With --job the task is loaded in a process of its own, and the gradient that one push of a
-    worker sums up is computed, or with local SGD the steps that a replica makes for one: from the
-    newest good checkpoint of a run, or from the initial values of a job file. Every compressor gets
-    the slices of the job's servers, three times with error feedback. The job's own compressor has
-    the keys of the job; the others have their defaults, and the job's density if it says one.
+    With --job, a separate process loads the task and computes the gradient of one push of a worker,
+    or with local SGD the steps of a replica for one push: at the newest good checkpoint of a run,
+    or at the initial values of a job file. Every compressor gets the slices of the job's servers,
+    three times with error feedback. The job's own compressor uses the keys of the job; the others
+    use their defaults, and the job's density if it is set.
 
-    RATIO is how many times fewer bytes than dense float32 the third push has, ERROR is
-    |u - Q(u)| / |u| of it, and TAKE is the time for it on one core. ERROR is no verdict: what is
-    left out of a push waits for the next one.
+    RATIO is the size in dense float32 divided by the size of the third push, ERROR is
+    |u - Q(u)| / |u| of it, and TAKE is the time for it on one core. ERROR is not a verdict: what a
+    push leaves out is sent with the next one.
     """
     measured: dict[str, dict[str, Any]] = {}
     if job:
@@ -64,7 +64,7 @@ def command(job: str | None, as_json: bool) -> None:
     else:
         lines = [[console.escape(row["name"]), console.escape(row["summary"])] for row in rows]
         console.out(console.table(["NAME", "WHAT IT IS"], lines))
-        console.hint("dlctl algorithms NAME shows the keys of one of them")
+        console.hint("dlctl algorithms NAME shows the keys of one entry")
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
@@ -80,9 +80,11 @@ def _table(rows: list[dict[str, Any]]) -> str:
     ]
     headers = ["NAME", "RATIO", "PUSH", "ERROR", "TAKE"]
     elements = values.count(rows[0]["elements"])
-    table = f"{console.table(headers, lines, headers[1:])}\n{elements} elements; * as the job says"
+    table = f"{console.table(headers, lines, headers[1:])}\n{elements} elements; * the job's own"
     whole = max(row["whole_slices"] for row in rows)
     if whole:
         of = rows[0]["slices"]
-        table += f"\n{whole} of {of} slices have fewer elements than dense_below: they travel whole"
+        table += (
+            f"\n{whole} of {of} slices have fewer elements than dense_below: they are sent dense"
+        )
     return table

@@ -1,4 +1,4 @@
-"""`dlctl doctor`: what is in the way of a job, on this machine, on its hosts and between them."""
+"""`dlctl doctor`: check this machine, a job's hosts and the links between them for problems."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ COLORS = {OK: "green", WARNING: "yellow", FAULT: "red"}
 @make_command(
     "doctor",
     examples=[
-        ("dlctl doctor", "look at this machine"),
-        ("dlctl doctor job.toml", "and at all hosts of a job, and the links between them"),
-        ("dlctl doctor job.toml --host gpu2", "at this machine and one host"),
+        ("dlctl doctor", "check this machine"),
+        ("dlctl doctor job.toml", "also all hosts of a job, and the links between them"),
+        ("dlctl doctor job.toml --host gpu2", "this machine and one host"),
         ("dlctl doctor job.toml --json | jq '.findings[]'", "for programs"),
     ],
     see_also=["validate", "plan", "start"],
@@ -33,23 +33,22 @@ COLORS = {OK: "green", WARNING: "yellow", FAULT: "red"}
 @click.option("--host", metavar="HOST", help="Only this machine and this host of the job file.")
 @json_option
 def command(file: Path | None, host: str | None, as_json: bool) -> None:
-    """Look for what is in the way: here, on each host, between them.
+    """Check this machine, each host and the links between them for problems.
 
-    One line for each thing that was looked at: "ok", "warn" if a job works but not as well as it
-    could, or "FAIL" if it will not work; below these two, the fix.
-    Without FILE, only this machine is looked at. Nothing is changed, and what listens for the
-    measurement takes only connections of the same command, for a minute at most. On every link
-    that the job needs, some data is sent for about 0.3 s each way: a training that runs on the
-    same link feels it.
+    Prints one line per check: "ok", "warn" if a job works but not as well as it could, or "FAIL" if
+    it will not work; below "warn" and "FAIL", the fix. Without FILE, checks only this machine.
+    Changes nothing. The listeners for the measurement accept only connections of the same command,
+    for a minute at most. Every link that the job needs carries test data for about 0.3 s each way,
+    which slows a training on the same link.
 
-    The exit code is 0 if there is no fault, also with warnings, and 1 if there is one. A job file
-    that is not valid ends with 2, an unknown host with 4.
+    The exit code is 0 if there is no fault, also with warnings, and 1 if there is one; 2 for an
+    invalid job file, and 4 for an unknown host.
     """
     from dlctl import jobfile
     from dlctl.ops import doctor
 
     if file is None and host is not None:
-        raise UsageError("--host needs the job file that this host is in")
+        raise UsageError("--host needs the job file that has this host")
     job = None if file is None else jobfile.load(file)
     findings = doctor.findings(file, job, host)
     count = Counter(finding.mark for finding in findings)
@@ -63,7 +62,7 @@ def command(file: Path | None, host: str | None, as_json: bool) -> None:
         again = f"dlctl doctor {shlex.quote(str(file))}" if file else "dlctl doctor"
         raise DlctlError(
             f"{count_text(count[FAULT], count[WARNING])} found",
-            hint=f"mend what is marked {MARKS[FAULT]}, then again: {again}",
+            hint=f"fix what is marked {MARKS[FAULT]}, then run again: {again}",
         )
     if not as_json:
         warned = count_text(0, count[WARNING])
@@ -71,14 +70,14 @@ def command(file: Path | None, host: str | None, as_json: bool) -> None:
 
 
 def show(findings: list[Finding]) -> None:
-    """By place; with -q only what is not good."""
+    """Print the findings by place; with -q only warnings and faults."""
     width = max(len(mark) for mark in MARKS.values())
     for place, group in by_place(findings).items():
-        told = [f for f in group if f.mark != OK or not console.is_quiet()]
-        subjects = max((len(console.escape(f.subject)) for f in told), default=0)
-        if told:
+        shown = [f for f in group if f.mark != OK or not console.is_quiet()]
+        subjects = max((len(console.escape(f.subject)) for f in shown), default=0)
+        if shown:
             console.out(console.style(console.escape(place), bold=True))
-        for finding in told:
+        for finding in shown:
             mark = console.style(MARKS[finding.mark].ljust(width), fg=COLORS[finding.mark])
             subject = console.escape(finding.subject).ljust(subjects)
             console.out(f"  {mark} {subject}  {console.escape(finding.found)}")

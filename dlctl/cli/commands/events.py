@@ -29,7 +29,7 @@ KINDS = (
     "quarantine", "batch", "recover", "resumed", "scale", "restart", "set", "evaluation", "target",
     "stream", "frozen",
 )  # fmt: skip
-"""What the coordinator writes. Others, of another version, are shown as well."""
+"""The kinds that the coordinator writes. Unknown kinds of other versions are shown as well."""
 
 
 def _complete_kinds(
@@ -45,8 +45,8 @@ def _complete_kinds(
     examples=[
         ("dlctl events", "the last 50 events"),
         ("dlctl events worker-2 -f", "what happens to one daemon, as it happens"),
-        ("dlctl events --kind exit --kind silent --since 1h", "who died in the last hour"),
-        ("dlctl events --evaluations", "with how good the model was, too"),
+        ("dlctl events --kind exit --kind silent --since 1h", "deaths in the last hour"),
+        ("dlctl events --evaluations", "with evaluations of the model"),
     ],
     see_also=["status", "logs"],
 )
@@ -55,7 +55,7 @@ def _complete_kinds(
 @click.option(
     "-n", "--tail", "tail", type=Tail("events"), help='Last N, or "all" (50; with --since: all).'
 )
-@click.option("--since", metavar="TIME", help='Only later ones: "10m" ago or an ISO time.')
+@click.option("--since", metavar="TIME", help='Only events since "10m" ago or an ISO time.')
 @click.option(
     "--kind",
     "kinds",
@@ -64,7 +64,7 @@ def _complete_kinds(
     shell_complete=_complete_kinds,
     help="Only events of this kind; may be given several times.",
 )
-@click.option("--evaluations", is_flag=True, help="Show evaluations of the model, too.")
+@click.option("--evaluations", is_flag=True, help="Also show evaluations of the model.")
 @job_option
 @json_option
 def command(
@@ -79,11 +79,11 @@ def command(
 ) -> None:
     """Show faults, recoveries and changes in order.
 
-    Evaluations of the model are left out, unless they are asked for.
+    Evaluations of the model are left out unless requested.
     KIND is one of: state (of the run), start, exit, stop, lost (what a death meant for the run),
-    error, sample (that could not be loaded), silent, late, checkpoint (what one is without),
-    quarantine, batch (the size that was found), recover (a coordinator has taken its place),
-    resumed (from a checkpoint, and what that cost), scale, restart, set, evaluation.
+    error, sample (that could not be loaded), silent, late, checkpoint (what it lacks), quarantine,
+    batch (the chosen size), recover (a new coordinator took over), resumed (from a checkpoint, and
+    the cost), scale, restart, set, evaluation.
     """
     snapshot = select.look(job)
     chosen = daemon_names.match(names, snapshot.roles()) if names else []
@@ -107,14 +107,14 @@ def command(
 
 
 def _limit(tail: int | None, since: str | None) -> int:
-    """How many of the last ones are shown."""
+    """How many of the last events are shown."""
     if tail is None:
         return TAIL if since is None else sys.maxsize
     return sys.maxsize if tail == Tail.ALL else tail
 
 
 def _is_news(event: Event, evaluations: bool) -> bool:
-    """False for evaluations, unless they are wanted, and for changes that change nothing."""
+    """False for evaluations, unless requested, and for changes without effect."""
     data = event["data"]
     is_same = event["kind"] == "scale" and data.get("before", 0) == data.get("after", 1)
     return not is_same and (evaluations or event["kind"] != "evaluation")

@@ -1,4 +1,4 @@
-"""`dlctl explain`: what the code of a problem means, what causes it, and what helps."""
+"""`dlctl explain`: the meaning, cause and remedy of a problem code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     "explain",
     examples=[
         ("dlctl explain", "all codes"),
-        ("dlctl explain worker-stuck", "its cause, and what helps"),
+        ("dlctl explain worker-stuck", "its cause and remedy"),
     ],
     see_also=["status", "why", "man"],
 )
@@ -39,8 +39,8 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 def command(code: str | None, as_json: bool) -> None:
     """Explain the code of a problem.
 
-    "dlctl why" and "dlctl status" show the codes of the problems that a run has now, and the
-    command that helps there.
+    "dlctl why" and "dlctl status" show the codes of a run's current problems, and the command that
+    helps.
     """
     from dlctl.ops.codes import CODES, Entry
 
@@ -48,7 +48,7 @@ def command(code: str | None, as_json: bool) -> None:
     if code is not None and code not in known:
         close = difflib.get_close_matches(code, known, n=1)
         meant = f'; did you mean "{close[0]}"?' if close else ""
-        raise NotFound(f'there is no problem of the code "{code}"{meant}', hint="dlctl explain")
+        raise NotFound(f'there is no problem with the code "{code}"{meant}', hint="dlctl explain")
     if as_json:
         chosen = known if code is None else {code: known[code]}
         console.out_json(SCHEMA, {"codes": {name: e._asdict() for name, e in chosen.items()}})

@@ -17,7 +17,7 @@ from dlctl.runs import facts, select
 from dlctl.runs.snapshot import Snapshot, read_job
 
 KEY = re.compile("[a-z_]+")
-"""No daemon but the coordinator is called like a key."""
+"""Only the coordinator's name matches this too."""
 
 
 @make_command(
@@ -37,7 +37,7 @@ KEY = re.compile("[a-z_]+")
 def command(arguments: tuple[str, ...], job: str | None, as_json: bool) -> None:
     """Show live settings.
 
-    What is printed can be given to "dlctl set" again.
+    "dlctl set" accepts the printed values.
     """
     snapshot = select.look(job)
     roles, known = snapshot.roles(), _known(read_job(snapshot.directory))
@@ -64,8 +64,8 @@ def command(arguments: tuple[str, ...], job: str | None, as_json: bool) -> None:
 
 
 def _known(job: dict[str, Any]) -> settings.LiveSettings:
-    """How values are written. What our own components declare are plain numbers; to import them
-    would take longer than all else here.
+    """How values are formatted. Built-in components declare plain numbers only, so they are not
+    imported: that would dominate the run time of this command.
     """
     chosen = [(kind, job.get(section)) for section, kind in registry.SECTIONS.items()]
     names = [(kind, one.get("name")) for kind, one in chosen if isinstance(one, dict)]
@@ -74,7 +74,7 @@ def _known(job: dict[str, Any]) -> settings.LiveSettings:
 
 
 def live(snapshot: Snapshot, name: str) -> dict[str, Any]:
-    """The settings of one daemon: what the coordinator knows, else the daemon's last report."""
+    """The settings of one daemon: from the coordinator, else from the daemon's last report."""
     known = snapshot.run.get("settings")
     own = known.get(name) if isinstance(known, dict) else None
     reported = dict(facts.settings(snapshot.daemon(name)))

@@ -1,4 +1,4 @@
-"""`dlctl init`: a job file and a task to begin with."""
+"""`dlctl init`: a job file and a task to start from."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ FILES = ("job.toml", "train.py")
 def command(directory: Path, force: bool) -> None:
     """Write a commented job file and a runnable task.
 
-    The task trains a small network on data that it makes itself, so that it runs as it is. Change
-    it to your own.
+    The task trains a small network on generated data, so it runs unchanged. Change it to your own.
     """
     targets = [directory / name for name in FILES]
     try:
@@ -44,4 +43,4 @@ def command(directory: Path, force: bool) -> None:
         where = str(error.filename or directory)
         raise DlctlError(f"cannot write: {error.strerror}", where=where) from error
     console.hint(f"dlctl run {shlex.quote(str(targets[0]))}   trains; Ctrl-C stops")
-    console.hint("dlctl status   shows how it goes, from another terminal")
+    console.hint("dlctl status   shows its progress, from another terminal")

@@ -1,4 +1,4 @@
-"""`dlctl keys`: give a run new keys, or somebody a key to look on with."""
+"""`dlctl keys`: give a run new keys, or create a read-only key."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ if TYPE_CHECKING:
 
 SCHEMA = "dlctl.keys/1"
 ANSWER_S = 60.0
-"""For the new key to be on the disk."""
+"""For the new key to be persisted."""
 
 
 @click.group(
     name="keys",
     cls=Group,
     examples=[
-        ("dlctl keys rotate", "new keys for all daemons, while the job goes on"),
-        ("dlctl keys reader bob.key", "a file for bob, who may look on and change nothing"),
+        ("dlctl keys rotate", "new keys for all daemons, while the job continues"),
+        ("dlctl keys reader bob.key", "a file that gives bob read-only access"),
     ],
     see_also=["restart", "recover"],
 )
 def command() -> None:
-    """Give a job new keys, or somebody one to look on with.
+    """Give a job new keys, or create a read-only key.
 
-    The key of a run is a file in its directory; the keys of all its connections come from it.
+    The key of a run is a file in its directory; the keys of all its connections are derived from
+    it.
     """
 
 
@@ -53,7 +54,7 @@ def command() -> None:
     "rotate",
     examples=[
         ("dlctl keys rotate", "nothing that was acknowledged is lost"),
-        ("dlctl keys rotate -j mnist-7f3a --no-wait", "return when the new key is there"),
+        ("dlctl keys rotate -j mnist-7f3a --no-wait", "return when the new key is saved"),
     ],
     see_also=["restart", "status"],
 )
@@ -61,12 +62,13 @@ def command() -> None:
 @job_option
 @json_option
 def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool) -> None:
-    """Give a job new keys; the old ones open nothing.
+    """Give a job new keys; the old ones become invalid.
 
-    All daemons are replaced, with keys of the new run key: servers go on with their shards, and
-    workers begin anew, as after their deaths. That needs durability = "process" or "disk"; with
-    "none" stop the job first and start it afterwards. If anything dies meanwhile, the run heals by
-    itself, or with "dlctl recover". A run that does not live just gets another key file.
+    All daemons are replaced, with keys derived from the new run key: servers resume with their
+    shards, and workers start over, as after a crash. That needs durability = "process" or "disk";
+    with "none", stop the job first and start it afterwards. If a process dies meanwhile, the run
+    recovers automatically, or with "dlctl recover". A run that is not live only gets a new key
+    file.
     """
     snapshot = select.own(job)
     if snapshot.is_live:
@@ -87,16 +89,16 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool)
         data = {"run": snapshot.run_id, "fingerprint": fingerprint, "restarted": begun}
         console.out_json(SCHEMA, data)
     else:
-        # Without keys for the connections it is the tokens of the workers that come from it.
+        # Without connection keys, only the workers' tokens are derived from it.
         what = "new keys" if snapshot.run.get("control_key") else "a new key, for new tokens"
-        console.note(console.escape(f"{snapshot.run_id} has {what}; the old ones open nothing"))
+        console.note(console.escape(f"{snapshot.run_id} has {what}; the old ones are invalid"))
 
 
 @command.command(
     "reader",
     examples=[
-        ("dlctl keys reader bob.key", "bob asks with: dlctl status --key bob.key"),
-        ("dlctl keys reader bob.key --force", "another one in its place, after a rotation"),
+        ("dlctl keys reader bob.key", "bob then uses: dlctl status --key bob.key"),
+        ("dlctl keys reader bob.key --force", "replace it, after a rotation"),
     ],
     see_also=["status", "keys rotate"],
 )
@@ -105,12 +107,12 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool)
 @job_option
 @json_option
 def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
-    """Write a key that may ask for the status, and nothing else.
+    """Write a key that grants access to the status, and nothing else.
 
-    FILE has all that its owner needs: the address, the coordinator's public key and a secret one.
-    It is made for you alone (mode 0600); hand it on over a way that you trust. Its owner can
-    neither change nor end the run. It is good until "dlctl keys rotate", or a start on another
-    port. The run needs transport = "tcp", and an address that can be reached from there.
+    FILE has all that its owner needs: the address, the coordinator's public key and a secret key.
+    Only you can read it (mode 0600); hand it over through a channel that you trust. Its owner can
+    neither change nor stop the run. It is valid until "dlctl keys rotate", or a start on another
+    port. The run needs transport = "tcp", and an address that is reachable from there.
     """
     made = _readers_key(select.own(job))
     require_free(force, file)
@@ -121,7 +123,9 @@ def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
     if as_json:
         console.out_json(SCHEMA, {"run": made.run, "address": made.address, "file": str(file)})
     else:
-        text = f"{values.path(str(file))} may ask {made.run} at {made.address} for its status"
+        text = (
+            f"{values.path(str(file))} gives access to the status of {made.run} at {made.address}"
+        )
         console.note(console.escape(text))
 
 
@@ -135,7 +139,7 @@ def _readers_key(snapshot: Snapshot) -> ReaderKey:
         raise DlctlError(
             f"the connections of {snapshot.run_id} have no keys: only you can reach it",
             where=str(snapshot.directory),
-            hint='transport = "tcp" in [network]; then a coordinator has to be there',
+            hint='set transport = "tcp" in [network] and start the run',
         )
     secret = keys.CurveKeys(keys.read(snapshot.directory)).secret(READER)
     return ReaderKey(snapshot.run_id, address, coordinator, secret)
@@ -146,7 +150,7 @@ def _fingerprint(directory: Path) -> str:
 
 
 def _who() -> str:
-    """Who does this, as far as this machine knows: "somebody@host"."""
+    """The user and host, as in "alice@host"."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -155,14 +159,14 @@ def _who() -> str:
 
 
 def _renew(snapshot: Snapshot) -> None:
-    """Only the file: nobody is there who has a key of the old one."""
+    """Replace the key file only: no process has a key derived from the old one."""
     directory = snapshot.directory
     with lock.claimed(directory):
         lock.refuse_unknown_coordinator(snapshot)
         if left := stop.left_of(snapshot):
             names = ", ".join(str(row["name"]) for row in left)
             raise DlctlError(
-                f"{snapshot.run_id} is {snapshot.state}, but some of it is still there: {names}",
+                f"{snapshot.run_id} is {snapshot.state}, but processes of it still run: {names}",
                 where=str(directory),
                 hint=hints.either(
                     f"dlctl recover -j {snapshot.run_id}", f"dlctl stop -j {snapshot.run_id}"
@@ -171,6 +175,6 @@ def _renew(snapshot: Snapshot) -> None:
         with explained(directory):
             keys.renew(directory)
             with closing(RunDb(directory)) as db:
-                text = f"{_who()} has given the run a new key"
+                text = f"{_who()} gave the run a new key"
                 db.add_event(time.time(), "keys", "", text, {})
                 db.commit()

@@ -25,10 +25,10 @@ ENDED_DAEMON = ("backoff", "failed", "stopped", "quarantined", GONE)
     "logs",
     examples=[
         ("dlctl logs", "the last 100 lines of each daemon"),
-        ("dlctl logs -f", "and what comes, until the job ends"),
+        ("dlctl logs -f", "and new lines, until the job ends"),
         ("dlctl logs worker-1 --previous", "what it wrote before it was restarted"),
-        ("dlctl logs --failed", "last words of whoever is not well, and how it ended"),
-        ("dlctl logs 'worker-*' -l warning -g loss", "choose by level and text"),
+        ("dlctl logs --failed", "last lines of unhealthy daemons, and how they ended"),
+        ("dlctl logs 'worker-*' -l warning -g loss", "filter by level and text"),
     ],
     see_also=["status", "events"],
 )
@@ -37,16 +37,16 @@ ENDED_DAEMON = ("backoff", "failed", "stopped", "quarantined", GONE)
 @click.option(
     "-n", "--tail", "tail", type=Tail("lines"), help='Last N lines of each daemon, or "all" (100).'
 )
-@click.option("--since", metavar="TIME", help='Only later lines: "10m" ago or an ISO time.')
-@click.option("--until", metavar="TIME", help="Only earlier lines.")
-@click.option("-l", "--level", type=click.Choice(logs.LEVELS), help="Only lines at least as grave.")
-@click.option("-g", "--grep", metavar="REGEX", help="Only lines in which REGEX is found.")
+@click.option("--since", metavar="TIME", help='Only lines since "10m" ago or an ISO time.')
+@click.option("--until", metavar="TIME", help="Only lines until this time.")
+@click.option(
+    "-l", "--level", type=click.Choice(logs.LEVELS), help="Only lines of this severity or higher."
+)
+@click.option("-g", "--grep", metavar="REGEX", help="Only lines that match REGEX.")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="Only daemons of this role.")
 @click.option("-p", "--previous", is_flag=True, help="The incarnation before this one.")
-@click.option(
-    "--failed", is_flag=True, help="Last words of whoever died or is not well, 40 lines each."
-)
-@click.option("--raw", is_flag=True, help="Lines as they stand in the files.")
+@click.option("--failed", is_flag=True, help="Last lines of dead or unhealthy daemons, 40 each.")
+@click.option("--raw", is_flag=True, help="Unformatted lines, as in the files.")
 @job_option
 @json_option
 def command(
@@ -66,15 +66,15 @@ def command(
 ) -> None:
     """Show or follow logs of all or some daemons.
 
-    NAME is a daemon or a glob. Lines are merged by time; a restart is marked. A line of the level
-    "text" was written by the process itself (a traceback, a library's warning) and carries no time.
+    NAME is a daemon or a glob. Lines are merged by time; restarts are marked. A line of the level
+    "text" is direct output of the process (a traceback, a library's warning) and has no time.
 
-    With --failed, one daemon after the other: the last lines of the process that failed, is stuck,
-    or whose heartbeat is late, and below them the problem, as "dlctl status" shows it. Evaluations
-    of the model are left out.
+    With --failed, for each daemon that failed, is stuck, or whose heartbeat is late: its last
+    lines, and below them the problem, as "dlctl status" shows it. Evaluations of the model are left
+    out.
     """
     if follow and (previous or failed):
-        raise UsageError("--follow goes on with the present; --previous and --failed are the past")
+        raise UsageError("--follow shows new lines; --previous and --failed show past ones")
     snapshot = select.look(job, every_page=False)
     chosen = _daemons(snapshot, names, roles)
     test = log_lines.wanted(
@@ -122,7 +122,7 @@ def _search(pattern: str | None) -> Callable[[str], object] | None:
 
 
 def _previous(snapshot: Snapshot, name: str, files: list[LogFile]) -> list[LogFile]:
-    """The life before this one; of a daemon that is dead now, the one that has just ended."""
+    """The incarnation before the current one; for a dead daemon, the one that ended last."""
     incarnations = sorted({file.incarnation for file in files})
     row = snapshot.daemon(name)
     if snapshot.is_live and row.get("state") not in ENDED_DAEMON:

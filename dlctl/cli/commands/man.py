@@ -78,7 +78,7 @@ def topics() -> dict[str, Path]:
 
 
 def text_of(page: Path) -> str:
-    """Its Markdown, without comments and without links to other files of the manual."""
+    """Its Markdown, without comments and links to other files of the manual."""
     text = re.sub(r"<!--.*?-->\n*", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     return re.sub(r"\[([^\]]+)\]\([^)]+\.md[^)]*\)", r"\1", text).rstrip("\n")
 

@@ -1,4 +1,4 @@
-"""`dlctl plan`: what `dlctl start` would do; nothing is changed by asking."""
+"""`dlctl plan`: what `dlctl start` would do; changes nothing."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ CHANGES_EXIT_CODE = 10
 @make_command(
     "plan",
     examples=[
-        ("dlctl plan job.toml", "which run it becomes, who runs where, which files"),
-        ("dlctl plan job.toml --check", "and ask the hosts whether that will work"),
+        ("dlctl plan job.toml", "which run, which daemons on which hosts, which files"),
+        ("dlctl plan job.toml --check", "also check whether it will work on the hosts"),
         ("dlctl plan job.toml --detailed-exitcode", "for scripts: 10 if there is anything to do"),
     ],
     see_also=["start", "doctor", "validate"],
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--fresh", is_flag=True, help="What `start --fresh` would do.")
-@click.option("--check", is_flag=True, help="Log in to the hosts, too; show what is in the way.")
+@click.option("--check", is_flag=True, help="Also log in to the hosts and show problems.")
 @click.option(
     "--detailed-exitcode",
     "is_detailed",
     is_flag=True,
-    help="Exit with 10 unless all that the job file says is in force or reached already.",
+    help="Exit with 10 unless the whole job file is already effective or reached.",
 )
 @json_option
 def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bool) -> None:
     """Show what start would do; change nothing.
 
-    Which run the job file becomes, what differs from that run and which of it can be changed while
-    it runs, where each daemon would be, and which files would be written. How large the shards are
-    is known as soon as an earlier run of the same job file has saved a checkpoint, else after the
-    first worker has built the model. No host is logged in to without --check. With it, the exit
-    code is 1 if anything is in the way, as with `dlctl doctor`.
+    Shows which run the job file becomes, how it differs from that run and which of these keys
+    change live, where each daemon would run, and which files would be written. The sizes of the
+    shards are known once an earlier run of the same job file has saved a checkpoint, else after the
+    first worker has built the model. Only --check logs in to hosts. With it, the exit code is 1 if
+    there is a fault, as with `dlctl doctor`.
     """
     from dlctl import config, jobfile
     from dlctl.health.findings import FAULT
@@ -111,14 +111,14 @@ def _show(file: Path, job: JobFile, case: Case, model: Model | None, faults: lis
     from dlctl.jobfile import summary
     from dlctl.ops import graft, plan
 
-    told = [summary.of(job), plan.headline(case)]
-    told += [
+    lines = [summary.of(job), plan.headline(case)]
+    lines += [
         f"  {text}" + (f"   live: {live}" if live else "") for text, live in plan.changes(case)
     ]
-    told += [f"  {case.loss.text()}"] if case.loss else []
+    lines += [f"  {case.loss.text()}"] if case.loss else []
     if case.checkpoint is not None and (words := graft.in_words(case.checkpoint, job)):
-        told.append(f"  {words}")
-    console.out("\n".join(map(console.escape, told)))
+        lines.append(f"  {words}")
+    console.out("\n".join(map(console.escape, lines)))
     for problem in case.damaged:
         console.warn(problem)
     console.out(f"\n{_table(job, plan.placed(job, model))}")

@@ -18,19 +18,21 @@ AXES = ("seconds", "steps", "samples", "epochs", "bytes")
     "plot",
     examples=[
         ("dlctl plot", "the loss against samples: plot.png"),
-        ("dlctl plot digits-7f3a digits-a22d --x bytes", "two runs, by what they sent"),
+        ("dlctl plot digits-7f3a digits-a22d --x bytes", "two runs, by their traffic"),
         ("dlctl plot runs/* --y accuracy --x seconds -o all.pdf", "by evaluations of the model"),
     ],
     see_also=["report", "top"],
 )
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_runs)
-@click.option("--y", "what", default="loss", metavar="NAME", help="What is drawn.  [default: loss]")
+@click.option(
+    "--y", "what", default="loss", metavar="NAME", help="The figure to plot.  [default: loss]"
+)
 @click.option(
     "--x",
     "axis",
     type=click.Choice(AXES),
     default="samples",
-    help="Against what.  [default: samples]",
+    help="The x axis.  [default: samples]",
 )
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), default=Path("plot.png"),
@@ -44,10 +46,11 @@ def command(
     """Draw the loss, or another figure, of one or several runs.
 
     NAME is loss, samples_per_s, staleness, push_bytes_per_s, fetch_bytes_per_s, lr, inner_lr,
-    workers, what else the task's loss returns, or a metric of its evaluate; evaluation.loss is that
-    of evaluate. Seconds are those at work, and bytes what all workers have pushed and fetched, so
-    that methods can be compared by what they cost. Where a run went back to a checkpoint, what was
-    done again is drawn once against steps, samples and epochs. Needs `pip install 'dlctl[plot]'`.
+    workers, another metric returned by the task's loss, or a metric of its evaluate;
+    evaluation.loss is that of evaluate. Seconds are training time, and bytes the traffic of all
+    workers (pushes and fetches), so that methods can be compared by cost. Where a run rolled back
+    to a checkpoint, redone work is drawn once against steps, samples and epochs. Needs
+    `pip install 'dlctl[plot]'`.
     """
     from dlctl.observe import history, plot
     from dlctl.util import extras

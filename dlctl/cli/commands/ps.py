@@ -1,4 +1,4 @@
-"""`dlctl ps`: all runs that this user knows, one line each."""
+"""`dlctl ps`: all runs of this user, one line each."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ RIGHT = ("DAEMONS", "STEP", "EPOCH", "LOSS", "UP")
 @make_command(
     "ps",
     examples=[
-        ("dlctl ps", "jobs that run, and those of the last day"),
+        ("dlctl ps", "running jobs, and those of the last day"),
         ("dlctl ps -a", "all jobs whose run directory still exists"),
         ("dlctl ps -q", "only their ids, for scripts"),
     ],
     see_also=["status", "logs"],
 )
-@click.option("-a", "--all", "show_all", is_flag=True, help="Show runs that ended long ago, too.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="Also show runs that ended long ago.")
 @json_option
 def command(show_all: bool, as_json: bool) -> None:
     """List jobs.
 
-    UP is the time since the start, or how long the run took; EPOCH is how often all of its data was
-    seen. A run whose coordinator is gone is "failed"; one whose coordinator sends no heartbeat is
-    "not answering"; one whose database cannot be read is "unreadable".
+    UP is the time since the start, or the duration of an ended run; EPOCH is the number of passes
+    over its data. A run whose coordinator is gone is "failed"; one whose coordinator sends no
+    heartbeat is "not answering"; one whose database cannot be read is "unreadable".
     """
     snapshots = select.without_copies(select.all_of(select.directories()))
     shown = [s for s in reversed(snapshots) if show_all or s.is_live or _is_recent(s)]
@@ -50,7 +50,7 @@ def _note_hidden(known: int, shown: int) -> None:
     if known > shown:
         console.note(f"{known - shown} older not shown; all: dlctl ps -a")
     elif not known:
-        console.note("there are no runs yet; begin with: dlctl init demo")
+        console.note("there are no runs yet; start with: dlctl init demo")
 
 
 def _is_recent(snapshot: Snapshot) -> bool:

@@ -1,4 +1,4 @@
-"""`dlctl recover`: say what has become of a run, what is left of it, and bring it back."""
+"""`dlctl recover`: show what happened to a run and what is left of it, and recover it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SCHEMA = "dlctl.recover/1"
     "recover",
     examples=[
         ("dlctl recover --dry-run", "what died, what is left, and what would be lost"),
-        ("dlctl recover", "bring the job back"),
-        ("dlctl recover mnist-7f3a --from-checkpoint", "give up what came after it"),
-        ("dlctl recover --checkpoint 1", "go back to this one (dlctl checkpoint ls)"),
+        ("dlctl recover", "recover the job"),
+        ("dlctl recover mnist-7f3a --from-checkpoint", "discard everything after the checkpoint"),
+        ("dlctl recover --checkpoint 1", "roll back to this one (dlctl checkpoint ls)"),
     ],
     see_also=["status", "start", "verify"],
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @click.option("--from-checkpoint", is_flag=True, help="Resume from the newest good checkpoint.")
 @click.option(
     "--checkpoint", "number", type=click.IntRange(1), metavar="N", help="Resume from this one."
@@ -47,19 +47,19 @@ def command(
     job: str | None,
     as_json: bool,
 ) -> None:
-    """Bring back a job that has died.
+    """Recover a job that has died.
 
-    This is for a run that has failed, or whose coordinator and agents are gone. If the
-    coordinator's memory and all shards are there, the run goes on where it was and nothing is lost.
-    Otherwise it resumes from its newest good checkpoint, and what is lost is said. One that was
-    saved because nobody could use what the workers computed is taken if there is no other one, or
-    if --checkpoint names it. The job stays as it was: "dlctl start" takes a changed job file. What
-    was set live stays in force in a run that goes on where it was; in one that resumes, all is
-    again as its job file had it. A run that lives is left alone, and one that was stopped or has
-    finished goes on with "dlctl start". Daemons of a living run that die are replaced by
-    themselves. Other hosts are asked for what is there; the exit code is 5 if one that is needed
-    cannot be reached, or a coordinator that is there does not answer (it is replaced by itself),
-    and 1 if nothing is left to go on from.
+    Use this for a run that has failed, or whose coordinator and agents are gone. If the
+    coordinator's memory and all shards survive, the run resumes where it stopped and nothing is
+    lost. Otherwise it resumes from its newest good checkpoint, and the command reports what is
+    lost. A checkpoint that was saved because the workers' results were unusable is taken only if
+    there is no other, or if --checkpoint names it. The job does not change: "dlctl start" takes a
+    changed job file. Live settings stay in effect in a run that resumes where it stopped; a run
+    that resumes from a checkpoint uses its job file again. The command leaves a live run alone; a
+    run that was stopped or has finished continues with "dlctl start". In a live run, daemons that
+    die are replaced automatically. Other hosts are queried for their state. The exit code is 5 if a
+    required host is unreachable or a live coordinator does not answer (its agent replaces it), and
+    1 if nothing is left to resume from.
     """
     directory = select.own_directory(job)
     with nullcontext() if dry_run else lock.claimed(directory):
@@ -80,7 +80,7 @@ def command(
             with live.shown() as progress:
                 after = ready.wait_ready(launched, limit_s, progress)
             if after.state == "failed":
-                raise ready.failed(launched, "could not be brought back")
+                raise ready.failed(launched, "could not be recovered")
             took, step = values.duration(time.monotonic() - began), after.run.get("step")
             text = f"{after.run_id} is {after.state} again, at step {values.count(step)}"
             console.note(console.escape(f"{text}, after {took}"))

@@ -19,8 +19,8 @@ MODE = 0o644
 @make_command(
     "report",
     examples=[
-        ("dlctl report", "writes digits-7f3a.html here, of the job that runs, or the newest one"),
-        ("dlctl report digits-7f3a -o best.html", "another one, under a name of your own"),
+        ("dlctl report", "write digits-7f3a.html here, for the running job or the newest one"),
+        ("dlctl report digits-7f3a -o best.html", "another run, to a file of your choice"),
     ],
     see_also=["plot", "top", "events"],
 )
@@ -31,11 +31,10 @@ MODE = 0o644
 def command(output: Path | None, job: str | None) -> None:
     """Write an HTML page about a run: loss, rates, staleness, events.
 
-    The page is one file, which loads nothing from any network: send it to anybody. It shows the
-    loss, what else the task's loss returns, evaluations, the learning rate, throughput, staleness
-    and bytes, all against the time of day, seconds at work, steps or samples, with the events of
-    the run as marks; and the job file. Of a run that goes on it shows what there is so far. A file
-    of that name is replaced.
+    The page is one self-contained file that loads nothing from a network. It shows the loss, other
+    metrics that the task's loss returns, evaluations, the learning rate, throughput, staleness and
+    bytes against the time of day, training seconds, steps or samples, with the run's events as
+    marks; and the job file. For a live run it shows the data so far. An existing file is replaced.
     """
     snapshot = select.look(job)
     from dlctl.observe import history, html

@@ -1,4 +1,4 @@
-"""`dlctl restart`: new processes under the same names, while the run goes on."""
+"""`dlctl restart`: new processes under the same names, while the run continues."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dlctl.util.names import COORDINATOR
 @make_command(
     "restart",
     examples=[
-        ("dlctl restart worker-2", "also brings one back from its quarantine"),
-        ("dlctl restart 'server-*'", "the next ones go on with their shards"),
-        ("dlctl restart coordinator", "the daemons go on meanwhile"),
+        ("dlctl restart worker-2", "also releases it from quarantine"),
+        ("dlctl restart 'server-*'", "the new processes resume with their shards"),
+        ("dlctl restart coordinator", "the daemons continue meanwhile"),
     ],
     see_also=["scale", "status", "why"],
 )
@@ -31,14 +31,14 @@ from dlctl.util.names import COORDINATOR
 def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: str | None) -> None:
     """Restart daemons in place, keeping their names.
 
-    NAME is a daemon or a glob. A worker finishes its portion and its pushes first; a server goes on
-    with its shard, so this needs durability = "process" or "disk"; agents and the coordinator find
-    what they have left. Workers read the task's files anew; one that
-    replaces a dead one uses them as they were at the start. Nothing that was acknowledged is lost.
-    Returns when all are at work.
+    NAME is a daemon or a glob. A worker finishes its portion and its pushes first. A server resumes
+    with its shard, so this needs durability = "process" or "disk". Agents and the coordinator
+    recover their state. A restarted worker re-reads the task's files; a worker that replaces a dead
+    one uses the files from the start of the run. Nothing that was acknowledged is lost. Returns
+    when all are running.
     """
     if not names:
-        raise UsageError("whom to restart? give NAME...", hint="dlctl status")
+        raise UsageError("no daemon given to restart: give NAME...", hint="dlctl status")
     snapshot = select.own(job)
     control.require_live(snapshot, "restarted")
     chosen = daemon_names.match(names, _roles(snapshot))
@@ -59,7 +59,7 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
 
 
 def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:
-    """Workers that are restarted read the task's files anew, if all of them can."""
+    """Make restarted workers re-read the task's files, if all of them can."""
     workers = {str(row["name"]) for row in snapshot.daemons if row.get("role") == "worker"}
     changed = task_code.changed(snapshot.directory)
     if not changed or workers.isdisjoint(chosen):
@@ -67,17 +67,17 @@ def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:
     files = console.escape(", ".join(map(values.path, changed)))
     if other_hosts.of(snapshot):
         console.warn(
-            f"{files}: changed, and used as before; new code needs dlctl stop, dlctl start"
+            f"{files}: changed, but the old version is used; new code needs dlctl stop, dlctl start"
         )
         return
     task_code.forget(snapshot.directory)
-    console.note(f"{files}: changed, and read anew")
+    console.note(f"{files}: changed, reloading")
     if others := sorted(workers.difference(chosen), key=natural):
-        console.warn(f"{', '.join(others)} go on with the code as it was, until restarted as well")
+        console.warn(f"{', '.join(others)} continue with the old code until restarted as well")
 
 
 def _roles(snapshot: Snapshot) -> dict[str, str]:
-    """Name -> role of the daemons that there are now."""
+    """Name -> role of the current daemons."""
     rows = {str(row["name"]): str(row.get("role", "")) for row in snapshot.daemons}
     rows[COORDINATOR] = COORDINATOR
     return {name: rows[name] for name in sorted(rows, key=natural)}

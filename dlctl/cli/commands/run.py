@@ -31,7 +31,7 @@ POLL_S = 0.2
 LOOK_S = 0.5
 LEVEL = "warning"
 SIGNALLED = 128
-"""A program that ended because of a signal has this plus its number as exit code."""
+"""The exit code of a program terminated by a signal is this plus the signal's number."""
 
 
 @make_command(
@@ -44,14 +44,15 @@ SIGNALLED = 128
     see_also=["start", "status", "checkpoint"],
 )
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--fresh", is_flag=True, help="Begin a new run even if one could be resumed.")
+@click.option("--fresh", is_flag=True, help="Start a new run even if one could be resumed.")
 @click.pass_context
 def command(ctx: click.Context, file: Path, fresh: bool) -> None:
     """Start a job, stream its logs, stop it on Ctrl-C.
 
-    Shows warnings and errors of all daemons, and how far the training is. The exit code is that of
-    the job: 0 if it has finished, 7 if it failed, 3 if somebody else stopped it, 130 after Ctrl-C.
-    Ctrl-C saves a checkpoint and stops; once more kills. Started again, the job goes on from there.
+    Shows warnings and errors of all daemons, and the training progress. The exit code is that of
+    the job: 0 if it has finished, 7 if it failed, 3 if another command stopped it, 130 after
+    Ctrl-C. Ctrl-C saves a checkpoint and stops; a second one kills. The next start of the job
+    resumes from that checkpoint.
     """
     from dlctl.cli.ui import live
     from dlctl.ops import launch, ready
@@ -87,7 +88,7 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
 
 
 def _attend(launched: Launched, progress: Progress) -> Snapshot:
-    """From the start to the end: warnings as they come, and how far it is."""
+    """From the start to the end: show warnings as they arrive, and the progress."""
     from dlctl.cli.ui import log_lines
     from dlctl.ops import ready
     from dlctl.runs import logs
@@ -116,8 +117,8 @@ def _attend(launched: Launched, progress: Progress) -> Snapshot:
 
 
 def _show(lines: Iterable[Line], snapshot: Snapshot, printer: Printer, progress: Progress) -> None:
-    """Show warnings and errors, but not what ends the run: the error at the end says that, once and
-    whole. They are a moment old, so that the run's reason tells of it.
+    """Show warnings and errors, except the cause of the run's end: the final error reports it. The
+    lines are shown with a delay so that the run's reason is known by then.
     """
     for line in lines:
         if line.severity >= LEVELS.index(LEVEL) and not (
@@ -127,15 +128,15 @@ def _show(lines: Iterable[Line], snapshot: Snapshot, printer: Printer, progress:
 
 
 def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
-    """Stop in order; if the user is in more of a hurry than that, kill.
+    """Stop gracefully; kill on a second interrupt.
 
-    `origin`: what the run is told of why it has to stop.
+    `origin`: the source of the stop request, recorded in the run's reason.
     """
     for module in ("dlctl.control.client", "zmq"):
-        import_module(module)  # A signal in the middle of an import leaves half of it.
+        import_module(module)  # A signal during an import would leave a partial module.
     snapshot = load(directory)
     grace_s = values.number(read_job(directory).get("timeouts", {}).get("grace_s")) or 30.0
-    console.note("\nstopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once")
+    console.note("\nstopping: last steps, then a checkpoint; Ctrl-C again kills at once")
     try:
         interrupts.arm()
         if snapshot.is_live:
@@ -156,10 +157,10 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
 
 
 def _summary(snapshot: Snapshot, file: Path) -> None:
-    """What came of it (on stdout), what the task's `finish` printed, and what to type next."""
+    """Print the result (on stdout), the output of the task's `finish`, and the next commands."""
     found = snapshot.run.get("finish")
-    told = found.get("text") if isinstance(found, Mapping) else None
-    finish = [console.escape_lines(told)] if isinstance(told, str) and told else []
+    printed = found.get("text") if isinstance(found, Mapping) else None
+    finish = [console.escape_lines(printed)] if isinstance(printed, str) and printed else []
     head = [*report.head(snapshot, brief=True), *attention.of_run(snapshot)]
     console.out("\n".join([*head, *finish]), flush=True)
     _tell_next(snapshot, file)
@@ -174,7 +175,7 @@ def _tell_next(snapshot: Snapshot, file: Path) -> None:
         export = f"dlctl checkpoint export {job} -o model.safetensors"
         commands.append((export, "the model for torch"))
     if snapshot.state == "finished":
-        commands.append((f"dlctl run --fresh {file}", "train anew"))
+        commands.append((f"dlctl run --fresh {file}", "train from the beginning"))
         commands.append((again, "train on, with a later stop in [job]"))
     elif not snapshot.is_live and (step := next_step.of(snapshot)) is not None:
         commands.append((again, step.what + (f" ({step.first} first)" if step.first else "")))

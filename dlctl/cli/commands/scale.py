@@ -1,4 +1,4 @@
-"""`dlctl scale`: have more or fewer workers while the run goes on."""
+"""`dlctl scale`: change the number of workers while the run continues."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ EXAMPLE = "dlctl scale worker=8"
 @make_command(
     "scale",
     examples=[
-        ("dlctl scale worker=8", "have 8 workers; returns when they are at work"),
-        ("dlctl scale worker=2 --no-wait", "the others leave as soon as their portion is done"),
+        ("dlctl scale worker=8", "scale to 8 workers; returns when they are running"),
+        ("dlctl scale worker=2 --no-wait", "the others leave once their portion is done"),
     ],
     see_also=["status", "restart"],
 )
@@ -33,9 +33,9 @@ EXAMPLE = "dlctl scale worker=8"
 def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) -> None:
     """Add or remove workers of a running job.
 
-    New workers begin with the servers' parameters. The ones with the highest numbers leave: each
-    finishes its portion and its pushes, so nothing is lost. The number lasts until the run ends;
-    the job file stays as it is. Servers cannot be scaled while a run lives.
+    New workers start with the servers' parameters. The workers with the highest numbers leave: each
+    finishes its portion and its pushes, so nothing is lost. The number applies until the run ends;
+    the job file does not change. Servers cannot be scaled in a live run.
     """
     workers = parse(wanted)
     snapshot = select.own(job)
@@ -44,33 +44,33 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
     before, after = (values.count(result.get(key)) for key in ("before", "after"))
     starting, leaving = (_names(result, key) for key in ("starting", "leaving"))
     if not starting and not leaving:
-        console.note(f"{console.escape(snapshot.run_id)} has {after} workers already")
+        console.note(f"{console.escape(snapshot.run_id)} already has {after} workers")
         return
     if not no_wait:
         new = {name: facts.incarnation(snapshot.daemon(name)) for name in starting}
         with live.shown() as progress:
             control.wait(snapshot, _goal(new, leaving), limit_s, f"{after} workers", new, progress)
-    console.out(f"workers  {before} -> {after}{_told(starting, leaving)}")
+    console.out(f"workers  {before} -> {after}{_changes(starting, leaving)}")
 
 
 def parse(text: str) -> int:
-    """The number of workers in "worker=8". Raises UsageError for all that cannot be had."""
+    """The number of workers in "worker=8". Raises UsageError for anything else."""
     role, equals, number = (part.strip() for part in text.partition("="))
     if not equals:
         raise UsageError(f'"{text}" is not ROLE=N', hint=EXAMPLE)
     if role in ("server", "servers"):
         raise UsageError(
-            "servers cannot be scaled while a run lives: each of them owns a part of the model",
+            "servers cannot be scaled in a live run: each of them owns a part of the model",
             hint=hints.told(
                 "dlctl stop", "then change count in [servers], and dlctl start JOBFILE"
             ),
         )
     if role not in ("worker", "workers"):
-        text = f'"{role}" is no role that can be scaled; only workers can be scaled'
+        text = f'"{role}" is not a role that can be scaled; only workers can be scaled'
         raise UsageError(text, hint=EXAMPLE)
     if not (number.isascii() and number.isdigit()):
         raise UsageError(f'"{number}" is not a number of workers', hint=EXAMPLE)
-    from dlctl.config import COUNT_MAX  # only here: it takes pydantic along
+    from dlctl.config import COUNT_MAX  # imported late: it pulls in pydantic
 
     if not 1 <= int(number) <= COUNT_MAX:
         raise UsageError(f"a run has 1 to {COUNT_MAX} workers, not {number}", hint=EXAMPLE)
@@ -82,14 +82,14 @@ def _names(result: Mapping[str, Any], key: str) -> list[str]:
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
-def _told(starting: Sequence[str], leaving: Sequence[str]) -> str:
+def _changes(starting: Sequence[str], leaving: Sequence[str]) -> str:
     parts = [("new", starting), ("gone", leaving)]
-    told = [f"{what}: {', '.join(names)}" for what, names in parts if names]
-    return console.escape(f"  ({'; '.join(told)})")
+    changed = [f"{what}: {', '.join(names)}" for what, names in parts if names]
+    return console.escape(f"  ({'; '.join(changed)})")
 
 
 def _goal(new: Mapping[str, int], leaving: Sequence[str]) -> control.Goal:
-    """Whom the scaling still waits for. A worker that was about to leave may begin anew."""
+    """The workers that scaling still waits for. A leaving worker may be restarted instead."""
 
     def waiting(snapshot: Snapshot) -> list[str]:
         rows = {row["name"]: row for row in snapshot.daemons}

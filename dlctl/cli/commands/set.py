@@ -1,4 +1,4 @@
-"""`dlctl set`: change settings of living daemons, and return when they have acknowledged."""
+"""`dlctl set`: change settings of live daemons, and return once they have acknowledged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dlctl.util import values
     examples=[
         ("dlctl set 'worker-*' push=5MB/s", "limit what every worker pushes"),
         ("dlctl set worker-1 fetch=off push_every_steps=16", "several settings of one worker"),
-        ("dlctl set push_every_steps=auto", "as rarely as the links need, as often as they can"),
+        ("dlctl set push_every_steps=auto", "as often as the links permit"),
         ("dlctl set lr=0.01", "all daemons that have it, here the servers"),
         ("dlctl set --list", "which settings are live"),
     ],
@@ -40,10 +40,10 @@ def command(arguments: tuple[str, ...], show_list: bool, limit_s: float, job: st
     """Change fetch/push limits and other live settings.
 
     NAME is a daemon or a glob; without one, every daemon that has the setting. The command returns
-    when the daemons have put it in force, with exit code 8 if some of them did not answer. A change
-    outlasts a stop, unless the job file says that key otherwise when the run is started again; the
-    job file stays as it is. Workers that "dlctl scale" adds later
-    begin with what the job file says.
+    when the daemons have applied it, with exit code 8 if some of them did not answer. A change
+    survives a stop, unless that key has changed in the job file when the run is started again. The
+    job file itself does not change, and workers that "dlctl scale" adds later start with its
+    values.
     """
     if show_list:
         _list()
@@ -62,7 +62,7 @@ def command(arguments: tuple[str, ...], show_list: bool, limit_s: float, job: st
     missing = sorted(str(name) for name in result.get("missing", []))
     if missing:
         raise Partial(
-            f"no answer from {', '.join(missing)}; it is in force when they come back",
+            f"no answer from {', '.join(missing)}; they apply it when they are back",
             hint=f"dlctl status -j {snapshot.run_id}",
         )
 
@@ -76,7 +76,7 @@ def _list() -> None:
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE texts; the coordinator says what is wrong with a key or a value."""
+    """KEY=VALUE texts; the coordinator validates keys and values."""
     if not texts:
         raise UsageError("nothing to set: give KEY=VALUE", hint="dlctl set --list")
     wanted: dict[str, str] = {}
@@ -91,7 +91,7 @@ def _assignments(texts: Sequence[str]) -> dict[str, str]:
 def _ask(
     snapshot: Snapshot, patterns: Sequence[str], wanted: Mapping[str, str], timeout_s: float
 ) -> dict[str, Any]:
-    """One request for everything: all of it is put in force, or nothing."""
+    """One atomic request: all settings are applied, or none."""
     from dlctl.control import client
 
     arguments = {"names": list(patterns), "settings": dict(wanted)}
@@ -103,7 +103,7 @@ def _ask(
 
 
 def _other_way(snapshot: Snapshot, wanted: Mapping[str, str]) -> str | None:
-    """How to change what does not change live, if that was asked for."""
+    """How to change a key that does not change live, if one was requested."""
     job = read_job(snapshot.directory)
     for key, value in wanted.items():
         found = changes.not_live(job, key)
@@ -112,7 +112,7 @@ def _other_way(snapshot: Snapshot, wanted: Mapping[str, str]) -> str | None:
         if found:
             file = shlex.quote(values.path(str(snapshot.run.get("job_file"))))
             stop = f"dlctl stop -j {snapshot.run_id} && "
-            return f"write it into {file}, then {stop}dlctl start {file}, which goes on with it"
+            return f"write it into {file}, then {stop}dlctl start {file}, which resumes with it"
     return None
 
 

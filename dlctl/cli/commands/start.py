@@ -18,24 +18,24 @@ from dlctl.util import values
 @make_command(
     "start",
     examples=[
-        ("dlctl start job.toml", "start it, or go on with its last run"),
+        ("dlctl start job.toml", "start it, or resume its last run"),
         ("dlctl start --fresh job.toml", "a new run from the beginning"),
         (
             "dlctl start --from runs/mnist-7f3a/ckpt/000000000400-2 job.toml",
-            "a new run that goes on from there",
+            "a new run from this checkpoint",
         ),
-        ("dlctl start -f job.toml", "and follow its logs; Ctrl-C only leaves"),
+        ("dlctl start -f job.toml", "and follow its logs; Ctrl-C only detaches"),
     ],
     see_also=["plan", "doctor", "run", "status", "stop"],
 )
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--fresh", is_flag=True, help="Begin a new run even if one could be resumed.")
+@click.option("--fresh", is_flag=True, help="Start a new run even if one could be resumed.")
 @click.option(
     "--from",
     "source",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Begin a new run with this checkpoint, of whatever run.",
+    help="Start a new run from this checkpoint, of any run.",
 )
 @click.option(
     "--timeout", "limit_s", type=Duration(), help='Give up waiting after "90s", "5m" (exit code 6).'
@@ -52,24 +52,24 @@ def command(
 ) -> None:
     """Start a job in the background; wait until it is ready.
 
-    A job that was stopped goes on from its newest good checkpoint. One that has failed goes on
-    exactly where it was, if all of that is still there, and else from its newest good checkpoint;
-    if all checkpoints are damaged, or the run's database cannot be read, it is refused. With a job
-    file that was changed meanwhile it takes its checkpoint, and how many steps are done again is
-    said; without any checkpoint that is refused, for `dlctl recover` goes on with the job as it
-    was. What `dlctl set` has changed stays so, and is said; a key that was changed in the job file
-    since the last start counts as the job file says. A run whose job file is not there any more, as
-    in a project that was moved, is not gone on with: --from is the way. Starting a job that runs
-    already does nothing. If a daemon fails while the job starts, its last lines are shown, nothing
-    is left running, and the exit code is 7.
+    A stopped job resumes from its newest good checkpoint. A failed job resumes exactly where it
+    stopped if all of its state survives, else from its newest good checkpoint. The start is refused
+    if all checkpoints are damaged or the run's database cannot be read. If the job file has
+    changed, the run resumes from its checkpoint, and the command reports how many steps are done
+    again; without a checkpoint this is refused, because `dlctl recover` can resume with the
+    previous job. Settings changed with `dlctl set` are kept and reported, but a key that has
+    changed in the job file since the last start takes precedence. A run whose job file no longer
+    exists, as in a project that was moved, is not resumed: use --from. Starting a job that is
+    already running does nothing. If a daemon fails during the start, the command shows its last
+    lines, leaves nothing running, and exits with 7.
 
-    With another [algorithm], [optimizer] or [inner] in the job file a new run begins with the
-    checkpoint of the last one: its model and its progress go on, and so does what adam, adamw or
-    momentum keep, in the servers or in the replicas of allreduce. What begins afresh is said.
+    With another [algorithm], [optimizer] or [inner] in the job file, a new run starts from the
+    checkpoint of the last one: it keeps the model, the progress, and the state of adam, adamw or
+    momentum, in the servers or in the replicas of allreduce. The command reports what starts over.
 
-    With --from a new run begins with a checkpoint of another one, such as a run whose database is
-    damaged: model, optimiser, residuals and the data that is done are those of the checkpoint, of
-    which a copy is made. It may be of another method or optimiser, likewise.
+    With --from, a new run starts from a copy of another run's checkpoint, such as a run whose
+    database is damaged: model, optimiser, residuals and data position are those of the checkpoint.
+    It may be of another method or optimiser as well.
     """
     from dlctl.cli.ui import live, log_lines
     from dlctl.ops import launch, ready
@@ -81,7 +81,7 @@ def command(
     if console.is_quiet():
         console.out(launched.directory.name, flush=True)
     if no_wait:
-        console.note(f"{console.escape(launched.directory.name)} starts in the background")
+        console.note(f"{console.escape(launched.directory.name)} is starting in the background")
         return
     progress = live.open_progress()
     try:
@@ -90,7 +90,7 @@ def command(
         progress.close()
         job = f"-j {console.escape(launched.directory.name)}"
         console.note(
-            f"\nIt goes on starting.  again: dlctl wait --for ready {job}   stop: dlctl stop {job}"
+            f"\nIt is still starting.  wait: dlctl wait --for ready {job}   stop: dlctl stop {job}"
         )
         raise
     finally:
@@ -108,10 +108,10 @@ def command(
 
 
 def _tell(snapshot: Snapshot) -> None:
-    """What to type next."""
+    """Print the next commands."""
     job = f"-j {snapshot.run_id}"
     if snapshot.is_live:
         more = [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
     else:
         more = [(f"dlctl checkpoint export {job}", "the model for torch")]
-    console.commands([(f"dlctl status {job}", "how it goes"), *more])
+    console.commands([(f"dlctl status {job}", "its progress"), *more])

@@ -1,4 +1,4 @@
-"""`dlctl status`: one run in depth, from its database alone; it needs no running daemon."""
+"""`dlctl status`: one run in detail, from its database alone; it needs no running daemon."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ RECENT_EVENTS = 10
 @make_command(
     "status",
     examples=[
-        ("dlctl status", "the job that runs, or the newest one"),
+        ("dlctl status", "the running job, or the newest one"),
         ("dlctl status 'worker-*' --wide", "some daemons, with all columns and recent events"),
-        ("dlctl status --watch", "again every 2 seconds"),
-        ("dlctl status --check", "for scripts: exit code 3 unless all is well"),
+        ("dlctl status --watch", "refresh every 2 seconds"),
+        ("dlctl status --check", "for scripts: exit code 3 unless the job is healthy"),
         ("dlctl status --json | jq .loss", "for programs"),
-        ("dlctl status --key ann.key", "a run of ann's, who has given us this file"),
+        ("dlctl status --key ann.key", "a run of ann, who sent us this file"),
     ],
     see_also=["ps", "logs", "events"],
 )
@@ -38,9 +38,9 @@ RECENT_EVENTS = 10
 @click.option(
     "--wide",
     is_flag=True,
-    help="Show host, loss, memory, intervals, waiting and latencies, too.",
+    help="Also show host, loss, memory, intervals, waiting and latencies.",
 )
-@click.option("--check", is_flag=True, help="Exit with 3 unless the job runs and is well.")
+@click.option("--check", is_flag=True, help="Exit with 3 unless the job is running and healthy.")
 @click.option(
     "-w",
     "--watch",
@@ -49,14 +49,14 @@ RECENT_EVENTS = 10
     is_flag=False,
     flag_value=2.0,
     metavar="[SEC]",
-    help="Show it again every SEC seconds (2) until the job ends.",
+    help="Refresh every SEC seconds (2) until the job ends.",
 )
 @click.option(
     "--key",
     "key_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help='Ask a run of somebody else, with a file of "dlctl keys reader".',
+    help='Query a run of another user, with a file of "dlctl keys reader".',
 )
 @click.option("--from", "address", metavar="ADDRESS", help="With --key: tcp://HOST:PORT.")
 @job_option
@@ -73,16 +73,16 @@ def command(
 ) -> None:
     """Show a job's daemons, rates and problems.
 
-    The step of the first line counts those of all workers together, as soon as the portion of data
-    that they belong to is done: pushed, and acknowledged. STEP of a worker counts what its process
-    has made, pushed or not: from 0 after a restart. STEP of a server is its version (v): the
-    updates it has applied. STALE is the mean staleness of a worker's pushes: updates by others
-    between its fetch and its push. PUSH and FETCH are bytes per second now, and the limit if there
-    is one. PUSH EVERY and FETCH EVERY are the steps between two of them; "auto (8)": the worker
-    finds them by itself, 8 now. They are shown if one does, and with --wide. WAITS is the part of
-    its time that a worker stands still for its pushes and fetches. RST counts restarts. What is not
-    known of now is "-". Below the table: the problems, with their codes ("dlctl explain"), and what
-    to do next.
+    The step in the first line is the total of all workers; steps count once their portion of the
+    data is done, i.e. pushed and acknowledged. STEP of a worker counts the steps of its process,
+    pushed or not, from 0 after a restart. STEP of a server is its version (v): the number of
+    applied updates. STALE is the mean staleness of a worker's pushes: updates by others between its
+    fetch and its push. PUSH and FETCH are the current bytes per second, and the limit if there is
+    one. PUSH EVERY and FETCH EVERY are the steps between two pushes or fetches; "auto (8)": the
+    worker chooses them, currently 8. They are shown if a worker does, and with --wide. WAITS is the
+    share of its time that a worker is blocked on pushes and fetches. RST counts restarts. "-" means
+    that there is no current value. Below the table: the problems, with their codes ("dlctl
+    explain"), and the next command.
     """
     if key_file is not None:
         from dlctl.cli.ui import remote_status
@@ -92,7 +92,7 @@ def command(
         remote_status.show(key_file, address, as_json)
         return
     if address is not None:
-        raise UsageError("--from needs --key FILE", hint="the owner makes it: dlctl keys reader")
+        raise UsageError("--from needs --key FILE", hint="its owner creates it: dlctl keys reader")
     snapshot = select.look(job)
     while True:
         _show(snapshot, names, wide, as_json, clear=every_s is not None and console.is_tty())

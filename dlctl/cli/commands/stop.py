@@ -1,4 +1,4 @@
-"""`dlctl stop`: end a run in order, wait until it has ended, and leave no process behind."""
+"""`dlctl stop`: stop a run gracefully, wait for its end, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ GRACE = "30s"
     "stop",
     examples=[
         ("dlctl stop", "finish the steps, save a checkpoint, end all daemons"),
-        ("dlctl stop --no-checkpoint", "the same without saving"),
+        ("dlctl stop --no-checkpoint", "without saving"),
         ("dlctl stop --grace 5s", "less time for the workers' last steps"),
-        ("dlctl stop --kill", "at once; what was not saved is lost"),
+        ("dlctl stop --kill", "at once; unsaved progress is lost"),
     ],
     see_also=["start", "status"],
 )
@@ -35,17 +35,17 @@ GRACE = "30s"
     default=GRACE,
     help=f"For the workers' last steps ({GRACE}).",
 )
-@click.option("--no-checkpoint", is_flag=True, help="Do not save before the end.")
-@click.option("--kill", is_flag=True, help="End everything at once.")
+@click.option("--no-checkpoint", is_flag=True, help="Do not save a checkpoint first.")
+@click.option("--kill", is_flag=True, help="Kill everything at once.")
 @job_option
 def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) -> None:
     """Stop a job, saving first.
 
-    The workers finish their steps and last pushes, the servers save, then all daemons end. A
-    stopped job goes on from its checkpoint with "dlctl start". Stopping a stopped job does nothing.
-    If the coordinator and its agent have died, the daemons they left behind are ended; what the
-    servers have kept stays, and "dlctl recover" goes on with it. --kill removes it, too. The
-    exit code is 8 if the job has stopped, but steps are lost because its last checkpoint failed.
+    The workers finish their steps and last pushes, the servers save, then all daemons exit. A
+    stopped job resumes from its checkpoint with "dlctl start". Stopping a stopped job does nothing.
+    If the coordinator and its agent have died, the daemons they left behind are terminated; the
+    servers' stored state stays, and "dlctl recover" resumes from it. --kill removes it too. The
+    exit code is 8 if the job has stopped but steps are lost because its last checkpoint failed.
     """
     directory = select.own_directory(job)
     snapshot = select.load_any(directory) if kill else load(directory, every_page=True)
@@ -60,7 +60,7 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
         _tell(after)
         if after.state == "failed" and not kill:
             raise DlctlError(
-                f"{after.run_id} has ended, but not in order: {after.reason}",
+                f"{after.run_id} has ended, but not gracefully: {after.reason}",
                 hint=f"dlctl logs coordinator -j {after.run_id}",
             )
         if save:
@@ -72,7 +72,7 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
             text = f"{snapshot.run_id} has already ended ({snapshot.state})"
             console.note(console.escape(f"{text}; no process of it is left"))
     if held := kept.shards(snapshot):
-        what = f"its kept state ({plural(held, 'shard')}) "
+        what = f"its stored state ({plural(held, 'shard')}) "
         what += (
             "is removed" if kill else f"stays; dlctl stop --kill -j {snapshot.run_id} removes it"
         )
@@ -94,13 +94,13 @@ def _tell(snapshot: Snapshot) -> None:
             console.warn(f"the checkpoint is {text}")
     if away := other_hosts.not_ended(snapshot):
         console.warn(
-            f"{console.escape(', '.join(away))} could not be reached: what runs there ends by "
-            f"itself within ten minutes, or with dlctl stop --kill -j {run_id}"
+            f"{console.escape(', '.join(away))} could not be reached: its processes exit on their "
+            f"own within ten minutes, or with dlctl stop --kill -j {run_id}"
         )
 
 
 def _require_saved(snapshot: Snapshot) -> None:
-    """Say why a checkpoint that was wanted was not made.
+    """Report why a requested checkpoint was not saved.
 
     Raises Partial unless no worker had begun: then there was nothing to save.
     """
@@ -108,10 +108,10 @@ def _require_saved(snapshot: Snapshot) -> None:
     if isinstance(row, dict) and not error:
         return
     if not error and not facts.has_begun(snapshot):
-        console.note("no checkpoint was made: the run stopped before training had begun")
+        console.note("no checkpoint was saved: the run stopped before training had begun")
         return
-    why = f"the last checkpoint failed: {error}" if error else "no checkpoint was made"
-    left = "there is no older checkpoint: the same job file trains anew"
+    why = f"the last checkpoint failed: {error}" if error else "no checkpoint was saved"
+    left = "there is no older checkpoint: the next start trains from the beginning"
     if isinstance(row, dict):
         behind = f"{plural(facts.unsaved_steps(snapshot), 'step')} before the end"
         left = f"the newest good checkpoint was saved at step {values.count(row['step'])}, {behind}"

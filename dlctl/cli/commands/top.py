@@ -1,4 +1,4 @@
-"""`dlctl top`: a run in the whole terminal, as it goes on."""
+"""`dlctl top`: a full-screen live view of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = ("server", "worker")
 @make_command(
     "top",
     examples=[
-        ("dlctl top", "the job that runs, or the newest one"),
+        ("dlctl top", "the running job, or the newest one"),
         ("dlctl top digits-7f3a", "another one"),
     ],
     see_also=["status", "report", "plot"],
@@ -34,15 +34,15 @@ SHOWN = ("server", "worker")
 def command(job: str | None) -> None:
     """Watch a job live: its daemons, rates and loss.
 
-    Shows the loss over the time at work, each server and worker with its rates, and what is wrong,
-    every second, until q or Ctrl-C is pressed; the job goes on. It needs a terminal: scripts and
-    pipes take `dlctl status --json`.
+    Shows the loss over the training time, each server and worker with its rates, and the problems,
+    every second until q or Ctrl-C; the job continues. It needs a terminal: scripts and pipes use
+    `dlctl status --json`.
     """
     if not (console.is_tty() and sys.stdin is not None and sys.stdin.isatty()) or _is_dumb():
         raise DlctlError(
-            "dlctl top needs a terminal, which can show a picture and read a key",
+            "dlctl top needs a terminal for its full-screen view and key presses",
             hint=hints.either(
-                hints.told("dlctl status --watch", "prints the same figures again and again"),
+                hints.told("dlctl status --watch", "prints the same figures periodically"),
                 hints.told("dlctl status --json", "is for programs"),
             ),
         )
@@ -65,7 +65,7 @@ def _look(directory: Path) -> View:
 
     snapshot = load(directory)
     ill = [p for p in problems.found(snapshot) if codes.level(p) == "error"]
-    told = [codes.text(p, snapshot.now) for p in ill if p.code != "run-failed"]
+    texts = [codes.text(p, snapshot.now) for p in ill if p.code != "run-failed"]
     trouble = ""
     try:
         found = history.read(directory, whole=False)
@@ -75,4 +75,4 @@ def _look(directory: Path) -> View:
         found, trouble = None, error.message
     rows = [row for row in snapshot.daemons if row.get("role") in SHOWN]
     state, reason = snapshot.state, snapshot.reason
-    return View(snapshot.run_id, state, reason, snapshot.run, rows, found, trouble, told)
+    return View(snapshot.run_id, state, reason, snapshot.run, rows, found, trouble, texts)

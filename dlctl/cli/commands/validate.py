@@ -15,8 +15,8 @@ from dlctl.cli.ui import console
 @make_command(
     "validate",
     examples=[
-        ("dlctl validate job.toml", "say what is wrong, all of it"),
-        ("dlctl validate --json job.toml", "the job as it will run, defaults filled in"),
+        ("dlctl validate job.toml", "report every problem"),
+        ("dlctl validate --json job.toml", "the resolved job, with defaults filled in"),
     ],
     see_also=["plan", "doctor", "init", "run", "algorithms", "man"],
 )
@@ -25,8 +25,8 @@ from dlctl.cli.ui import console
 def command(file: Path, as_json: bool) -> None:
     """Check a job file offline; report every problem.
 
-    Nothing is started and the task is not imported. Exits with 2 if the file is not valid. What is
-    valid and will not do what it says is a warning.
+    Starts nothing and does not import the task. Exits with 2 if the file is invalid. A valid key
+    that will have no effect gives a warning.
     """
     from dlctl import jobfile
     from dlctl.config import to_dict

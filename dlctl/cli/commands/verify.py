@@ -1,4 +1,4 @@
-"""`dlctl verify`: whether every push that was acknowledged is in the shards."""
+"""`dlctl verify`: whether every acknowledged push is in the shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 @make_command(
     "verify",
     examples=[
-        ("dlctl verify", "the job that runs, or the newest one"),
+        ("dlctl verify", "the running job, or the newest one"),
         ("dlctl verify mnist-7f3a --json | jq .lost", "for programs"),
     ],
     see_also=["recover", "checkpoint"],
@@ -32,11 +32,11 @@ UNKNOWN = "unknown"
 def command(job: str | None, as_json: bool) -> None:
     """Check that no acknowledged push was lost.
 
-    Compares what every incarnation of every worker was told to be applied with what the shards have
-    on record: in the states that the servers keep, else in the newest good checkpoint, which is
-    read as a whole. What was acknowledged before a run went back to a checkpoint is not checked:
-    its events say what that cost. The exit code is 1 if anything was lost, and 8 if nothing was
-    found to be lost but some pushes could not be checked.
+    Compares the acknowledgements that every incarnation of every worker received with the records
+    of the shards: in the servers' stored states, else in the newest good checkpoint, every byte of
+    which is read. Pushes acknowledged before a run rolled back to a checkpoint are not checked: the
+    run's events have the cost of the rollback. The exit code is 1 if anything was lost, and 8 if no
+    loss was found but some pushes could not be checked.
     """
     snapshot = select.look(job)
 
@@ -52,13 +52,13 @@ def command(job: str | None, as_json: bool) -> None:
 
 
 def _conclude(run_id: str, judged: Judgement) -> None:
-    """The headline. Raises DlctlError if something was lost, Partial if that is not known of all.
+    """Print the result. Raises DlctlError if something was lost, Partial if some are unknown.
 
-    What cannot be checked is no proof that nothing was lost, and must not read like one.
+    A push that cannot be checked proves nothing, and the message must not suggest otherwise.
     """
     if judged.before:
         console.warn(
-            f"{acknowledged(judged.before)} of before the run went back to the "
+            f"{acknowledged(judged.before)} from before the run rolled back to the "
             f"{judged.went_back or 'checkpoint'} are not checked"
         )
     for why, count in judged.unchecked.items():
@@ -73,8 +73,8 @@ def _conclude(run_id: str, judged: Judgement) -> None:
             f"{run_id}: no loss found, but {unchecked:,} of {pushes} could not be checked",
             hint=events,
         )
-    told = f"{pushes}, none lost" if judged.acknowledged else "no push was acknowledged so far"
-    console.note(f"{console.escape(run_id)}: {told}")
+    result = f"{pushes}, none lost" if judged.acknowledged else "no push was acknowledged so far"
+    console.note(f"{console.escape(run_id)}: {result}")
 
 
 def acknowledged(count: int) -> str:

@@ -1,4 +1,4 @@
-"""`dlctl wait`: block until a run has come as far as somebody needs it."""
+"""`dlctl wait`: block until a run has reached a goal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Goal = Callable[[Snapshot], bool]
     examples=[
         ("dlctl wait", "until the job has finished"),
         ("dlctl wait --for ready --timeout 5m", "until all daemons are ready"),
-        ("dlctl wait --for step=10000", "until the workers have made so many steps"),
+        ("dlctl wait --for step=10000", "until the workers have done that many steps"),
         ("dlctl wait -j mnist --for checkpoint", "until the next checkpoint is complete"),
     ],
     see_also=["status", "start"],
@@ -41,9 +41,8 @@ Goal = Callable[[Snapshot], bool]
 def command(goal: str, limit_s: float | None, job: str | None, as_json: bool) -> None:
     """Block until a job is ready, finished or at a step.
 
-    "stopped" is any end. A job named with -j is waited for even if it was never started yet. If the
-    goal can no longer be reached, the exit code is 7 when the job failed and 3 when it has ended
-    otherwise.
+    "stopped" means any end. With -j, the job need not have been started yet. If the goal can no
+    longer be reached, the exit code is 7 if the job failed and 3 if it ended otherwise.
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s
     make_goal = _goal(goal)
@@ -67,7 +66,7 @@ def command(goal: str, limit_s: float | None, job: str | None, as_json: bool) ->
 
 
 def _goal(text: str) -> Callable[[Snapshot], Goal]:
-    """The test for a goal, given the run as it was when the waiting began. Raises UsageError."""
+    """The test for a goal, given the run's state when the wait began. Raises UsageError."""
     name, equals, number = text.partition("=")
     if equals and name in ("step", "epoch"):
         key = "step" if name == "step" else "data_epoch"
@@ -83,7 +82,7 @@ def _goal(text: str) -> Callable[[Snapshot], Goal]:
         "checkpoint": lambda begin: lambda now: _saved(now) > _saved(begin),
     }
     if text not in tests:
-        raise UsageError(f'"{text}" is no goal to wait for; known: {", ".join(GOALS)}')
+        raise UsageError(f'"{text}" is not a goal to wait for; known: {", ".join(GOALS)}')
     return tests[text]
 
 
@@ -95,17 +94,17 @@ def _saved(snapshot: Snapshot) -> float:
 
 
 def _appear(job: str | None, deadline: float | None) -> Snapshot:
-    """The run. One that was named need not exist yet."""
-    told = False
+    """The run. A named one need not exist yet."""
+    is_noted = False
     while True:
         try:
             return select.look(job)
         except NotFound as error:
             if job is None:
                 raise
-            if not told:
+            if not is_noted:
                 console.note(console.escape(f"{error.message}; waiting for it to be started"))
-            told = True
+            is_noted = True
         _sleep(deadline, f'no run or job is called "{job}"')
 
 
@@ -119,7 +118,7 @@ def _impossible(snapshot: Snapshot, goal: str) -> DlctlError:
     kind = JobFailed if snapshot.state == "failed" else NotRunning
     why = f": {snapshot.reason}" if snapshot.reason else ""
     return kind(
-        f"{snapshot.run_id} {facts.became(snapshot.state)}{why}; it did not come to: {goal}",
+        f"{snapshot.run_id} {facts.became(snapshot.state)}{why}; not reached: {goal}",
         hint=hints.either(
             f"dlctl status -j {snapshot.run_id}", f"dlctl logs --failed -j {snapshot.run_id}"
         ),

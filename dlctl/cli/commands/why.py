@@ -1,4 +1,4 @@
-"""`dlctl why`: who waits for whom, since when, and what all of it comes down to."""
+"""`dlctl why`: which daemons wait for which, since when, and the root cause."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dlctl.util.names import COORDINATOR
 @make_command(
     "why",
     examples=[
-        ("dlctl why", "what holds the job up, the root cause first"),
-        ("dlctl why worker-3", "only what this worker has to do with"),
+        ("dlctl why", "what blocks the job, the root cause first"),
+        ("dlctl why worker-3", "only what concerns this worker"),
         ("dlctl why --json", "for programs"),
     ],
     see_also=["status", "logs", "set", "restart"],
@@ -31,11 +31,11 @@ from dlctl.util.names import COORDINATOR
 @job_option
 @json_option
 def command(name: str | None, job: str | None, as_json: bool) -> None:
-    """Show who waits for whom, and what they all wait for.
+    """Show which daemons wait for which, and the root cause.
 
-    The problems that "dlctl status" shows, and what else makes daemons wait: the slowest worker of
-    a barrier, a daemon that starts or drains, a rate limit. Below each are those who wait for it,
-    and the command that helps. The exit code is 0 whatever the answer.
+    Shows the problems of "dlctl status", and whatever else makes daemons wait: the slowest worker
+    of a barrier, a daemon that starts or drains, a rate limit. Below each are the daemons that wait
+    for it, and the command that helps. The exit code is 0 whatever the result.
     """
     snapshot = select.look(job)
     chosen = daemon_names.match([name], snapshot.roles()) if name is not None else []
@@ -65,13 +65,17 @@ def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[s
         lines.append(attention.line(problem, snapshot.now))
         lines += [console.next_lines(fix, "   ")] if fix else []
         lines += _waiting(snapshot, cause, 0)
-    return lines or _nobody(snapshot, chosen)
+    return lines or _nothing_waits(snapshot, chosen)
 
 
-def _nobody(snapshot: Snapshot, chosen: list[str]) -> list[str]:
+def _nothing_waits(snapshot: Snapshot, chosen: list[str]) -> list[str]:
     state = f"{snapshot.run_id} {facts.became(snapshot.state)}"
-    who = ", ".join(chosen)
-    verb = f"{who} {'waits' if len(chosen) == 1 else 'wait'} for nobody" if who else "nobody waits"
+    names = ", ".join(chosen)
+    verb = (
+        f"{names} {'waits' if len(chosen) == 1 else 'wait'} for nothing"
+        if names
+        else "nothing waits"
+    )
     doing = [f"  {name}: {_doing(snapshot, name)}" for name in chosen]
     return [console.escape(f"{verb}: {state}"), *doing]
 
@@ -83,7 +87,7 @@ def _doing(snapshot: Snapshot, name: str) -> str:
 
 def _ended(snapshot: Snapshot) -> list[str]:
     why = f": {snapshot.reason}" if snapshot.reason else ""
-    text = f"nobody waits: {snapshot.run_id} {facts.became(snapshot.state)}{why}"
+    text = f"nothing waits: {snapshot.run_id} {facts.became(snapshot.state)}{why}"
     step = next_step.of(snapshot)
     after = [console.next_lines(step.text(), "   ")] if step is not None else []
     return [console.escape(text), *after]

@@ -1,4 +1,4 @@
-"""What `status` says below its table: the problems, last words of who has one, the next command."""
+"""What `status` shows below its table: the problems, their last log lines, the next command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAST_LINES = 3
 
 
 def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
-    """The problems of these daemons and of the run, and how the run goes on."""
+    """The problems of these daemons and of the run, and the next step."""
     chosen: dict[str, Row] = {RUN: {}, **{str(row["name"]): row for row in rows}}
     found = [p for p in problems.found(snapshot) if p.daemon in chosen and _is_for_status(p)]
     step = next_step.of(snapshot)
@@ -28,8 +28,8 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
             f"       | {console.escape(word)}"
             for word in _last_words(problem, chosen[problem.daemon])
         ]
-        is_told_below = step is not None and step.command in fix
-        if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_told_below:
+        is_shown_below = step is not None and step.command in fix
+        if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_shown_below:
             shown.append(console.next_lines(fix, " " * 7))
     return [*shown, *_run_itself(snapshot, step)]
 
@@ -46,7 +46,7 @@ def _marked(problem: Problem, now: float) -> str:
 
 
 def _is_for_status(problem: Problem) -> bool:
-    """Why a run has failed says its first line."""
+    """Without the run's failure, which the first line of `status` has."""
     return codes.level(problem) != "wait" and problem.code != "run-failed"
 
 
@@ -57,32 +57,32 @@ def line(problem: Problem, now: float) -> str:
 
 
 def with_fixes(snapshot: Snapshot, found: Sequence[Problem]) -> Iterator[tuple[Problem, str]]:
-    """Each with the command that helps; of several that have the same one, the last has it."""
+    """Each with the command that helps; of consecutive equal commands only the last is kept."""
     fixes = [problems.fix(snapshot, problem) for problem in found]
     for problem, fix, after in zip(found, fixes, [*fixes, None][1:], strict=True):
         yield problem, "" if fix == after else fix
 
 
 def _last_words(problem: Problem, row: Row) -> list[str]:
-    """What the process that the problem is about has said last, if it has ended."""
+    """The last log lines of the process with the problem, if it has exited."""
     last = row.get("last_exit")
     words = last.get("last_lines") if isinstance(last, Mapping) else None
     if not isinstance(last, Mapping) or not isinstance(words, list) or "exit" not in problem.facts:
         return []
-    said = [str(word) for word in words if not is_birth(str(word))]
+    log_lines = [str(word) for word in words if not is_birth(str(word))]
     was_killed = (values.number(last.get("code")) or 0) < 0
-    # What it said before that, while all was well, is no cause.
-    return (grave(said) if was_killed else said)[-LAST_LINES:]
+    # INFO lines before a kill do not explain it.
+    return (grave(log_lines) if was_killed else log_lines)[-LAST_LINES:]
 
 
 def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:
-    """What is still there of a run that has ended, and how it goes on."""
+    """The processes left of a run that has ended, and the next step."""
     shown = []
     there = [] if snapshot.is_live else problems.still_there(snapshot)
     if there:
         left = [f"{row['name']} (pid {row['pid']})" for row in there]
-        ends = f"to give the run up, dlctl stop -j {snapshot.run_id} ends them"
-        shown.append(console.escape(f"  still there {', '.join(left)}; {ends}"))
+        ends = f"to abandon the run, dlctl stop -j {snapshot.run_id} ends them"
+        shown.append(console.escape(f"  running     {', '.join(left)}; {ends}"))
     if snapshot.state == "failed" and not snapshot.is_live:
         shown.append(console.escape(f"  why         dlctl logs --failed -j {snapshot.run_id}"))
     if step is not None:
@@ -91,12 +91,12 @@ def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:
 
 
 def unwell(snapshot: Snapshot) -> str:
-    """Why a run is not well, in a sentence; "" if it is."""
+    """Why a run is unhealthy, in a sentence; "" if it is healthy."""
     if snapshot.silent_s is None and snapshot.state not in ("running", "checkpointing"):
         return f"{snapshot.run_id} {facts.became(snapshot.state)}"
     for problem in problems.found(snapshot):
         if codes.level(problem) == "error" and problem.code != "heartbeat-late":
             return f"{snapshot.run_id}: {codes.text(problem, snapshot.now)}"
     if snapshot.stale_s is not None:
-        return f"what is known of {snapshot.run_id} is {values.duration(snapshot.stale_s)} old"
+        return f"the state of {snapshot.run_id} is {values.duration(snapshot.stale_s)} old"
     return ""

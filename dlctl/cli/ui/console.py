@@ -1,9 +1,9 @@
-"""The one place that writes to the terminal.
+"""The only module that writes to the terminal.
 
 stdout is for data only, so that it can be piped; everything else (notes, warnings, progress,
-errors) goes to stderr. Text that somebody else wrote goes through `escape` before it is shown:
-`error`, `warn` and `hint` do so themselves; for `out`, `note` and `table` it is the caller's part,
-because what they are given may be styled.
+errors) goes to stderr. Foreign text goes through `escape` before it is shown: `error`, `warn` and
+`hint` do so themselves; for `out`, `note` and `table` the caller does, because their input may be
+styled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dlctl.util.text import escape as escape
 from dlctl.util.text import escape_lines as escape_lines
 
 SIGPIPE_EXIT_CODE = 141
-"""What a shell reports for a program that wrote to a pipe nobody reads: 128 + SIGPIPE."""
+"""The exit status of a program that wrote to a pipe without a reader: 128 + SIGPIPE."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ _settings = _Settings()
 def setup(
     color: str = "auto", progress: str = "auto", quiet: bool = False, verbose: bool = False
 ) -> None:
-    """Take the global options.
+    """Apply the global options.
 
     color: auto, always or never. progress: auto, tty, plain, json or quiet.
     """
@@ -58,7 +58,7 @@ def setup(
 
 
 class _Listener:
-    """Shows what operations say."""
+    """Shows the notes and warnings of operations."""
 
     def note(self, text: str) -> None:
         note(escape(text))
@@ -71,7 +71,7 @@ class _Listener:
 
 
 def is_quiet() -> bool:
-    """-q: notes and hints are dropped, and lists print only their names."""
+    """-q: notes and hints are dropped, and lists print only names."""
     return _settings.quiet
 
 
@@ -97,10 +97,10 @@ def progress_style() -> str:
 
 
 def out(text: str = "", *, flush: bool = False) -> None:
-    """One line of data (or several) on stdout. Follow a stream with `flush=True`.
+    """Write one or more lines of data to stdout; use `flush=True` for a stream.
 
-    Ends the program quietly with 141 if nobody reads stdout any more. A terminal that is gone is
-    written to no longer. Raises DlctlError if stdout cannot be written (the disk is full).
+    Exits silently with 141 if stdout has no reader any more. Stops writing to a terminal that is
+    gone. Raises DlctlError if stdout cannot be written (the disk is full).
     """
     _write_out(f"{text}\n", flush)
 
@@ -111,7 +111,7 @@ def out_json(schema: str, value: dict[str, Any], *, flush: bool = False) -> None
 
 
 def flush() -> None:
-    """Bring to stdout what is still in its buffer; errors as in `out`."""
+    """Flush the buffer of stdout; errors as in `out`."""
     _write_out("", flush=True)
 
 
@@ -134,7 +134,7 @@ def _write_out(text: str, flush: bool) -> None:
 
 
 def abandon_stdout() -> None:
-    """What is still buffered goes nowhere, so that the interpreter ends without a complaint."""
+    """Discard buffered output, so that the interpreter exits without an error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, sys.stdout.fileno())
@@ -145,7 +145,7 @@ def abandon_stdout() -> None:
 
 
 def _was_terminal(stream: TextIO) -> bool:
-    """Of a stream that cannot be written: a terminal whose window is closed is none any more."""
+    """Whether an unwritable stream was a terminal: `isatty` is false after its window closes."""
     try:
         return stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
     except (OSError, ValueError):
@@ -162,17 +162,17 @@ def _finite(value: Any) -> Any:
     return value
 
 
-# ---------------------------------------------------------------- stderr: all else
+# ---------------------------------------------------------------- stderr: everything else
 
 
 def note(text: str) -> None:
-    """What is going on, for people. May be styled; dropped with -q."""
+    """A progress message for people. May be styled; dropped with -q."""
     if not _settings.quiet:
         _write_err(text)
 
 
 def commands(rows: Sequence[tuple[str, str]]) -> None:
-    """What somebody may type next, a note each: the command, and what it does."""
+    """The next commands, a note each: the command, and what it does."""
     width = max(len(command) for command, _ in rows)
     for command, what in rows:
         note(escape(f"  {command:<{width}}  {what}"))
@@ -189,7 +189,7 @@ def warn(text: str) -> None:
 
 
 def hint(text: str) -> None:
-    """What to do next; dropped with -q."""
+    """A suggestion for the next command; dropped with -q."""
     if not _settings.quiet:
         _write_err(style("hint: ", fg="cyan", err=True) + escape_lines(text))
 
@@ -201,7 +201,7 @@ def error(problem: DlctlError) -> None:
       --> runs/mnist-7f3a
       next: dlctl logs worker-3 --previous
 
-    Other ways, and what a command does, stand on lines of their own (see `dlctl.util.hints`).
+    Alternatives and what a command does are on separate lines (see `dlctl.util.hints`).
     """
     _write_err(style("error: ", fg="red", bold=True, err=True) + escape_lines(problem.message))
     if problem.where:
@@ -211,18 +211,18 @@ def error(problem: DlctlError) -> None:
 
 
 def next_lines(hint: str, indent: str, label: str = hints.NEXT) -> str:
-    """What to do next, below what it is about; see `hints.lines`."""
+    """The next command as indented lines; see `hints.lines`."""
     return "\n".join(indent + escape(line) for line in hints.lines(hint, label))
 
 
 def _write_err(text: str) -> None:
-    """A line on stderr, behind what is on stdout so far: both may go to one place. There is nobody
-    to tell if that fails.
+    """Write a line to stderr, after flushing stdout: both may have the same destination. Errors are
+    ignored, as there is no other stream to report them.
     """
     if sys.stderr is None:
         return
     if (stream := _stream(err=False)) is not None:
-        with suppress(OSError, ValueError):  # Whoever writes there next is told.
+        with suppress(OSError, ValueError):  # The next write to stdout raises it.
             stream.flush()
     try:
         sys.stderr.write(text + "\n")
@@ -272,5 +272,5 @@ def shows_color(*, err: bool = False) -> bool:
 
 
 def _stream(err: bool) -> TextIO | None:
-    """The stream as it is now (tests replace it); None if the program was started without it."""
+    """The current stream (tests replace it); None if the program was started without it."""
     return sys.stderr if err else sys.stdout

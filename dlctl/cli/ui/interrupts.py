@@ -1,4 +1,4 @@
-"""Ctrl-C and its relatives, as an exception at moments when that does no harm."""
+"""Ctrl-C and similar signals, raised as an exception at safe moments only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal came that asks for the end."""
+    """A termination signal was received."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -19,8 +19,9 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """Signals wait until `arm`, which lets one through: it raises `Interrupted` there, or when it
-    comes. The next one waits again, so that it does not break off what handles the first.
+    """Signals are queued until `arm`, which delivers one: it raises `Interrupted` at once, or when
+    the signal arrives. The next signal is queued again, so that it does not interrupt the handling
+    of the first.
     """
 
     def __init__(self) -> None:
@@ -28,12 +29,12 @@ class Interrupts:
         self._waiting: list[int] = []
 
     def arm(self) -> None:
-        """Raise at the next signal; at once if one waits already."""
+        """Raise at the next signal; at once if one is queued."""
         self._armed = True
         self._raise_one()
 
     def disarm(self) -> None:
-        """What is being done now is short and must not be broken off."""
+        """Queue signals again: the next operation is short and must not be interrupted."""
         self._armed = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -49,8 +50,8 @@ class Interrupts:
 
 @contextmanager
 def caught() -> Iterator[Interrupts]:
-    """While this context lasts, signals go to the `Interrupts`. Whoever starts us with nohup wants
-    to close the terminal and have it go on.
+    """Within this context, signals go to the `Interrupts`. An ignored SIGHUP stays ignored: nohup
+    sets that so that the process survives its terminal.
     """
     interrupts = Interrupts()
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

@@ -1,7 +1,7 @@
 """Progress of an attached run: one live line on a terminal, plain lines or JSON elsewhere.
 
-Everything here goes to stderr. On a terminal rich draws a bar below the lines that are printed;
-what others wrote never passes through its markup.
+Everything here goes to stderr. On a terminal, rich draws a bar below the printed lines; foreign
+text never passes through its markup.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLAIN_EVERY_S = 10.0
 JSON_EVERY_S = 1.0
 WAIT_TOLD_EVERY_S = 15.0
 TELL_AFTER_S = 2.0
-"""A wait for nobody in particular is not worth a line before."""
+"""A wait for no particular daemon is shown only after this time."""
 BAR_WIDTH = 24
 BAR_MARGIN = 6
 """The spinner and the spaces between the columns."""
@@ -33,19 +33,19 @@ _TIME = re.compile(r"(?<![\w-])\d[\d.,]* ?(?:ms|s|m|h|d)\b")
 
 
 def still(waiting: str) -> str:
-    """Whom a run waits for, without any times: what has to change to be news."""
+    """The daemons a run waits for, without times: a change of this is reported."""
     return _TIME.sub("", waiting)
 
 
 def open_progress() -> Progress:
-    """The one that --progress asks for, else what stderr can show."""
+    """The style that --progress requests, else the one that stderr supports."""
     ways = {"tty": Bar, "quiet": Quiet, "json": Json}
     return ways.get(console.progress_style(), Progress)()
 
 
 @contextmanager
 def shown() -> Iterator[Progress]:
-    """The same for as long as this context lasts."""
+    """`open_progress` as a context manager."""
     progress = open_progress()
     try:
         yield progress
@@ -54,7 +54,7 @@ def shown() -> Iterator[Progress]:
 
 
 def fields(snapshot: Snapshot) -> dict[str, Any]:
-    """What the line shows, as plain values."""
+    """The values that the progress line shows."""
     workers = [facts.metrics(row) for row in snapshot.daemons if row.get("role") == "worker"]
     run = snapshot.run
     return {
@@ -74,7 +74,7 @@ def fields(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def text(shown: Mapping[str, Any]) -> str:
-    """The fields in a line, for people."""
+    """The fields as a line for people."""
     parts = [
         f"step {values.count(shown['step'])}",
         f"epoch {values.fixed(shown['data_epoch'], 2)}",
@@ -101,11 +101,11 @@ def _over(rows: list[Any], key: str, combine: Callable[[list[float]], float]) ->
     return combine(found) if found else None
 
 
-# ---------------------------------------------------------------- the four ways to show it
+# ---------------------------------------------------------------- the four progress styles
 
 
 class Progress:
-    """A line whenever something changes, and every ten seconds while training goes on."""
+    """A line at every change, and every ten seconds during training."""
 
     def __init__(self) -> None:
         self._waiting: tuple[str, str] | None = None
@@ -113,7 +113,7 @@ class Progress:
         self._evaluation: Any = None
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
-        """The run is on its way to something (ready, stopped) and waits for somebody."""
+        """The run is in transition (to ready, stopped) and waits for daemons."""
         now = time.monotonic()
         if not waiting and waited_s < TELL_AFTER_S:
             return
@@ -125,14 +125,14 @@ class Progress:
             self.line(f"{console.escape(state)}{whom}{since}")
 
     def show(self, snapshot: Snapshot) -> None:
-        """How far the training is."""
+        """Show the training progress."""
         shown, now = fields(snapshot), time.monotonic()
         if now - self._told_at >= PLAIN_EVERY_S or shown["evaluation"] != self._evaluation:
             self._told_at, self._evaluation = now, shown["evaluation"]
             self.line(text(shown))
 
     def line(self, text: str) -> None:
-        """A line that stays (may be styled, is escaped already)."""
+        """A permanent line (may be styled, already escaped)."""
         console.note(text)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Progress:
 
 
 class Json(Progress):
-    """The same as JSON lines, for programs that watch stderr."""
+    """Progress as JSON lines, for programs that read stderr."""
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
         if (state, still(waiting)) != self._waiting:
@@ -166,7 +166,7 @@ class Quiet(Progress):
 
 
 def _fitting(text: str, room: int) -> str:
-    """As many parts of a line as there is room for; the bar must not be squeezed away."""
+    """As many parts of a line as fit; the bar must stay visible."""
     parts = text.split("  ")
     while len(parts) > 1 and len("  ".join(parts)) > room:
         parts.pop()
@@ -174,8 +174,8 @@ def _fitting(text: str, room: int) -> str:
 
 
 class _Terminal:
-    """stderr as rich needs it. Once the terminal is gone nobody is shown anything: neither we nor
-    rich's own thread shall end by that.
+    """stderr as rich needs it. It ignores write errors: a closed terminal must terminate neither us
+    nor rich's thread.
     """
 
     @property
@@ -193,7 +193,7 @@ class _Terminal:
 
 
 class Bar(Progress):
-    """One line that is drawn again and again, with a bar if we know how far it is."""
+    """One line that is redrawn, with a bar if the progress is known."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -251,35 +251,35 @@ class Bar(Progress):
 
 
 # ---------------------------------------------------------------- a stop
-# What a command says while it waits for the coordinator: for whom, and until when.
+# Messages while a command waits for the coordinator: the awaited daemons and the deadline.
 
 
 DRAINING = "draining"
-"""The phase that the grace is for."""
+"""The phase with a grace period."""
 
 
 def _given_up_in(progress: Mapping[str, Any]) -> str:
-    """When a checkpoint does without those that it waits for; "" if that is not known."""
+    """When a checkpoint gives up the daemons it waits for; "" if unknown."""
     left_s = values.number(progress.get("left_s"))
-    return "" if left_s is None else f"; it does without in {left_s:.0f}s"
+    return "" if left_s is None else f"; it continues without in {left_s:.0f}s"
 
 
 class Countdown:
-    """Says for whom a command waits, whenever that changes, and how long a stop waits for the
-    workers; nothing of that if they are killed.
+    """Prints the daemons that a command waits for at every change, and how long a stop still waits
+    for the workers; no time if they are killed.
     """
 
     def __init__(self, grace_s: float | None) -> None:
         self.until = None if grace_s is None else time.monotonic() + grace_s
-        self.told: tuple[str, tuple[str, ...]] | None = None
+        self._shown: tuple[str, tuple[str, ...]] | None = None
 
     def __call__(self, progress: Mapping[str, Any]) -> None:
-        """Take one progress report of the verb "stop": {"phase": text, "waiting": names}."""
+        """Handle one progress report of the verb "stop": {"phase": text, "waiting": names}."""
         phase = str(progress.get("phase", ""))
         waiting = tuple(map(str, progress.get("waiting") or ()))
-        if not waiting or (phase, waiting) == self.told:
+        if not waiting or (phase, waiting) == self._shown:
             return
-        self.told = phase, waiting
+        self._shown = phase, waiting
         left = _given_up_in(progress)
         if self.until is not None and phase == DRAINING and not left:
             left = f", {max(0.0, self.until - time.monotonic()):.0f}s left"
@@ -287,23 +287,25 @@ class Countdown:
 
 
 # ---------------------------------------------------------------- following a run
-# Following a run until it ends or the user has seen enough.
+# Following a run until it ends or the user detaches.
 
 
 POLL_S = 0.2
 LOOK_S = 1.0
-"""How often the run itself is looked at."""
+"""How often the run itself is read."""
 
 
 @contextmanager
 def leaving(snapshot: Snapshot, again: str) -> Iterator[None]:
-    """Within this, Ctrl-C only leaves: the run goes on, and `again` is the command to come back."""
+    """Within this context, Ctrl-C only detaches: the run continues; `again` is the command to
+    re-attach.
+    """
     try:
         yield
     except KeyboardInterrupt:
         run_id = console.escape(snapshot.run_id)
         commands = f"Again: {again} -j {run_id}   Stop: dlctl stop -j {run_id}"
-        console.note(f"\nDetached. {run_id} still runs.  {commands}")
+        console.note(f"\nDetached. {run_id} is still running.  {commands}")
 
 
 def follow(snapshot: Snapshot, poll: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Log lines on the terminal: whose, when, how grave, what; and where a daemon restarted."""
+"""Log lines on the terminal: daemon, time, level, text; and marks where a daemon restarted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 
 _PALETTE = (39, 75, 114, 141, 44, 176, 108, 147, 37, 180)
-"""Of 256 colours: neither red nor yellow, which mean levels."""
+"""Of 256 colours: without red and yellow, which stand for levels."""
 _LEVELS = {"warning": "WARN", "critical": "ERROR"}
 _LEVEL_COLORS = {"warning": "yellow", "error": "red", "critical": "red"}
 DETAIL = "detail"
@@ -29,7 +29,7 @@ _NO_TIME = " " * len("14:47:35.120")
 
 
 class Printer:
-    """Prints lines in one of three shapes and remembers which incarnation it was at."""
+    """Prints lines in one of three shapes and tracks the incarnation of each daemon."""
 
     def __init__(self, names: Collection[str], shape: str = "text") -> None:
         """For lines of these daemons; `shape` is "text", "raw" (no prefix) or "json"."""
@@ -69,7 +69,7 @@ class Printer:
         return console.style(f"{name:<{self.width}} |", fg=color)
 
     def _separate(self, line: Line) -> None:
-        """Say where a daemon died and came back: else two lives look like one."""
+        """Mark where a daemon restarted: else two incarnations look like one."""
         before = self.incarnations.get(line.name)
         self.incarnations[line.name] = line.incarnation
         if before is None or before == line.incarnation:
@@ -77,14 +77,14 @@ class Printer:
         self.mark(line.name, line.at, f"incarnation {line.incarnation} starts")
 
     def mark(self, name: str, at: float | None, text: str) -> None:
-        """A line between lines, in the shape for people only: what happened to the daemon."""
+        """A separator, in the "text" shape only: what happened to the daemon."""
         if self.shape == "text":
             when = values.clock(at, time.time()) if at is not None else _NO_TIME
             console.out(f"{self._prefix(name)} {when} ----  {console.escape(text)}")
 
 
 def as_data(line: Line) -> dict[str, Any]:
-    """One line for `--json`: its own fields, and whose it is."""
+    """One line for `--json`: its own fields, and its daemon."""
     own: dict[str, Any] = {"name": line.name, "inc": line.incarnation}
     if line.level == TEXT:
         return {**own, "stream": TEXT, "msg": line.text}
@@ -108,7 +108,7 @@ def wanted(
     until: float | None,
     search: Callable[[str], object] | None,
 ) -> Callable[[Line], bool] | None:
-    """A test for lines that somebody asked for; None if all are wanted."""
+    """A filter for lines; None if all are wanted."""
     from dlctl.runs.logs import LEVELS
 
     if level is None and since is None and until is None and search is None:
@@ -126,12 +126,12 @@ def wanted(
     return test
 
 
-# ---------------------------------------------------------------- the last words of who is not well
-# `dlctl logs --failed`: of everybody who is not well the last words, and how it ended.
+# ---------------------------------------------------------------- unhealthy daemons
+# `dlctl logs --failed`: the last lines of every unhealthy daemon, and how it ended.
 
 
 _EVALUATION = re.compile(r"worker-\d+: step \d+: ")
-"""What the coordinator's log says of how good the model was."""
+"""An evaluation of the model in the coordinator's log."""
 
 
 def show_failed(
@@ -141,9 +141,9 @@ def show_failed(
     wanted: Callable[[Line], bool] | None,
     printer: Printer,
 ) -> None:
-    """Print, for each of these daemons that is not well, the last lines of the life in question.
+    """Print, for each unhealthy one of these daemons, the last lines of the incarnation concerned.
 
-    Raises DlctlError behind them if the run's database is damaged: then that is what comes next.
+    Raises DlctlError after them if the run's database is damaged: that has to be handled next.
     """
     found = [problem for problem in _found(snapshot) if _daemon(problem) in names]
     damage: DlctlError | None = None
@@ -173,9 +173,7 @@ def show_failed(
 
 
 def _but_evaluations(wanted: Callable[[Line], bool] | None) -> Callable[[Line], bool]:
-    """The test without what the coordinator has said of how good the model was: so many lines are
-    that, that they would be all there is to see.
-    """
+    """The filter without evaluations in the coordinator's log: they would crowd out all else."""
 
     def test(line: Line) -> bool:
         is_one = line.name == COORDINATOR and bool(_EVALUATION.match(line.text))
@@ -185,13 +183,13 @@ def _but_evaluations(wanted: Callable[[Line], bool] | None) -> Callable[[Line], 
 
 
 def _found(snapshot: Snapshot) -> list[Problem]:
-    """Everybody who is, or was, not well; if a run failed without that, the run itself."""
+    """Problems of daemons that are or were unhealthy; if a run failed without any, its own."""
     found = [p for p in problems.found(snapshot) if codes.level(p) in ("error", "over")]
     return [p for p in found if p.daemon != RUN] or found
 
 
 def _daemon(problem: Problem) -> str:
-    """Whose log has more of it."""
+    """The daemon whose log has more about it."""
     return COORDINATOR if problem.daemon == RUN else problem.daemon
 
 
@@ -205,7 +203,7 @@ def follow_logs(
     test: Wanted,
     printer: Printer,
 ) -> None:
-    """Print the last lines, then what comes, until the run has ended or Ctrl-C."""
+    """Print the last lines, then new ones, until the run has ended or Ctrl-C."""
     begin = limit if test is None else None
     with live.leaving(snapshot, "dlctl logs -f"):
         follower = logs.Follower(snapshot.directory, names, begin)

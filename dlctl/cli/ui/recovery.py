@@ -1,4 +1,4 @@
-"""What `dlctl recover` has found, a key and a value in each line."""
+"""The findings of `dlctl recover`, a key and a value in each line."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from dlctl.ops.decide import Action, Shards
 from dlctl.util import values
 
 RESULTS = {
-    Action.GO_ON: "it goes on where it was: nothing is lost",
+    Action.GO_ON: "it resumes where it stopped: nothing is lost",
     Action.RESUME: "it resumes from the checkpoint",
-    Action.ALREADY_RUNNING: "its coordinator works: nothing to recover",
-    Action.OVER: "it has ended in order: nothing to recover",
+    Action.ALREADY_RUNNING: "its coordinator is running: nothing to recover",
+    Action.OVER: "it has ended normally: nothing to recover",
     Action.REFUSE_SILENT: "its coordinator does not answer",
-    Action.REFUSE_KEPT: "no good checkpoint to go back to; all that it did is kept",
-    Action.REFUSE_NOTHING: "nothing is left to go on from",
+    Action.REFUSE_KEPT: "no good checkpoint to roll back to; all of its progress survives",
+    Action.REFUSE_NOTHING: "nothing is left to resume from",
     Action.WAIT_FOR_HOSTS: "it waits for its hosts",
 }
 ACTS = (Action.GO_ON, Action.RESUME)
 
 
 def lines(case: Case, *, dry_run: bool) -> list[str]:
-    """Escaped. The next command is told if this one does nothing."""
+    """Escaped. Includes the next command if this one does nothing."""
     assert case.run is not None
-    told = [f"{case.run.run_id}  {case.run.state}"]
-    told += [f"  {key:<10}  {value}" for key, value in _rows(case)]
-    shown = [console.escape(line) for line in told]
+    plain = [f"{case.run.run_id}  {case.run.state}"]
+    plain += [f"  {key:<10}  {value}" for key, value in _rows(case)]
+    shown = [console.escape(line) for line in plain]
     if case.action is Action.OVER or (dry_run and case.action in ACTS):
         shown.append(console.next_lines(cases.next_command(case), "  ", "next        "))
     return shown
@@ -39,7 +39,7 @@ def _rows(case: Case) -> Iterator[tuple[str, str]]:
     saved = {}
     if findings is not None:
         yield from (("cause", cause) for cause in findings.causes)
-        yield "alive", ", ".join(findings.living) or "nobody"
+        yield "alive", ", ".join(findings.living) or "none"
     if case.run is not None and checkpoint is not None:
         path, data = checkpoint
         at = values.ago(data["at"], case.run.now)
@@ -47,7 +47,7 @@ def _rows(case: Case) -> Iterator[tuple[str, str]]:
         saved = {part["name"]: part["state"].get("version") for part in data["shards"]}
     yield from (("damaged", problem) for problem in case.damaged)
     for shard in findings.shards if findings is not None else ():
-        state = "alive" if shard.alive else shard.problem or ("kept" if shard.path else "empty")
+        state = "alive" if shard.alive else shard.problem or ("stored" if shard.path else "empty")
         at_least = "" if shard.is_exact or shard.alive else "at least "
         version = "" if shard.version is None else f", version {at_least}{shard.version:,}"
         held = values.count(saved.get(shard.name))
@@ -56,5 +56,5 @@ def _rows(case: Case) -> Iterator[tuple[str, str]]:
         yield shard.name, f"{state}{version}{behind}{where}"
     cost = f": {case.loss.text()} ({'; '.join(case.reasons)})"
     is_new = case.action is Action.GO_ON and case.facts.shards is Shards.EMPTY
-    result = "it starts again: it had applied no update" if is_new else RESULTS[case.action]
+    result = "it restarts: it had applied no update" if is_new else RESULTS[case.action]
     yield "result", result + (cost if case.action is Action.RESUME else "")

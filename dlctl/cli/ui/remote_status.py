@@ -1,4 +1,4 @@
-"""`dlctl status --key FILE`: how a run of somebody else is doing, asked of its coordinator."""
+"""`dlctl status --key FILE`: the status of another user's run, queried from its coordinator."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Row = Mapping[str, Any]
 
 
 def show(file: Path, address: str | None, as_json: bool) -> None:
-    """Ask once, and print the answer. `address`: "tcp://HOST:PORT", if it is not the file's.
+    """Query once, and print the answer. `address`: "tcp://HOST:PORT", overrides the file's.
 
-    Raises UsageError for anything else, Unreachable or NotPermitted.
+    Raises UsageError for a malformed address, Unreachable or NotPermitted.
     """
     key = reader.load(file)
     if address is not None:
@@ -42,7 +42,7 @@ def show(file: Path, address: str | None, as_json: bool) -> None:
 def _checked(address: str) -> str:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not address.startswith("tcp://") or not host or not port.isdecimal():
-        raise UsageError(f'"{address:.80}" is no address', hint="--from tcp://HOST:PORT")
+        raise UsageError(f'"{address:.80}" is not an address', hint="--from tcp://HOST:PORT")
     if not 1 <= int(port) <= 65535:
         raise UsageError(f"there is no port {port:.20}", hint="--from tcp://HOST:PORT")
     return address

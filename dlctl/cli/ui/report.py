@@ -1,4 +1,4 @@
-"""What a run looks like in text: its head, and what its daemons are at."""
+"""A run as text: its head lines and its events."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _COLORS = {
 
 
 def state(text: Any) -> str:
-    """A state of a run or daemon, coloured; one that we do not know is shown as it is."""
+    """A state of a run or daemon, coloured; an unknown state is shown unchanged."""
     shown = console.escape(str(text if text is not None else "unknown"))
     return console.style(shown, fg=_COLORS.get(shown))
 
 
 def run_state(snapshot: Snapshot) -> str:
-    """The state of a run in one word or two; what a silent coordinator has said last is none."""
+    """The state of a run in one or two words; the last report of a silent coordinator is stale."""
     if snapshot.silent_s is not None:
         return console.style("not answering", fg="red")
     return state(snapshot.state)
@@ -63,7 +63,7 @@ def uptime(snapshot: Snapshot) -> str:
 
 
 def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
-    """The lines above the table. brief: of the reason only what went wrong."""
+    """The lines above the table. brief: only the first part of the reason."""
     run = snapshot.run
     parts = [
         console.style(console.escape(snapshot.run_id), bold=True),
@@ -73,7 +73,7 @@ def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
         f"loss {values.decimal(run.get('loss'))}",
     ]
-    if values.number(run.get("batch_size")):  # Found by a worker: no file says it.
+    if values.number(run.get("batch_size")):  # Chosen by a worker: it is in no file.
         parts.append(f"batch size {values.count(run['batch_size'])}")
     if isinstance(run.get("metrics"), Mapping) and run["metrics"]:
         parts.append(console.escape(values.evaluation(run["metrics"])))
@@ -117,15 +117,15 @@ def _labelled(snapshot: Snapshot) -> list[str]:
     if snapshot.is_live and (files := task_code.changed(snapshot.directory)):
         names = console.escape(", ".join(map(values.path, files)))
         lines.append(
-            f"{console.style('!', fg='yellow')} code        {names}: changed since the start, and "
-            "used as before (dlctl restart takes the new one)"
+            f"{console.style('!', fg='yellow')} code        {names}: changed since the start, but "
+            "the old version is used (dlctl restart reloads it)"
         )
     return lines
 
 
 def without_residuals(row: facts.Row) -> str:
-    """As in "without the residual of worker-1", which is what its pushes had left over, of a
-    checkpoint's row; "" if nothing is missing.
+    """What a checkpoint's row lacks, as in "without the residual of worker-1" (what its pushes left
+    out); "" if nothing is missing.
     """
     names = row.get("without")
     if not isinstance(names, list) or not names:
@@ -135,12 +135,12 @@ def without_residuals(row: facts.Row) -> str:
 
 
 def waiting(whom: str) -> str:
-    """Whom a run waits for, as in "for worker-0 (draining)"."""
+    """The daemons a run waits for, as in "for worker-0 (draining)"."""
     return f"for {facts.text(whom)}" if whom else ""
 
 
 def newest_checkpoint(snapshot: Snapshot) -> str:
-    """The newest checkpoint in a line, which says so if an ended run has gone on after it."""
+    """The newest checkpoint in a line, with the steps that an ended run did after it."""
     row = snapshot.run["checkpoint"]
     parts = [f"step {values.count(row.get('step'))}"]
     if unsaved := facts.unsaved_steps(snapshot):
@@ -155,14 +155,14 @@ def slurm_job(snapshot: Snapshot) -> str:
     """The number of the Slurm job that a run has now; "" if it has none."""
     if not (snapshot.directory / SLURM_JOB).exists():
         return ""
-    from dlctl.launch import slurmcalls  # here, because most runs have none
+    from dlctl.launch import slurmcalls  # imported late: most runs have none
 
     handle = slurmcalls.read_handle(snapshot.directory)
     return console.escape(handle.job_id) if handle is not None else ""
 
 
 def as_data(snapshot: Snapshot) -> dict[str, Any]:
-    """A run as JSON, without its daemons: all its keys, and the state as it is in truth."""
+    """A run as JSON, without its daemons: all its keys, and the corrected state."""
     truth = {
         "run_id": snapshot.run_id,
         "state": snapshot.state,
@@ -175,7 +175,7 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
         "slurm_job": slurm_job(snapshot) or None,
     }
     data: dict[str, Any] = values.timed({**snapshot.run, **truth})
-    data.pop("problems", None)  # As they were written; `dlctl.ops.problems` has all of now.
+    data.pop("problems", None)  # These are as recorded; `dlctl.ops.problems` has the current ones.
     return data
 
 
@@ -183,8 +183,8 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def event(row: facts.Row, now: float) -> str:
-    """One event in a line: when, whom, what."""
-    kind, who = console.escape(str(row["kind"])), console.escape(str(row["daemon"]) or "run")
+    """One event in a line: time, daemon, kind, text."""
+    kind, daemon = console.escape(str(row["kind"])), console.escape(str(row["daemon"]) or "run")
     text, code = console.escape(str(row["text"])), row["data"].get("code")
     shown = console.style(f"  [{code}]", dim=True) if code in CODES else ""
-    return f"{values.clock(row['at'], now)}  {who:<12} {kind:<12} {text}{shown}"
+    return f"{values.clock(row['at'], now)}  {daemon:<12} {kind:<12} {text}{shown}"

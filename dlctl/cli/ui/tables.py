@@ -18,7 +18,7 @@ _Cell = Callable[[Snapshot, Row], str]
 
 
 def _up(snapshot: Snapshot, row: Row) -> str:
-    # The process knows better than a coordinator that was itself started again.
+    # The process is more reliable than a coordinator that was restarted itself.
     age_s, began = processes.age_s(row.get("pid_start")), values.number(row.get("started_at"))
     if age_s is None and began is not None:
         age_s = snapshot.now - began
@@ -35,7 +35,7 @@ def _step(snapshot: Snapshot, row: Row) -> str:
 
 
 def _is_now(snapshot: Snapshot, row: Row) -> bool:
-    """Whether what a daemon has said of its rates is of now."""
+    """Whether a daemon's reported rates are current."""
     return snapshot.is_current and row.get("state") in ("running", "draining")
 
 
@@ -54,7 +54,7 @@ def _limited(direction: str) -> _Cell:
 
 
 def _interval(direction: str) -> _Cell:
-    """Steps from one push or fetch to the next, as in "4", or "auto (8)" if the worker finds it."""
+    """Steps from one push or fetch to the next, as in "4", or "auto (8)" if the worker chooses."""
     key = f"{direction}_every_steps"
 
     def cell(snapshot: Snapshot, row: Row) -> str:
@@ -101,7 +101,7 @@ def _restarts(snapshot: Snapshot, row: Row) -> str:
 
 
 def _memory(snapshot: Snapshot, row: Row) -> str:
-    """Of a process on another host nobody knows it here."""
+    """Unknown for a process on another host."""
     there = row if is_here(row) else {}
     return values.size(processes.rss_bytes(there.get("pid"), there.get("pid_start")))
 
