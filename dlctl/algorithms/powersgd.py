@@ -1,8 +1,8 @@
 """PowerSGD: gradients as products of two narrow matrices, which all replicas sum. Vogels et al.,
 "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019,
-algorithms 1 and 2; as torch's hook of that name makes it.
+algorithms 1 and 2; as implemented by torch's hook of that name.
 
-Of every matrix M[n, m] of a gradient, with the error e of the step before (replica i):
+For every matrix M[n, m] of a gradient, with the error e of the step before (replica i):
 
     M_i += e_i
     P = orthogonal(mean_i M_i Q)        [n, r], the first sum, with all that is no matrix, as it is
@@ -11,9 +11,9 @@ Of every matrix M[n, m] of a gradient, with the error e of the step before (repl
     e_i = M_i - M
 
 A matrix is a parameter's gradient, the first dimension by all others. One that would not become
-`RATE_MIN` times smaller is summed as it is, as are vectors and scalars.
+`RATE_MIN` times smaller is summed uncompressed, as are vectors and scalars.
 
-- torch keeps an error of what is summed as it is, too, which sums to zero over the replicas and
+- torch keeps an error of uncompressed gradients, too, which sums to zero over the replicas and
   changes nothing: here there is none.
 - Where replicas have different numbers of samples, the means are by samples.
 """
@@ -34,8 +34,8 @@ RATE_MIN = 2.0
 
 
 class PowerSgd:
-    """One replica's side. Between `first` and `commit` it is left as it was, so that a sum may be
-    made again, or be without this replica."""
+    """One replica's side. Its state does not change between `first` and `commit`, so that a sum may
+    be repeated, or be without this replica."""
 
     def __init__(self, layout: Layout, rank: int, seed: int = 0) -> None:
         """rank: r. seed: of Q, the same for all replicas."""

@@ -34,15 +34,15 @@ from annotated_types import Ge, Gt, Le
 LearningRate = Annotated[float, Gt(0), Le(1e6)]
 """Of the servers' optimiser."""
 LocalRate = Annotated[float, Ge(0), Le(1e9)]
-"""Of a replica's own steps. What it makes infinite is never pushed."""
+"""Of a replica's own steps. Values that it makes infinite are never pushed."""
 WeightDecay = Annotated[float, Ge(0), Le(1e6)]
 PushNorm = Annotated[float, Gt(0), Le(1e12)]
 DECAY_MAX = 1.0
-"""Of a weight, that one update may take away."""
+"""Fraction of a weight that one update may remove."""
 
 
 def decay_fault(lr: float, weight_decay: float) -> str:
-    """What is wrong with these two together; "" if nothing is."""
+    """Why these two conflict; "" if they do not."""
     if lr * weight_decay <= DECAY_MAX:
         return ""
     bound = f"lr * weight_decay must be <= {DECAY_MAX:g}, or weights grow without bound"
