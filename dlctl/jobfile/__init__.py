@@ -127,7 +127,7 @@ def _gradient_steps(job: JobFile, method: Any) -> list[parameter_groups.Steps]:
 
 
 def _clip_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
-    """A norm that only all servers together know, or that is of no gradient."""
+    """Global clipping without a common gradient, or with a norm over several servers."""
     if job.gradient.clip != "global" or _steps_along_means(method):
         return
     if not method.pushes_gradients(method.Options(**job.algorithm.options)):
@@ -145,8 +145,8 @@ def _scaling_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, s
 
 
 def _link_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
-    """Memory ends where its host does, and torch.distributed's connections are open to anybody."""
-    # Any of them may get a worker later: of a host that is lost, or by `dlctl scale`.
+    """Memory is local to a host, and torch.distributed's connections are open to any process."""
+    # Any of the hosts may get a worker later: from a lost host, or by `dlctl scale`.
     possible = placement.takes_workers(job)
     if len(possible) > 1 and "group" in method.shape.links and not job.network.private:
         what = (
@@ -204,25 +204,25 @@ def _averages_gradients(job: JobFile, method: Any) -> bool:
 
 
 def _steps_along_means(method: Any) -> bool:
-    """Whether replicas make the mean themselves, and step along it."""
+    """Whether replicas compute the mean, and step along it."""
     return OwnStep in shapes.needs_of(method.replica)
 
 
 def _has_momentum(job: JobFile) -> bool:
-    """Whether the servers' optimiser keeps something of an element's past."""
+    """Whether the servers' optimiser is stateful."""
     kind = registry.load("optimizers", job.optimizer.name)
     return bool(kind(kind.Options(**job.optimizer.options)).slots)
 
 
 def _pushes_some(job: JobFile, method: Any) -> bool:
-    """Whether a push may be of some elements only."""
+    """Whether a push may contain only some elements."""
     options = registry.load("compressors", job.compression.name).Options
     known = {field.name for field in dataclasses.fields(options)}
     return getattr(method.shard, "takes_parts", False) or bool(known & {"density", "keep"})
 
 
 def _average_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
-    """An average of what no server's optimiser updates, or that is looked at and not kept."""
+    """An average of parameters that the servers do not update, or `evaluate` without an average."""
     if job.average.ema and (method.shard is None or method.shape.model != "tables"):
         what = f"{job.algorithm.name} has no parameters that the servers' optimiser updates"
         yield ("average", "ema"), what, "remove [average]"
@@ -253,7 +253,7 @@ def effective_options(kind: str, choice: Choice) -> dict[str, Any]:
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """As JSON has it: daemons read a list where there was a tuple."""
+    """As in JSON: daemons read a list instead of a tuple."""
     return {key: _without_tuples(value) for key, value in options.items()}
 
 
@@ -275,7 +275,7 @@ def _override(document: dict[str, Any], overrides: Mapping[str, Any]) -> None:
 
 
 def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[Fault]]:
-    """The choice that a section makes, its options complete, and what is wrong with it."""
+    """The choice of a section, its options complete, and its faults."""
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         return None, []  # the schema says what is wrong
     name = table["name"]
@@ -307,7 +307,7 @@ def _with_owners(kind: str, name: str, faults: list[Fault]) -> list[Fault]:
         return faults
     owners: dict[Any, list[str]] = {}
     for other in registry.names(kind):
-        with suppress(ImportError, AttributeError):  # somebody else's that cannot be loaded
+        with suppress(ImportError, AttributeError):  # third-party entry that cannot be loaded
             for field in dataclasses.fields(registry.load(kind, other).Options):
                 owners.setdefault(field.name, []).append(other)
     return [_with_owner(name, owners.get(fault.path[-1], []), fault) for fault in faults]
@@ -323,7 +323,7 @@ def _with_owner(name: str, owners: list[str], fault: Fault) -> Fault:
 
 
 def _moved(faults: list[Fault], table: dict[str, Any]) -> list[Fault]:
-    """The faults, with what to write instead of a key that another section has now."""
+    """The faults, with suggestions for keys that have moved to another section."""
     new = f'write [inner] with name = "sgd" and lr = {table.get("local_lr")!s:.20}'
     return [
         fault._replace(message="replicas have an optimiser of their own now", suggestion=new)
@@ -334,7 +334,7 @@ def _moved(faults: list[Fault], table: dict[str, Any]) -> list[Fault]:
 
 
 def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> list[Fault]:
-    """What does not go with how the method's replicas step."""
+    """Conflicts with how the method's replicas step."""
     name = resolved["algorithm"].name if "algorithm" in resolved else DEFAULT_ALGORITHM
     if "algorithm" not in resolved and "algorithm" in document:
         return []
@@ -356,7 +356,7 @@ def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
 
 
 def _check_decay(resolved: Mapping[str, Choice]) -> list[Fault]:
-    """A decay may be too large for a rate, which need not be in the file."""
+    """A decay that is too large for the rate, which may be the default."""
     options = resolved["optimizer"].options if "optimizer" in resolved else {}
     lr, decay = options.get("lr", 0.0), options.get("weight_decay", 0.0)
     if not (fault := numeric_limits.decay_fault(lr, decay)):
@@ -366,7 +366,7 @@ def _check_decay(resolved: Mapping[str, Choice]) -> list[Fault]:
 
 
 def _check_exact_pushes(resolved: Mapping[str, Choice]) -> list[Fault]:
-    """What goes wrong when the compression takes away what the algorithm cannot do without."""
+    """A compression that removes values which the algorithm requires."""
     algorithm, compression = resolved.get("algorithm"), resolved.get("compression")
     if algorithm is None or compression is None:
         return []
@@ -382,7 +382,7 @@ def _check_exact_pushes(resolved: Mapping[str, Choice]) -> list[Fault]:
 
 
 def _check_exact_fetches(resolved: Mapping[str, Choice], document: dict[str, Any]) -> list[Fault]:
-    """What goes wrong when the algorithm compares parameters that the servers would round."""
+    """An algorithm that requires exact parameters, with servers that round them."""
     algorithm, path = resolved.get("algorithm"), ("servers", "fetch_values")
     if algorithm is None or get(document, path) not in ("float16", "bfloat16"):
         return []
@@ -392,8 +392,8 @@ def _check_exact_fetches(resolved: Mapping[str, Choice], document: dict[str, Any
 
 
 def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> list[Fault]:
-    """What does not go with the shape that the method declares; where it needs no servers, and the
-    job file says nothing, there are none.
+    """Conflicts with the method's shape. If it needs no servers, and the job file does not state a
+    number, there are none.
     """
     if "algorithm" not in resolved and "algorithm" in document:
         return []
@@ -452,7 +452,7 @@ def _check_processes(name: str, can_be_several: bool, processes: Any) -> list[Fa
 
 
 def _with_choices(document: dict[str, Any]) -> dict[str, Any]:
-    """The document as `JobFile` has it, the options left out: they are checked on their own."""
+    """The document in the form of `JobFile`, without options: they are checked separately."""
     reshaped = dict(document)
     for section in registry.SECTIONS:
         table = document.get(section)

@@ -1,4 +1,4 @@
-"""What a job file asks for and will not get: valid, and worth a word."""
+"""Warnings about valid settings of a job file that have no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not go together with a replica that is cut over several processes, `[replica]`."""
+"""Conflicts with a replica that is split over several processes, `[replica]`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
     where = ("replica", way)
     if any(table.of_rows for table in method.shape.tables):
         yield where, f"{name} brings the rows of a batch to one process", "remove it"
-    if ways == ["hogwild"]:  # What it needs is its own: `_replica_faults`.
+    if ways == ["hogwild"]:  # It has its own checks: `_replica_faults`.
         return
     if len(ways) > 1:
         yield where, f"a replica is cut in one way, not by {' and '.join(ways)}", "use one of them"
@@ -52,7 +52,7 @@ def faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
 
 
 def _microbatches(job: JobFile) -> Iterator[tuple[KeyPath, str, str]]:
-    """A batch cannot be cut into more parts than it has samples."""
+    """A batch cannot be split into more parts than it has samples."""
     chosen, size = job.replica, job.workers.batch_size
     if chosen.pipeline == 1 and chosen.microbatches:
         yield ("replica", "microbatches"), "there are no stages", "remove it"

@@ -1,4 +1,4 @@
-"""Unknown keys, types and ranges: what the dataclasses say, checked by pydantic, in our words."""
+"""Unknown keys, types and ranges: the dataclasses, checked by pydantic, with our messages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def validate(
 
 
 def _joined(faults: Iterable[Fault]) -> list[Fault]:
-    """One fault for each key: a value may be of none of several types, and each says so."""
+    """One fault for each key: if a value has none of several types, each of them reports one."""
     joined: dict[KeyPath, Fault] = {}
     for fault in faults:
         known = joined.setdefault(fault.path, fault)
@@ -121,7 +121,7 @@ def _fault(
 
 
 def _range(kind: Any, path: KeyPath, detail: ErrorDetails) -> str:
-    """The whole range, although pydantic names only the end of it that the value is beyond."""
+    """The whole range; pydantic names only the violated bound."""
     (limit,) = detail["ctx"].values()
     beyond = bounds.bound(_BOUNDS[detail["type"]](limit))
     whole = (ends for ends in bounds.bounds(_hint_at(kind, path)) if beyond in ends)

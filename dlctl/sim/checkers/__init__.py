@@ -1,4 +1,4 @@
-"""What must be true of every run, whatever goes wrong in it. A checker looks on and raises.
+"""The invariants of every run, whatever faults it has. A checker observes and raises.
 
 One promise a file: `ledger` (nothing acknowledged is lost or applied twice), `acks` (no ack before
 its push would survive), `terms` (epochs and generations), `samples` (every sample, one living

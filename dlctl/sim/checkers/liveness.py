@@ -1,4 +1,4 @@
-"""Once all is well again, a run goes on; if it does not, somebody waits for somebody: who?"""
+"""After all faults, a run makes progress; if it does not, report which daemon waits for which."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class LivenessChecker(Checker):
         if isinstance(effect, Send) and isinstance(effect.message, m.Report):
             self._reports[process.name] = (now, effect.message)
         if isinstance(effect, Exit) and process.name == COORDINATOR:
-            self._over = True  # What is left behind is another checker's business.
-        if not process.name.startswith("client"):  # It asks also when nobody is left to answer.
+            self._over = True  # Leftover processes are checked by another checker.
+        if not process.name.startswith("client"):  # It retries even if no daemon is left.
             self._look(now)
 
     def _is_progress(self, effect: Effect) -> bool:

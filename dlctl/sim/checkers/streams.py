@@ -1,4 +1,4 @@
-"""A stream: every sample is in just one of the portions that are done."""
+"""A stream: every sample is in exactly one of the completed portions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Rows = Counter[tuple[int, int]]
 
 
 class StreamChecker(Checker):
-    """The portions done of a finished run have every row of its first `epochs` data epochs, once;
-    of a run that was stopped, none twice.
+    """The completed portions of a finished run contain every row of its first `epochs` data epochs
+    once; those of a stopped run contain none twice.
     """
 
     def __init__(self, lengths: tuple[int, ...], batch_size: int, epochs: int) -> None:
