@@ -28,12 +28,12 @@ CORRECTIONS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaussianRefOptions(GaussianOptions):
     density: Annotated[float, Gt(0), Le(1)] = 0.01
-    """The part of the elements that a push should carry. It may be far more or less, or nothing at
-    all. Changes live."""
+    """Target fraction of the elements in a push. It may be far more or less, or nothing at all.
+    Changes live."""
 
 
 class GaussianRef(Gaussian):
-    """Everything but the selection is as in `Gaussian`."""
+    """As `Gaussian`, except for the selection."""
 
     KIND: ClassVar[str] = "gaussian-ref"
     Options: ClassVar[type[Any]] = GaussianRefOptions

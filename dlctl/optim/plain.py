@@ -1,6 +1,4 @@
-"""Rules of tables that follow no optimiser: what is pushed is added, or takes the place of what
-there was.
-"""
+"""Rules of tables without an optimiser: a push is added, or replaces the values."""
 
 from __future__ import annotations
 
