@@ -103,7 +103,7 @@ class Layout:
         except (ValueError, TypeError, RecursionError) as error:
             raise RemoteProtocolError(
                 f"this describes no model: {error}",
-                hint="look at the log of the worker that built it",
+                hint="see the log of the worker that built it",
             ) from None
 
 

@@ -320,7 +320,7 @@ _BY_TYPE: dict[str, _Checker] = {
 }
 
 
-# A process never meets most of the messages: what is known of one is looked up when it comes.
+# A process never receives most of the messages: their fields are looked up on first use.
 _NAMES: dict[type[Message], list[str]] = {}
 _CHECKERS: dict[type[Message], list[_Checker]] = {}
 

@@ -183,10 +183,10 @@ class Server(ShardSide):
 
 
 def _rounded_fetches(job: JobFile) -> list[Fault]:
-    """A worker reads its own copy of w, and a correction is of just that."""
+    """A worker reads its own copy of w, and a correction refers to exactly that."""
     if job.servers.fetch_values == "float32":
         return []
-    what = "each worker reads a copy of its own, as it is on the servers"
+    what = "each worker reads its own copy, exactly as on the servers"
     return [(("servers", "fetch_values"), what, 'use "float32"')]
 
 

@@ -55,7 +55,7 @@ class Replica(sync.Replica):
 
 class Shard(sync.Barrier):
     def _measure_noise(self, held: Sequence[sync.Held], mean: Delta) -> None:
-        """What comes is no gradient of a batch."""
+        """A push is not the gradient of a batch."""
 
 
 DEMO = Method(

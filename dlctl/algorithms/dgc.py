@@ -106,7 +106,7 @@ class Replica(sync.Replica):
         self.residual += self._velocity
 
     def _write(self, samples: int, clock: int) -> Generator[Write, Any, None]:
-        """Momentum factor masking: what was sent begins anew."""
+        """Momentum factor masking: the momentum of sent elements is reset."""
         if not samples:
             yield from super()._write(samples, clock)
             return
@@ -121,7 +121,7 @@ class Shard(SparseSide, sync.Barrier):
     """A barrier of sparse pushes."""
 
     def _measure_noise(self, held: Sequence[sync.Held], mean: Delta) -> None:
-        """What comes is no gradient of a batch."""
+        """A push is not the gradient of a batch."""
 
 
 DGC = Method(

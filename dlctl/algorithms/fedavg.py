@@ -276,10 +276,10 @@ def check(job: JobFile) -> list[Fault]:
         return [((where, "noise_multiplier"), "means nothing without clip_norm", "add clip_norm")]
     faults: list[Fault] = []
     if not options.clients_per_round or not job.data.clients:
-        what = "the mean is over a number of clients that stays: it has to be said"
+        what = "the mean is over a fixed number of clients, which is not set"
         faults.append(((where, "clip_norm"), what, "add clients_per_round, and data.clients"))
     if job.compression.name != "none":
-        what = "what a compressor keeps for the next round is not clipped"
+        what = "a compressor's residual for the next round is not clipped"
         faults.append((("compression", "name"), what, 'use "none" with algorithm.clip_norm'))
     if options.noise_multiplier and not privacy.has_accountant():
         faults.append(((where, "noise_multiplier"), privacy.MISSING, privacy.HINT))

@@ -156,10 +156,10 @@ class Replica(ReplicaSide):
 
 
 def check(job: JobFile) -> list[Fault]:
-    """There has to be somebody to talk to."""
+    """It needs at least two replicas."""
     if job.workers.count > 1:
         return []
-    return [(("workers", "count"), "gossip needs somebody to talk to", "use 2 or more")]
+    return [(("workers", "count"), "gossip needs another replica", "use 2 or more")]
 
 
 GOSSIP = Method(

@@ -67,11 +67,12 @@ def check(job: JobFile) -> list[Fault]:
         found.append((("inner", "name"), "hogwild steps with the workers' own SGD", 'use "sgd"'))
     elif not is_plain(job.inner):
         what = (
-            f"what {job.inner.name} keeps would be each process's own: parameters are shared alone"
+            f"the state of {job.inner.name} would be local to each process: only parameters are "
+            "shared"
         )
         found.append((("inner", "name"), what, 'use "sgd" without momentum'))
     if job.workers.device == "cuda":
-        what = "the model of hogwild lies in the host's memory"
+        what = "the model of hogwild is in the host's memory"
         found.append((("workers", "device"), what, 'use "cpu"'))
     return found
 

@@ -87,7 +87,7 @@ def _zoom(low: Trial, high: Trial, trials: int, wanted: Conditions) -> Search:
 
 
 def _between(a: Trial, b: Trial) -> float:
-    """The minimum of the cubic through both, as far as there is one well between them."""
+    """The minimum of the cubic through both trials, if it is well between them."""
     middle, width = (a.step + b.step) / 2, abs(b.step - a.step)
     if not all(map(math.isfinite, (*a, *b))):
         return middle

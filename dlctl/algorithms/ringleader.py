@@ -121,7 +121,7 @@ class Tabled(Wrapping):
         return lambda blocks: step(self._means(blocks, at, numbers, ends=ends))
 
     def _added(self, blocks: Iterable[Block], at: int, ends: bool) -> Iterator[Block]:
-        """Blocks that have the gradient in the table; all else stays as it is."""
+        """Blocks that add the gradient to the table; all else is unchanged."""
         for block in blocks:
             present = (block.w, *block.slots)
             for array, following in zip(present, (block.w_next, *block.slots_next), strict=True):
@@ -192,7 +192,7 @@ class Rounds(ShardSide):
         return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]
 
     def _is_update(self, entry: int) -> bool:
-        """Whether an update is made with the push that is about to come into this entry."""
+        """Whether the next push into this entry makes an update."""
         if self._updated:
             return entry not in self._updated
         numbers = islice(self._table.numbers(), self._table.workers)

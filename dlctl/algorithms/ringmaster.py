@@ -40,7 +40,7 @@ from dlctl.messages import APPLIED, LATE
 @dataclass(slots=True, kw_only=True)
 class Options:
     delay_max: Annotated[int, Ge(1)] = 16
-    """Updates, R: a gradient is dropped if so many have come since its parameters were read."""
+    """Updates, R: a gradient is dropped if so many were made since its parameters were read."""
 
 
 class Server(ShardSide):

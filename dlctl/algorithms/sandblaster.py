@@ -89,7 +89,7 @@ ACCRUED = "accrued"
 GRAM_HISTORY_MAX = 30
 """Pairs whose products with each other fit into one message, and into the records of a run."""
 CURVATURE_MIN = 1e-10
-"""A pair with s.y up to this says nothing of a minimum, and is left out (as in torch)."""
+"""A pair with s.y up to this has no useful curvature, and is left out (as in torch)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

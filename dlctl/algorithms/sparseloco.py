@@ -153,7 +153,5 @@ SPARSELOCO = Method(
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
     compression=Choice(name="topk-chunked"),
-    shape=Shape(
-        optimizers=("sgd",), optimizers_why="error feedback takes the place of its momentum"
-    ),
+    shape=Shape(optimizers=("sgd",), optimizers_why="error feedback replaces its momentum"),
 )

@@ -100,5 +100,5 @@ class Parts(ShardSide):
         self._clock, self._parts = state["clock"], int(state["parts"], 16)
 
     def restore(self, state: Json) -> None:
-        """A portion that the checkpoint does not call done comes again, and is in the sum."""
+        """A portion not done in the checkpoint is pushed again, and is already in the sum."""
         self.resume(state)

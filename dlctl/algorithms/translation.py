@@ -113,11 +113,11 @@ def check(manifest: Manifest, job: JobFile) -> None:
     has_rows = layout(manifest).size(ROWS) > 0
     tables = _method(job).shape.tables_of(_options(job))
     if has_rows or any(table.rule == "lead" for table in tables):
-        what = "tables of rows" if has_rows else "what the coordinator of this method keeps"
+        what = "tables of rows" if has_rows else "the state of this method's coordinator"
         raise UsageError(
             f"{manifest['run_id']} was trained otherwise ({otherwise(manifest, job)}): {what} "
             "cannot be taken from its checkpoint",
-            hint="begin a new run with --fresh; its model alone goes on with "
+            hint="begin a new run with --fresh; to start it from that model, use "
             '`dlctl checkpoint export -o FILE` and [job] weights = "FILE"',
         )
 

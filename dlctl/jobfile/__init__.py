@@ -1,14 +1,14 @@
 """The reader of job files: TOML in, a checked and resolved `config.JobFile` out.
 
-    reading.py    bytes -> document       what is wrong with the file itself
-    positions.py  text -> key -> place    where every key stands
+    reading.py    bytes -> document       faults of the file itself
+    positions.py  text -> key -> place    the position of every key
     schema.py     document -> dataclasses unknown keys, types, ranges
-    checks.py     what types cannot say   names, rates, targets, the task's file, cross checks
-    hosts.py      what types cannot say   of [[hosts]]: names, addresses, daemons on each
-    slurm.py      what types cannot say   of [slurm]: options of sbatch, what goes together
+    checks.py     checks beyond types     names, rates, targets, the task's file, cross checks
+    hosts.py      checks of [[hosts]]     names, addresses, daemons on each
+    slurm.py      checks of [slurm]       options of sbatch, conflicts
     problems.py   faults -> JobFileError  all of them at once, each with its line
-    replicas.py   what types cannot say   of [replica]: what it goes together with
-    doubtful.py   what is valid           and will not do what it says
+    replicas.py   checks of [replica]     conflicts
+    doubtful.py   warnings                valid settings without an effect
 
 Nothing of the job is imported or started here, and torch is not needed.
 """
@@ -100,7 +100,7 @@ def _own_checks(job: JobFile) -> list[Fault]:
         what = f"{job.algorithm.name} has no optimiser that takes gradient steps"
         found.append((("schedule", "kind"), what, "remove [schedule]"))
     elif schedule.is_needed(job.schedule) and job.inner.name == "rprop":
-        found.append((("inner", "name"), "rprop finds its rates by itself", "remove [schedule]"))
+        found.append((("inner", "name"), "rprop adapts its rates itself", "remove [schedule]"))
     groups = parameter_groups.faults(job.parameters, steps, job.algorithm.name)
     found += [*groups, *replicas.faults(job, method)]
     found += method.check(job)
@@ -153,7 +153,9 @@ def _link_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]
             f"what {job.algorithm.name} sends between {len(possible)} hosts is neither encrypted "
             "nor authenticated (SECURITY.md)"
         )
-        instead = "use sync or diloco, or [network] private = true if nobody else is in theirs"
+        instead = (
+            "use sync or diloco, or [network] private = true if no one else is in their network"
+        )
         yield ("algorithm", "name"), what, instead
     hosts = {agent for name, agent in placement.place(job).items() if name.startswith("worker")}
     if len(hosts) > 1 and "memory" in method.shape.links:
@@ -181,7 +183,8 @@ def _replica_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, s
         yield at, what, 'use "downpour", or 1'
     elif job.inner.name == inner.NONE or not inner.is_plain(job.inner):
         what = (
-            f"what {job.inner.name} keeps would be each process's own: parameters are shared alone"
+            f"the state of {job.inner.name} would be local to each process: only parameters are "
+            "shared"
         )
         yield ("inner", "name"), what, 'use "sgd" without momentum'
     if job.workers.device == "cuda":
@@ -229,7 +232,7 @@ def _average_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, s
     elif job.average.ema and _has_momentum(job) and _pushes_some(job, method):
         what = (
             f"every update goes over all elements then, and {job.optimizer.name} would step along "
-            "those that nobody has pushed"
+            "those without a push"
         )
         yield ("average", "ema"), what, 'use [optimizer] name = "sgd", or pushes of all elements'
     elif job.average.evaluate and not job.average.ema:
@@ -277,7 +280,7 @@ def _override(document: dict[str, Any], overrides: Mapping[str, Any]) -> None:
 def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[Fault]]:
     """The choice of a section, its options complete, and its faults."""
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
-        return None, []  # the schema says what is wrong
+        return None, []  # the schema reports it
     name = table["name"]
     at = (section, "name")
     if not registry.is_known(kind, name):
@@ -388,7 +391,7 @@ def _check_exact_fetches(resolved: Mapping[str, Choice], document: dict[str, Any
         return []
     if not registry.load("algorithms", algorithm.name).shape.exact:
         return []
-    return [Fault(path, f"{algorithm.name} needs the parameters as they are", "remove it")]
+    return [Fault(path, f"{algorithm.name} needs the exact parameters", "remove it")]
 
 
 def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> list[Fault]:
@@ -406,7 +409,7 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     shape, path = method.shape, ("servers", "count")
     servers = document.setdefault("servers", {})
     if not isinstance(servers, dict):
-        return faults  # the schema says what is wrong
+        return faults  # the schema reports it
     count = servers.get("count")
     if count is None and not shape.needs_servers:
         servers["count"] = 0
@@ -424,7 +427,7 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
             if section in resolved:
                 faults.append(Fault((section, "name"), f"{name} has no servers", instead))
     if method.lead.drive is not Lead.drive and get(document, ("job", "stop", "target")):
-        what = f"{name} evaluates the model at its end only: nobody would look at the target"
+        what = f"{name} evaluates the model only at its end: the target would be ignored"
         faults.append(Fault(("job", "stop", "target"), what, "remove it"))
     if method.lead.drive is not Lead.drive and get(document, ("data", "bad_samples_max")):
         what = f"{name} compares sums over the dataset: it can do without no sample"

@@ -23,7 +23,7 @@ def _push_before_fetch(job: JobFile) -> str:
         why.append(f"{push} steps between pushes do not divide {fetch} between fetches")
     if not why:
         return ""
-    return f"push_before_fetch: what is fetched lacks steps of its own replica: {'; '.join(why)}"
+    return f"push_before_fetch: fetches lack steps of the replica itself: {'; '.join(why)}"
 
 
 def _slurm_extra(job: JobFile) -> str:

@@ -33,9 +33,9 @@ def faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
         what = f"{name} has no servers: its replicas exchange what one process has"
         yield where, what, "use a method with servers, such as downpour or diloco"
     if method.shape.engine:
-        yield where, f"{name} has an engine of its own, which needs the whole model", "remove it"
+        yield where, f"{name} has its own engine, which needs the whole model", "remove it"
     if job.workers.batch_size == "auto":
-        what = f"{way} needs a number: nobody tries sizes on several processes"
+        what = f"{way} needs a number: sizes are not tried on several processes"
         yield ("workers", "batch_size"), what, "use a number"
     if job.gradient.compile:
         yield ("gradient", "compile"), f"torch.compile does not go with {way}", "remove it"

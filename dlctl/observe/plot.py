@@ -52,7 +52,7 @@ def curve(history: History, what: str, axis: str) -> Curve:
     if axis == "bytes" and max(xs) == 0:
         raise UsageError(
             f"{history.run_id} has counted no bytes: {history.method} sums over a group, which "
-            "torch.distributed does by itself",
+            "torch.distributed communicates on its own",
             hint="--x samples, or --x seconds",
         )
     return xs, ys

@@ -129,7 +129,7 @@ def draw(view: View, rates: Mapping[str, Sequence[float]], width: int, height: i
     parts.append(table(view, shown, rates, width))
     if len(view.daemons) > shown:
         parts.append(Text(f"and {len(view.daemons) - shown} more daemons: dlctl status"))
-    foot = "q leaves" if view.state in ENDED else "q leaves; the run goes on"
+    foot = "q leaves" if view.state in ENDED else "q leaves; the run continues"
     parts.append(Text(foot, style="dim"))
     return Group(*parts)
 

@@ -72,7 +72,7 @@ class Optimizer(Protocol):
         `slots_next`, in the order of `slots`. It may be called in several threads, each with other
         blocks; nothing is kept of a block, and nothing of the shard's size is allocated. What an
         update does depends on the blocks, `lr` and `counters` alone, so that it can be repeated to
-        the last bit. It computes with numpy, by which the shard hears of what is not finite.
+        the last bit. It computes with numpy, so that the shard detects values that are not finite.
         """
         ...
 

@@ -2,7 +2,7 @@
 Training for Language Modeling", 2024 (arXiv 2401.09135), Alg. 3, with c = 0 unless it is given.
 
 With momentum at every push, N replicas that push in turn would make N times the momentum of one
-that pushes their mean. So momentum waits until N pushes have come; between, each makes its own part
+that pushes their mean. So momentum waits for N pushes; until then, each makes its own part
 of a step at once. N = `every`, a push brings g:
 
     D += g

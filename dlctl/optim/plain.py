@@ -61,5 +61,5 @@ def _add(blocks: Iterable[Block]) -> None:
 
 def _set(blocks: Iterable[Block]) -> None:
     for _, _, g, _, w_next, _ in blocks:
-        # As a sum: the shard hears of what is not finite by numpy's arithmetic.
+        # As a sum: the shard detects values that are not finite by numpy's arithmetic.
         np.add(g, np.float32(0), out=w_next)

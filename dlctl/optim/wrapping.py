@@ -47,6 +47,6 @@ class Wrapping(ABC):
 
 
 def keep(array: Array, following: Array) -> None:
-    """A value that an update leaves as it is."""
+    """Copy a value that an update does not change."""
     if following is not array:
         following[:] = array

@@ -1,6 +1,6 @@
 """Files of simulated hosts: a file is on another host only after its transfer.
 
-Beside the coordinator, files are in the run's `Store`. Every other host has a disk of its own, and
+On the coordinator's host, files are in the run's `Store`. Every other host has its own disk, and
 a file gets from one to the other as bytes, with the effects of
 `dlctl/roles/protocol/files.py`.
 """

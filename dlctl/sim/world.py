@@ -207,8 +207,8 @@ class World:
         self.timeline.after(delay_s, begin)
 
     def recover(self, after_s: float) -> None:
-        """Bring back a run of which nobody is left, as `dlctl recover` does: the next coordinator
-        finds what the last one has remembered, and servers what is kept. None that has ended.
+        """Recover a run without any processes, as `dlctl recover` does: the next coordinator finds
+        the last one's records, and servers their persisted state. Not a run that has ended.
         """
         if self.store.run.get("state") not in ENDED:
             self.restart_coordinator(self.past, after_s, needs_room=True)

@@ -24,8 +24,8 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A new file that replaces `path` when the block succeeds, and else is removed: a crash leaves
     the old file or the new one. Raises OSError.
 
-    Nobody whom `mode` (less the umask) does not let can read it at any moment, and no link is
-    followed that somebody has put there.
+    At no moment can it be read by users that `mode` (less the umask) excludes, and a link of
+    another user at its place is not followed.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -30,8 +30,8 @@ class ClockChecker(Checker):
     def __init__(self, *, ahead: int = 0) -> None:
         self.ahead = ahead
         self._states: defaultdict[tuple[int, bytes], set[int]] = defaultdict(set)
-        """(shard, its parameters, as they were sent to anybody) -> the steps at which it had them:
-        more than one, if nobody had any data at some."""
+        """(shard, its parameters as sent) -> the steps at which it had them: several, if no worker
+        had any data at some."""
         self._placed: dict[Where, Array] = {}
         """The newest slice in the model, without own steps."""
         self._steps: dict[Where, set[int]] = {}

@@ -59,4 +59,4 @@ class LivenessChecker(Checker):
             waits = f", waits for {report.waiting_for}" if report.waiting_for else ""
             ago = f" ({now - at:.0f} s ago)" if now - at > 2 else ""
             parts.append(f"{name}: {report.phase}{waits}{ago}")
-        return "; ".join(parts) or "nobody has reported"
+        return "; ".join(parts) or "no daemon has reported"

@@ -104,7 +104,7 @@ class LeasesChecker(Checker):
         assert isinstance(peer, bytes)
         client = coordinator.network.client(peer)
         if not isinstance(client, Process):
-            return  # Its connection broke: nobody will get this.
+            return  # Its connection broke: this will not be received.
         if (client, lease.request) in self._answered:
             return  # The same answer again, to a question that came again.
         self._answered.add((client, lease.request))
