@@ -118,17 +118,17 @@ def _level(text: str) -> str:
 GENERAL: Mapping[str, Setting] = MappingProxyType(
     {
         "push": Setting(
-            help='the most a worker pushes: "5MB/s", "100Mbit/s" or "off"',
+            help='largest push rate of a worker: "5MB/s", "100Mbit/s" or "off"',
             parse=parse_rate,
             format=format_rate,
         ),
         "fetch": Setting(
-            help='the most a worker fetches: "5MB/s", "100Mbit/s" or "off"',
+            help='largest fetch rate of a worker: "5MB/s", "100Mbit/s" or "off"',
             parse=parse_rate,
             format=format_rate,
         ),
         "push_window": Setting(
-            help='bytes of a worker\'s pushes that may be in flight: "128MB" or "off"',
+            help='bytes of a worker\'s pushes in flight: "128MB" or "off"',
             parse=parse_size,
             format=format_size,
         ),

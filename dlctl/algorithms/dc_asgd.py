@@ -71,7 +71,7 @@ class Options:
 class Replica(stepwise.Replica):
     def run(self) -> Needs:
         is_new = False
-        """Whether the copy is what a push has just made."""
+        """Whether the copy is the state right after a push."""
         while True:
             if (yield NextData()) is None:
                 is_new = False
@@ -91,7 +91,7 @@ def copy_name(slot: int) -> str:
 
 
 class Compensated(Wrapping):
-    """The correction before an optimiser, and the workers' copies behind it."""
+    """The correction before an optimiser; the workers' copies are slots after the optimiser's."""
 
     def __init__(
         self, inner: Optimizer, workers: int, lambda_0: float, decay: float | None

@@ -38,7 +38,7 @@ from dlctl.config import Choice
 @dataclass(slots=True, kw_only=True)
 class Options:
     momentum_decay: Annotated[float, Ge(0), Lt(1)] = 0.999
-    """What stays of a replica's momentum from step to step, beta."""
+    """Decay of a replica's momentum per step, beta."""
 
 
 class Replica(sync.Replica):

@@ -150,7 +150,7 @@ class Replica(ReplicaSide):
 
 
 class Server(ShardSide):
-    """Applies at once: no waiting, no averaging, no regard for what other shards have."""
+    """Applies at once: no waiting, no averaging, independent of other shards."""
 
     applies_as_pushed = True
 

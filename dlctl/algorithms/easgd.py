@@ -173,10 +173,10 @@ def check(job: JobFile) -> list[Fault]:
     """Elastic symmetry: the centre gains exactly what the replica loses."""
     found: list[Fault] = []
     if job.optimizer.options.get("lr", 1.0) != 1.0:
-        what = f"the servers of {job.algorithm.name} add what is pushed, and have no rate"
+        what = f"the servers of {job.algorithm.name} add pushes, and have no rate"
         found.append((("optimizer", "lr"), what, "remove [optimizer]; [inner] has the rate"))
     if job.compression.options.get("unbiased"):
-        what = f"{job.algorithm.name} subtracts from a replica just what its push holds"
+        what = f"{job.algorithm.name} subtracts from a replica exactly what its push holds"
         found.append((("compression", "unbiased"), what, "remove it"))
     return found
 
@@ -201,7 +201,7 @@ _method = partial(
             help="steps of a replica from one exchange with the centre to the next", parse=count
         ),
         "alpha": Setting(
-            help='part of the way to the centre at an exchange, or "auto"', parse=share
+            help='fraction of the distance to the centre at an exchange, or "auto"', parse=share
         ),
     },
     optimizer=Choice(name="sgd", options={"lr": 1.0}),

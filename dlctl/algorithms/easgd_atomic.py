@@ -103,7 +103,7 @@ class Replica(easgd.Replica):
         return True
 
     def placed(self, lo: int, hi: int) -> None:
-        """What stands in the model is e, or the centre for a replica without a position."""
+        """The model holds e, or the centre for a replica without a position."""
         pull, model = self._pull[lo:hi], self.parameters[lo:hi]
         if not self._has_position:
             pull[:] = 0
@@ -181,10 +181,10 @@ class Server(ShardSide):
 
 
 def check(job: JobFile) -> list[Fault]:
-    """What does not go together in the job file."""
+    """Conflicting options of the job file."""
     found = easgd.check(job)
     if job.average.ema:
-        what = "easgd-atomic has no optimiser on its servers to average behind"
+        what = "easgd-atomic has no optimiser on its servers, so no average of its parameters"
         found.append((("average", "ema"), what, "remove [average]"))
     return found
 

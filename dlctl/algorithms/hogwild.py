@@ -87,6 +87,6 @@ HOGWILD = Method(
         survives=frozenset({"worker", "coordinator"}),
     ),
     inner=Choice(name="sgd", options={"lr": 0.01}),
-    live={"steps_at_once": Setting(help="steps between two looks at messages", parse=count)},
+    live={"steps_at_once": Setting(help="steps until a worker handles its messages", parse=count)},
     check=check,
 )

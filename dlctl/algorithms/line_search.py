@@ -52,7 +52,7 @@ def armijo(first: float, trials: int, wanted: Conditions) -> Search:
 
 
 def strong_wolfe(first: float, trials: int, wanted: Conditions) -> Search:
-    """If the trials do not suffice, it returns the best step that goes down."""
+    """If the trials do not suffice, it returns the best step that decreases f."""
     before = Trial(0.0, wanted.loss, wanted.slope)
     step = first
     for number in range(trials):
@@ -68,7 +68,7 @@ def strong_wolfe(first: float, trials: int, wanted: Conditions) -> Search:
 
 
 def _zoom(low: Trial, high: Trial, trials: int, wanted: Conditions) -> Search:
-    """Between two steps; of all that go down `low` is the best, and there is a good one between."""
+    """Between two steps: `low` is the best decreasing one, and there is a good one between."""
     newest = low
     for _ in range(trials):
         step = _between(low, high)

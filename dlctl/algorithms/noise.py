@@ -40,13 +40,13 @@ class NoiseScale:
         self._weight += (1 - KEPT) * (1 - self._weight)
 
     def parts(self) -> tuple[float, float] | None:
-        """What this shard adds to (S, |G|^2); None: nothing is known."""
+        """This shard's part of (S, |G|^2); None: unknown."""
         if not self._weight:
             return None
         return self._noise / self._weight, self._signal / self._weight
 
 
 def noise_scale(parts: Sequence[tuple[float, float]]) -> float | None:
-    """In samples, from what all shards have found; None while the gradient is lost in the noise."""
+    """In samples, from the parts of all shards; None while the noise dominates the gradient."""
     noise, signal = (sum(values) for values in zip(*parts, strict=True)) if parts else (0.0, 0.0)
     return noise / signal if noise > 0 and signal > 0 else None

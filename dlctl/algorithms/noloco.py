@@ -63,7 +63,7 @@ class Replica(ReplicaSide):
     def begin(self, start: Start) -> None:
         self.steps = self.outer_steps = self.alone = 0
         self.phi: Array | None = None
-        """float32[d], where the steps since the last outer one have begun; None: nowhere yet."""
+        """float32[d], the parameters after the last outer step; None: there was none."""
         self.delta: Array = np.zeros(0, np.float32)
 
     def state(self) -> dict[str, Vector]:

@@ -41,7 +41,7 @@ class PowerSgd:
         """rank: r. seed: of Q, the same for all replicas."""
         self.size = layout.size(TRAINED)
         self.error = np.zeros(self.size, np.float32)
-        """What is not in the sums so far: float32[d]."""
+        """The error: all that is not in the sums so far, float32[d]."""
         self._matrices, plain = [], []
         for entry, lo, hi in layout.slices(TRAINED):
             rows = entry.shape[0] if entry.shape else 1

@@ -32,7 +32,7 @@ def optimizer_of(
 
 
 def side_of(table: Table, method: Method, options: Any, shard: Shard) -> ShardSide:
-    """The shard side of a table: the method's for the parameters, else what the rule says.
+    """The shard side of a table: the method's for the parameters, else that of the rule.
 
     "add" and "set" apply at once. "mean" is a barrier: each clock replaces the previous one when
     all members have pushed for it.

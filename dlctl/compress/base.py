@@ -27,7 +27,7 @@ from dlctl.messages import Array, Packed
 from dlctl.settings import Setting, fraction
 from dlctl.vector import Spread, Vector, copy_of
 
-DENSITY = Setting(help="part of the entries that a push carries, 0 < d <= 1", parse=fraction)
+DENSITY = Setting(help="fraction of the entries in a push, 0 < d <= 1", parse=fraction)
 """The live setting of compressors that send only some entries, in their attribute `density`."""
 
 
