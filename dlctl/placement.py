@@ -36,8 +36,8 @@ def place(job: JobFile) -> dict[str, str]:
 
 
 def takes_workers(job: JobFile) -> dict[str, bool]:
-    """The agents that workers may be added to, and whether the job has them there: a host whose
-    `workers` is 0 is for servers, as long as there is another one.
+    """The agents that workers may be added to, and whether the job allows workers there: a host
+    whose `workers` is 0 is for servers, as long as there is another one.
     """
     return {name: host.workers != 0 for name, host in _with_daemons(job).items()}
 

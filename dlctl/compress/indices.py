@@ -1,23 +1,22 @@
 """Sorted positions in few bytes: about 1.01 each at 1 % density, 1.43 at 0.1 %, 0.59 at 10 %.
 
-What is written are the gaps, the numbers of elements between one position and the next (Golomb,
-"Run-Length Encodings", 1966), each cut in two (Rice, "Some Practical Universal Noiseless Coding
-Techniques", 1979): its lowest b bits as they are, all above them in unary, in one bitmask. A gap
-whose high part is q leaves q bits out and sets the next one; the mask ends with the last that is
-set:
+The gaps are coded, the numbers of elements between one position and the next (Golomb, "Run-Length
+Encodings", 1966), each split in two (Rice, "Some Practical Universal Noiseless Coding Techniques",
+1979): its lowest b bits verbatim, the bits above them in unary, in one bitmask. A gap whose high
+part is q skips q bits and sets the next one; the mask ends with the last set bit:
 
     positions 3 4 7 13 with b = 1:   gaps 3 0 2 5   ->   low parts  1 0 0 1
                                                          high parts 1 0 1 2   ->   bits 1 2 4 7
 
-With b = 0, from a density of 38 % on, that is the bitmask of the positions themselves. Of more than
-half of all elements those that are not in the set are written instead. Positions chosen at random
-take at most 5 % more than the entropy of such sets, whatever their number, but for the last byte of
-each half; all others stay below `packed_bytes_max`.
+With b = 0, from a density of 38 % on, that is the bitmask of the positions themselves. If a set has
+more than half of all elements, its complement is coded instead. Positions chosen at random take at
+most 5 % more than the entropy of such sets, whatever their number, plus the last byte of each half;
+all others stay below `packed_bytes_max`.
 
-It is done by whole-array operations. The number of positions and the size of the shard decide which
-are written, and b, so that a decoder need not be told. It refuses a length that cannot be before it
-allocates anything, and what it allocates then is proportional to the bytes it got and the values
-that came with them. A set has one form only: any other bytes are refused.
+All work is done by whole-array operations. The number of positions and the size of the shard
+determine b, and whether the complement is coded, so neither is sent. The decoder refuses an
+impossible length before it allocates anything, and allocates in proportion to the received bytes
+and values. A set has a single encoding: any other bytes are refused.
 """
 
 from __future__ import annotations

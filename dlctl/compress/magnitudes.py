@@ -2,9 +2,9 @@
 
 Without the sign bit, floats are ordered as their bits are as integers, with infinity and NaN at the
 top. On the host one comparison of the whole vector is therefore one pass over memory, in blocks
-that stay in the cache: clear the sign bits, compare, list the few positions that are left and copy
-their elements while they are at hand. The two scratch buffers for it are kept. On a GPU torch does
-the same with whole vectors, there.
+that stay in the cache: clear the sign bits, compare, list the few remaining positions and copy
+their elements while they are cached. The two scratch buffers are reused. On a GPU torch does the
+same with whole vectors.
 """
 
 from __future__ import annotations

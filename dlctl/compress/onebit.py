@@ -1,8 +1,9 @@
 """One bit per element, and two values for each block of 1,024: the means by sign.
 
-1-bit SGD (Seide et al., Interspeech 2014): an element is sent as whether it is >= 0, and rebuilt as
-the mean of those elements of its column that were >= 0, or of those that were not; the error stays
-and is added to the next gradient. Here a block stands for the paper's column. With one mean it is
+1-bit SGD (Seide et al., Interspeech 2014): an element is sent as one bit, whether it is >= 0, and
+rebuilt as the mean of the elements of its column that were >= 0, or of those that were not; the
+error stays and is added to the next gradient. Here a block replaces the paper's column. With one
+mean it is
 the scaled sign of Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019, for which
 
     ||u - Q(u)||^2 = (1 - ||u||_1^2 / (d ||u||_2^2)) ||u||^2        (d: the elements of a block)

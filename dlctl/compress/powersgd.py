@@ -5,19 +5,18 @@ that starts where the last one ended:
 
     P = M Q,   P = orthogonalise(P),   Q = M^T P,   sent: P, Q,   rebuilt: P Q^T
 
-with error feedback. The paper does this for every layer's own matrix and averages P and Q over all
-workers; here each worker's push stands for itself, and M is the server's slice of the flat vector,
-written in rows of n = ceil(sqrt(d)) elements. Such rows are not those of a layer, so M is less
-close to a matrix of low rank than a layer's gradient often is: expect more error at the same rank.
+with error feedback. The paper does this for the matrix of every layer and averages P and Q over all
+workers; here each worker's push is independent, and M is the server's slice of the flat vector, in
+rows of n = ceil(sqrt(d)) elements. Such rows are not those of a layer, so M is less close to a
+matrix of low rank than a layer's gradient often is: expect more error at the same rank.
 For every u, with the rebuilt matrix a projection of M,
 
     ||u - Q(u)||^2 <= ||u||^2
 
-A step starts with columns of length 1 instead of those that were sent, which are as long as M: the
-directions are the same, and the squares of a very long or short P neither overflow nor vanish.
-The product is formed element by element in a fixed order and not by a matrix routine, so that
-server and worker get the same to the last bit on whatever machine; u minus it is rounded to the
-precision of u.
+A step starts with columns of length 1 instead of the sent columns, which are as long as M: the
+directions are the same, and the squares of a very long or short P neither overflow nor underflow.
+The product is computed element by element in a fixed order and not by a matrix routine, so that it
+is bit-identical on server and worker on any machine; u minus it is rounded to the precision of u.
 """
 
 from __future__ import annotations

@@ -2,14 +2,15 @@
 
 Random-k sparsification with error feedback: Stich et al., "Sparsified SGD with Memory", NeurIPS
 2018; without, and unbiased: Wangni et al., "Gradient Sparsification for Communication-Efficient
-Distributed Optimization", NeurIPS 2018. The slice is cut in k strata of equal length, give or take
-one element, and one element of each is drawn. So every element is drawn with probability 1/width of
-its stratum, which is the papers' k/d where k divides d; what is drawn is sorted as it comes, and
+Distributed Optimization", NeurIPS 2018. The slice is split into k strata of equal length, give or
+take one element, and one element of each is drawn. So every element is drawn with probability
+1/width of its stratum, which is the papers' k/d where k divides d; the drawn elements are sorted,
+and
 
     E ||u - Q(u)||^2 = (1 - k/d) ||u||^2        (exactly, if k divides d)
 
-A push carries a seed and k, 8 bytes each. What a seed means must never differ between two versions
-of numpy: only the raw numbers of Philox (Salmon et al. 2011) are used; numpy promises to keep them.
+A push carries a seed and k, 8 bytes each. The numbers of a seed must never differ between versions
+of numpy: only the raw numbers of Philox (Salmon et al. 2011) are used, which numpy guarantees.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
 This is the selection of Deep Gradient Compression (Lin et al., ICLR 2018, section 5, and its code):
 the threshold is a quantile of a strided sample with a random start, lowered until at least 0.8 k
 elements reach it, and if more than k do, the k largest of those are taken. One thing is added: the
-threshold that the last push ended with is tried first, and residuals change slowly, so that most
-pushes are one pass over memory.
+final threshold of the last push is tried first. Residuals change slowly, so most pushes are one
+pass over memory.
 
-So what travels is never the wrong elements: the n elements sent are the n largest, 0.8 k <= n <= k
-unless fewer are not zero, and for every u of d elements
+So the sent elements are never wrong: the n elements sent are the n largest, 0.8 k <= n <= k unless
+fewer are nonzero, and for every u of d elements
 
     ||u - Q(u)||^2 <= (1 - n/d) ||u||^2
 
-Momentum correction and masking, the other half of DGC, are not part of it: that is a method.
+Momentum correction and masking, the other half of DGC, are in the method `dgc`.
 """
 
 from __future__ import annotations

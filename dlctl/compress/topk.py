@@ -2,12 +2,12 @@
 
 This is TopK-SGD with error feedback: Stich et al., "Sparsified SGD with Memory", NeurIPS 2018;
 Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2019. The selection
-is exact, over the worker's whole slice for one server; a slice too small to be worth it travels as
-it is. For every u of d elements
+is exact, over the worker's whole slice for one server; a slice too small to be worth it is sent
+uncompressed. For every u of d elements
 
     ||u - TopK(u)||^2 <= (1 - k/d) ||u||^2
 
-and since the rest is not thrown away, the training goes nearly as with dense pushes.
+and since the rest is not discarded, training converges nearly as with dense pushes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`dlctl report`: a run as one HTML page, which needs no network and no other file.
 
 The charts are drawn in the browser by uPlot (MIT licence, `assets/`), from numbers in the page; a
-content security policy in it forbids to load anything. Texts come from tasks and hosts, so each is
-escaped where it is put in.
+content security policy in it forbids loading any resource. Texts come from tasks and hosts, so each
+is escaped where it is inserted.
 """
 
 from __future__ import annotations

@@ -68,11 +68,11 @@ class Optimizer(Protocol):
     def begin_update(self) -> Rule:
         """Begin one update: returns the rule for its blocks, for this update alone.
 
-        The rule writes `w_next`, which may be `w` itself or hold anything, in full, and so each of
+        The rule writes all of `w_next`, which may be `w` itself or uninitialised, and of each of
         `slots_next`, in the order of `slots`. It may be called in several threads, each with other
-        blocks; nothing is kept of a block, and nothing of the shard's size is allocated. What an
-        update does depends on the blocks, `lr` and `counters` alone, so that it can be repeated to
-        the last bit. It computes with numpy, so that the shard detects values that are not finite.
+        blocks; it keeps no reference to a block, and allocates nothing of the shard's size. An
+        update depends on the blocks, `lr` and `counters` alone, so that it can be replayed
+        bit-exactly. It computes with numpy, so that the shard detects values that are not finite.
         """
         ...
 

@@ -2,10 +2,10 @@
 
 A rule sees blocks of at most `BLOCK` elements: short enough that the temporaries of its several
 passes stay in the processor's cache, so that memory is read and written about once per update.
-It reads the present values and writes the next ones: in place, or elsewhere where the present ones
-have to outlive the update. Of a dense push a block is a view. Of a sparse push it is a copy of the
-touched elements, written back afterwards; indices are unique, so none of them is lost. Of a large
-push several threads take blocks, and each goes over its own.
+It reads the current values and writes the next ones: in place, or elsewhere if the current ones
+have to outlive the update. For a dense push a block is a view. For a sparse push it is a copy of
+the pushed elements, written back afterwards; indices are unique, so none of them is lost. Several
+threads share the blocks of a large push.
 """
 
 from __future__ import annotations

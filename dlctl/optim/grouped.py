@@ -1,9 +1,9 @@
 """An optimiser whose rate and weight decay differ between parameters.
 
 On a shard the parameters of a group are ranges of elements. A block of an update is split where
-another group begins, and the optimiser of its group processes each piece. There is one for
-each group, alike but for its rate and its decay, and all have one set of counters: to a storage
-they are one optimiser.
+another group begins, and the optimiser of its group processes each piece. There is one for each
+group, differing only in rate and decay, and all share one set of counters: for a storage they are
+one optimiser.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dlctl.parameter_groups import Run
 from dlctl.settings import Setting
 
 PIECES_MAX = 8
-"""Of a block. If there are more, copying those of a group into one takes less than to go over each.
+"""Of a block. With more pieces it is faster to copy those of a group into one than to process each.
 """
 Piece = tuple[int, int, int]
 """(group, lo, hi), elements of a block."""

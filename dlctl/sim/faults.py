@@ -41,8 +41,8 @@ class Moment:
 class Faults:
     """The number of each fault, at random times from `from_s` to `heal_at_s`; then all are healed.
 
-    Loss, duplication and reordering of messages are network options; they too end at
-    `heal_at_s`. What lasts has a random length, up to the seconds that are named for it.
+    Loss, duplication and reordering of messages are network options; they too end at `heal_at_s`.
+    Faults with a duration last for a random time, up to their number of seconds.
     """
 
     kills: int = 0

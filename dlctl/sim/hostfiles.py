@@ -1,8 +1,7 @@
 """Files of simulated hosts: a file is on another host only after its transfer.
 
 On the coordinator's host, files are in the run's `Store`. Every other host has its own disk, and
-a file gets from one to the other as bytes, with the effects of
-`dlctl/roles/protocol/files.py`.
+files are transferred as bytes, with the effects of `dlctl/roles/protocol/files.py`.
 """
 
 from __future__ import annotations
