@@ -108,7 +108,7 @@ class Replica(streaming_diloco.Replica):
         """(steps, samples) of this replica."""
         self._counted = np.zeros((self._parts, 2), np.int64)
         """(steps, samples) that are in each fragment on the servers."""
-        self._told = self._done = 0
+        self._reported = self._done = 0
         """Samples reported by pushes that counted; steps that are done."""
         self._sent: Sent | None = None
         """The newest push; None: it was empty."""
@@ -161,14 +161,14 @@ class Replica(streaming_diloco.Replica):
         if not self._owes() or not self._take_way(lo, hi):
             if self._is_astray:
                 self._counted[:], self._done = self._made, int(self._made[0])
-                self._told = int(self._made[1])
+                self._reported = int(self._made[1])
             yield Write(vector=None, clock=clock, holds_steps=self._is_astray)
             return False
         self._sent = before
         weight = float(tokens) * float(tokens) / max(float(steps), 1.0)
         yield Write(
             vector=self.residual[lo:hi], ranges=((lo, hi),), to_all=True, clock=clock,
-            samples=int(self._made[1]) - self._told, weight=weight,
+            samples=int(self._made[1]) - self._reported, weight=weight,
         )  # fmt: skip
         return True
 
@@ -204,7 +204,7 @@ class Replica(streaming_diloco.Replica):
             copy_into(self.residual[slice(*part)], sent.residual)
         elif sent is not None:
             self._counted[clock % self._parts] = sent.made
-            self._told = int(sent.made[1])
+            self._reported = int(sent.made[1])
         if sent is None or is_late or self._is_slow:
             self._place_missed((part,), view)
             return

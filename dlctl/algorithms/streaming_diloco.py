@@ -176,14 +176,14 @@ class Replica(sync.Replica):
         view: View = yield self._read_of(clock, wait=True)
         assert view.values is not None
         if self._is_astray or view.clock_max != clock + 1:
-            return (yield from self._begin_anew(view.clock_max))
+            return (yield from self._start_over(view.clock_max))
         copy_into(self._ref[lo:hi], view.values)
         own, mix = self.parameters[lo:hi], self.options.mix
         own *= mix
         own += (1 - mix) * self._ref[lo:hi] if mix else self._ref[lo:hi]
         return clock + 1
 
-    def _begin_anew(self, clock: int) -> Generator[Read | Write, Any, int]:
+    def _start_over(self, clock: int) -> Generator[Read | Write, Any, int]:
         """Start over from the servers' parameters; steps that were not pushed do not count."""
         if self._is_astray:
             self._has_model, self._owed = False, 0

@@ -229,12 +229,12 @@ def _marks(history: History) -> list[Json]:
         point = history.point_at(event.at)
         text = f"{event.daemon or 'run'}: {event.text}"
         place: Json = {"time": round(event.at, 2), "seconds": point.seconds, "steps": point.step}
-        place |= {"samples": point.samples, "look": _look(event.kind), "text": escape(text)}
+        place |= {"samples": point.samples, "look": _style(event.kind), "text": escape(text)}
         found.append(place)
     return found
 
 
-def _look(kind: str) -> str:
+def _style(kind: str) -> str:
     return next((look for look, kinds in LOOKS.items() if kind in kinds), "calm")
 
 
@@ -243,7 +243,7 @@ def _events(events: Sequence[Event]) -> str:
     told = [event for event in events if event.kind != "evaluation"]
     rows = "".join(
         f"<tr><td>{_time(event.at)}</td><td>{_shown(event.daemon or 'run')}</td>"
-        f'<td class="{_look(event.kind)}">{_shown(event.kind)}</td>'
+        f'<td class="{_style(event.kind)}">{_shown(event.kind)}</td>'
         f"<td>{_shown(event.text)}</td></tr>"
         for event in told[-EVENTS_MAX:]
     )

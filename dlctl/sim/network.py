@@ -147,9 +147,9 @@ class Network:
         self._listeners[address] = endpoint
         for connection in self._outgoing.values():
             if connection.address == address:
-                self._tell(connection)
+                self._notify(connection)
 
-    def _tell(self, connection: Connection) -> None:
+    def _notify(self, connection: Connection) -> None:
         """Notify the client of an established connection that it will be replaced."""
         if self.options.tells_of_breaks and connection.listener is not None:
             connection.client.reconnected(connection.peer, RECONNECT_S)
@@ -180,7 +180,7 @@ class Network:
             if connection.client.name == client:
                 self._incoming.pop(connection.id, None)
                 connection.broken += 1
-                self._tell(connection)
+                self._notify(connection)
                 connection.listener = None
                 connection.swallows.clear()
                 connection.up.last_arrival = self.timeline.now + RECONNECT_S

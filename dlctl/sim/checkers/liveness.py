@@ -36,7 +36,7 @@ class LivenessChecker(Checker):
         if isinstance(effect, Exit) and process.name == COORDINATOR:
             self._over = True  # Leftover processes are checked by another checker.
         if not process.name.startswith("client"):  # It retries even if no daemon is left.
-            self._look(now)
+            self._check(now)
 
     def _is_progress(self, effect: Effect) -> bool:
         match effect:
@@ -48,7 +48,7 @@ class LivenessChecker(Checker):
                 return kind in MARKS
         return False
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         if not self._over and now > self._newest_s + self.within_s:
             raise self.broken(f"no progress since {self._newest_s:.1f} s: {self.who_waits(now)}")
 

@@ -79,7 +79,7 @@ class LeasesChecker(Checker):
         self._holders: defaultdict[tuple[int, int], list[Process]] = defaultdict(list)
         self._ranges: dict[tuple[int, int], tuple[int, int]] = {}
         self._noted: set[tuple[int, int]] = set()
-        self._heard: set[tuple[int, int]] = set()
+        self._reported: set[tuple[int, int]] = set()
         """Portions reported done to a coordinator; its answer may be lost."""
         self._answered: set[tuple[Process, int]] = set()
         """(worker, number of its request)."""
@@ -96,7 +96,7 @@ class LeasesChecker(Checker):
 
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         if isinstance(message, m.PortionDone):
-            self._heard.add((message.data_epoch, message.portion))
+            self._reported.add((message.data_epoch, message.portion))
 
     def _on_lease(self, coordinator: Process, peer: Peer, lease: m.Lease) -> None:
         key = (lease.data_epoch, lease.portion)
@@ -122,7 +122,7 @@ class LeasesChecker(Checker):
             return
         for data_epoch in range(self.epochs):
             covered = np.zeros(self.samples, np.int64)
-            for key in self._noted | self._heard:
+            for key in self._noted | self._reported:
                 if key[0] == data_epoch:
                     covered[slice(*self._ranges[key])] += 1
             if (covered != 1).any():

@@ -29,7 +29,7 @@ class StreamChecker(Checker):
         self.computed: Rows = Counter()
         self.done: Rows = Counter()
         self._leases: dict[tuple[int, int], m.Lease] = {}
-        self._told: set[tuple[int, int]] = set()
+        self._reported: set[tuple[int, int]] = set()
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, Compute):
@@ -42,8 +42,8 @@ class StreamChecker(Checker):
         if not isinstance(message, m.PortionDone):
             return
         key = (message.data_epoch, message.portion)
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._reported:
+            self._reported.add(key)
             lease = self._leases[key]
             for number in range((lease.stop - lease.start) // self.batch_size):
                 self.done += self._rows(lease, number)

@@ -71,7 +71,7 @@ class AnswersChecker(Checker):
         self._late: dict[Process, m.Answer] = {}
 
     def on_message(self, process: Process, peer: object, message: m.Message) -> None:
-        self._look(process)
+        self._check(process)
         members = getattr(process.machine, "members", None)
         if isinstance(message, m.Answer) and hasattr(members, "known"):
             known = members.known.get(message.slot)  # type: ignore[union-attr]
@@ -79,9 +79,9 @@ class AnswersChecker(Checker):
                 self._late[process] = message
 
     def on_effect(self, process: Process, effect: Effect) -> None:
-        self._look(process)
+        self._check(process)
 
-    def _look(self, process: Process) -> None:
+    def _check(self, process: Process) -> None:
         late = self._late.pop(process, None)
         asking = getattr(getattr(process.machine, "training", None), "asking", None)
         if late is not None and asking is not None and late.payload.arrays:
@@ -122,7 +122,7 @@ class GroupChecker(Checker):
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, AddEvent) and effect.kind == "state" and LOST in effect.text:
-            self._look_who_has_it()
+            self._check_model_is_lost()
         training = getattr(process.machine, "training", None)
         collecting = getattr(training, "collecting", None)
         if training is None or collecting is None:
@@ -155,7 +155,7 @@ class GroupChecker(Checker):
             raise self.broken(f"{process} has another model at step {step} than {holder}")
         self._models[step] = process, model.copy()
 
-    def _look_who_has_it(self) -> None:
+    def _check_model_is_lost(self) -> None:
         for process, collecting in self._workers.items():
             is_there = process.alive and not process.given_up
             if is_there and collecting.has_model and not process.machine.training.parked:  # type: ignore[attr-defined]
