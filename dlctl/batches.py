@@ -1,8 +1,8 @@
-"""How many samples a batch of a worker has, and a step, which is `gradient.accumulate` batches.
+"""The number of samples of a worker's batch, and of a step, which is `gradient.accumulate` batches.
 
-It depends on the host, so everybody who has to know asks here: `[[hosts]]` may have a batch size of
-their own, for larger or smaller GPUs. With "auto" it is open until a worker has found it; then the
-coordinator goes by the job that is `resolved`, and tells the workers.
+It depends on the host, so all callers use this module: `[[hosts]]` may have their own batch size,
+for larger or smaller GPUs. With "auto" it is open until a worker has found it; then the coordinator
+uses the `resolved` job, and sends the size to the workers.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Fault = tuple[tuple[str, ...], str, str]
 
 
 def is_open(job: JobFile) -> bool:
-    """Whether it is still to be found."""
+    """Whether a worker has to find it."""
     return job.workers.batch_size == AUTO
 
 
 def resolved(job: JobFile, found: int) -> JobFile:
-    """The job with what a worker has found, if that was open."""
+    """The job with the size that a worker has found, if it was open."""
     if not is_open(job) or not 0 < found <= FOUND_MAX:
         return job
     return replace(job, workers=replace(job.workers, batch_size=found))
 
 
 def size(job: JobFile, agent: str) -> int:
-    """Samples of a batch of a worker that this agent starts. It may not be open."""
+    """Samples of a batch of a worker that this agent starts. The size must not be open."""
     found = placement.agents(job.places)[agent].batch_size or job.workers.batch_size
-    assert isinstance(found, int), "nobody has found it yet"
+    assert isinstance(found, int), "the batch size is not found yet"
     return found
 
 
@@ -50,22 +50,22 @@ def largest(job: JobFile) -> int:
 
 
 def smallest(job: JobFile) -> int:
-    """The same, where it is least."""
+    """The same on the host with the smallest batch size."""
     return min(step_samples(job, agent) for agent in placement.takes_workers(job))
 
 
 def steps_told(job: JobFile) -> float:
-    """The most steps that all workers together make, where the job file tells: infinite if not."""
+    """The most steps that all workers together make, by the job file; infinite if unknown."""
     stop = job.job.stop
     limits = [float(stop.steps or math.inf)]
     if stop.samples and not is_open(job):
-        limits.append(2 * stop.samples / smallest(job))  # Those of a portion are of equal size.
-    return min(limits) + job.data.portion_batches  # The last portion is done whole.
+        limits.append(2 * stop.samples / smallest(job))  # The batches of a portion are of one size.
+    return min(limits) + job.data.portion_batches  # The last portion is completed.
 
 
 def mean(job: JobFile) -> float:
-    """The mean over the workers as they are placed: where steps are said and samples are meant. NaN
-    while it is open.
+    """The mean over the workers by their placement, to convert steps to samples. NaN while the size
+    is open.
     """
     if is_open(job):
         return math.nan
@@ -75,13 +75,13 @@ def mean(job: JobFile) -> float:
 
 
 def faults(job: JobFile) -> Iterator[Fault]:
-    """What does not go with a size that is open: key, message, what to write instead."""
+    """Conflicts with an open size: key, message, suggestion."""
     if not is_open(job):
         return
     if any(host.batch_size for host in job.places):
-        what = "it is for all hosts, and some have a batch_size of their own"
+        what = "it is for all hosts, and some have their own batch_size"
         yield ("workers", "batch_size"), what, "write a number"
     for key in ("warmup", "over"):
         if "step" in getattr(job.schedule, key) and not getattr(job.schedule, key).startswith("0 "):
-            what = 'with batch_size = "auto" nobody knows how many samples these steps are'
+            what = 'with batch_size = "auto" the number of samples of these steps is unknown'
             yield ("schedule", key), what, 'as in "10_000 samples"'

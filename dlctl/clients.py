@@ -1,9 +1,9 @@
-"""Clients: whose samples are whose, in federated training.
+"""Clients: the assignment of samples to clients, in federated training.
 
-A map-style dataset is cut into clients, each with rows of its own. A data epoch has some of the
-clients, drawn by its number (`cohort`); a portion is one client, which goes over its rows once or
-several times. Whoever trains it goes over them in the same order: it follows from the seed, the
-data epoch, the client and the pass.
+A map-style dataset is partitioned into clients, each with its own rows. A data epoch has some of
+the clients, drawn by its number (`cohort`); a portion is one client, which makes one or several
+passes over its rows. The order of the rows does not depend on the worker that trains the client: it
+follows from the seed, the data epoch, the client and the pass.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import numpy as np
 import numpy.typing as npt
 
 Rows = npt.NDArray[np.int64]
-"""Of the dataset, by number."""
+"""Row numbers of the dataset."""
 _CUT, _COHORT, _ORDER = 1, 2, 3
-"""What is drawn, beside the seed: nothing of it is drawn for something else."""
+"""Purposes of random numbers, beside the seed: each has its own stream."""
 
 
 class Cohort(NamedTuple):
-    """What a data epoch is made of."""
+    """The clients of a data epoch."""
 
     clients: int
     passes: int = 1
-    """How often each goes over its rows in it."""
+    """Passes of each over its rows."""
 
 
 def epoch_samples(sizes: Sequence[int], cohort: Cohort) -> int:
-    """Samples that a data epoch has on average, at least 1."""
+    """Mean number of samples of a data epoch, at least 1."""
     return max(1, round(sum(sizes) * cohort.clients / len(sizes) * cohort.passes))
 
 
 def cohort(seed: int, data_epoch: int, clients: int, size: int) -> Rows:
-    """The clients of a data epoch, ascending: all sets of `size` are as likely."""
+    """The clients of a data epoch, ascending: all sets of `size` are equally likely."""
     if size >= clients:
         return np.arange(clients)
     drawn = np.random.default_rng([seed, data_epoch, _COHORT]).choice(clients, size, replace=False)
@@ -43,7 +43,7 @@ def cohort(seed: int, data_epoch: int, clients: int, size: int) -> Rows:
 
 
 class Clients:
-    """parts: the rows of each client. sizes: how many those are. digest: of all of them."""
+    """parts: the rows of each client. sizes: their numbers. digest: of all rows and sizes."""
 
     def __init__(self, parts: Sequence[Rows], *, seed: int, shuffle: bool) -> None:
         self.parts = parts
@@ -53,7 +53,7 @@ class Clients:
         self.digest = sha256(whole.tobytes()).hexdigest()
 
     def rows(self, data_epoch: int, client: int, start: int, stop: int) -> Rows:
-        """What the client goes over at [start, stop) of all its passes in a data epoch."""
+        """The rows at [start, stop) of all the client's passes in a data epoch."""
         size = self.sizes[client]
         first, last = start // size, (stop - 1) // size
         passes = [self._pass(data_epoch, client, number) for number in range(first, last + 1)]
@@ -67,7 +67,7 @@ class Clients:
         return np.random.default_rng(seed).permutation(part)
 
 
-# ---------------------------------------------------------------- how a dataset is cut
+# ---------------------------------------------------------------- how a dataset is partitioned
 
 
 def cut(
@@ -79,7 +79,7 @@ def cut(
     seed: int,
     labels: Callable[[], npt.NDArray[np.int64]],
 ) -> list[Rows]:
-    """The rows of each client, ascending, at least one of each; every row is somebody's.
+    """The rows of each client, ascending, at least one each; every row belongs to one client.
 
     kind: "iid", "shards" or "dirichlet" (`config.Data.partition`). labels: int64[samples], if they
     are needed. Raises ValueError for more clients than samples.
@@ -102,7 +102,7 @@ def cut(
 def _dirichlet(
     labels: npt.NDArray[np.int64], clients: int, alpha: float, rng: np.random.Generator
 ) -> list[Rows]:
-    """Of each label, the clients' parts are drawn."""
+    """The clients' shares of each label are drawn."""
     pieces: list[list[Rows]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -113,7 +113,7 @@ def _dirichlet(
 
 
 def _none_empty(parts: Sequence[Rows]) -> list[Rows]:
-    """Who has none gets one of who has most."""
+    """A client without rows gets one from the client with most rows."""
     found = list(parts)
     for number, part in enumerate(found):
         if not len(part):

@@ -1,21 +1,21 @@
-"""Every error that dlctl raises on purpose, and the exit code that each one ends in.
+"""Every error that dlctl raises on purpose, and its exit code.
 
     DlctlError                 1   the command failed
     ├── UsageError             2   a wrong argument, or a job file that is not valid
     ├── NotRunning             3   only `status --check`, `wait`, and a `run` that was stopped
     ├── NotFound               4   no such job, run or daemon
     ├── Unreachable            5   a daemon or a host does not answer
-    ├── TimedOut               6   --timeout passed; the work may go on
+    ├── TimedOut               6   --timeout passed; the work may continue
     ├── JobFailed              7   the job failed, while it started or while it trained
     ├── Partial                8   done on some daemons and not on others
     ├── VersionMismatch        9   the other side speaks another protocol
     ├── NotPermitted          77   a key does not fit
-    └── ProtocolError          1   a conversation between daemons went wrong
-        ├── LocalProtocolError      we broke the rules: a bug of this process
-        └── RemoteProtocolError     they broke the rules: the peer's message is refused
+    └── ProtocolError          1   a violation of the protocol between daemons
+        ├── LocalProtocolError      by this process: a bug
+        └── RemoteProtocolError     by the peer: its message is refused
 
-An error says what went wrong; `where` is the place (file:line, daemon, path); `hint` is what to do
-next, as a command where there is one.
+An error states what went wrong; `where` is the place (file:line, daemon, path); `hint` is the next
+step, as a command if there is one.
 """
 
 from __future__ import annotations

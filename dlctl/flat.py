@@ -1,10 +1,10 @@
-"""A model as one float32 vector: which name lies where, and which shard owns which slice.
+"""A model as one float32 vector: the position of each tensor, and the slice of each shard.
 
-Three kinds of tensors make up a model. Only the first is trained and travels all the time:
+A model has three kinds of tensors. Only the first is trained and sent all the time:
 
 - `trained`: a parameter with requires_grad; a slice of the flat vector, float32 whatever its dtype.
 - `averaged`: a buffer (BatchNorm statistics); averaged over the replicas by samples.
-- `constant`: a frozen parameter; the same everywhere, in no vector (`dlctl/frozen.py`).
+- `constant`: a frozen parameter; equal in all workers, in no vector (`dlctl/frozen.py`).
 
 Beside the model a task may have tables of rows, `rows`, which only servers hold (`dlctl/rows.py`).
 
@@ -26,12 +26,12 @@ AVERAGED = "averaged"
 CONSTANT = "constant"
 ROWS = "rows"
 INITS = ("constant", "uniform", "normal")
-"""Of rows: (value, 0), (from, to), (mean, standard deviation)."""
+"""Initial values of rows: (value, 0), (from, to), (mean, standard deviation)."""
 KINDS = (TRAINED, AVERAGED, CONSTANT, ROWS)
 DIMENSIONS_MAX = 64
 """As in torch and numpy."""
 ELEMENTS_MAX = 2**48
-"""Of all tensors of one kind: a petabyte, in numbers that fit into every message."""
+"""Elements of all tensors of one kind: a petabyte, in numbers that fit into every message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Entry:
     dtype: str
     aliases: tuple[str, ...] = ()
     init: tuple[str, float, float] | None = None
-    """Of a table of rows: what its rows begin with (`rows.initial`)."""
+    """Of a table of rows: the initial values of its rows (`rows.initial`)."""
 
     @property
     def size(self) -> int:
@@ -74,7 +74,7 @@ class Layout:
         return sum(entry.size for entry in self.entries if entry.kind == kind)
 
     def to_rows(self) -> list[list[Any]]:
-        """[[name, kind, shape, dtype, aliases], ...]: data for JSON; of rows the init, too."""
+        """[[name, kind, shape, dtype, aliases], ...]: data for JSON; for rows the init, too."""
         return [
             [e.name, e.kind, [*e.shape], e.dtype, [*e.aliases], *([[*e.init]] if e.init else [])]
             for e in self.entries
@@ -103,7 +103,7 @@ class Layout:
         except (ValueError, TypeError, RecursionError) as error:
             raise RemoteProtocolError(
                 f"this describes no model: {error}",
-                hint="look at the log of the worker that built it",
+                hint="see the log of the worker that built it",
             ) from None
 
 

@@ -1,9 +1,9 @@
-"""The frozen parameters of a model: the same everywhere, never trained, in their own dtypes.
+"""The frozen parameters of a model: equal in all workers, never trained, in their own dtypes.
 
-Every worker builds them by itself and says the digests of their bytes. Those of the first one are
-the run's: it writes them to a file, once, which every checkpoint refers to. Whoever has built other
-values reads those tensors from there, and nothing else. This module says what the file is called
-and what lies where in it; it is a .safetensors file, and it follows from the layout alone.
+Every worker builds them on its own and reports the digests of their bytes. Those of the first
+worker are the run's: it writes them to a file, once, which every checkpoint refers to. A worker
+that has built other values reads only those tensors from the file. This module defines the name of
+the file and its layout; it is a .safetensors file, and depends on the model's layout alone.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Plan:
 
     @property
     def order(self) -> list[int]:
-        """The positions of the tensors as they lie in the file."""
+        """The tensors in the order of the file."""
         return sorted(range(len(self.places)), key=lambda n: self.places[n])
 
     def ranges(self, wanted: Iterable[int]) -> tuple[Range, ...]:
-        """What has to be read for these tensors. The last byte always, so that a copy with holes
-        has the right size.
+        """The ranges to read for these tensors. Always including the last byte, so that a sparse
+        copy has the right size.
         """
         places = {*(self.places[n] for n in wanted), (self.nbytes - 1, self.nbytes)}
         return tuple(sorted(place for place in places if place[0] < place[1]))
@@ -87,7 +87,7 @@ def plan(layout: Layout) -> Plan:
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
-    """Of the bytes of one tensor."""
+    """The digest of the bytes of one tensor."""
     return hashlib.sha256(data).digest()[:DIGEST_BYTES]
 
 
@@ -107,7 +107,7 @@ def _cut(digests: bytes) -> Iterator[bytes]:
 
 
 def file_name(layout: Layout, digests: bytes) -> str:
-    """By names, shapes, dtypes and values: equal ones have the same file."""
+    """The file name, by names, shapes, dtypes and values: equal parameters have the same file."""
     return f"frozen-{digest(plan(layout).head + digests).hex()}.safetensors"
 
 

@@ -1,9 +1,9 @@
-"""The optimiser inside a replica, `[inner]`: which there are, and their options.
+"""The optimiser inside a replica, `[inner]`: all names and their options.
 
-It is torch's own object, made by the worker over the model's parameters
-(`daemons/worker/inner.py`). Here are its options alone, so that a job file can be checked where
-there is no torch; a test compares them with torch's signatures. A class of somebody else's is
-`name = "package.module:Class"`: its options are checked when the worker builds.
+The worker creates torch's own object over the model's parameters (`daemons/worker/inner.py`). This
+module has only its options, so that a job file can be checked without torch; a test compares them
+with torch's signatures. A third-party class is `name = "package.module:Class"`: its options are
+checked when the worker builds it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dlctl.util.numeric_limits import LocalRate, WeightDecay
 NONE = "none"
 """No steps of its own."""
 SAVED_AS = "inner."
-"""Before the names of its state, in the file of its replica."""
+"""Prefix of the names of its state, in the file of its replica."""
 OF = f"{SAVED_AS}of"
-"""Whose state it is: `identity`."""
+"""The optimiser of the state: `identity`."""
 Decay = Annotated[float, Ge(0), Lt(1)]
-"""How much of a running mean stays at each step."""
+"""Decay of a running mean per step."""
 Epsilon = Annotated[float, Ge(0)]
 NotNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
@@ -179,9 +179,9 @@ class MuonOptions:
     eps: Epsilon = 1e-7
     ns_steps: Annotated[int, Ge(1), Lt(100)] = 5
     adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None
-    """How lr goes with the shape of a matrix; "match_rms_adamw": rates as AdamW's are."""
+    """How lr depends on the shape of a matrix; "match_rms_adamw": rates as with AdamW."""
     adamw: AdamWOptions = field(default_factory=AdamWOptions)
-    """Options of AdamW, which takes the parameters that have not two dimensions."""
+    """Options of AdamW, for all parameters that are not two-dimensional."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Inner:
     Options: type[Any] | None
     """None: any."""
     torch: str = ""
-    """The class of torch.optim; "": none, or one of somebody else's."""
+    """The class of torch.optim; "": none, or a third party's."""
     live: Mapping[str, Setting] = field(default_factory=lambda: {"inner_lr": INNER_LR})
 
 
@@ -214,7 +214,7 @@ MUON = Inner(MuonOptions, "Muon")
 
 
 def identity(choice: Choice) -> bytes:
-    """Its name, and the options that say what it keeps."""
+    """Its name, and the options that determine its state."""
     flags = {key: value for key, value in choice.options.items() if isinstance(value, bool)}
     flags["momentum"] = bool(choice.options.get("momentum"))
     return json.dumps([choice.name, flags], sort_keys=True).encode()
@@ -226,5 +226,5 @@ def keeps_nothing(choice: Choice) -> bool:
 
 
 def is_plain(choice: Choice) -> bool:
-    """Whether torch keeps nothing for it, as far as is known here: a step is an addition then."""
+    """Whether it is stateless in torch, if known here: then a step is an addition."""
     return ":" in choice.name or keeps_nothing(choice)

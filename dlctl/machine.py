@@ -16,30 +16,31 @@ from dlctl.messages import Message
 from dlctl.util.record import Record, record
 
 Peer = str | bytes
-"""Whom a message is from or for. A name ("coordinator", "server-0") for connections this machine
-asked for with `Connect`; otherwise the opaque id of an incoming connection, good for replies only.
-It is no identity: who a peer is, its key says (`Received.identity`), or else its messages."""
+"""The other end of a message. A name ("coordinator", "server-0") for connections that this machine
+opened with `Connect`; otherwise the opaque id of an incoming connection, good for replies only. It
+is not an identity: a peer is identified by its key (`Received.identity`), or else by its messages.
+"""
 
 
 class Event(Record):
-    """Something that happened, told to a machine."""
+    """The input of a machine: something that happened."""
 
     __slots__ = ()
 
 
 class Effect(Record):
-    """Something that a machine wants done, told to its driver."""
+    """The output of a machine: an action for its driver."""
 
     __slots__ = ()
 
 
 class Machine(Protocol):
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event at time `now` (seconds on a monotonic clock) and say what to do."""
+        """Handle one event at time `now` (seconds on a monotonic clock) and return the effects."""
         ...
 
     def deadline(self) -> float | None:
-        """When to be called with `DeadlineReached` if nothing else happens; None: never."""
+        """When to deliver `DeadlineReached` if nothing else happens; None: never."""
         ...
 
 
@@ -56,48 +57,48 @@ class Received(Event):
     peer: Peer
     message: Message
     identity: str = ""
-    """The name that belongs to the sender's key; "" on connections without keys: unix sockets, to
-    which only this user comes."""
+    """The name that belongs to the sender's key; "" on connections without keys: unix sockets that
+    only this user can connect to."""
 
 
 @record
 class Coming(Event):
-    """Part of a large message has come; `Received` follows if all of it does, with arrays in the
-    same memory. Nobody needs to take notice of it.
+    """Part of a large message has arrived; `Received` follows if all of it does, with arrays in the
+    same memory. A machine may ignore it.
     """
 
     peer: Peer
     message: Message
     come: tuple[int, ...]
-    """Of each array, how many bytes are there, from the front to the back; others are anything."""
+    """The number of valid bytes of each array, from the front; the others are undefined."""
     identity: str = ""
 
 
 @record
 class Reconnected(Event):
-    """A connection that this machine asked for has ended, and there is another one, which the peer
-    knows by another id. Not every transport notices.
+    """A connection that this machine opened was closed and replaced by another one, which the peer
+    knows by another id. Not every transport reports this.
     """
 
     peer: str
     lost_at: float
-    """What was sent until then may be lost, and what would have answered it is. What was sent later
-    is still coming.
+    """Messages sent until then may be lost, and their answers are lost. Later messages are still
+    in flight.
     """
 
 
 @record
 class DeadlineReached(Event):
-    """The time that `deadline()` named has come."""
+    """The time returned by `deadline()` is reached."""
 
 
 @record
 class StopRequested(Event):
-    """Come to an orderly end: on SIGTERM or SIGINT, or because the run is over."""
+    """Shut down in an orderly way: on SIGTERM or SIGINT, or because the run is over."""
 
     reason: str
     at_once: bool = False
-    """Only end the processes: what was drained or saved now, nobody could find."""
+    """Only terminate the processes: state drained or saved now could not be found later."""
 
 
 # ---------------------------------------------------------------- effects every role may want
@@ -105,7 +106,7 @@ class StopRequested(Event):
 
 @record
 class Send(Effect):
-    """Send and forget. A transport may lose, repeat or reorder it: the roles repair that."""
+    """Send and forget. A transport may lose, repeat or reorder it: the roles handle that."""
 
     peer: Peer
     message: Message
@@ -113,7 +114,7 @@ class Send(Effect):
 
 @record
 class Connect(Effect):
-    """From now on messages to `peer` go to `address`, where somebody must have this public key."""
+    """From now on messages to `peer` go to `address`, whose listener must have this public key."""
 
     peer: str
     address: str
@@ -123,14 +124,14 @@ class Connect(Effect):
 
 @record
 class Admit(Effect):
-    """From now on only who has one of these public keys may connect here: key -> name."""
+    """From now on only peers with one of these public keys may connect here: key -> name."""
 
     names: Mapping[str, str]
 
 
 @record
 class Hush(Effect):
-    """For a while nothing is to be heard of whoever has this name's key."""
+    """For a while, drop all messages from the peer with this name's key."""
 
     name: str
     for_s: float
@@ -147,7 +148,7 @@ class Note(Effect):
 
 @record
 class Configure(Effect):
-    """A setting that only the driver can put in force (the log level)."""
+    """A setting that only the driver can apply (the log level)."""
 
     key: str
     value: Any
@@ -155,7 +156,7 @@ class Configure(Effect):
 
 @record
 class Exit(Effect):
-    """End this process after everything before it in the list was done."""
+    """Exit this process after all earlier effects in the list."""
 
     code: int
     reason: str

@@ -1,8 +1,7 @@
-"""`[[parameters]]`: which group of the job a parameter is in, and where its elements are.
+"""`[[parameters]]`: the group of each parameter, and the positions of its elements.
 
-The first group that has a pattern for one of a parameter's names is its own. In a replica the
-groups are torch's (`daemons/worker/inner.py`), on a shard they are runs of elements
-(`optim/grouped.py`).
+A parameter belongs to the first group with a pattern for one of its names. In a replica the groups
+are torch's (`daemons/worker/inner.py`), on a shard they are runs of elements (`optim/grouped.py`).
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from dlctl.flat import TRAINED, Layout
 from dlctl.util import bounds, numeric_limits
 
 NONE = -1
-"""The number of the group of parameters that are in none."""
+"""The group number of parameters that are in no group."""
 SHOWN_MAX = 10
 """Names in an error."""
 _WORDS = re.compile(r"[^A-Za-z0-9_]+")
 
 
 class Run(NamedTuple):
-    """Elements of a shard, one after the other, of one group; the first run begins at 0."""
+    """Consecutive elements of a shard, of one group; the first run begins at 0."""
 
     end: int
     group: int
 
 
 def group_of(groups: Sequence[ParameterGroup], names: Iterable[str]) -> int:
-    """The number of the group of a parameter, or NONE. names: all that it has."""
+    """The number of the group of a parameter, or NONE. names: all of its names."""
     known = list(names)
     for number, group in enumerate(groups):
         if any(fnmatchcase(name, pattern) for pattern in group.match for name in known):
@@ -49,7 +48,7 @@ def of_trained(groups: Sequence[ParameterGroup], layout: Layout) -> list[int]:
 
 
 def runs(groups: Sequence[ParameterGroup], layout: Layout, lo: int, hi: int) -> list[Run]:
-    """The elements [lo, hi) of the flat vector, cut where another group begins."""
+    """The elements [lo, hi) of the flat vector, split where another group begins."""
     found: list[Run] = []
     numbers = of_trained(groups, layout)
     for (_, begin, end), group in zip(layout.slices(TRAINED), numbers, strict=True):
@@ -62,7 +61,7 @@ def runs(groups: Sequence[ParameterGroup], layout: Layout, lo: int, hi: int) -> 
 
 
 def told(groups: Sequence[ParameterGroup], layout: Layout) -> list[str]:
-    """What each group has come to with this model, one line each; [] without groups."""
+    """A summary of each group for this model, one line each; [] without groups."""
     if not groups:
         return []
     tensors: Counter[int] = Counter()
@@ -85,7 +84,7 @@ def _how(group: ParameterGroup) -> str:
 
 
 def unmatched(groups: Sequence[ParameterGroup], names: Sequence[str]) -> list[str]:
-    """Patterns that are for no parameter."""
+    """Patterns that match no parameter."""
     return [
         pattern
         for group in groups
@@ -95,8 +94,8 @@ def unmatched(groups: Sequence[ParameterGroup], names: Sequence[str]) -> list[st
 
 
 def close_to(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Names that somebody may have meant by patterns that match none: such as have a word like one
-    of theirs. The first ones of all if there are no such.
+    """Suggestions for patterns without a match: names that share a similar word with one of them.
+    If there are none, the first names.
     """
     words = {word for name in names for word in _WORDS.split(name)}
     meant = {
@@ -109,10 +108,10 @@ def close_to(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     return (close or list(names))[:SHOWN_MAX]
 
 
-# ---------------------------------------------------------------- what a job file says
+# ---------------------------------------------------------------- checks of a job file
 
 Found = tuple[tuple[str | int, ...], str, str]
-"""Key, message, what to write instead."""
+"""Key, message, suggestion."""
 
 
 class Steps(NamedTuple):
@@ -127,7 +126,7 @@ class Steps(NamedTuple):
 def faults(
     groups: Sequence[ParameterGroup], steps: Sequence[Steps], method: str
 ) -> Iterator[Found]:
-    """What is wrong with the groups of a job. steps: the optimisers that they are for."""
+    """Faults of the groups of a job. steps: the optimisers that they apply to."""
     for number, group in enumerate(groups):
         at = ("parameters", number)
         is_changed = group.weight_decay is not None or group.lr_scale != 1.0
@@ -163,7 +162,7 @@ def _of_group(at: tuple[str | int, ...], group: ParameterGroup, steps: Steps) ->
 
 
 def has_decay(options: type[Any] | None) -> bool:
-    """Whether an optimiser with such options decays weights; None: nobody knows its options."""
+    """Whether an optimiser with such options decays weights; None: its options are unknown."""
     if options is None:
         return True
     return any(field.name == "weight_decay" for field in dataclasses.fields(options))

@@ -1,7 +1,7 @@
 """Which agent starts which daemon.
 
-`agent-0` is on the coordinator's machine and always there: it starts the coordinator again when
-that has died. Every other host has an agent of its own, agent-1, agent-2 ... in the order of the
+`agent-0` is on the coordinator's machine and always exists: it restarts a coordinator that has
+died. Every other host has its own agent, agent-1, agent-2 ... in the order of the
 job file; or every node of a Slurm job, in the order of the allocation.
 """
 
@@ -14,7 +14,7 @@ from dlctl.util.names import HOME_AGENT
 
 
 def agents(hosts: Sequence[Host]) -> dict[str, Host]:
-    """Agent -> its host, those that run no daemons included."""
+    """Agent -> its host, including agents without daemons."""
     found = {HOME_AGENT: Host()}
     remote = 0
     for host in hosts:
@@ -36,14 +36,15 @@ def place(job: JobFile) -> dict[str, str]:
 
 
 def takes_workers(job: JobFile) -> dict[str, bool]:
-    """The agents that workers may be added to, and whether the job has them there: a host whose
-    `workers` is 0 is for servers, as long as there is another one.
+    """The agents that workers may be added to, and whether the job allows workers there: a host
+    whose `workers` is 0 is for servers, as long as there is another one.
     """
     return {name: host.workers != 0 for name, host in _with_daemons(job).items()}
 
 
 def _with_daemons(job: JobFile) -> dict[str, Host]:
-    """The coordinator's machine runs no others if all hosts that the job names are other ones."""
+    """The hosts that run servers and workers: without the coordinator's machine if all hosts of the
+    job are other machines."""
     hosts = agents(job.places)
     if job.places and all(host.is_other for host in job.places):
         del hosts[HOME_AGENT]
@@ -51,7 +52,7 @@ def _with_daemons(job: JobFile) -> dict[str, Host]:
 
 
 def _spread(count: int, wanted: Mapping[str, int | None]) -> list[str]:
-    """The agent of each: what a host asks for, and the rest evenly over those that ask nothing."""
+    """The agent of each: the numbers of hosts that state one, the rest evenly over the others."""
     left = count - sum(number or 0 for number in wanted.values())
     free = [name for name, number in wanted.items() if number is None]
     shares = {

@@ -1,5 +1,6 @@
-"""A problem of a run as a value. The coordinator finds them and writes them down with the status;
-`dlctl.ops.problems` adds what no living coordinator can say; `dlctl.ops.codes` has their words.
+"""A problem of a run as a value. The coordinator finds problems and records them with the status;
+`dlctl.ops.problems` adds those that no living coordinator can report; `dlctl.ops.codes` has their
+texts.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Fact = str | int | float
 RUN = "run"
 """The `daemon` of a problem of the run as a whole."""
 NAMED_MAX = 8
-"""As many daemons are named in a fact of one that waits, or is restarted with others."""
+"""Largest number of daemons named in a fact of one that waits, or is restarted with others."""
 _NAME = re.compile(r"\b(?:worker|server|agent)-\d+\b|\bcoordinator\b")
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
 
@@ -57,19 +58,19 @@ class Problem(NamedTuple):
     code: Code
     daemon: str
     since: float | None = None
-    """When it began, in seconds; None if nobody knows."""
+    """When it began, in seconds; None if unknown."""
     facts: Mapping[str, Fact] = MappingProxyType({})
-    """Plain values. What is not known is not there. Keys that end in _at are times, _s seconds.
+    """Plain values. Unknown facts are missing. Keys that end in _at are times, _s seconds.
 
-    exit            how the process ended, as in "killed by SIGKILL"
-    in_row          how often in a row it has ended in this way
-    incarnation     the process in whose log there is more of it
-    cause           whose doing it is: "task", "not finite", "full" (the disk) ...
+    exit            how the process exited, as in "killed by SIGKILL"
+    in_row          how often in a row it has exited in this way
+    incarnation     the process whose log has details
+    cause           the cause: "task", "not finite", "full" (the disk) ...
     place           the line of the task, as in "/home/me/train.py:45"
     phase           what the daemon is doing
     waiting_for     names of daemons, as in "server-0, worker-2"
-    workers         names of those whom it keeps back, or who have it in common
-    restart         the workers that the task ends, as `dlctl restart` takes them
+    workers         names of the workers that it delays, or that share the problem
+    restart         the workers that the task terminates, as arguments of `dlctl restart`
     """
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class Problem(NamedTuple):
 
 
 def read(rows: Any) -> list[Problem]:
-    """Problems from JSON; what another version has written and we do not know is left out."""
+    """Problems from JSON; unknown ones of another version are left out."""
     found = []
     for row in rows if isinstance(rows, list) else ():
         if not isinstance(row, Mapping) or row.get("code") not in CODES:
@@ -90,32 +91,32 @@ def read(rows: Any) -> list[Problem]:
 
 
 def names_in(text: Any, most: int | None = None) -> list[str]:
-    """The daemons that a text names, as in "server-0, worker-2 (building the model)"; the first
-    ones, if there are more than `most`.
+    """The daemons that a text names, as in "server-0, worker-2 (building the model)"; at most the
+    first `most`.
     """
     found = _NAME.finditer(text) if isinstance(text, str) else iter(())
     return [name.group() for name in islice(found, most)]
 
 
 def known(**facts: Fact | None) -> dict[str, Fact]:
-    """The facts without those that are not known, or say nothing."""
+    """The facts without unknown and empty ones."""
     return {key: value for key, value in facts.items() if value is not None and value != ""}
 
 
 def restart(chosen: Sequence[str], of: int) -> str:
-    """These of so many workers, as `dlctl restart` takes them: many, and all, by a pattern."""
+    """These of so many workers, as arguments of `dlctl restart`: a pattern for many, or all."""
     is_all = len(chosen) == of > 1
     return "'worker-*'" if is_all or len(chosen) > NAMED_MAX else " ".join(chosen)
 
 
 def cause_in(error: str) -> str:
-    """Whose doing an error is, as far as its words tell."""
+    """The cause of an error, if its text tells."""
     if NOT_FINITE in error or REFUSED in error:
         return "not finite"
     return "task" if ENDED_BY_ITSELF in error or BLAMED in error else ""
 
 
 def of_reason(reason: str) -> dict[str, Fact]:
-    """What the reason of a failed run says: the line of the task, and whose doing it was."""
+    """The facts in the reason of a failed run: the line of the task, and the cause."""
     places = _PLACE.findall(reason)
     return known(place=places[-1] if places else "", cause=cause_in(reason))

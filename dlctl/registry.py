@@ -26,7 +26,7 @@ class Entry:
     """"module:attribute"."""
     summary: str
     note: str = ""
-    """What to know before it is used; a sentence without its end."""
+    """A caveat, as a sentence without its full stop."""
 
     def load(self) -> Any:
         return attribute(self.target)
@@ -49,11 +49,11 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
         "local-sgd": Entry(
             "dlctl.algorithms.local_sgd:LOCAL_SGD",
-            "replicas step alone, and go on from their mean (Stich 2019)",
+            "replicas step alone, and continue from their mean (Stich 2019)",
         ),
         "diloco": Entry(
             "dlctl.algorithms.local_sgd:DILOCO",
-            "AdamW in the replicas, Nesterov on the mean of their ways (Douillard 2023)",
+            "AdamW in the replicas, Nesterov on the mean of their updates (Douillard 2023)",
         ),
         "async-diloco": Entry(
             "dlctl.algorithms.async_diloco:ASYNC_DILOCO",
@@ -65,7 +65,7 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
         "decoupled-diloco": Entry(
             "dlctl.algorithms.decoupled_diloco:DECOUPLED_DILOCO",
-            "the same, and a quorum is enough: the slow are not waited for (Douillard 2026)",
+            "the same with a quorum, which does not wait for stragglers (Douillard 2026)",
         ),
         "loscar": Entry(
             "dlctl.algorithms.loscar:LOSCAR",
@@ -73,7 +73,7 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
         "sparseloco": Entry(
             "dlctl.algorithms.sparseloco:SPARSELOCO",
-            "DiLoCo whose replicas send 1.6 % of their ways, in 2 bits (Sarfi 2025)",
+            "DiLoCo whose replicas send 1.6 % of their updates, in 2 bits (Sarfi 2025)",
         ),
         "easgd": Entry(
             "dlctl.algorithms.easgd:EASGD",
@@ -88,33 +88,33 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
         "fedavg": Entry(
             "dlctl.algorithms.fedavg:FEDAVG",
-            "clients with data of their own, some a round (McMahan 2017); FedProx, privacy",
+            "clients with their own data, some per round (McMahan 2017); FedProx, privacy",
         ),
         "fedbuff": Entry(
             "dlctl.algorithms.fedbuff:FEDBUFF",
-            "local-sgd without a barrier, its ways buffered in the servers (Nguyen 2022)",
+            "local-sgd without a barrier, its updates buffered in the servers (Nguyen 2022)",
         ),
         "ssp": Entry(
-            "dlctl.algorithms.ssp:SSP", "nobody is too far ahead of the slowest one (Ho 2013)"
+            "dlctl.algorithms.ssp:SSP", "bounded distance to the slowest replica (Ho 2013)"
         ),
         "softsync": Entry(
             "dlctl.algorithms.softsync:SOFTSYNC",
-            "an update of any n-th part of all gradients, older ones slower (Zhang 2016)",
+            "an update per n-th part of all gradients, stale ones with a lower rate (Zhang 2016)",
         ),
         "dc-asgd": Entry(
             "dlctl.algorithms.dc_asgd:DC_ASGD", "gradients are corrected for their age (Zheng 2017)"
         ),
         "ringmaster": Entry(
             "dlctl.algorithms.ringmaster:RINGMASTER",
-            "gradients that are too old are dropped (Maranjyan 2025)",
+            "stale gradients are dropped (Maranjyan 2025)",
         ),
         "ringleader": Entry(
             "dlctl.algorithms.ringleader:RINGLEADER",
-            "all workers weigh the same, however fast they are (Maranjyan 2026)",
+            "all workers have equal weights, however fast they are (Maranjyan 2026)",
         ),
         "epoch-cut": Entry(
             "dlctl.algorithms.epoch_cut:EPOCH_CUT",
-            "Downpour, and nobody waits for the slowest at an epoch's end (Chilimbi 2014)",
+            "Downpour that does not wait for stragglers at an epoch's end (Chilimbi 2014)",
         ),
         "allreduce": Entry(
             "dlctl.algorithms.allreduce:ALLREDUCE",
@@ -122,7 +122,7 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
         "gossip": Entry(
             "dlctl.algorithms.gossip:GOSSIP",
-            "no servers: replicas average with random others, and nobody waits (Jin 2016)",
+            "no servers: replicas average with random others, without waiting (Jin 2016)",
         ),
         "noloco": Entry(
             "dlctl.algorithms.noloco:NOLOCO",
@@ -134,7 +134,7 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
         "rows": Entry(
             "dlctl.algorithms.rows:ROWS",
-            "embeddings that only the servers hold: a batch's rows come, their changes go",
+            "embeddings that only the servers hold: workers fetch a batch's rows, push changes",
         ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
@@ -183,7 +183,7 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         "momentum": Entry("dlctl.optim.momentum:Momentum", "heavy ball or Nesterov"),
         "delayed-nesterov": Entry(
             "dlctl.optim.delayed_nesterov:DelayedNesterov",
-            "Nesterov for pushes that come one by one (Liu 2024)",
+            "Nesterov for pushes that arrive one by one (Liu 2024)",
         ),
         "adagrad": Entry("dlctl.optim.adagrad:Adagrad", "per-element rates (Duchi 2011)"),
         "adam": Entry("dlctl.optim.adam:Adam", "first and second moments (Kingma 2015)"),
@@ -245,12 +245,12 @@ ALIASES: dict[str, str] = {
     "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "gpu": "cuda", "half": "float16",
     "learning-rate": "lr",
 }  # fmt: skip
-"""What other programs and papers say -> what it is called here. 16 bits have one name as a
-compressor and another one as a value: each stands for the other where that is the known one."""
+"""Names in other programs and papers -> names here. 16 bits have different names as a compressor
+and as a value: each is an alias of the other where the other is known."""
 
 
 def attribute(target: str) -> Any:
-    """What "module:attribute" names. Raises ImportError or AttributeError."""
+    """Import "module:attribute". Raises ImportError or AttributeError."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 

@@ -1,10 +1,10 @@
-"""Tables of rows, of which a worker only ever has those that a batch names.
+"""Tables of rows, of which a worker only ever holds those that a batch names.
 
-All tables of a task are one vector, one after the other and row by row, and so is the numbering of
-their rows: row r of the second table has the number (rows of the first) + r. The vector is cut
-between rows, so that one server has the whole of a row. What a row begins with follows from the
-seed, its table and its place there: it is made where the row is, and is the same however many
-servers there are.
+All tables of a task are concatenated row by row into one vector, and their rows are numbered in
+this order: row r of the second table has the number (rows of the first) + r. The vector is cut
+between rows, so that every row is on one server. The initial values of a row follow from the seed,
+its table and its position there: its server computes them, and they do not depend on the number of
+servers.
 
 A push of rows is `Packed("rows", n, (numbers int32[k] or int64[k], values float32[n]))`, with
 numbers from the first row of the shard on.
@@ -23,18 +23,18 @@ from dlctl.flat import ROWS, Entry, Layout
 from dlctl.messages import Array, Packed
 
 KIND = "rows"
-"""Of their pushes; and the name of the table that they all are."""
+"""The kind of their pushes, and the name of the combined table."""
 BLOCK = 1 << 20
-"""Elements whose first values are made at once."""
+"""Elements whose initial values are computed at once."""
 
 
 class RowTables:
-    """What lies where."""
+    """The layout of the tables in their vector."""
 
     def __init__(self, layout: Layout) -> None:
         self.entries: tuple[Entry, ...] = tuple(e for e, _, _ in layout.slices(ROWS))
         self.rows = np.cumsum([0, *(entry.shape[0] for entry in self.entries)], dtype=np.int64)
-        """Where each table begins, in rows; and how many there are in all."""
+        """Where each table begins, in rows; and the total number of rows."""
         self.elements = np.cumsum([0, *(entry.size for entry in self.entries)], dtype=np.int64)
         """The same, in elements."""
         self.widths = np.array([entry.shape[1] for entry in self.entries], np.int64)
@@ -45,20 +45,20 @@ class RowTables:
         return int(self.elements[-1])
 
     def cut(self, parts: int, index: int) -> tuple[int, int]:
-        """The rows [lo, hi) of slice `index` of `parts`, which have about as many elements each."""
+        """The rows [lo, hi) of slice `index` of `parts` slices of similar size."""
         return self._row_at(self.size * index // parts), self._row_at(
             self.size * (index + 1) // parts
         )
 
     def _row_at(self, element: int) -> int:
-        """The number of the row that an element is in."""
+        """The number of the row of an element."""
         if element == self.size:
             return int(self.rows[-1])
         table = int(np.searchsorted(self.elements, element, "right")) - 1
         return int(self.rows[table] + (element - self.elements[table]) // self.widths[table])
 
     def element_of(self, row: int) -> int:
-        """The first element of a row; of the one behind the last, the size."""
+        """The first element of a row; for the row after the last, the size."""
         if row == self.rows[-1]:
             return self.size
         table = int(np.searchsorted(self.rows, row, "right")) - 1
@@ -70,7 +70,7 @@ class RowTables:
         return self.element_of(lo), self.element_of(hi)
 
     def by_table(self, rows: Array) -> list[tuple[int, int, int]]:
-        """(table, lo, hi): which of these rows, in ascending order, are in it, if any are."""
+        """(table, lo, hi) for each table with some of these rows (ascending): rows [lo, hi)."""
         ends = np.searchsorted(rows, self.rows).tolist()
         return [(n, lo, hi) for n, (lo, hi) in enumerate(pairwise(ends)) if lo < hi]
 
@@ -87,16 +87,16 @@ class RowSlice:
         self.lo, self.hi = tables.cut(parts, index)
         self._first = tables.element_of(self.lo)
         self.dtype = np.dtype(np.int32 if self.hi - self.lo < 2**31 else np.int64)
-        """Of numbers of rows on the wire."""
+        """The dtype of row numbers on the wire."""
 
     def part(self, rows: Array) -> tuple[int, int]:
-        """Which of these rows of the tables, in ascending order, are here: [i, j) of them."""
+        """Which of these rows of the tables (ascending) are in this shard: [i, j) of them."""
         i, j = np.searchsorted(rows, (self.lo, self.hi)).tolist()
         return i, j
 
     def check(self, numbers: Array) -> Array:
-        """Rows as they came, as numbers in the tables: int64[k]. Raises RemoteProtocolError unless
-        they ascend and are here.
+        """Received row numbers, as numbers in the tables: int64[k]. Raises RemoteProtocolError
+        unless they ascend and are in this shard.
         """
         if numbers.ndim != 1 or numbers.dtype != self.dtype:
             raise RemoteProtocolError(f"rows are {self.dtype}, not {numbers.dtype}")
@@ -106,7 +106,7 @@ class RowSlice:
         return numbers.astype(np.int64) + self.lo
 
     def take(self, w: Array, numbers: Array) -> Array:
-        """The values of these rows, one after the other: float32[n]."""
+        """The concatenated values of these rows: float32[n]."""
         rows = self.check(numbers)
         parts = [
             np.take(self._as_rows(w, table), rows[i:j] - self._from(table), axis=0).ravel()
@@ -115,7 +115,7 @@ class RowSlice:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, w.dtype), *parts])
 
     def expand(self, packed: Packed) -> Delta:
-        """A push. Raises RemoteProtocolError for what cannot be one."""
+        """A push. Raises RemoteProtocolError for an invalid one."""
         if packed.kind != KIND or len(packed.arrays) != 2:
             raise RemoteProtocolError(f'it is of kind "{packed.kind:.20}", and not of rows')
         numbers, values = packed.arrays
@@ -132,7 +132,7 @@ class RowSlice:
         return Delta(values, where[0] if len(where) == 1 else np.concatenate([_NONE, *where]))
 
     def initial(self, seed: int) -> Array:
-        """What all rows begin with, float32[elements]."""
+        """The initial values of all rows, float32[elements]."""
         w = np.empty(self.tables.element_of(self.hi) - self._first, np.float32)
         for table, entry in enumerate(self.tables.entries):
             rows = self._as_rows(w, table)
@@ -144,15 +144,15 @@ class RowSlice:
         return w
 
     def _from(self, table: int) -> int:
-        """The first row of a table that is here, if any is."""
+        """The first row of a table that is in this shard, if any is."""
         return max(self.lo, int(self.tables.rows[table]))
 
     def _begin(self, table: int) -> int:
-        """Where that lies."""
+        """The position of that row."""
         return self.tables.element_of(self._from(table)) - self._first
 
     def _as_rows(self, w: Array, table: int) -> Array:
-        """What is here of a table: [rows, width], a view."""
+        """This shard's part of a table: [rows, width], a view."""
         lo, hi = self._from(table), min(self.hi, int(self.tables.rows[table + 1]))
         width = int(self.tables.widths[table])
         begin = self._begin(table) if lo < hi else 0
@@ -163,7 +163,7 @@ _NONE = np.empty(0, np.int64)
 
 
 def initial(entry: Entry, seed: int, table: int, row: int, count: int) -> Array:
-    """What `count` rows of a table begin with, from `row` on: float32[count, width]."""
+    """The initial values of `count` rows of a table, from `row` on: float32[count, width]."""
     assert entry.init is not None
     kind, a, b = entry.init
     width = entry.shape[1]
@@ -179,7 +179,8 @@ def initial(entry: Entry, seed: int, table: int, row: int, count: int) -> Array:
 
 
 def _uniform(at: Array, seed: int, stream: int) -> Array:
-    """float64 in [0, 1), of each place by itself: the finaliser of SplitMix64, over a counter."""
+    """float64 in [0, 1), independent for each position: the finaliser of SplitMix64, over a
+    counter."""
     key = np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0]
     x = at * np.uint64(0x9E3779B97F4A7C15) + key
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,21 +1,21 @@
-"""The rate over a run: a factor of its peak, by how many samples all workers have had.
+"""The rate over a run: a factor of its peak, by the number of samples of all workers so far.
 
-Progress is global, and counted in samples: who joins, leaves, dies or begins anew does not move it.
-The factor for an update is that of the samples before it, as with torch's schedulers:
+Progress is global, and counted in samples: workers that join, leave, die or restart do not change
+it. The factor for an update is that of the samples before it, as with torch's schedulers:
 
     warm-up w   p / w, for p < w; then, with q = (p - w) / (T - w):
     constant    1
     linear      1 - (1 - final) q
     cosine      final + (1 - final) (1 + cos(pi q)) / 2   (SGDR, Loshchilov and Hutter 2017)
-    wsd         1, and from decay_at T on straight to final (warm-up, stable, decay; Hu et al. 2024)
-    step        gamma to the power of how many of decay_at T are passed
+    wsd         1, from decay_at T on linear to final (warm-up, stable, decay; Hu et al. 2024)
+    step        gamma to the power of the number of decay_at T that are passed
 
-p: samples; T: those of the whole run. After T it stays as it was there.
+p: samples; T: those of the whole run. After T it is constant.
 
 With `lr_scaling` it is multiplied by n or sqrt(n), n = workers / `lr_workers` (Goyal et al. 2017).
-A new n takes its place as the warm-up does, in a straight line of length w from the old one on; at
-the beginning of the run that is 1, and if n is another one then, this is the whole warm-up. How
-many workers there are is what `dlctl scale` has said: all servers are told the same `Scale`.
+A new n is reached as in the warm-up, linearly over length w from the old one; at the beginning of
+the run the old one is 1, and if n differs then, this is the whole warm-up. The number of workers is
+set by `dlctl scale`: all servers receive the same `Scale`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from dlctl.config import JobFile, Schedule
 _LENGTH = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?) *(%|steps?|samples?)")
 Key = tuple[str, ...]
 DECAY_AT = 0.9
-"""Of a run, where the decay of "wsd" begins if nothing is said."""
+"""Fraction of a run where the decay of "wsd" begins by default."""
 
 
 def length(text: str, step_samples: float, whole: float = math.nan) -> float:
-    """The samples that "5%", "500 steps" or "10_000 samples" is. whole: those of the run, of which
-    a percentage is taken. Raises ValueError for anything else.
+    """The samples of "5%", "500 steps" or "10_000 samples". whole: those of the run, for a
+    percentage. Raises ValueError for anything else.
     """
     found = _LENGTH.fullmatch(text.strip())
     if found is None:
@@ -51,15 +51,15 @@ def length(text: str, step_samples: float, whole: float = math.nan) -> float:
 
 
 class Scale(NamedTuple):
-    """What the rate is multiplied by, for the sake of the number of workers."""
+    """The factor of the rate that depends on the number of workers."""
 
     since: float
-    """Samples; from there on it goes from `before` to `after`."""
+    """Samples; from there on it changes from `before` to `after`."""
     before: float
     after: float
 
     def at(self, samples: float, warmup: float) -> float:
-        """warmup: samples until it is there."""
+        """warmup: samples until it is `after`."""
         passed = samples - self.since
         if passed < 0:
             return self.before
@@ -68,24 +68,24 @@ class Scale(NamedTuple):
         return self.before + (self.after - self.before) * passed / warmup
 
     def to(self, after: float, samples: float, warmup: float) -> Scale:
-        """The one that follows it from there on."""
+        """Its successor from there on."""
         return Scale(float(samples), self.at(samples, warmup), after)
 
 
 def multiple(job: JobFile, workers: int) -> float:
-    """What so many workers multiply the rate by."""
+    """The factor of the rate for so many workers."""
     n = workers / (job.schedule.lr_workers or job.workers.count)
     return {"none": 1.0, "linear": n, "sqrt": math.sqrt(n)}[job.schedule.lr_scaling]
 
 
 def first_scale(job: JobFile) -> Scale:
-    """That of a run's beginning."""
+    """The scale at a run's beginning."""
     return Scale(0.0, 1.0, multiple(job, job.workers.count))
 
 
 def faults(job: JobFile) -> Iterator[tuple[Key, str, str]]:
-    """What is wrong with the schedule of a job, as far as it is known without the dataset: key,
-    message, what to write instead.
+    """Faults of the schedule of a job that can be found without the dataset: key, message,
+    suggestion.
     """
     schedule = job.schedule
     texts = {"warmup": schedule.warmup, "over": schedule.over}
@@ -131,19 +131,19 @@ def is_needed(schedule: Schedule) -> bool:
 
 
 def scales(schedule: Schedule) -> bool:
-    """Whether the rate goes with the number of workers."""
+    """Whether the rate depends on the number of workers."""
     return schedule.lr_scaling != "none"
 
 
 def needs_whole(schedule: Schedule) -> bool:
-    """Whether it cannot be followed without the length of the run."""
+    """Whether it depends on the length of the run."""
     is_part = schedule.warmup.strip().endswith("%")
     return schedule.kind != "constant" or (is_part and length(schedule.warmup, 1, 1.0) > 0)
 
 
 def whole_run(job: JobFile, dataset_samples: int) -> float:
     """The samples of the run by `schedule.over`, else by the first of the limits in `job.stop`;
-    infinite if neither says.
+    infinite if neither is set.
     """
     if job.schedule.over:
         return length(job.schedule.over, batches.mean(job))
@@ -165,11 +165,11 @@ def warmup_samples(job: JobFile, dataset_samples: int) -> float:
 def factor(
     job: JobFile, dataset_samples: int, scale: Scale | None = None
 ) -> Callable[[int], float] | None:
-    """Samples so far -> the part of the peak that is in force; None: always all of it.
+    """Samples so far -> the current fraction of the peak; None: always 1.
 
     scale: for the number of workers; None: that of the run's beginning.
 
-    Raises ValueError if the warm-up is longer than the run, or the run of unknown length.
+    Raises ValueError if the warm-up is longer than the run, or the length of the run is unknown.
     """
     schedule = job.schedule
     if not is_needed(schedule):
@@ -196,7 +196,7 @@ def factor(
 
 
 def _after_warmup(schedule: Schedule, rest: float, part: float) -> float:
-    """rest: of what follows the warm-up; part: of the whole run; both 0..1."""
+    """rest: progress after the warm-up; part: progress of the whole run; both 0..1."""
     final = schedule.final
     match schedule.kind:
         case "linear":

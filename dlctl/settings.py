@@ -1,8 +1,8 @@
-"""The settings that change while a run goes on: who has them and how their values are written.
+"""The settings that may change during a run: which roles have them, and how values are written.
 
 Keys of every run are here. A method, a compressor and an optimiser declare theirs in their own
-files (`live`), and `of_job` puts together what a job has. The coordinator checks what is to be set;
-what it prints (`LiveSettings.format`), `parse` reads back to the same value.
+files (`live`), and `of_job` collects those of a job. The coordinator checks values to be set;
+`parse` reads the output of `LiveSettings.format` back to the same value.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 GROUPS = "parameters"
 """The section of a job whose groups of parameters have rates and decays of their own."""
 AUTO = "auto"
-"""An interval that a worker finds by itself."""
+"""An interval that a worker finds automatically."""
 COUNT_MAX = 10**6
 
 
 def plainly(value: Any) -> str:
-    """As it is, "-" for None."""
+    """Unchanged, "-" for None."""
     return "-" if value is None else f"{value!r}"
 
 
 def anything_goes(value: Any, options: Mapping[str, Any]) -> None:
-    """Every value that can be parsed goes with every job."""
+    """Every parsed value is valid in every job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     help: str
     parse: Callable[[str], Any]
-    """The value, as JSON can have it, of what people write. Raises ValueError with what is wrong
-    with that, for example with its range."""
+    """The JSON value of a user's text. Raises ValueError with the fault, for example with the valid
+    range."""
     format: Callable[[Any], str] = plainly
-    """What `parse` reads back to the same value. Text stays as it is."""
+    """Text that `parse` reads back to the same value. Text values are not formatted."""
     roles: tuple[str, ...] = ("worker",)
     """The roles whose daemons have it."""
     option: str = ""
-    """The key of the job file that it changes, if that has another name there."""
+    """The key of the job file that it changes, if it has another name there."""
     check: Callable[[Any, Mapping[str, Any]], None] = anything_goes
-    """Raises UsageError if a value does not go with the other options, in the job file, of the
+    """Raises UsageError if a value conflicts with the other options, in the job file, of the
     component that declares it."""
 
 
@@ -118,17 +118,17 @@ def _level(text: str) -> str:
 GENERAL: Mapping[str, Setting] = MappingProxyType(
     {
         "push": Setting(
-            help='the most a worker pushes: "5MB/s", "100Mbit/s" or "off"',
+            help='largest push rate of a worker: "5MB/s", "100Mbit/s" or "off"',
             parse=parse_rate,
             format=format_rate,
         ),
         "fetch": Setting(
-            help='the most a worker fetches: "5MB/s", "100Mbit/s" or "off"',
+            help='largest fetch rate of a worker: "5MB/s", "100Mbit/s" or "off"',
             parse=parse_rate,
             format=format_rate,
         ),
         "push_window": Setting(
-            help='bytes of a worker\'s pushes that may be in flight: "128MB" or "off"',
+            help='bytes of a worker\'s pushes in flight: "128MB" or "off"',
             parse=parse_size,
             format=format_size,
         ),
@@ -140,9 +140,9 @@ GENERAL: Mapping[str, Setting] = MappingProxyType(
     }
 )
 OF_MESSAGES = ("push", "fetch", "push_window")
-"""Those of what workers send and are sent."""
+"""Limits on the traffic of workers."""
 GENERAL_SECTION = "limits"
-"""The section whose keys are called as settings of every run."""
+"""The section whose keys have the names of settings of every run."""
 
 
 # ---------------------------------------------------------------- keys of one job
@@ -154,7 +154,7 @@ class LiveSettings:
 
     by_key: Mapping[str, Setting] = field(default_factory=lambda: GENERAL)
     section: Mapping[str, str] = field(default_factory=dict)
-    """Key -> the section of the job file that has it, for those that components declare."""
+    """Key -> the section of the job file that has it, for keys that components declare."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Section -> the options of its component in the job file; those of the servers' optimiser with
     the groups of parameters, if there are any, as `GROUPS`."""
@@ -170,7 +170,7 @@ class LiveSettings:
         return self.by_key[key]
 
     def parse(self, key: str, text: str) -> Any:
-        """The value that people write like this, None for "off".
+        """The value of a user's text, None for "off".
 
         Raises UsageError for an unknown key, or a value that the key cannot have in this job.
         """
@@ -183,18 +183,18 @@ class LiveSettings:
         return value
 
     def format(self, key: str, value: Any) -> str:
-        """A value as `parse` reads it. An unknown key's, of another version, is shown plainly."""
+        """A value as `parse` reads it. For an unknown key of another version it is unformatted."""
         if isinstance(value, str):
             return value
         setting = self.by_key.get(key)
         return plainly(value) if setting is None else setting.format(value)
 
     def has_unit(self, key: str) -> bool:
-        """Whether people write it in another way than a program does."""
+        """Whether users write it differently from programs."""
         return key in self.by_key and self.by_key[key].format is not plainly
 
     def called(self, path: str) -> str:
-        """The setting that a key of the job file, "optimizer.lr", says at first; "" if none."""
+        """The setting whose initial value a job-file key, "optimizer.lr", has; "" if none."""
         section, _, option = path.partition(".")
         for key, setting in self.by_key.items():
             own = self.section.get(key, GENERAL_SECTION)
@@ -207,7 +207,7 @@ EVERY_RUN = LiveSettings()
 
 
 def _general(algorithm: Any) -> dict[str, Setting]:
-    """Those of every run that mean anything to this method."""
+    """The settings of every run that have an effect with this method."""
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else ""
     is_known = name in registry.names("algorithms")
     sends = not is_known or registry.load("algorithms", str(name)).shape.sends
@@ -219,7 +219,7 @@ def of_job(
 ) -> LiveSettings:
     """The settings of a job, which is given as plain data.
 
-    live_of_method: what its method declares, if that is at hand; else the registry is asked.
+    live_of_method: the method's declarations, if known; else they are looked up in the registry.
     """
     by_key, sections = _general(job.get("algorithm")), {}
     options: dict[str, Mapping[str, Any]] = {}
@@ -239,7 +239,7 @@ def of_job(
 
 
 def declared(kind: str, name: str) -> Mapping[str, Setting]:
-    """What a component of the registry declares; nothing if it is not there any more."""
+    """The declarations of a component of the registry; none if it does not exist any more."""
     try:
         component = registry.load(kind, name)
     except (UsageError, ImportError, AttributeError):
@@ -249,8 +249,8 @@ def declared(kind: str, name: str) -> Mapping[str, Setting]:
 
 
 def every() -> Iterator[tuple[str, Setting, list[str]]]:
-    """(key, setting, names of components that declare it) of all that there are; no names: every
-    run has it.
+    """(key, setting, names of components that declare it) of all settings; no names: every run has
+    it.
     """
     owners: dict[str, list[str]] = {key: [] for key in GENERAL}
     found = dict(GENERAL)
@@ -265,8 +265,8 @@ def every() -> Iterator[tuple[str, Setting, list[str]]]:
 
 
 def flat(job: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """(key, value) of a job, "optimizer.lr" for one: "options" is a level of our own, its keys
-    stand beside the name in a job file.
+    """(key, value) of a job, for example "optimizer.lr": "options" is an internal level, its keys
+    are beside the name in a job file.
     """
     for key, item in job.items():
         here = path if key == "options" and path else f"{path}.{key}" if path else key

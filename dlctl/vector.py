@@ -1,7 +1,7 @@
-"""The few things we do to a flat vector, for numpy arrays and torch tensors alike.
+"""Operations on flat vectors, for numpy arrays and torch tensors alike.
 
-Arithmetic in place (`u += g`, `u -= a * g`, `u[i] = 0`) is the same for both and needs no help.
-torch is never imported here: a tensor brings its own methods.
+In-place arithmetic (`u += g`, `u -= a * g`, `u[i] = 0`) is the same for both and needs no function.
+torch is never imported here: a tensor has its own methods.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Vector = Any
 
 
 class Spread(np.ndarray[Any, np.dtype[Any]], ABC):
-    """float32[n] of a replica that is cut over several processes: each of them works on a part of
-    it (`daemons/worker/spread.py`). What else numpy does with an array it does with this one.
+    """float32[n] of a replica that is split over several processes: each of them works on a part of
+    it (`daemons/worker/spread.py`). All other numpy operations work as on any array.
     """
 
     @abstractmethod
     def empty(self, lo: int, hi: int) -> Spread:
-        """Another vector, of what this one has at [lo, hi): zeros."""
+        """Another vector for the elements [lo, hi) of this one: zeros."""
 
     @abstractmethod
     def squared_norm(self) -> float:
@@ -37,7 +37,7 @@ class Spread(np.ndarray[Any, np.dtype[Any]], ABC):
     @abstractmethod
     def packed(self, shard: int, settings: Json) -> Packed:
         """What the processes' compressors take out of their parts (`compress.plain.parts`).
-        settings: those of the compressor that may change, as they are in force.
+        settings: the current values of the compressor's live settings.
         """
 
 
@@ -47,7 +47,7 @@ def to_host(u: Vector) -> Array:
 
 
 def host_view(u: Vector) -> Vector:
-    """`u` in host memory as a numpy array that shares it; a tensor elsewhere as it is."""
+    """`u` in host memory as a numpy array that shares it; a tensor elsewhere unchanged."""
     return u if isinstance(u, np.ndarray) or u.device.type != "cpu" else u.detach().numpy()
 
 
@@ -68,7 +68,7 @@ def copy_into(target: Vector, values: Array) -> None:
 
 
 def room_beside(u: Vector, lo: int, hi: int) -> Array:
-    """float32[hi - lo] on the host, of any content, for what `u`, a model, has at [lo, hi)."""
+    """float32[hi - lo] on the host, of any content, for the elements [lo, hi) of a model `u`."""
     is_within = isinstance(u, Spread) and hi <= len(u)
     return u.empty(lo, hi) if is_within else np.empty(hi - lo, np.float32)
 
@@ -79,7 +79,7 @@ def copy_of(u: Vector) -> Vector:
 
 def chosen(u: Array, where: Array) -> Array:
     """A copy of the elements at `where` (int64[n], each within `u`)."""
-    # To check them again would take a copy more.
+    # mode="clip": checking the bounds again would take one more copy.
     picked: Array = np.take(u, where, mode="clip")
     return picked
 
@@ -94,8 +94,8 @@ def put_into(target: Vector, where: Array, values: Array) -> None:
 
 
 def _put_part(target: Array, where: Array, values: Array, lo: int, hi: int) -> None:
-    """A processor writes to places all over the memory one by one, but reads many at once: so the
-    next few are read before they are written to, which has them in its cache.
+    """A processor writes to scattered places one by one, but reads many in parallel: so the next
+    few are read before they are written to, which loads them into its cache.
     """
     for at in range(lo, hi, PLACES):
         cut = slice(at, min(at + PLACES, hi))
@@ -105,7 +105,7 @@ def _put_part(target: Array, where: Array, values: Array, lo: int, hi: int) -> N
 
 
 def cast(u: Vector, precision: str) -> Vector:
-    """A copy of `u` where `u` is, as "float32" or "float16"; what is too large becomes infinite."""
+    """A copy of `u` where `u` is, as "float32" or "float16"; larger values become infinite."""
     if isinstance(u, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):
             return u.astype(precision)
@@ -116,8 +116,8 @@ def cast(u: Vector, precision: str) -> Vector:
 def largest(u: Vector, k: int) -> Vector:
     """Ascending indices (int64, where `u` is) of the k elements of largest magnitude, 1 <= k <= n.
 
-    They may be fewer than k if all others are zero. NaN counts as largest. For torch, ties fall as
-    they may; for numpy, the first elements of a tie are taken.
+    They may be fewer than k if all others are zero. NaN counts as largest. For torch, ties are
+    broken arbitrarily; for numpy, the first elements of a tie are taken.
     """
     if isinstance(u, np.ndarray):
         return _largest_numpy(u, k)
@@ -177,7 +177,7 @@ def not_finite(u: Vector) -> Vector:
 
 
 def euclidean_norm(u: Vector) -> float:
-    """The root of u.u, in one pass; NaN or infinite if an element is, or if squares overflow."""
+    """The square root of u.u, in one pass; not finite if an element is not, or squares overflow."""
     return math.sqrt(squared_norm(u))
 
 
@@ -188,13 +188,13 @@ def all_finite(u: Array) -> bool:
 
 
 def is_finite(u: Vector) -> bool:
-    """Whether the norm is: no element is NaN or infinite, no squares overflow. In one pass."""
+    """Whether the norm is finite: no element is NaN or infinite, no square overflows. One pass."""
     return math.isfinite(squared_norm(u))
 
 
 def squared_norm(u: Vector) -> float:
-    """The sum of all squares. Of a long array each part is summed up in the array's own precision,
-    and the parts in float64: the sum of all may be larger than that precision can express.
+    """The sum of all squares. The parts of a long array are summed in the array's own precision,
+    and their sums in float64: the total may be larger than that precision can express.
     """
     if not isinstance(u, np.ndarray):
         return float(u @ u)
@@ -205,5 +205,5 @@ def squared_norm(u: Vector) -> float:
 
 def _squares_of_part(u: Array, lo: int, hi: int) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
-        # Of two vectors, dot() lets go of the interpreter; @ does not.
+        # For two vectors, dot() releases the GIL; @ does not.
         return float(np.dot(u[lo:hi], u[lo:hi]))

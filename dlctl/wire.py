@@ -1,12 +1,12 @@
 """Message <-> frames: [header, raw buffer, raw buffer, ...].
 
 The header is msgpack, at most 64 KiB: [PROTOCOL, code, fields, buffers]. `fields` are in the order
-of the dataclass; an array, a Packed or bytes leave their content to the raw frames behind, and
-`buffers` says what each frame is: [dtype code, length]. A frame whose size does not follow from the
-header is refused. Nothing is ever unpickled, no dtype or class is looked up by a name from the
-wire, and every value is checked for its exact type before a machine sees it. A message has one
-form only: a header that `encode` would have written in another way (a key twice, a longer form of a
-number) is refused, so that no two readers can take it for different messages.
+of the dataclass; the content of an array, a Packed or bytes is in the following raw frames, which
+`buffers` describes: [dtype code, length]. A frame whose size does not match the header is refused.
+Nothing is ever unpickled, no dtype or class is looked up by a name from the wire, and every value
+is checked for its exact type before a machine receives it. A message has a single encoding: a
+header that `encode` would have written differently (a duplicate key, a longer form of a number) is
+refused, so that no two readers can interpret it differently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FRAMES_MAX = 34
 STRING_MAX = 32 * 1024
 DEPTH_MAX = 8
 LISTS_MAX = DEPTH_MAX + 2
-"""Lists and maps within each other in a header: its own two, and those of the deepest `Json`."""
+"""Nesting depth of lists and maps in a header: its own two, and those of the deepest `Json`."""
 
 DTYPES = [np.dtype(name) for name in ("<f4", "<f2", "<f8", "u1", "<u2", "<u4", "<i4", "<i8")]
 _DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
@@ -112,7 +112,7 @@ def decode(frames: Sequence[Frame]) -> Message:
 
 
 def kind(frames: Sequence[Frame]) -> type[Message]:
-    """Which message these are the frames of, by its header alone. Raises RemoteProtocolError."""
+    """The type of the message, by its header alone. Raises RemoteProtocolError."""
     return _read_header(frames)[0]
 
 
@@ -139,7 +139,7 @@ def _read_header(frames: Sequence[Frame]) -> tuple[type[Message], Any, Any]:
 
 
 def _short(value: Any) -> str:
-    """For a message about what should be a number; lists may be too deep to be shown."""
+    """For an error message about a wrong type; lists may be too deep to be shown."""
     return repr(value) if type(value) is int else f"of type {type(value).__name__}"
 
 
@@ -147,27 +147,27 @@ _WIDTHS = {
     0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4,
     0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4,
 }  # fmt: skip
-"""msgpack's types with a length behind them: bytes of the length."""
+"""msgpack's types followed by a length: bytes of the length."""
 _SIZES = {
     0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
     0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
 }  # fmt: skip
-"""Those of a fixed size: bytes behind the type."""
+"""msgpack's types of a fixed size: bytes after the type."""
 _LISTS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 """msgpack's types of lists and maps; the same bytes may also be a part of a text or a number."""
 
 
 def _refuse_deep(data: bytes) -> None:
-    """Raises RemoteProtocolError for more than `LISTS_MAX` lists and maps within each other.
+    """Raises RemoteProtocolError for lists and maps that are nested deeper than `LISTS_MAX`.
 
-    msgpack makes room for all items of a list before it has read one of them, and goes on to 1024
-    levels: 3 kB would take 33 MB. In most headers there are not even enough bytes that could
+    msgpack allocates all items of a list before it has read one of them, down to 1024 levels: 3 kB
+    would take 33 MB. In most headers there are not even enough bytes that could
     begin a list; to count them takes a hundredth of the time.
     """
     if len(data) - len(data.translate(None, _LISTS)) <= LISTS_MAX:
         return
     left: list[int] = []
-    """Items that are still to come in each list that is open."""
+    """Remaining items of each open list."""
     at = 0
     while at < len(data):
         items, at = _skip(data, at)
@@ -320,7 +320,7 @@ _BY_TYPE: dict[str, _Checker] = {
 }
 
 
-# A process never meets most of the messages: what is known of one is looked up when it comes.
+# A process never receives most of the messages: their fields are looked up on first use.
 _NAMES: dict[type[Message], list[str]] = {}
 _CHECKERS: dict[type[Message], list[_Checker]] = {}
 

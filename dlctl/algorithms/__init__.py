@@ -1,1 +1,1 @@
-"""The methods: one file each, with the sides that worker, server and coordinator play in it."""
+"""The methods: one file each, with its sides for worker, server and coordinator."""

@@ -1,34 +1,34 @@
 """All-reduce: synchronous SGD without servers. Goyal et al., "Accurate, Large Minibatch SGD",
 2017, section 4; torch's DistributedDataParallel (Li et al., VLDB 2020) and its hooks.
 
-Every replica has the whole model and an optimiser of its own. All sum their gradients, and make the
-same step:
+Every replica has the whole model and its own optimiser. All replicas sum their gradients, and make
+the same step:
 
     w_{t+1} = inner(w_t, sum_i n_i g_i / sum_i n_i)          n_i: samples of replica i
 
-which is `sync` with the optimiser in the replicas. The sum has the same bits for all of them, and
-so has what they make of it, if their processors are alike: they do not differ. `hook` changes what
-is summed, as torch's hook of that name does:
+which is `sync` with the optimiser in the replicas. The sum is bit-identical in all replicas, and so
+are their models, if their processors are alike. `hook` changes what is summed, as torch's hook of
+that name does:
 
     fp16, bf16        n_i g_i / n, in half the bits
     powersgd          products of narrow matrices, after `powersgd_after_steps` (powersgd.py)
     post-local-sgd    after `local_after_steps`, replicas step along their own gradients, and every
-                      `local_steps` steps go on from the mean of their models. Lin et al., "Don't
+                      `local_steps` steps continue from the mean of their models. Lin et al., "Don't
                       Use Large Mini-Batches, Use Local SGD", ICLR 2020, algorithm 2
 
-- torch.distributed makes the sums (gloo). If a member dies, the group is made anew without it, and
-  the sum is begun again of what the living have given; no step is lost or made twice.
-- Who joins takes part in its first sum without a gradient, and is then handed the model, what the
-  optimiser keeps, and how far the run is, in one more sum. So is who goes on from a checkpoint that
-  is older than the others'.
-- The rate of a step travels with the sum: it is the mean of what all have in force. So `dlctl set
-  inner_lr` may reach them at different steps.
-- A replica without data takes part with nothing, so that nobody waits for it.
-- A sum that is not finite is left out by all of them.
-- What an optimiser keeps is its state for each parameter. One that keeps more, as numbers in its
-  groups, begins with these anew in who joins.
-- Buffers of a model, as of a BatchNorm, are each replica's own, as in torch without a broadcast.
-- In the mean of models all replicas that have made steps weigh the same, as in torch.
+- torch.distributed computes the sums (gloo). If a member dies, the group re-forms without it, and
+  restarts the sum with the survivors' vectors; no step is lost or made twice.
+- A replica that joins takes part in its first sum without a gradient, and then receives the model,
+  the optimiser's state and the progress of the run, in one more sum. So does a replica that resumes
+  from an older checkpoint than the others.
+- The rate of a step is summed along with the gradient: it is the mean of all replicas' current
+  rates. So `dlctl set inner_lr` may reach them at different steps.
+- A replica without data takes part with nothing, so that the others do not wait for it.
+- A sum that is not finite is skipped by all replicas.
+- The optimiser's state is its state for each parameter. Other state, as numbers in its groups, is
+  not transferred to a replica that joins.
+- Buffers of a model, as of a BatchNorm, are local to each replica, as in torch without a broadcast.
+- In the mean of models all replicas that have made steps have equal weights, as in torch.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ from dlctl.messages import Array
 from dlctl.vector import Vector, all_finite, copy_into, to_host
 
 DIGIT = 2**20
-"""Samples are handed on as two float32, which are exact up to 2**24."""
+"""The number of samples is transferred as two float32, which are exact up to 2**24."""
 SUMS, SECOND, HANDED_ON = 3, 1, 2
-"""A sum has the number of its step, times `SUMS`, and more if it is the second of two, or hands on
-what the step has come to.
+"""A sum is numbered by its step, times `SUMS`, plus `SECOND` if it is the second of two, or
+`HANDED_ON` if it transfers the state.
 """
 NOTHING = np.zeros(0, np.float32)
 HALVES: dict[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
@@ -77,19 +77,19 @@ class Options:
     powersgd_after_steps: Annotated[int, Ge(0)] = 1000
     """Steps with whole gradients, before they are compressed."""
     local_after_steps: Annotated[int, Ge(0)] = 100
-    """Steps along the gradients of all, before replicas step along their own."""
+    """Steps along the mean gradient, before replicas step along their own."""
     local_steps: Annotated[int, Ge(1)] = 4
-    """Steps from one mean of the models to the next, from then on."""
+    """From then on: steps from one mean of the models to the next."""
 
 
 class Sum(NamedTuple):
-    """What the sums of one step have come to."""
+    """The result of the sums of one step."""
 
     newest: Summed
     mean: Array | None
     """float32[d], the gradient; None: there is none."""
     is_counted: bool
-    """What this replica gave is in it."""
+    """Whether this replica's gradient is in it."""
     joined: int
 
 
@@ -99,9 +99,9 @@ class Replica(ReplicaSide):
     def begin(self, start: Start) -> None:
         self.step = self.samples = 0
         self._meets = start != "new"
-        """The others may be further: its first sum is without a gradient."""
+        """The others may be further ahead: the first sum is without a gradient."""
         self._uncounted: Step | None = None
-        """What the last sum was without: it is brought to the next one."""
+        """A gradient that was not in the last sum: it goes into the next one."""
         self._mean: Array | None = None
         """Of the newest sum that had a gradient of this replica."""
         self._low_rank: PowerSgd | None = None
@@ -120,7 +120,7 @@ class Replica(ReplicaSide):
 
     def restore(self, state: Mapping[str, Array]) -> None:
         self.step, self.samples = (int(number) for number in state["progress"])
-        low_rank = self._low_rank  # Of another rank than before, it begins anew.
+        low_rank = self._low_rank  # With another rank than before, it starts over.
         if low_rank is not None and "q" in state and state["q"].size == low_rank.q.size:
             low_rank.error, low_rank.q = state["error"], state["q"]
 
@@ -164,7 +164,7 @@ class Replica(ReplicaSide):
         low_rank = None if summed.step % SUMS else self._low_rank_at(summed.step // SUMS)
         if low_rank is None or mean is None:
             return Sum(summed, mean, summed.is_counted, summed.joined)
-        # Who has just joined is in the second one, too, with nothing.
+        # A replica that has just joined takes part in the second sum, too, with nothing.
         is_in = bool(gradient.size) and summed.is_counted
         narrow = low_rank.second(mean, takes_part=is_in)
         second: Summed = yield self._collective(
@@ -177,8 +177,8 @@ class Replica(ReplicaSide):
         return Sum(second, low_rank.commit(mean, is_counted=is_in), is_counted, joined)
 
     def _mean_of(self, summed: Summed, computed: Step | None) -> Array | None:
-        """In the memory of the one before, if that is used no more: this gradient was computed
-        after the step along that one.
+        """It reuses the memory of the previous mean if that is free: if this gradient was computed
+        after the step along that mean.
         """
         if not summed.weight:
             return None
@@ -199,7 +199,7 @@ class Replica(ReplicaSide):
     # ------------------------------------------------------------ steps of one's own
 
     def _local_steps(self, has_data: bool) -> Generator[Any, Any, Sum]:
-        """Some, and then the mean of all models."""
+        """Local steps, and then the mean of all models."""
         samples = 0
         for _ in range(self.options.local_steps if has_data and not self._meets else 0):
             step: Step | None = yield Gradient(step=True, gather=False)
@@ -219,10 +219,10 @@ class Replica(ReplicaSide):
                 yield Done()
         return Sum(summed, None, summed.is_counted, summed.joined)
 
-    # ------------------------------------------------------------ who joins
+    # ------------------------------------------------------------ replicas that join
 
     def _hand_on(self, sums: Sum) -> Needs:
-        """Who has joined takes over what the others have come to."""
+        """Transfer the state of the group to the replicas that have joined."""
         kept: Array = yield OwnState()
         place, q = divmod(self.samples, DIGIT), NOTHING
         if self._low_rank is not None:
@@ -237,13 +237,13 @@ class Replica(ReplicaSide):
         self.step, self.samples = step // SUMS + 1, int(high) * DIGIT + int(low)
         if self._low_rank is not None:
             self._low_rank.q = q
-        # First, for an optimiser may have to make a step to have a state at all.
+        # Before the model: some optimisers allocate their state only by making a step.
         yield OwnState(kept)
         copy_into(self.parameters, model)
 
 
 def check(job: JobFile) -> list[Fault]:
-    """Somebody has to make the steps; of one replica's own there is no gradient of all to clip."""
+    """Replicas need an optimiser; with local steps there is no common gradient to clip."""
     found: list[Fault] = []
     if job.inner.name == NONE:
         what = "allreduce steps with the replicas' own optimiser"

@@ -1,27 +1,27 @@
 """Asynchronous DiLoCo. Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024
 (arXiv 2401.09135), Alg. 2: delayed Nesterov momentum, and local steps by each worker's speed.
 
-DiLoCo in which nobody waits for anybody. A replica makes H steps away from the parameters, pushes
-the way, and goes on from what the servers have with it in:
+DiLoCo in which no replica waits for another. A replica makes H steps, pushes the difference to the
+fetched parameters, and continues from the servers' parameters after that push:
 
     replica i:  theta_i = theta                               # fetched, with its own push in it
                 H_i times: theta_i = inner(theta_i, grad(theta_i, next mini-batch))
                 push theta_fetched - theta_i
     shard:      theta = outer(theta, push)                    # at once
 
-The outer optimiser is `delayed-nesterov`, which is made for pushes that come one by one. Its
-`every` is the job's number of workers, if the job file does not say another one.
+The outer optimiser is `delayed-nesterov`, which is made for pushes that arrive one by one. Its
+default for `every` is the job's number of workers.
 
-With `dynamic_steps` (DyLU in the paper) a replica makes steps by its speed v_i, so that slow ones
-bring nothing that is very stale, and all push about as often:
+With `dynamic_steps` (DyLU in the paper) the steps of a replica depend on its speed v_i, so that
+pushes of stragglers are less stale, and all push about as often:
 
                 H_i = max(1, ceil(H v_i / max_j v_j))
 
 Each replica measures its own speed, and writes it to its place of a small table; those of replicas
 that have left do not count. In the paper the speeds are known beforehand.
 
-A replica that dies takes its round with it: its portions are leased again. One whose steps become
-infinite pushes nothing of its round and goes on from what the servers have.
+If a replica dies, its round is lost, and its portions are leased again. A replica whose steps
+diverge pushes nothing of its round and resumes from the servers' parameters.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Replica(local_sgd.Replica):
         return self._steps
 
     def _compare_speeds(self) -> Generator[Write | Read, Any, None]:
-        """Tell the others how fast this replica is, and set its steps."""
+        """Publish this replica's speed, and set its steps."""
         own = (self.slot, self.slot + 1)
         speed = 1 / self.step_s if self.step_s else 0.0
         yield Write(table=SPEEDS, ranges=(own,), vector=np.array([speed], np.float32))
@@ -94,7 +94,7 @@ class Replica(local_sgd.Replica):
 
 
 class Server(downpour.Server):
-    """Applies every way at once. A push without samples is of steps that lead nowhere, and none."""
+    """Applies every push at once. A push without samples is of a round that diverged, and empty."""
 
     @classmethod
     def optimizer(cls, options: Any, optimizer: Optimizer, workers: int) -> Optimizer:

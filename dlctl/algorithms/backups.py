@@ -4,19 +4,19 @@
 Of N + b replicas, b = `backup_workers`, a step waits for the first N gradients only, and divides by
 the samples of these:
 
-    w_{t+1} = w_t - eta * sum n_i g_i / sum n_i         over the first N that come for step t
+    w_{t+1} = w_t - eta * sum n_i g_i / sum n_i         over the first N that arrive for step t
 
-Which N, the coordinator decides for all shards (`quorum.py`), so a step takes a round trip to it
-more. All other gradients of step t are LATE: they are dropped, never mixed into a later step, and
-do not count as trained. Who has made one goes on from the newest parameters. With b = 0 nobody has
-to decide: it is the barrier of `sync.py`.
+The coordinator decides which N for all shards (`quorum.py`), so a step takes one more round trip.
+All other gradients of step t are LATE: they are dropped, never mixed into a later step, and do not
+count as trained. Their replicas continue from the newest parameters. With b = 0 no decision is
+needed: it is the barrier of `sync.py`.
 
-- Of replicas without data nobody waits for a gradient, and none of them takes another one's place.
-- Of several that come at once, those count that have counted least so far.
-- While one of them is dead, N is one less; b stays.
-- A replica that is always slow contributes nothing. Every epoch deals the samples out anew, so that
-  it is not always the same ones that are missing; `dlctl status` has the part of the steps in which
-  each replica has counted.
+- A step does not wait for replicas without data, and they are not among the N.
+- Of several gradients that arrive at once, those of the replicas count that have counted least.
+- While a replica is dead, N is one less; b does not change.
+- A replica that is always slow contributes nothing. Every epoch redistributes the samples, so that
+  different ones are missing each time; `dlctl status` shows the fraction of the steps in which each
+  replica has counted.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from dlctl.config import JobFile
 @dataclass(slots=True, kw_only=True)
 class Options(sync.Options):
     backup_workers: Annotated[int, Ge(0)] = 0
-    """Workers whose gradients a step does not wait for, b: the slowest ones are dropped. The rate
-    is to fit a batch of all workers but these."""
+    """Workers whose gradients a step does not wait for, b: the slowest ones are dropped. Choose the
+    rate for a batch of all other workers."""
 
 
 class Replica(sync.Replica):
-    """One of those that all count, or of those of which some may not."""
+    """Without backup workers every replica counts; with them some may not."""
 
     options: Options
 
@@ -50,7 +50,7 @@ class Replica(sync.Replica):
         if not self.options.backup_workers:
             yield from super().run()
             return
-        yield NextData()  # Who has asked for data is a member.
+        yield NextData()  # A replica that has requested data is a member.
         clock = yield from meet_all(0)
         while True:
             samples = yield from self._accrue()

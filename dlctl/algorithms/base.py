@@ -2,16 +2,16 @@
 
 - The replica side is a generator that reads like the paper's pseudocode. It *yields needs*
   (`needs.py`: the next gradient, a read, a write) and is resumed with what it asked for.
-- The shard side says what a push means to a shard: apply it now, hold it in a barrier, buffer it,
-  or drop it. The server role has made sure before that it is new, in order and sound.
-- The lead, beside the coordinator, says who may work now, decides for all shards where one decider
-  is needed, and may drive the shards itself with vector operations.
+- The shard side decides what a shard does with a push: apply it now, hold it in a barrier, buffer
+  it, or drop it. The server role has checked before that the push is new, in order and sound.
+- The lead, beside the coordinator, decides which workers may run now, decides for all shards where
+  one decider is needed, and may drive the shards itself with vector operations.
 
 The shape declares what the method needs of the run: tables on servers, links between replicas, an
 engine. Validation, placement, checkpoints, evaluation, status and the contract suite read it.
 
-Parameters, gradients and accrued updates are flat vectors (numpy, or torch on a GPU); every piece
-of state lies in attributes, so that it can be saved, restored and changed live between two needs.
+Parameters, gradients and accrued updates are flat vectors (numpy, or torch on a GPU). All state is
+in attributes, so that it can be saved, restored and changed live between two needs.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from dlctl.vector import Vector, copy_into, copy_of, zeros_like
 # ---------------------------------------------------------------- what a method needs of a run
 
 Rule = Literal["optimizer", "add", "set", "mean", "parts", "lead"]
-"""optimizer: the servers' one, with the push as its gradient. add: values += push. set: values =
-push. mean: a barrier; values = the mean of all members' pushes, weighted by their samples. parts:
-values = the sum of the pushes of the newest clock, each part of it once. lead: replicas push
-nothing, the lead's vector operations change it; for a method that the coordinator drives.
+"""optimizer: the servers' optimiser, with the push as its gradient. add: values += push. set:
+values = push. mean: a barrier; values = the mean of all members' pushes, weighted by their samples.
+parts: values = the sum of the pushes of the newest clock, each part once. lead: replicas push
+nothing, the lead's vector operations change the table; for a method that the coordinator drives.
 """
 
 
 def whole(layout: Layout) -> int:
-    """As many elements as the model has trained parameters."""
+    """The number of trained parameters of the model."""
     return layout.size()
 
 
 def all_rows(layout: Layout) -> int:
-    """As many as the task's tables of rows have."""
+    """The number of elements of the task's tables of rows."""
     return layout.size(ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A vector that is cut over all servers, durable like the parameters. It begins as zeros, the
-    parameters as the model's initial values.
+    """A vector that is sharded over all servers, durable like the parameters. It is initialised
+    with zeros, the parameters with the model's initial values.
     """
 
     name: str
@@ -69,64 +69,64 @@ class Table:
     size: Callable[[Layout], int] = whole
     """Elements, at least one unless it is `of_rows`."""
     dtype: Literal["float32", "float64"] = "float32"
-    """Of what the servers keep; what is pushed and read is float32."""
+    """Of the values on the servers; pushes and reads are float32."""
     of_rows: bool = False
-    """It is all tables of rows that the task has (`dlctl/rows.py`), perhaps none, in one. Replicas
-    read and write single rows of it."""
+    """It combines all tables of rows of the task (`dlctl/rows.py`), perhaps none. Replicas read and
+    write single rows of it."""
     rows: Callable[[Any], int] | None = None
-    """Options -> how many there are of it, each a table of its own, for the lead alone: "s0", "s1"
-    ... for "s"."""
+    """Options -> the number of copies, each a separate table, for the lead alone: "s0", "s1" ...
+    for "s"."""
 
     def bounds(self, layout: Layout, parts: int, index: int) -> tuple[int, int]:
-        """The elements [lo, hi) of it that server `index` of `parts` has."""
+        """The elements [lo, hi) that server `index` of `parts` owns."""
         if self.of_rows:
             return RowTables(layout).bounds(parts, index)
         return slice_bounds(self.size(layout), parts, index)
 
 
 PEERS_MAX = 512
-"""Workers that ask each other. Of each the others are told its address and its key, and there is a
-limit to the header that these are in (`wire.HEADER_BYTES_MAX`)."""
+"""Workers that connect to each other. One message header carries the address and the key of each,
+and its size is limited (`wire.HEADER_BYTES_MAX`)."""
 MODEL = Table(name=PARAMETERS, rule="optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     tables: tuple[Table, ...] = (MODEL,)
-    """(): the run has no servers. Else the parameters come first. `tables_of` has the rows of each.
-    """
+    """(): the run has no servers. Else the parameters are the first table. `tables_of` expands
+    `Table.rows`."""
     progress: str = PARAMETERS
     """The table whose pushes hold a replica's steps: a step is done when such a push is settled."""
     model: Literal["tables", "replica", "mean"] = "tables"
-    """What is evaluated, saved and exported: the table of parameters, or replicas' own models; of
-    these every one is saved, and the first one, or the mean of all, is the run's."""
+    """What is evaluated, saved and exported: the table of parameters, or the replicas' own models.
+    All of these are saved, and the first one, or the mean of all, is the model of the run."""
     links: frozenset[Literal["peers", "group", "memory"]] = frozenset()
-    """peers: replicas ask each other. group: they make collectives together. memory: they are all
-    on one host, and one vector there is the model of all of them."""
+    """peers: replicas send requests to each other. group: they make collectives together. memory:
+    all replicas are on one host and share one vector as their model."""
     engine: str = ""
     """"module:Class", the torch part of the method (`engines.py`): Class(replica, rank, ranks,
     group), with the worker's `Replica`. rank, ranks: 0 of 1, unless `ranks` is set."""
     twin: str = ""
     """The same in numpy, for the simulator: Class(problem, parameters), with its `Problem`."""
     ranks: bool = False
-    """A replica may be several processes (`workers.processes`), each with an engine; group is
-    torch.distributed's of them then, else None. Rank 0 alone reads and writes tables: that later
-    ranks read and write their own ranges is to come."""
+    """A replica may be several processes (`workers.processes`), each with an engine; group is then
+    their torch.distributed group, else None. Only rank 0 reads and writes tables."""
     optimizers: tuple[str, ...] | None = None
-    """Of the servers, those that it works with; None: all."""
+    """The server optimisers that the method works with; None: all."""
     optimizers_why: str = ""
     """Why it does not work with others, as the end of a sentence."""
     compressors: tuple[str, ...] | None = None
     exact: bool = False
-    """Every entry of every push must arrive as it was computed, in float32, and replicas must see
-    the parameters as they are."""
+    """Every entry of every push must arrive as it was computed, in float32, and replicas must fetch
+    the exact parameters."""
     same_loss: bool = False
-    """It compares losses of the whole dataset: they must depend on the parameters alone, and not on
-    dropout or on who is in a batch. Modules that are not so are told of."""
+    """The method compares losses of the whole dataset: they must depend on the parameters alone,
+    not on dropout or on the other samples of a batch. A warning names the modules that violate
+    this."""
     survives: frozenset[Literal["worker", "server", "coordinator"]] = frozenset(
         {"worker", "server", "coordinator"}
     )
-    """Whose deaths the run survives. Without "server" no shard's state is kept."""
+    """The daemons whose deaths the run survives. Without "server" no shard state is persisted."""
 
     @property
     def needs_servers(self) -> bool:
@@ -141,12 +141,12 @@ class Shape:
 
     @property
     def workers_max(self) -> int:
-        """The list of those who ask each other has to fit into one message."""
+        """The list of peers has to fit into one message."""
         return PEERS_MAX if "peers" in self.links else COUNT_MAX
 
     def check_sizes(self, layout: Layout) -> None:
-        """Raises DlctlError for a table that would be empty with this model, or for those of a lead
-        that are not cut alike.
+        """Raises DlctlError for a table that would be empty with this model, or for tables of a
+        lead that differ in size.
         """
         has_rows = any(True for _ in layout.slices(ROWS))
         if has_rows and not any(table.of_rows for table in self.tables):
@@ -169,11 +169,11 @@ class Shape:
             )
 
     def tables_of(self, options: Any) -> tuple[Table, ...]:
-        """All tables, with these options: their order is that of their numbers."""
+        """All tables, with these options, in the order of their numbers."""
         return tuple(table for declared in self.tables for table in _rows(declared, options))
 
     def of_replicas(self) -> tuple[Table, ...]:
-        """Those that replicas may use: the first ones, without rows."""
+        """The tables that replicas may use: the first ones, without rows."""
         return tuple(table for table in self.tables if table.rows is None)
 
     def table(self, name: str) -> int:
@@ -197,29 +197,29 @@ def _rows(table: Table, options: Any) -> Iterator[Table]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a replica runs: what it is given before it begins."""
+    """The environment of a replica, given to it before it begins."""
 
     options: Any
     parameters: Vector
-    """float32[d], the model itself: a step computes with what stands there."""
+    """float32[d], the live model: a step computes with these values."""
     slot: int
     layout: Layout
     rng: np.random.Generator
     """Seeded by job, slot and epoch."""
     members: frozenset[int]
     has_inner: bool = False
-    """Whether there is an optimiser in the replica, by which `Gradient(step=True)` steps."""
+    """Whether the replica has its own optimiser, for `Gradient(step=True)`."""
     pushes_all: bool = False
-    """Whether a push leaves nothing of its vector, so that a replica may give it away with it."""
+    """Whether a push leaves no residual, so that the replica may give its vector away."""
 
 
 class Automatic(NamedTuple):
-    """An option that is a number of steps or "auto", and what bounds it then."""
+    """An option that is a number of steps or "auto", and the bounds of "auto"."""
 
     key: str
     steps_max: int
     share_max: float
-    """The part of its time that a replica may wait for pushes and fetches."""
+    """The fraction of its time that a replica may wait for pushes and fetches."""
 
 
 class PushKind(NamedTuple):
@@ -227,14 +227,14 @@ class PushKind(NamedTuple):
 
     batches: int
     is_way: bool = False
-    """False: the sum of their gradients. True: the way that the replica's own steps go. The
-    servers' optimiser takes no gradients then, and follows no schedule."""
+    """False: the sum of their gradients. True: the displacement by the replica's own steps. Then
+    the servers' optimiser takes no gradients and follows no schedule."""
     is_all: bool = True
-    """False: a part of that way stays in the replica's position, and no push holds it."""
+    """False: a part of that displacement stays in the replica's position, and no push holds it."""
 
 
 Start = Literal["new", "joins", "restored"]
-"""new: the run begins. joins: it is under way. restored: the state of before a stop comes next."""
+"""new: the run begins. joins: the run is under way. restored: `restore` is called next."""
 Needs = Generator[Need, Any, None]
 
 
@@ -250,21 +250,21 @@ class ReplicaSide(ABC):
         self.has_inner = site.has_inner
         self.pushes_all = site.pushes_all
         self.members = site.members
-        """The slots that take part now; the worker role sees to it."""
+        """The slots that take part now. Like the attributes below, the worker role updates it."""
         self._residual: Vector | None = None
         self.intervals: dict[str, int] = {}
-        """Option -> its number of steps for as long as it is "auto"; the worker role sees to it."""
+        """Option -> its number of steps for as long as it is "auto"."""
         self.step_s = 0.0
-        """Seconds that a step takes, smoothed; 0: not known yet. The worker role sees to it."""
+        """Seconds that a step takes, smoothed; 0: not known yet."""
         self.own_rate: Callable[[int], float] = lambda samples: 0.0
-        """Samples that the model has had -> the rate of the replica's own optimiser there, as it is
-        set here now. The worker role sees to it."""
+        """Samples that the model has had -> the current rate of the replica's own optimiser there.
+        """
         self.view = View(0, 0)
-        """Of the newest read that is in the model, all of it; the worker role sees to it."""
+        """Of the newest read that is completely in the model."""
 
     @property
     def residual(self) -> Vector:
-        """What was accrued and not yet sent: error feedback. There is none until somebody looks."""
+        """What was accrued and not yet sent: error feedback. It is allocated on first access."""
         if self._residual is None:
             self._residual = zeros_like(self.parameters)
         return self._residual
@@ -275,7 +275,7 @@ class ReplicaSide(ABC):
         self._residual = vector
 
     def has_residual(self) -> bool:
-        """Whether there may be something in it."""
+        """Whether the residual may be nonzero."""
         return self._residual is not None
 
     def accrue(self, gradient: Vector) -> None:
@@ -286,14 +286,15 @@ class ReplicaSide(ABC):
             self._residual += gradient
 
     def write_residual(self, *, samples: int, clock: int = 0) -> Write:
-        """A write of it. Where a push leaves nothing of it there is no copy: it begins anew."""
+        """A write of the residual. Where a push leaves no residual, the vector is given away
+        without a copy."""
         write = Write(vector=self.residual, samples=samples, clock=clock, given=self.pushes_all)
         if self.pushes_all:
             self._residual = None
         return write
 
     def interval(self, key: str) -> int:
-        """Steps of an option that is a number of them or "auto", as they are in force now."""
+        """The steps of an option that is a number of them or "auto", as currently effective."""
         steps: int | str = getattr(self.options, key)
         return steps if isinstance(steps, int) else self.intervals.get(key, 1)
 
@@ -307,35 +308,35 @@ class ReplicaSide(ABC):
         return {}
 
     def changes_parameters(self) -> bool:
-        """Whether `run` may write to `parameters` between two reads. A copy is kept then of what
-        was read, if the servers send changes only. It may change whenever `run` is resumed.
+        """Whether `run` may write to `parameters` between two reads. If so, and if the servers send
+        only changes, the worker keeps a copy of what was read. The answer may change whenever
+        `run` is resumed.
 
-        Nobody else may write there. If False, what a task's own `loss` does to the parameters is
+        Only `run` may write there. If False, what a task's own `loss` does to the parameters is
         overwritten only where the servers have changed something.
         """
         return True
 
     def begin(self, start: Start) -> None:  # noqa: B027  most methods have nothing to prepare
-        """The model has the run's values, as far as there are any."""
+        """The model holds the run's values, if the run has any."""
 
     def placing(self, lo: int, hi: int) -> None:  # noqa: B027  most methods have nothing to keep
-        """What was read is about to take the place of `parameters[lo:hi]`; no gradient is being
-        computed."""
+        """The values read will now replace `parameters[lo:hi]`; no gradient is being computed."""
 
     def placed(self, lo: int, hi: int) -> None:  # noqa: B027  most methods leave it as it is
-        """What was read has just been put into `parameters[lo:hi]`."""
+        """The values read have just been written to `parameters[lo:hi]`."""
 
     def state(self) -> dict[str, Vector]:
-        """All that has to be saved of a replica, by name, between a push and the step that follows.
+        """All state of a replica to save, by name, between a push and the step that follows.
 
-        With it, and the parameters, `restore` goes on exactly where this one was. The parameters
-        are on the servers, or the worker role saves and restores them (`Shape.model`); so it does
-        `rng`. No name may be "w", "averaged" or "dice", which are the role's.
+        From it and the parameters, `restore` resumes exactly where this replica was. The parameters
+        are on the servers, or the worker role saves and restores them (`Shape.model`), as it does
+        `rng`. The names "w", "averaged" and "dice" are reserved for the role.
         """
         return {"residual": self.residual} if self.has_residual() else {}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from what `state` was before a stop; gradients may have come to it since."""
+        """Resume from the `state` before a stop; gradients may have been accrued since `begin`."""
         if "residual" in state and state["residual"].size == len(self.residual):
             made_since = copy_of(self.residual)
             copy_into(self.residual, state["residual"])
@@ -343,35 +344,34 @@ class ReplicaSide(ABC):
 
     @classmethod
     def state_after(cls, steps: int, samples: int) -> dict[str, Array]:
-        """What `state` would be of a replica whose model has come so far by another method; {}: it
-        goes on as `begin` leaves it. It is asked for only where the run's models are the replicas'
-        own (`Shape.model`).
+        """The `state` of a replica whose model was trained this far by another method; {}: as
+        `begin` leaves it. Called only where the run's models are the replicas' own (`Shape.model`).
         """
         return {}
 
     @abstractmethod
     def run(self) -> Needs:
-        """The method as a replica sees it; it does not come to an end by itself."""
+        """The method as a replica sees it; it never returns on its own."""
 
     def serve(self, op: str, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Answer another replica's `Ask`, between two steps. Raises RemoteProtocolError for what
-        it cannot take; then there is no answer.
+        """Answer another replica's `Ask`, between two steps. Raises RemoteProtocolError for an
+        invalid request; then there is no answer.
         """
-        raise NotImplementedError(f"{type(self).__name__} answers nobody")
+        raise NotImplementedError(f"{type(self).__name__} answers no requests")
 
     def answered(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
-        """What came of an `Ask` that was not waited for, between two steps; None: no answer. The
+        """The result of an `Ask` with `wait=False`, between two steps; None: no answer. The
         parameters may be changed.
         """
         raise NotImplementedError(f"{type(self).__name__} waits for all its answers")
 
     def figures(self) -> messages.Json:
-        """What the worker reports of the method beside its own figures, in plain numbers."""
+        """The method's figures that the worker reports beside its own, as plain numbers."""
         return {}
 
     def leave(self) -> Iterable[Need]:
-        """What is still to be done before this replica leaves the run; gradients cannot be had. A
-        generator is resumed with what it asks for.
+        """The needs to serve before this replica leaves the run; no gradients are available. A
+        generator is resumed with the results.
         """
         return ()
 
@@ -388,9 +388,9 @@ class Outcome(NamedTuple):
     seq: int
     kind: str
     staleness: int = 0
-    """Updates that came between the version the gradient was of and this one, on this shard."""
+    """Updates of this shard between the version that the gradient was computed at and this one."""
     reason: str = ""
-    """Of a push that was refused."""
+    """Why the push was refused."""
 
 
 Process = tuple[int, int]
@@ -402,9 +402,9 @@ class Decision(NamedTuple):
 
     clock: int
     used: frozenset[Process]
-    """Whose pushes of that clock count."""
+    """The processes whose pushes of that clock count."""
     gone: frozenset[Process]
-    """Of these, who has died since: a push of theirs that a shard has lost does not come again."""
+    """Of these, the ones that have died since: they do not resend a push that a shard has lost."""
 
 
 class ShardSide(ABC):
@@ -413,119 +413,117 @@ class ShardSide(ABC):
     takes_pushes: ClassVar[bool] = True
     """Whether replicas push to it at all."""
     applies_as_pushed: ClassVar[bool] = False
-    """Whether `push` hands a delta to the shard at once and as it is, so that the shard may work on
-    it while it comes."""
+    """Whether `push` passes a delta to the shard at once and unchanged, so that the shard may
+    process it while it is being received."""
     averages: ClassVar[bool] = False
-    """Whether an update is one of the mean of what all members have pushed for a step."""
+    """Whether an update is made of the mean of all members' pushes for a step."""
     asks_lead: ClassVar[bool] = False
-    """Whether it holds pushes until the lead has said which of them count; then it has `held` and
-    `decided`, too, and `Shard.version` is its clock. Only a side of the parameters may."""
+    """Whether it holds pushes until the lead has decided which of them count. Then it implements
+    `held` and `decided`, and `Shard.version` is its clock. Only for the table of parameters."""
 
     @classmethod
     def of(cls, options: Any) -> type[ShardSide]:
-        """The side that serves with these options: a method may have another one for some."""
+        """The class to use with these options: a method may have several."""
         return cls
 
     def __init__(self, options: Any, shard: Shard) -> None:
         self.options = options
         self.shard = shard
         self.lo = 0
-        """Where the shard begins in its table; the server role sees to it."""
+        """Where the shard begins in its table; set by the server role."""
         self.measures_noise = False
-        """Whether it is to find out how much the gradients of a step differ."""
+        """Whether to measure how much the gradients of a step differ."""
 
     @classmethod
     def optimizer(cls, options: Any, optimizer: Optimizer, workers: int) -> Optimizer:
-        """The rule of the shard, from the job's optimiser: a method may put something before it
-        (`optim.buffered`). Whatever has a slot of it survives with the shard.
+        """The update rule of the shard, from the job's optimiser: a method may wrap it
+        (`optim.buffered`). State in the optimiser's slots survives with the shard.
 
-        workers: as many as the job says. With `dlctl scale` there may be more.
+        workers: the number in the job file. After `dlctl scale` there may be more.
         """
         return optimizer
 
     def clock(self) -> int:
-        """What `Read.at_least` is compared with; every reply tells it."""
+        """What `Read.at_least` is compared with; every reply carries it."""
         return self.shard.version
 
     def may_read(self, slot: int, at_least: int) -> bool:
-        """Whether this read is answered now; else it waits until something has changed."""
+        """Whether this read is answered now; else it waits until the shard changes."""
         return self.clock() >= at_least
 
     def shown(self, slot: int) -> tuple[int, Array] | None:
-        """What a replica's read puts into its model, if that is not the present state of the shard:
-        its version, float32[n]. Such a read is of the whole slice. Evaluations see what there is.
+        """What a replica reads into its model instead of the shard's current state: (version,
+        float32[n]). Such a read is of the whole slice. Evaluations read the current state.
         """
         return None
 
     @abstractmethod
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
-        """A push that is new, in order and finite. It must be among the outcomes, once."""
+        """Handle a push that is new, in order and finite. Exactly one outcome must be of it."""
 
     def left_out(self, push: messages.Push, reason: str) -> list[Outcome]:
-        """A push that is new and in order, and poison: it has come, but nothing of it may be used.
+        """Handle a push that is new and in order, but poison: nothing of it may be used.
 
-        It must be among the outcomes, once, as REFUSED or first as HELD; with the reason.
+        Exactly one outcome must be of it, REFUSED or at first HELD, with the reason.
         """
         return [Outcome(push.slot, push.epoch, push.seq, REFUSED, reason=reason)]
 
     def waits_for(self) -> frozenset[int]:
-        """The slots without whose pushes nothing goes on; empty while nobody waits."""
+        """The slots whose pushes block progress; empty while no push is held."""
         return frozenset()
 
     def held(self) -> list[tuple[int, int, int, int]]:
-        """(clock, slot, epoch, samples) of each push that it holds; for sides that ask the lead."""
+        """(clock, slot, epoch, samples) of each held push; for sides that ask the lead."""
         return []
 
     def decided(self, decision: Decision) -> list[Outcome]:
-        """Use just these pushes, once they are there; no other one of this clock or before counts.
+        """Use only these pushes, once received; no other push of this clock or before counts.
 
-        It comes again and again; one for a clock that is over means nothing.
+        The call is repeated; a decision for a past clock is ignored.
         """
-        raise NotImplementedError(f"{type(self).__name__} asks nobody")
+        raise NotImplementedError(f"{type(self).__name__} asks no lead")
 
     def norm_part(self) -> tuple[int, float] | None:
         """(the clock of the step that waits for the norm of all shards' updates, the square of this
-        one's norm), for sides that average, where `Shard.shares_norm`; None: none waits for it.
+        shard's norm), for sides that average, where `Shard.shares_norm`; None: no step waits.
         """
         return None
 
     def norm_known(self, clock: int, squared: float) -> list[Outcome]:
-        """The square of the norm of what all shards are about to apply at this clock. It stands for
-        all of them, even if this one's own part has changed since.
+        """The squared norm of what all shards are about to apply at this clock is known. It is
+        binding for all of them, even if this shard's own part has changed since.
         """
         raise NotImplementedError(f"{type(self).__name__} shares no norm")
 
     def joined(self, slot: int) -> list[Outcome]:
-        """A new epoch of `slot` has joined; pushes of its old epochs will not come any more."""
+        """A new epoch of `slot` has joined; no more pushes of its old epochs will arrive."""
         return []
 
     def members(self, slots: frozenset[int]) -> list[Outcome]:
-        """These slots take part from now on."""
+        """Only these slots take part from now on."""
         return []
 
     def figures(self) -> messages.Json:
-        """What the server reports of it, in plain values: "noise_parts" is `NoiseScale.parts`."""
+        """Figures for the server's reports, as plain values: "noise_parts": `NoiseScale.parts`."""
         return {}
 
     def state(self) -> messages.Json:
-        """What a server that takes this one's place has to know besides the shard. It is kept with
-        every commit, so a few numbers per slot at most.
+        """What a replacement server needs besides the shard. It is persisted with every commit, so
+        a few numbers per slot at most.
 
-        Pushes that are held are not part of it: their workers send them again, as new ones.
+        Held pushes are not part of it: their workers resend them, as new pushes.
         """
         return {}
 
     def resume(self, state: messages.Json) -> None:
-        """Take the place of the side that said `state` of itself; to be called first of all.
+        """Replace the side that returned `state`; called before anything else.
 
-        Workers that had joined before do so again without `joined` being called.
+        Workers that had joined before rejoin without a call of `joined`.
         """
-        assert not state, f"{type(self).__name__} has a state and does not take it up again"
+        assert not state, f"{type(self).__name__} has a state and does not resume from it"
 
-    def restore(self, state: messages.Json) -> None:  # noqa: B027  most sides begin anew
-        """Go on from what `state` was when a checkpoint was saved: the shard is as it was, and all
-        workers are new ones.
-        """
+    def restore(self, state: messages.Json) -> None:  # noqa: B027  most sides start over
+        """Resume from the `state` of a checkpoint: the shard is restored, all workers are new."""
 
 
 # ---------------------------------------------------------------- coordinator
@@ -534,8 +532,8 @@ class ShardSide(ABC):
 class Change(NamedTuple):
     """What one operation does to a table, element by element, in the table's dtype.
 
-    copy: y = a * x. axpy: y += a * x. The target is a table of rule "lead" or "parts". What would
-    not be finite is not kept: the run fails.
+    copy: y = a * x. axpy: y += a * x. The target is a table of rule "lead" or "parts". A result
+    that is not finite is discarded, and the run fails.
     """
 
     op: str
@@ -545,8 +543,8 @@ class Change(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """dot: the sum of x * y. norm1: the sum of |x|. In float64, a partial sum on each shard; these
-    are added in the order of the shards."""
+    """dot: the sum of x * y. norm1: the sum of |x|. In float64; each shard computes a partial sum,
+    and these are added in the order of the shards."""
 
     op: str
     x: str
@@ -555,10 +553,11 @@ class Sum(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VectorRequest:
-    """Operations on tables that are cut alike, on all shards, in one round trip: first the changes
-    in their order, then the sums of what is there then. Resumed with the sums, floats.
+    """Operations on tables of equal size, on all shards, in one round trip: first the changes in
+    order, then the sums of the result. Resumed with the sums, floats.
 
-    Every change is made once on every shard, whoever dies: it is committed with its number.
+    Every change is applied exactly once on every shard, even if daemons die: it is committed with
+    its number.
     """
 
     changes: tuple[Change, ...] = ()
@@ -579,25 +578,25 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`Lead.state` tells all now: who goes on from it begins `drive` anew, and gets to this point
-    without asking for anything. What came before is forgotten. Resumed with None.
+    """`Lead.state` is complete now: a new `drive` that resumes from it reaches this point without
+    any request. Earlier results are discarded. Resumed with None.
     """
 
 
 Driving = VectorRequest | BatchRequest | Snapshot
 Drives = Generator[Driving, Any, str]
-"""Returns why it has come to its end, as a sentence for the user."""
+"""Returns why it has ended, as a sentence for the user."""
 
 
 class DataEpoch(NamedTuple):
-    """How far one pass over the dataset has come."""
+    """The progress of one pass over the dataset."""
 
     portions: int
-    """Of it that the run will lease; 0: it ends before."""
+    """Portions that the run will lease; 0: it ends before."""
     left: int
-    """Of these, the ones that nobody has."""
+    """Of these, the ones that no worker has leased."""
     under_way: Mapping[int, int]
-    """Slot -> how many it has."""
+    """Slot -> the number of portions that it has leased."""
 
 
 NO_EPOCH = DataEpoch(0, 0, {})
@@ -605,74 +604,74 @@ NO_EPOCH = DataEpoch(0, 0, {})
 
 @dataclass(slots=True)
 class Lead:
-    """Who may lease data now; for methods that the coordinator drives, also the driving."""
+    """Decides which workers may lease data now; may also drive the method (`drive`)."""
 
     options: Any
     steps_done: int = 0
-    """Acknowledged steps of all workers, kept up by the coordinator role; likewise, if there is a
-    `cut_epoch`, who takes part, and the data epoch that was not cut yet, which is 0 at first and in
-    the state of who cuts."""
+    """Acknowledged steps of all workers, updated by the coordinator role. If the method implements
+    `cut_epoch`, the role also updates `members` and the data epoch that was not cut yet, which is 0
+    at first and is in the state of such a lead."""
     members: frozenset[int] = frozenset()
     data_epoch: int = 0
     epoch: DataEpoch = NO_EPOCH
 
     clock: int = 0
-    """What the method counts beside the coordinator. With `state` it is on record before anybody
-    hears of what follows from it, and in checkpoints."""
+    """A counter of the method. With `state` it is persisted before any process learns of its
+    consequences, and saved in checkpoints."""
 
     def __post_init__(self) -> None:
-        """For what a lead has of its own."""
+        """A hook for attributes of subclasses."""
 
     def may_lease(self, slot: int, first_slot: int) -> str:
-        """Why `slot` has to wait; "" if it may work now. `first_slot`: the lowest that lives."""
+        """Why `slot` has to wait; "" if it may work now. `first_slot`: the lowest that is alive."""
         return ""
 
     def cohort(self, clients: int) -> Cohort:
-        """What a data epoch is made of, where the dataset is cut into so many clients."""
+        """The clients of a data epoch, where the dataset is partitioned into so many."""
         return Cohort(clients)
 
     def quorum(
         self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
     ) -> frozenset[int] | float | None:
         """Which pushes of a clock count, the same on every shard; None: not yet. For methods whose
-        shard side asks (`ShardSide.asks_lead`); called again when somebody comes, joins or leaves.
-        A number: not yet, and called again at the latest when `waited_s` is that.
+        shard side asks (`ShardSide.asks_lead`); called again when a push arrives or a worker joins
+        or leaves. A number: not yet, and called again when `waited_s` reaches it at the latest.
 
-        came: slot -> samples, of those that live and whose pushes for this clock all shards hold,
-        at least one; the answer is a part of them. members: who takes part. waited_s: seconds since
-        all shards are at this clock, from 0 again in a new coordinator. What it answers is carried
-        out, so the lead may count it.
+        came: slot -> samples, of the living workers whose pushes for this clock all shards hold, at
+        least one; the answer is a subset. members: the slots that take part. waited_s: seconds
+        since all shards reached this clock; a new coordinator restarts it at 0. The answer is
+        always carried out, so the lead may count it.
         """
         raise NotImplementedError(f"{type(self).__name__} decides nothing")
 
     def cut_epoch(self) -> bool:
-        """Whether `data_epoch` is over: of its portions, those that nobody has are dropped then.
+        """Whether `data_epoch` is over: its portions that no worker has leased are dropped then.
 
-        While it is not, `may_lease` should let nobody have one of the next data epoch.
+        Until then, `may_lease` should grant no portion of the next data epoch.
         """
         return False
 
     def portion_done(self, slot: int, steps: int, samples: int, data_epoch: int) -> None:
-        """A worker has done a portion, for the first time; `steps_done` counts it already."""
+        """A worker has completed a portion for the first time; `steps_done` already includes it."""
 
     def drive(self) -> Drives | None:
         """The method itself, if the coordinator drives it.
 
-        It survives the coordinator: the results of its requests are on record, and the next one
-        plays them back to a new generator, from the newest `Snapshot` on. So what it does depends
-        on the options, the state and these results alone.
+        It survives the coordinator: the results of its requests are persisted, and the next
+        coordinator replays them to a new generator, from the newest `Snapshot` on. So it must
+        depend on the options, the state and these results alone.
         """
         return None
 
     def state(self) -> messages.Json:
-        """What the next coordinator has to know, beside the clock; kept with every decision."""
+        """What the next coordinator needs besides the clock; persisted with every decision."""
         return {}
 
     def resume(self, state: messages.Json) -> None:
-        """Go on from what `state` was in a coordinator that has died."""
+        """Resume from the `state` of a coordinator that has died."""
 
     def figures(self) -> messages.Json:
-        """What `status` shows of the method, in plain values."""
+        """The method's figures in `status`, in plain values."""
         return {}
 
 
@@ -693,26 +692,26 @@ class Method:
     """Of the table of parameters, if its rule is "optimizer"; all others follow their rules."""
     lead: type[Lead] = Lead
     live: Mapping[str, Setting] = field(default_factory=dict)
-    """Options that may change while the run goes on, and how people write them. Those of
+    """Options that may change during the run, and how users write them. Those of
     `ReplicaSide.automatic` may become "auto" then."""
     optimizer: Choice = field(default_factory=partial(Choice, name="sgd"))
-    """The servers' one, for a job file that names none."""
+    """The servers' default optimiser."""
     inner: Choice = field(default_factory=partial(Choice, name="none"))
-    """The replicas' one, for a job file that names none; "none": they make no steps by themselves,
-    whatever the job file says."""
+    """The replicas' default optimiser; "none": replicas make no steps of their own, whatever the
+    job file says."""
     compression: Choice = field(default_factory=partial(Choice, name="none"))
-    """Of pushes, for a job file that names none."""
+    """The default compression of pushes."""
     check: Callable[[JobFile], list[Fault]] = lambda job: []
-    """What of a job file does not go with this method, beyond what the shape says."""
+    """The settings of a job file that conflict with this method, beyond what the shape declares."""
     check_steps: Callable[[JobFile, float], list[Fault]] = lambda job, steps: []
-    """The same of a run in which all workers together make no more steps than these. It is asked
-    where the job file tells that, and again when the dataset is known."""
+    """The same for a run in which all workers together make at most so many steps. It is called
+    where the job file implies that, and again when the dataset is known."""
     experimental: bool = False
-    """It is marked in lists, and runs a reduced contract suite."""
+    """The method is marked in lists, and runs a reduced contract suite."""
 
     def pushes_gradients(self, options: Any) -> bool:
-        """Whether the servers' optimiser takes gradients, and no ways of whole rounds: then it
-        follows the schedule, the groups of parameters and the global clipping."""
+        """Whether the servers' optimiser takes gradients, not the displacements of whole rounds:
+        then it follows the schedule, the groups of parameters and the global clipping."""
         return self.shard is not None and not self.replica.one_push(options).is_way
 
 

@@ -1,10 +1,10 @@
 """DC-ASGD. Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation",
 ICML 2017, Alg. 1 and 2.
 
-A gradient is of the parameters that its worker m has read, w_bak(m), and meets newer ones, w. What
-it would be there is estimated by the first term of a Taylor series, in which g o g stands for the
-second derivatives (o: element by element). In the paper's words, lambda_0 = `lambda_0`, m of the
-mean square = `mean_square_decay`, and eta is the rate of the servers' optimiser:
+A gradient is computed at the parameters that its worker m has read, w_bak(m), and applied to newer
+ones, w. The gradient at w is estimated by the first term of a Taylor series, in which g o g stands
+for the second derivatives (o: element by element). In the paper's words, lambda_0 = `lambda_0`, m
+of the mean square = `mean_square_decay`, and eta is the rate of the servers' optimiser:
 
     worker m:  read w;  push grad(w, next mini-batch)
     shard:     on g_m:   w -= eta * (g_m + lambda * g_m o g_m o (w - w_bak(m)))
@@ -14,20 +14,20 @@ mean square = `mean_square_decay`, and eta is the rate of the servers' optimiser
     adaptive:  MeanSquare = m * MeanSquare + (1 - m) * g_m o g_m
                lambda = lambda_0 / sqrt(MeanSquare + eps)                       eps = 1e-7
 
-What is corrected is the gradient that the servers' optimiser gets; with SGD it is the paper's rule.
+The correction applies to the gradient before the servers' optimiser; with SGD it is the paper's
+rule.
 
 Where this differs from the paper, or the paper says nothing:
 
-- A push and the read behind it are one: w_bak(m) is what m's own push has just made of w, and that
-  is what m then reads, although pushes of others may have come before it asks. So the copy is in
-  the commit that acknowledges the push, and is what the worker computes with, to the last bit,
-  whoever dies. A worker that begins, or goes on after a while, pushes an empty update first, which
-  takes its copy.
+- A push and the read after it are atomic: w_bak(m) is w right after m's own push, and m then reads
+  exactly that, even if other pushes have arrived in between. So the copy is in the commit that
+  acknowledges the push, and is bit-identical to the worker's parameters, even if daemons die. A
+  worker that begins, or resumes after a while, first pushes an empty update, which takes its copy.
 - The copies are slots of the shard: they survive it, and are in its checkpoints. There are as many
-  as the job has workers. An update reads and writes all vectors of a shard, so memory and time of
-  an update grow with the workers: for a few of them. One that `dlctl scale` has added beyond the
-  job's count has no copy, and its gradients are not corrected.
-- An update is of all elements, also by a sparse push, and a worker fetches whole slices.
+  as the job has workers. An update reads and writes all vectors of a shard, so its memory and time
+  grow with the number of workers, which should be small. A worker that `dlctl scale` has added
+  beyond the job's count has no copy, and its gradients are not corrected.
+- An update is of all elements, even by a sparse push, and a worker fetches whole slices.
 - The default of `lambda_0` is for "constant"; for "adaptive" the paper's are about 2.
 """
 
@@ -55,23 +55,23 @@ from dlctl.shards.base import Shard
 EPS = np.float32(1e-7)
 MEAN_SQUARE = "mean_square"
 WORKER, TAKES = "worker", "takes"
-"""Counters: whose push it is, by its slot; 1 if it only takes its copy."""
+"""Counters: the slot of the push; 1 if it only takes its copy."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
     variance: Literal["constant", "adaptive"] = "constant"
-    """How lambda is found: it is `lambda_0`, or that over the root of a mean square."""
+    """How lambda is computed: it is `lambda_0`, or that over the root of a mean square."""
     lambda_0: Annotated[float, Ge(0)] = 0.04
-    """How much of the correction counts; 0: none, it is Downpour."""
+    """Strength of the correction; 0: none, as Downpour."""
     mean_square_decay: Annotated[float, Ge(0), Lt(1)] = 0.95
-    """With "adaptive": what stays of the mean square from gradient to gradient."""
+    """With "adaptive": decay of the mean square per gradient."""
 
 
 class Replica(stepwise.Replica):
     def run(self) -> Needs:
         is_new = False
-        """Whether the copy is what a push has just made."""
+        """Whether the copy is the state right after a push."""
         while True:
             if (yield NextData()) is None:
                 is_new = False
@@ -91,7 +91,7 @@ def copy_name(slot: int) -> str:
 
 
 class Compensated(Wrapping):
-    """The correction before an optimiser, and the workers' copies behind it."""
+    """The correction before an optimiser; the workers' copies are slots after the optimiser's."""
 
     def __init__(
         self, inner: Optimizer, workers: int, lambda_0: float, decay: float | None
@@ -183,10 +183,10 @@ class Server(ShardSide):
 
 
 def _rounded_fetches(job: JobFile) -> list[Fault]:
-    """A worker reads its own copy of w, and a correction is of just that."""
+    """A worker reads its own copy of w, and a correction refers to exactly that."""
     if job.servers.fetch_values == "float32":
         return []
-    what = "each worker reads a copy of its own, as it is on the servers"
+    what = "each worker reads its own copy, exactly as on the servers"
     return [(("servers", "fetch_values"), what, 'use "float32"')]
 
 

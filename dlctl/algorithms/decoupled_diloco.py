@@ -1,14 +1,15 @@
 """Decoupled DiLoCo. Douillard et al., "Decoupled DiLoCo for Resilient Distributed Pre-training",
 2026 (arXiv 2604.21428).
 
-Streaming DiLoCo in which nobody waits for the slow and the dead. The exchange of a fragment is made
-as soon as K replicas have come and a grace period is over; who comes later is in a later exchange.
-In the paper's words, a replica is a learner, and the servers with the coordinator are the syncer:
+Streaming DiLoCo that does not wait for stragglers and dead replicas. The exchange of a fragment is
+made as soon as K replicas have pushed and a grace period is over; later pushes are in a later
+exchange. In the paper's words, a replica is a learner, and the servers with the coordinator are the
+syncer:
 
     replica m, every H / P steps:   push Delta_m = ref_p - theta_m,p, for the fragment p whose turn
-                                    it is, with its tokens c and steps s since p of it counted last
-    lead, for fragment p:           K have come at t_K:  wait until t_K + grace, or all have come
-                                    who has come by then counts
+                                    it is, with its tokens c and steps s since its p counted last
+    lead, for fragment p:           K have pushed at t_K:  wait until t_K + grace, or for all;
+                                    the pushes that have arrived by then count
     shard:                          Delta = merge(Delta_m, weights c * c / s)
                                     Theta_p = outer(Theta_p, Delta)     # Nesterov, of p alone
     replica, tau steps later:       ref_p = Theta_p
@@ -19,25 +20,26 @@ In the paper's words, a replica is a learner, and the servers with the coordinat
     grace, "auto":     gamma (tau t_step - (t_K - t_1)),  gamma = 0.5
 
 K = `quorum`, H = `local_steps`, P = `fragments`, tau = `delay_steps`, alpha = `mix`. Tokens are
-samples. The lengths of ways and their directions are averaged apart ("radial"), because ways of
-replicas are nearly orthogonal: the length of their mean would shrink with their number.
+samples. The lengths and the directions of the Delta_m are averaged separately ("radial"), because
+they are nearly orthogonal: the length of their mean would shrink with their number.
 
-The paper itself could not be read for this; quorum, weights, merge and grace are as others who
-implement it describe them, the outer rate and momentum are DiLoCo's. What differs, or was not said:
+The paper itself was not available for this; quorum, weights, merge and grace follow descriptions of
+other implementations, the outer rate and momentum are DiLoCo's. What differs, or was not described:
 
-- "radial" is taken over what a shard has of a fragment; the paper takes it tensor by tensor, and
-  the plain mean for embeddings.
-- The fragment of a replica that did not count stays as it is, on top of what has come of it, and
-  is pushed in its next turn: nothing is lost. What a replica has missed it reads together.
-- A replica that the others have left behind reads just before it pushes, for the fragment whose
-  turn it is then: so it counts as often as it comes, and its steps since a push are not mixed but
-  stay on top of what has come of it. The others read tau steps after their push, and wait then for
-  what has not come: nobody gets further ahead than that.
-- t_step is what the lead sees between two exchanges; the time of the exchange itself, which the
-  paper also takes off the grace, is not known to it. t_1: the first one has come.
+- "radial" is taken over a shard's part of a fragment; the paper takes it tensor by tensor, and the
+  plain mean for embeddings.
+- A replica whose push did not count adds its fragment to the result of the exchange, and pushes it
+  in the fragment's next turn: nothing is lost. It reads all fragments that it has missed at once.
+- A replica that lags behind reads just before it pushes, for the fragment whose turn it is then:
+  so each of its pushes counts, and its steps since a push are not mixed but added to the result.
+  The others read tau steps after their push, and then wait for the result: no replica gets further
+  ahead than that.
+- t_step is measured by the lead between two exchanges; it does not know the time of the exchange
+  itself, which the paper also subtracts from the grace. t_1: the first push has arrived.
 - A step counts as done when it is in all fragments. Where data ends, and before a checkpoint, the
   fragments are exchanged one after the other without steps between.
-- Who has no data is not waited for. While fewer than K live and have data, all of these are.
+- A replica without data is not waited for. While fewer than K living replicas have data, an
+  exchange waits for all of these.
 """
 
 from __future__ import annotations
@@ -63,9 +65,9 @@ from dlctl.messages import LATE, Array
 from dlctl.vector import Vector, copy_into, copy_of
 
 GAMMA = 0.5
-"""The part of the time that a replica has anyway for which "auto" lets the others come."""
+"""The fraction of a replica's slack for which "auto" waits for other replicas."""
 CANCELLED = 1e-6
-"""Directions whose mean is shorter than that have none in common."""
+"""Directions whose mean is shorter than this cancel out."""
 
 
 class Sent(NamedTuple):
@@ -83,16 +85,18 @@ Exchange = Generator[Read | Write | Settle | Done, Any, int]
 @dataclass(slots=True, kw_only=True)
 class Options(streaming_diloco.Options):
     delay_steps: Annotated[int, Ge(0)] = 8
-    """Steps from the push of a fragment until what has come of it takes its place, tau; less than
-    local_steps / fragments. For half of that time others may come."""
+    """Steps from the push of a fragment until the result replaces it, tau; less than local_steps /
+    fragments. For half of that time other replicas may join the exchange."""
     quorum: Annotated[int, Ge(1)] = 1
     """Replicas that an exchange waits for, K."""
     grace_s: Annotated[float, Ge(0), Le(3600)] | Literal["auto"] = "auto"
-    """Seconds for which an exchange waits for more replicas when the quorum is there. "auto": half
-    of the time that delay_steps take, less what the quorum has taken, so that nobody waits.
+    """Seconds for which an exchange waits for more replicas once it has a quorum. "auto": half of
+    the time that delay_steps take, less the time to reach the quorum, so that no replica has to
+    wait.
     """
     merge: Literal["radial", "mean"] = "radial"
-    """radial: the mean length of the replicas' ways, in their mean direction. mean: their mean."""
+    """radial: the mean length of the replicas' outer gradients, in their mean direction. mean:
+    their mean."""
 
 
 class Replica(streaming_diloco.Replica):
@@ -103,15 +107,15 @@ class Replica(streaming_diloco.Replica):
         self._made = np.zeros(2, np.int64)
         """(steps, samples) of this replica."""
         self._counted = np.zeros((self._parts, 2), np.int64)
-        """Those that are in each fragment on the servers."""
-        self._told = self._done = 0
-        """Samples that pushes which counted have told; steps that are done."""
+        """(steps, samples) that are in each fragment on the servers."""
+        self._reported = self._done = 0
+        """Samples reported by pushes that counted; steps that are done."""
         self._sent: Sent | None = None
-        """The newest push; None: it has nothing."""
+        """The newest push; None: it was empty."""
         self._is_slow = self._was_late = False
 
     def run(self) -> Needs:
-        yield NextData()  # Who has asked for data is a member.
+        yield NextData()  # A replica that has requested data is a member.
         clock = yield from meet_all(0)
         ahead = 0
         """Steps since the newest push."""
@@ -147,8 +151,8 @@ class Replica(streaming_diloco.Replica):
     # ------------------------------------------------------------ fragments
 
     def _push_turn(self, clock: int) -> Generator[Write, Any, bool]:
-        """What this replica has of the fragment whose turn it is. Returns whether it takes part: if
-        that is nothing, but other fragments lack something, it must not wait for others to come.
+        """Push the fragment whose turn it is. Returns whether this replica takes part: if it has
+        nothing for it, but other fragments lack steps, it must not wait for other replicas.
         """
         lo, hi = self._fragment(clock)
         steps, tokens = self._made - self._counted[clock % self._parts]
@@ -157,25 +161,25 @@ class Replica(streaming_diloco.Replica):
         if not self._owes() or not self._take_way(lo, hi):
             if self._is_astray:
                 self._counted[:], self._done = self._made, int(self._made[0])
-                self._told = int(self._made[1])
+                self._reported = int(self._made[1])
             yield Write(vector=None, clock=clock, holds_steps=self._is_astray)
             return False
         self._sent = before
         weight = float(tokens) * float(tokens) / max(float(steps), 1.0)
         yield Write(
             vector=self.residual[lo:hi], ranges=((lo, hi),), to_all=True, clock=clock,
-            samples=int(self._made[1]) - self._told, weight=weight,
+            samples=int(self._made[1]) - self._reported, weight=weight,
         )  # fmt: skip
         return True
 
     def _end_turn(self, clock: int) -> Exchange:
-        """Wait until the exchange is over, put what has come of it into its place, and of all that
-        was missed. Returns the clock."""
+        """Wait until the exchange is over, and place its result and those of missed exchanges.
+        Returns the clock."""
         receipt: Receipt = yield Settle()
         is_late = set(receipt.outcomes.values()) == {LATE}
         view: View = yield self._read_of(clock, wait=True)
         if self._is_astray:
-            # Steps behind a push are told of with the next one, which follows at once.
+            # Steps made after a push are reported with the next one, which follows at once.
             self._is_astray = self._is_slow = self._sent is not None
             self._has_model, self._sent = False, None
             return (yield from meet_all(view.clock_max))
@@ -192,7 +196,7 @@ class Replica(streaming_diloco.Replica):
         return newest
 
     def _place(self, clock: int, view: View, is_late: bool) -> None:
-        """What has come of the fragment of `clock`."""
+        """Place the result for the fragment of `clock`."""
         part = self._fragment(clock)
         sent, self._sent = self._sent, None
         if sent is not None and is_late:
@@ -200,7 +204,7 @@ class Replica(streaming_diloco.Replica):
             copy_into(self.residual[slice(*part)], sent.residual)
         elif sent is not None:
             self._counted[clock % self._parts] = sent.made
-            self._told = int(sent.made[1])
+            self._reported = int(sent.made[1])
         if sent is None or is_late or self._is_slow:
             self._place_missed((part,), view)
             return
@@ -211,7 +215,7 @@ class Replica(streaming_diloco.Replica):
         own += (1 - self.options.mix) * ref if self.options.mix else ref
 
     def _place_missed(self, parts: Sequence[Range], view: View) -> None:
-        """What has come of fragments: what this replica has made, and not pushed, stays on top."""
+        """Place the results of fragments, and add this replica's unpushed steps to them."""
         assert view.values is not None
         at = 0
         for lo, hi in parts or ((0, len(self.parameters)),):
@@ -235,7 +239,7 @@ class Replica(streaming_diloco.Replica):
         return tuple(parts)
 
     def _report(self) -> Generator[Done, Any, None]:
-        """Say which steps are in all fragments now."""
+        """Report which steps are in all fragments now."""
         done = int(self._counted[:, 0].min())
         if done > self._done:
             self._done = done
@@ -248,7 +252,7 @@ class Shard(OfFragments, Chosen):
     options: Options
 
     def held(self) -> list[tuple[int, int, int, int]]:
-        """A fragment without samples brings something: steps that another one has told of."""
+        """A fragment without samples counts, too: another fragment has reported its steps."""
         rows = ((key, held.push) for key, held in sorted(self._held.items()))
         return [(*key, max(push.samples, int(push.is_part))) for key, push in rows]
 
@@ -265,7 +269,7 @@ class Shard(OfFragments, Chosen):
 
 
 def radial(deltas: Sequence[Delta], shares: Sequence[np.float32], mean: Delta, size: int) -> Delta:
-    """Their mean direction, as long as they are in the mean; `mean` where they cancel out."""
+    """Their mean direction with their mean length; `mean` where they cancel out."""
     norms = [float(np.linalg.norm(delta.values.astype(np.float64))) for delta in deltas]
     units = [
         Delta(d.values / np.float32(n or 1.0), d.indices)
@@ -280,16 +284,16 @@ def radial(deltas: Sequence[Delta], shares: Sequence[np.float32], mean: Delta, s
 
 
 class Syncer(Counting):
-    """Which fragments count: those of a quorum, and of all that come within the grace period."""
+    """Which pushes count: those of a quorum, and all that arrive within the grace period."""
 
     options: Options
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._of = -1
-        """The clock that the next two are of."""
+        """The clock of the next two attributes."""
         self._first_s = self._quorum_s = math.inf
-        """When the first one came, and the quorum was there."""
+        """When the first push arrived, and the quorum was reached."""
 
     def quorum(
         self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float

@@ -1,23 +1,23 @@
 """DeMo. Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024 (arXiv
 2411.19870), Alg. 1, with the signs of the authors' code.
 
-Synchronous SGD whose replicas keep their momenta to themselves. Of its momentum a replica sends
-only what is largest once it is cut into frequencies, and keeps the rest:
+Synchronous SGD whose momenta are local to the replicas. A replica sends only the largest frequency
+components of its momentum, and keeps the rest:
 
     replica i:  d = beta d + grad(w_t, next mini-batch)       # beta = momentum_decay
                 push q_i = the largest coefficients of d;  d = d - q_i
     shard:      w_{t+1} = w_t - eta sign(mean_i(q_i))
 
-The momentum is the residual of `[compression]`, which is `dct` unless the job file says otherwise;
-the step is that of the servers' optimiser: `lion` with both betas 0 goes along the sign of what is
-pushed, and its weight decay is the paper's. A rate of 1e-4 to 1e-3 is usual.
+The momentum is the residual of `[compression]`, by default `dct`; the step is that of the servers'
+optimiser: `lion` with both betas 0 steps along the sign of the push, and its weight decay is the
+paper's. A rate of 1e-4 to 1e-3 is usual.
 
-- In the authors' code d gathers eta grad. That is the same d, but for its unit, as long as eta is;
-  with a schedule the gradients here weigh the same, however small eta is.
+- In the authors' code d accumulates eta grad. For a constant eta that is the same d in another
+  unit; with a schedule the gradients here have equal weights, however small eta is.
 - The mean of each coefficient is over all replicas, by their samples, as in the paper; in the
   authors' code it is over those that have sent it.
 
-Steps, members and deaths are those of `sync`. d is in checkpoints; with a dead replica it is lost.
+Steps, members and deaths are those of `sync`. d is in checkpoints; if a replica dies, it is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dlctl.config import Choice
 @dataclass(slots=True, kw_only=True)
 class Options:
     momentum_decay: Annotated[float, Ge(0), Lt(1)] = 0.999
-    """What stays of a replica's momentum from step to step, beta."""
+    """Decay of a replica's momentum per step, beta."""
 
 
 class Replica(sync.Replica):
@@ -55,7 +55,7 @@ class Replica(sync.Replica):
 
 class Shard(sync.Barrier):
     def _measure_noise(self, held: Sequence[sync.Held], mean: Delta) -> None:
-        """What comes is no gradient of a batch."""
+        """A push is not the gradient of a batch."""
 
 
 DEMO = Method(

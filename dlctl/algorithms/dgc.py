@@ -1,26 +1,25 @@
 """Deep Gradient Compression. Lin et al., "Deep Gradient Compression: Reducing the Communication
 Bandwidth for Distributed Training", ICLR 2018, Alg. 4 and section 3.
 
-Synchronous SGD whose replicas send a thousandth of what they have accrued. Momentum is theirs, and
-what waits for its turn is the sum of steps with momentum, not of gradients (momentum correction):
+Synchronous SGD whose replicas send a thousandth of what they have accrued. Momentum is local to the
+replicas, and they accrue steps with momentum, not gradients (momentum correction):
 
     replica i:  g = clip(grad(w_t, next mini-batch), threshold / sqrt(N))
                 u = m u + g;  v = v + u                   # Nesterov: u = m (u + g); v = v + u + g
                 push what is sent of v:  v = 0 and u = 0 there
     shard:      w_{t+1} = w_t - eta mean_i(pushes)        # no momentum: it would count twice
 
-That u is set to zero where v was sent (momentum factor masking) keeps stale momentum from carrying
-on. In the first data epochs more is sent (`warmup_density`), by the data epoch of the batch, which
-is the same for all replicas but for a few steps where one ends. What is sent is the compressor's
-matter: `topk-sampled`, whose threshold is the paper's, with density 0.001 unless the job file says
-otherwise.
+Setting u to zero where v was sent (momentum factor masking) discards stale momentum. In the first
+data epochs more is sent (`warmup_density`), by the data epoch of the batch, which is the same for
+all replicas except for a few steps at its end. The compressor selects what is sent: by default
+`topk-sampled`, whose threshold is the paper's, with density 0.001.
 
-- In the authors' code vectors such as biases travel whole; here they are parts of a slice as all
-  else. A slice that travels whole (`dense_below`) has no momentum.
-- The servers' `weight_decay` is not part of the momentum, and is of the elements that a push has.
+- In the authors' code vectors such as biases are sent whole; here they are parts of a slice like
+  all other parameters. A slice that is sent whole (`dense_below`) has no momentum.
+- The servers' `weight_decay` is not part of the momentum, and applies to the elements of a push.
 
-Steps, members and deaths are those of `sync`. u and v are in checkpoints; with a dead replica what
-it has not sent is lost.
+Steps, members and deaths are those of `sync`. u and v are in checkpoints; if a replica dies, its v
+is lost.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ from dlctl.vector import Vector, copy_into, copy_of, euclidean_norm, to_host, ze
 @dataclass(slots=True, kw_only=True)
 class Options:
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """How much of a replica's step goes into its next one, m."""
+    """Momentum of the replicas' steps, m."""
     nesterov: bool = False
     """Nesterov's momentum; false: the heavy ball."""
     local_clip_norm: Annotated[float, Ge(0)] = 0.0
     """A replica's gradient is scaled down to a norm of this over the root of the number of
     replicas, before it is accrued; 0: no limit."""
     warmup_density: tuple[Annotated[float, Gt(0), Le(1)], ...] = (0.25, 0.0625, 0.015625, 0.004)
-    """The part of the elements that a push carries at least in the first data epoch, in the second,
-    and so on; from then on the density of `[compression]` alone counts. []: from the beginning, as
-    a stream needs it that is read once."""
+    """Smallest fraction of the elements in a push in the first data epoch, in the second, and so
+    on; after that only the density of `[compression]` applies. []: no warm-up, as needed for a
+    stream that is read once."""
 
 
 class Replica(sync.Replica):
@@ -107,7 +106,7 @@ class Replica(sync.Replica):
         self.residual += self._velocity
 
     def _write(self, samples: int, clock: int) -> Generator[Write, Any, None]:
-        """Momentum factor masking: what was sent begins anew."""
+        """Momentum factor masking: the momentum of sent elements is reset."""
         if not samples:
             yield from super()._write(samples, clock)
             return
@@ -122,7 +121,7 @@ class Shard(SparseSide, sync.Barrier):
     """A barrier of sparse pushes."""
 
     def _measure_noise(self, held: Sequence[sync.Held], mean: Delta) -> None:
-        """What comes is no gradient of a batch."""
+        """A push is not the gradient of a batch."""
 
 
 DGC = Method(

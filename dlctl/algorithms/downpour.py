@@ -2,8 +2,8 @@
 
 Every replica runs on its own data and talks to the servers on its own schedule. In the paper's
 words, n_fetch = `fetch_every_steps`, n_push = `push_every_steps`, alpha = the rate of the replica's
-own optimiser (`[inner]`, plain SGD in the paper), eta = the rate of the servers' one (Adagrad in
-the paper, one accumulator per shard, in order of arrival):
+own optimiser (`[inner]`, plain SGD in the paper), eta = the rate of the servers' optimiser (Adagrad
+in the paper, one accumulator per shard, in order of arrival):
 
     step = 0; accrued = 0
     loop:
@@ -14,30 +14,30 @@ the paper, one accumulator per shard, in order of arrival):
         if step mod n_push == 0: start pushing accrued; accrued = 0
         step += 1
 
-What follows from it: fetch and push both happen at step 0, so the first push holds one gradient and
-later ones n_push. Gradients that come while a push is in flight go into the next one. A fetch
-overwrites local steps that are not pushed yet; they are not lost, they are in `accrued`. A replica
-that dies takes its unpushed gradients with it, and the others do not wait.
+Consequences: fetch and push both happen at step 0, so the first push holds one gradient and later
+ones n_push. Gradients computed while a push is in flight go into the next one. A fetch overwrites
+local steps that are not pushed yet; they are not lost, they are in `accrued`. If a replica dies,
+its unpushed gradients are lost, and the others do not wait.
 
-Warm start (§4.1): one replica alone for the first steps, then the rest from the state that it left
-in the servers, the optimiser's included.
+Warm start (§4.1): one replica alone for the first steps, then the others from the resulting state
+of the servers, the optimiser's included.
 
-"auto" in place of n_fetch or n_push: each replica finds the smallest number by itself at which it
-waits for at most `comm_share_max` of its time (`roles/pace.py` says how). It changes when
-something is pushed or fetched, and nothing else. A number may change at any time, so that "step mod
-n == 0" is "n steps after the last time" here; for one that does not change it is the same.
+"auto" for n_fetch or n_push: each replica chooses the smallest number at which it waits for at most
+`comm_share_max` of its time (see `roles/pace.py`). It only affects when it pushes or fetches. A
+number may change at any time, so "step mod n == 0" is "n steps after the last time" here; for a
+constant number it is the same.
 
 `push_before_fetch` moves the pushes by one step: to n_push - 1, 2 n_push - 1 ... In the paper's
-order a replica that pushes and fetches every n steps goes on from parameters without its own last
-n - 1 steps, because they are pushed a step later. Nothing is left out then if n_push divides
-n_fetch and `overlap` is false: else steps are computed between a push and the fetch that follows
-it, or while it is under way.
+order a replica that pushes and fetches every n steps continues from parameters without its own last
+n - 1 steps, because they are pushed a step later. With this option none is missing if n_push
+divides n_fetch and `overlap` is false: else steps are computed between a push and the next fetch,
+or while that is in flight.
 
 Where the paper says nothing: fetched parameters are put in place between two steps, before the
 local step of the gradient that was being computed. `overlap = false` waits for every fetch instead;
 one worker with n_fetch = n_push = 1 is then exactly the servers' optimiser on one machine. The
-local step may be any optimiser's, or none: with `[inner] name = "none"` a replica computes with
-what it has fetched until it fetches again.
+local step may be any optimiser's, or none: with `[inner] name = "none"` a replica computes with the
+fetched parameters until the next fetch.
 """
 
 from __future__ import annotations
@@ -76,25 +76,25 @@ class Options:
     """Steps between pushes, n_push; the first is at step 0. "auto": as few as `comm_share_max`
     allows. Changes live."""
     comm_share_max: Annotated[float, Gt(0), Lt(1)] = 0.1
-    """With "auto": the part of a worker's time that it may wait for pushes and fetches."""
+    """With "auto": fraction of a worker's time that it may wait for pushes and fetches."""
     auto_steps_max: Annotated[int, Ge(1)] = 64
     """With "auto": the most steps from one push or fetch to the next, however slow the link is."""
     warmstart_steps: Annotated[int, Ge(0)] = 0
     """Steps that one replica makes alone before the others are released."""
     push_before_fetch: bool = False
-    """Push at the end of the step before a fetch, and not of the one that begins with it: what is
-    fetched then holds all that this replica has computed, if push_every_steps divides
+    """Push at the end of the step before a fetch, not of the step that begins with it: the fetched
+    parameters then contain all gradients of this replica, if push_every_steps divides
     fetch_every_steps and `overlap` is false. The first push holds n_push gradients. For long
     intervals; in the paper it is false."""
     overlap: bool = True
-    """Compute while fetches are under way; false: wait for each fetch."""
+    """Compute while fetches are in flight; false: wait for each fetch."""
 
 
 class Replica(ReplicaSide):
-    """The client of Alg. 1.1. `residual` is accrued: what a push leaves is in the next one.
+    """The client of Alg. 1.1. `residual` is accrued: the residual of a push is in the next one.
 
     A discarded gradient is no step, so it leads to no fetch. After several in a row, which
-    this replica's own steps may have brought about, it fetches before each batch.
+    this replica's own steps may have caused, it fetches before each batch.
     """
 
     options: Options
@@ -150,7 +150,7 @@ class Replica(ReplicaSide):
 
 
 class Server(ShardSide):
-    """Applies at once: no waiting, no averaging, no regard for what other shards have."""
+    """Applies at once: no waiting, no averaging, independent of other shards."""
 
     applies_as_pushed = True
 

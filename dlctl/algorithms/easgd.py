@@ -1,8 +1,8 @@
 """Elastic averaging SGD. Zhang, Choromanska and LeCun, "Deep learning with Elastic Averaging SGD",
 NeurIPS 2015, Alg. 1 and 2 (the asynchronous ones).
 
-Every one of p replicas has a position of its own, x, and steps by itself. The servers have the
-centre x~. Every tau steps of its own clock a replica and the centre pull each other nearer:
+Each of p replicas has its own position x, and steps on its own. The servers have the centre x~.
+Every tau steps of its own clock a replica and the centre pull each other nearer:
 
     every tau steps:  read x~, and wait for it
                       e = alpha (x - x~)
@@ -11,17 +11,17 @@ centre x~. Every tau steps of its own clock a replica and the centre pull each o
     every tau steps:  x = x - e;  the servers: x~ = x~ + e
 
 In the paper's words, tau = `exchange_every_steps`, alpha = `alpha`, and eta is the rate of the
-replicas' own optimiser (`[inner]`). beta = p alpha = 0.9 unless `alpha` says something else: each
-replica takes the p that take part just now. The centre is what is evaluated, saved and exported.
+replicas' own optimiser (`[inner]`). beta = p alpha = 0.9 unless `alpha` is set: p is the number of
+replicas that currently take part. The centre is evaluated, saved and exported.
 
-- e is one vector with two signs, so the sum of all positions and the centre is what the gradients
-  have made of it. What a compressor does not send is not subtracted either: it stays a part of
-  x - x~, and comes again by itself. So e needs no residual.
-- The servers add what is pushed, in order of arrival: their optimiser has no part in it.
-- A replica that joins begins at the centre, and so does one whose steps have led to where several
-  gradients in a row are discarded, or to what is not finite; what it had is lost.
-- A replica that dies takes along what makes its position differ from the centre, all but alpha of
-  the last steps. Its position, and the state of its optimiser, are in checkpoints.
+- e is one vector with two signs, so only gradients change the sum of all positions and the centre.
+  Entries that a compressor does not send are not subtracted either: they stay a part of x - x~, and
+  are sent later. So e needs no residual.
+- The servers add the pushes, in order of arrival: their optimiser has no part in it.
+- A replica that joins begins at the centre. So does one with several discarded gradients in a row,
+  or with parameters that are not finite; its position is lost.
+- If a replica dies, the difference of its position from the centre is lost, all but alpha of the
+  last steps. Its position, and the state of its optimiser, are in checkpoints.
 
 EAMSGD is the same with Nesterov's momentum delta in the replicas:
 
@@ -66,11 +66,11 @@ Exchange = Generator[Read | Write, Any, None]
 @dataclass(slots=True, kw_only=True)
 class Options:
     exchange_every_steps: Annotated[int, Ge(1)] = 10
-    """Steps of a replica from one exchange with the centre to the next, tau; the first one comes
+    """Steps of a replica from one exchange with the centre to the next, tau; the first exchange is
     before its first step. Changes live."""
     alpha: Annotated[float, Gt(0), Le(1)] | Literal["auto"] = "auto"
-    """The part of its way to the centre that a replica goes at an exchange, and the centre towards
-    it. "auto": 0.9 over the number of replicas. Changes live."""
+    """Fraction of their distance by which a replica and the centre move towards each other at an
+    exchange. "auto": 0.9 over the number of replicas. Changes live."""
 
 
 class Replica(ReplicaSide):
@@ -83,9 +83,9 @@ class Replica(ReplicaSide):
     def begin(self, start: Start) -> None:
         self.residual = self.residual[:0]
         self._has_position = False
-        """Else the next read makes the centre its position."""
+        """If not, the next read makes the centre its position."""
         self._steps = 0
-        """Since the exchange that was due last."""
+        """Since the last due exchange."""
         self._alpha = 0.0
         self._pull = zeros_like(self.parameters)
         """e; while the centre is placed, x."""
@@ -127,7 +127,7 @@ class Replica(ReplicaSide):
         return not self._has_position or self._steps >= self.options.exchange_every_steps
 
     def _share(self) -> float:
-        """alpha, as it is now."""
+        """The current alpha."""
         alpha = self.options.alpha
         return BETA / len(self.members | {self.slot}) if isinstance(alpha, str) else alpha
 
@@ -135,7 +135,7 @@ class Replica(ReplicaSide):
         self._pull[lo:hi] = self.parameters[lo:hi]
 
     def placed(self, lo: int, hi: int) -> None:
-        """The centre stands in the model: go back to x, and keep the pull between the two."""
+        """The centre is in the model: restore x, and store the pull between the two."""
         pull, model = self._pull[lo:hi], self.parameters[lo:hi]
         if not self._has_position:
             pull[:] = 0
@@ -156,7 +156,7 @@ class Replica(ReplicaSide):
         self.parameters -= sent
 
     def _begin_at_centre(self, samples: int) -> Exchange:
-        """Give up its position, and the steps that no push holds."""
+        """Discard the position, and the steps that no push holds."""
         self._has_position, self._steps = False, 0
         yield Read(wait=True)
         self._has_position = True
@@ -170,19 +170,19 @@ def share(text: str) -> float | str:
 
 
 def check(job: JobFile) -> list[Fault]:
-    """Elastic symmetry: what the centre gets is what the replica gives."""
+    """Elastic symmetry: the centre gains exactly what the replica loses."""
     found: list[Fault] = []
     if job.optimizer.options.get("lr", 1.0) != 1.0:
-        what = f"the servers of {job.algorithm.name} add what is pushed, and have no rate"
+        what = f"the servers of {job.algorithm.name} add pushes, and have no rate"
         found.append((("optimizer", "lr"), what, "remove [optimizer]; [inner] has the rate"))
     if job.compression.options.get("unbiased"):
-        what = f"{job.algorithm.name} subtracts from a replica just what its push holds"
+        what = f"{job.algorithm.name} subtracts from a replica exactly what its push holds"
         found.append((("compression", "unbiased"), what, "remove it"))
     return found
 
 
 def check_momentum(job: JobFile) -> list[Fault]:
-    """Whoever asks for EAMSGD, and says something else of the replicas' optimiser."""
+    """EAMSGD with an `[inner]` without momentum is EASGD."""
     found = check(job)
     if job.inner.name == "sgd" and not job.inner.options["momentum"]:
         what = f"{job.algorithm.name} without momentum is easgd"
@@ -201,7 +201,7 @@ _method = partial(
             help="steps of a replica from one exchange with the centre to the next", parse=count
         ),
         "alpha": Setting(
-            help='part of the way to the centre at an exchange, or "auto"', parse=share
+            help='fraction of the distance to the centre at an exchange, or "auto"', parse=share
         ),
     },
     optimizer=Choice(name="sgd", options={"lr": 1.0}),

@@ -1,8 +1,8 @@
 """EASGD in which the servers compute the pull: one round trip, and exactly symmetric.
 
 In Elastic averaging SGD (`easgd.py`) a replica reads the centre x~ and pushes back a part e of its
-distance from it. Others have moved the centre by then: e is of where it was. Here the replica sends
-its position, and the servers answer with e:
+distance from it. Other replicas may have moved the centre by then, so e is stale. Here the replica
+sends its position, and the servers answer with e:
 
     every tau steps:  push x
                       shard:  e = alpha (x - x~);  x~ = x~ + e;  the reply is e
@@ -12,15 +12,16 @@ its position, and the servers answer with e:
     every tau steps:  x = x - e
 
 This is no method of a paper; rules, names and defaults are those of `easgd.py`. It costs one round
-trip for an exchange in place of one and a half, and a vector on the servers for each worker.
+trip for an exchange instead of one and a half, and a vector on the servers for each worker.
 
-- e is computed once, from what was pushed and the centre of that moment, and is in the commit that
-  acknowledges the push: whoever dies, a replica subtracts just what the centre was given.
-- A replica that begins, or has gone astray, takes the centre for its position: its push changes
+- e is computed once, from the pushed position and the centre of that moment, and is in the commit
+  that acknowledges the push: even if daemons die, a replica subtracts exactly what was added to the
+  centre.
+- A replica that begins, or has diverged, adopts the centre as its position: its push changes
   nothing then, and the reply is the centre.
-- There are as many of these vectors as the job has workers. The positions of others, whom
+- There are as many of these vectors as the job has workers. The positions of more workers, which
   `dlctl scale` has added, are refused.
-- Positions travel as they are: nothing is compressed, or rounded.
+- Positions are neither compressed nor rounded.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from dlctl.shards.base import Shard
 from dlctl.vector import copy_into, copy_of, is_finite
 
 WORKER, ALPHA = "worker", "alpha"
-"""Counters: whose push it is, by its slot; alpha in parts of `UNIT`, 0: it takes the centre."""
+"""Counters: the slot of the push; alpha in units of 1 / `UNIT`, 0: it adopts the centre."""
 UNIT = 2**24
 Trip = Generator[Read | Write | Settle, Any, bool]
 
@@ -81,8 +82,8 @@ class Replica(easgd.Replica):
                 self.parameters -= self._pull
 
     def _pulled(self, samples: int) -> Trip:
-        """Send the position and wait for e. Returns whether the centre has it, too: else this
-        replica begins anew."""
+        """Send the position and wait for e. Returns whether the centre has moved by it: else this
+        replica starts over."""
         if is_finite(self.parameters):
             position = copy_of(self.parameters)
             yield Write(vector=position, samples=samples, weight=self._share())
@@ -102,7 +103,7 @@ class Replica(easgd.Replica):
         return True
 
     def placed(self, lo: int, hi: int) -> None:
-        """What stands in the model is e, or the centre for a replica without a position."""
+        """The model holds e, or the centre for a replica without a position."""
         pull, model = self._pull[lo:hi], self.parameters[lo:hi]
         if not self._has_position:
             pull[:] = 0
@@ -180,10 +181,10 @@ class Server(ShardSide):
 
 
 def check(job: JobFile) -> list[Fault]:
-    """What does not go together in the job file."""
+    """Conflicting options of the job file."""
     found = easgd.check(job)
     if job.average.ema:
-        what = "the centre is updated by no optimiser, behind which an average could be"
+        what = "easgd-atomic has no optimiser on its servers, so no average of its parameters"
         found.append((("average", "ema"), what, "remove [average]"))
     return found
 

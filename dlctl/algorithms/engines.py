@@ -1,17 +1,17 @@
 """The engine of a method: its part where the model is, in torch, with a twin in numpy.
 
 An engine is any object, made by the worker of a replica (`Shape.engine`). Its public methods are
-operations: a replica asks for one with `Engine(op=..., arrays=...)`, and it takes these arrays and
+operations: a replica requests one with `Engine(op=..., arrays=...)`, and it takes these arrays and
 returns a tuple of arrays, all numpy. Two names are no operations:
 
-    state() -> dict of arrays    optional; saved with the replica's own state, as of between two
+    state() -> dict of arrays    optional; saved with the replica's own state, between two
                                  operations
-    restore(state)               optional; what `state` was before a stop, ahead of all operations
+    restore(state)               optional; the `state` before a stop, ahead of all operations
 
 Where a replica is several processes (`Shape.ranks`) each has an engine. All of them make every
 operation, `state` and `restore`, in the same order with the same arrays, so that they can make
-collectives in it; what rank 0 returns counts. The model of rank 0 is the replica's: of the others'
-nobody reads or writes anything but their engines.
+collectives in it; the result of rank 0 counts. The model of rank 0 is the replica's; only the
+engines of the other ranks read or write their models.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def of_saved(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 class Operations:
-    """An engine with every call guarded and every result checked. Raises JobFailed for what is
-    wrong with the engine, and names the method and the operation.
+    """An engine with every call guarded and every result checked. Raises JobFailed for an error of
+    the engine, with the method and the operation.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Operations:
         method: str,
         guard: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """guard: around every call, with what is called, to say so of what it raises."""
+        """guard: around every call, with its name, to report it with an exception."""
         self.engine = engine
         self.method = method
         self._guard = guard

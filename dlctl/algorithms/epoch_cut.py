@@ -2,22 +2,22 @@
 Efficient and Scalable Deep Learning Training System", OSDI 2014.
 
 Every replica has its share of an epoch, and takes no work of others. When f = `fraction` of all
-replicas are done with theirs, the epoch is over for all: what nobody has begun of it is dropped.
-The paper has f = 0.75. Replicas and servers are those of `downpour`.
+replicas are done with theirs, the epoch is over for all: portions not begun are dropped. The paper
+has f = 0.75. Replicas and servers are those of `downpour`.
 
     N replicas live, an epoch has P portions: each has P / N of them (the first P mod N one more)
     ceil(f N) replicas have done their shares:  drop the rest; the next epoch begins
 
-- This sentence of the paper was not at hand: it is known from reading notes. Numbers of the paper
+- This sentence of the paper was not available: it is known from reading notes. Numbers of the paper
   are not repeated here.
 - Shares are numbers of portions, and no fixed images: portions are leased in the order of the
   epoch's own shuffle, so what is dropped is a different part of the data in every epoch.
-- A portion that has been leased is computed to its end, also when its epoch is over meanwhile. One
-  that comes back then, as its worker has died, is dropped.
-- The shares are of the replicas that live now: after a death those of the others grow, until it is
-  replaced. What a replica has done counts for the one that takes its slot.
-- What is dropped counts as done for `stop` and evaluations, and in no number of samples. A schedule
-  goes by samples that were computed, so it does not come to its end.
+- A leased portion is computed to its end, even if its epoch is over meanwhile. One that is released
+  after that, because its worker has died, is dropped.
+- The shares are those of the living replicas: after a death the others' shares grow, until the
+  replica is replaced. Its completed portions count for its replacement.
+- Dropped portions count as done for `stop` and evaluations, but in no number of samples. A schedule
+  depends on computed samples, so it does not reach its end.
 - In the warm start of `downpour` there are no shares.
 """
 
@@ -38,8 +38,8 @@ from dlctl.messages import Json
 @dataclass(slots=True, kw_only=True)
 class Options(downpour.Options):
     fraction: Annotated[float, Gt(0), Le(1)] = 0.75
-    """Of the replicas that have to be done with their shares of an epoch, before it ends for all;
-    1: all of them."""
+    """Fraction of the replicas that have to complete their shares of an epoch before it ends for
+    all; 1: all of them."""
 
 
 class Cut(downpour.WarmStart):
@@ -47,7 +47,7 @@ class Cut(downpour.WarmStart):
 
     def __post_init__(self) -> None:
         self._done: Counter[int] = Counter()
-        """Slot -> portions of this data epoch."""
+        """Slot -> completed portions of this data epoch."""
 
     def may_lease(self, slot: int, first_slot: int) -> str:
         if (why := super().may_lease(slot, first_slot)) or self._is_warm_start():
@@ -57,7 +57,7 @@ class Cut(downpour.WarmStart):
         if not has_share and self.epoch.left:
             return ""
         if not self.epoch.portions:
-            return ""  # There is none: so it is told.
+            return ""  # The run is at its end, and the worker is notified of that.
         missing = self._enough() - sum(map(self._is_done, self.members))
         return f"data epoch {self.data_epoch} ends when {max(1, missing)} more are done with it"
 
@@ -84,7 +84,7 @@ class Cut(downpour.WarmStart):
         return each + (sum(other < slot for other in self.members) < rest)
 
     def _is_done(self, slot: int) -> bool:
-        """With its share, or with what there is."""
+        """Whether it has completed its share, or all that is left."""
         rests = not self.epoch.left and not self.epoch.under_way.get(slot)
         return rests or self._done[slot] >= self._share(slot)
 

@@ -4,8 +4,8 @@ Networks", MLSys 2020 (FedProx); Reddi et al., "Adaptive Federated Optimization"
 (FedAdam, FedYogi); McMahan et al., "Learning Differentially Private Recurrent Language Models",
 ICLR 2018, Alg. 1 (DP-FedAvg, with a fixed denominator).
 
-There are K clients with data of their own (`data.clients`), n_k samples each. In every round a
-random part of them begins at the same w and goes over its data; their ways are averaged by samples:
+There are K clients with their own data (`data.clients`), n_k samples each. In every round a random
+subset starts at the same w and trains on its data; the updates are averaged by samples:
 
     round t:  S_t = max(1, C K) of the K clients, at random              # C = `fraction`
               each k of S_t:  w_k = w
@@ -14,33 +14,37 @@ random part of them begins at the same w and goes over its data; their ways are 
               w = outer(w, sum n_k (w - w_k) / sum n_k)                  # sum over S_t
 
 With outer = SGD, lr 1, that is w = sum n_k/n w_k. FedAdam and FedYogi are an `[optimizer]` of that
-name; FedProx is mu > 0. A client's inner optimiser begins anew: clients keep nothing.
+name; FedProx is mu > 0. Clients are stateless: the inner optimiser is reset for each client.
 
 - A data epoch is a round, and a portion is a client. A worker trains one client after the other,
-  each from w, and pushes the mean of their ways when nobody is left of the round. Which worker has
-  which client does not matter, but for the order of the sum.
-- A round is over when all who have clients of it have pushed. What comes later is LATE and dropped.
-  So it is when a client's worker has died and all others have pushed: it is not trained again.
-- With `round_s` it is over as well when so many seconds have passed and `clients_min` have come.
-- The batches of a client go on over the end of a pass: E passes over 10 samples are 10 E samples.
-- A way that is not finite counts as if its client had not been drawn.
-- Without `data.clients` every portion of the dataset is a client, with whatever is in it.
-- A run that is stopped ends its round with those that have come, and goes on with the next one.
-- Where each worker has clients of its own (`partition = "workers"`) nobody else trains them: those
-  of a worker that is away are missing from the round.
-- Who joins while a round ends may train a client of the next one from the w of this one; its push
-  is late then.
+  each from w, and pushes the mean of their updates when no client of the round is left. Which
+  worker has which client only affects the order of the sum.
+- A round is over when all workers with clients of it have pushed. Later pushes are LATE and
+  dropped. It is also over when a client's worker has died and all others have pushed: the client
+  is not trained again.
+- With `round_s` it is also over when so many seconds have passed and the updates of `clients_min`
+  clients have arrived.
+- The batches of a client continue over the end of a pass: E passes over 10 samples are 10 E
+  samples.
+- An update that is not finite counts as if its client had not been drawn.
+- Without `data.clients` every portion of the dataset is a client.
+- A run that is stopped ends its round with the updates that have arrived, and resumes with the next
+  round.
+- Where each worker has its own clients (`partition = "workers"`) no other worker trains them: those
+  of a missing worker are missing from the round.
+- A worker that joins at the end of a round may train a client of the next one from the w of this
+  one; its push is late then.
 
 Differential privacy, of a client as a whole (`clip_norm` S, `noise_multiplier` z):
 
     each k of S_t:  D_k = (w - w_k) min(1, S / ||w - w_k||)
     w = outer(w, (sum D_k + N(0, z^2 S^2)) / m)                          # m = `clients_per_round`
 
-All clients weigh the same, and m stays, whoever is missing. Ways are clipped by the worker that
-trains them, and each shard adds noise to its part: workers, servers and whoever can read
-`noise_seed` have to be trusted. A round that is made again from a checkpoint has the same noise
-again: whoever sees both knows what they differ in. Buffers of the model, losses and metrics have
-no noise on them. Epsilon is in `dlctl status` (`privacy.py`).
+All clients have equal weights, and m is fixed, even if clients are missing. The worker that trains
+a client clips its update, and each shard adds noise to its part: workers, servers and every reader
+of `noise_seed` have to be trusted. A round that is repeated from a checkpoint has the same noise:
+an observer of both learns their difference. Buffers of the model, losses and metrics are without
+noise. Epsilon is in `dlctl status` (`privacy.py`).
 """
 
 from __future__ import annotations
@@ -68,26 +72,27 @@ from dlctl.vector import Vector, copy_of, euclidean_norm, is_finite, zeros_like
 @dataclass(slots=True, kw_only=True)
 class Options:
     fraction: Annotated[float, Gt(0), Le(1)] = 0.1
-    """Of all clients, that a round draws, C; at least one is."""
+    """Fraction of all clients that a round draws, C; at least one client."""
     clients_per_round: Annotated[int, Ge(0)] = 0
-    """So many instead; 0: as `fraction` says."""
+    """Number of clients that a round draws instead; 0: by `fraction`."""
     local_passes: Annotated[int, Ge(1), Le(100000)] = 1
-    """How often a client goes over its data in a round, E."""
+    """Passes of a client over its data in a round, E."""
     prox_mu: Annotated[float, Ge(0)] = 0.0
-    """What draws a client's steps back to where the round has begun (FedProx); 0: nothing."""
+    """Strength of the pull of a client's steps to the start of the round (FedProx); 0: none."""
     round_s: Annotated[float, Ge(0)] = 0.0
-    """Seconds after which a round ends without those that are still at work; 0: it has no limit."""
+    """Seconds after which a round ends without the clients still in training; 0: no limit."""
     clients_min: Annotated[int, Ge(1)] = 1
-    """So many have to have come before `round_s` ends a round."""
+    """Clients whose updates must have arrived before `round_s` ends a round."""
     clip_norm: Annotated[float, Ge(0)] = 0.0
-    """The most that a client's way may be long, for differential privacy: it is made as long as
-    that; 0: no limit. With it all clients weigh the same."""
+    """Largest norm of a client's update, for differential privacy: a longer one is scaled down to
+    it; 0: no limit. With it all clients have equal weights."""
     noise_multiplier: Annotated[float, Ge(0)] = 0.0
-    """Standard deviation of the noise on the sum of all ways, in parts of `clip_norm`."""
+    """Standard deviation of the noise on the sum of all updates, in multiples of `clip_norm`."""
     noise_seed: Annotated[int, Ge(0)] = 0
-    """Of the noise. Who knows it can take the noise away again: have it be random, and secret."""
+    """Seed of the noise. With it the noise can be removed: choose it at random, and keep it secret.
+    """
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
-    """Of (epsilon, delta)-differential privacy; less than one part of all clients."""
+    """Of (epsilon, delta)-differential privacy; less than 1 / number of clients."""
 
 
 def drawn(options: Options, clients: int) -> int:
@@ -105,12 +110,12 @@ class Replica(backups.Replica):
 
     def begin(self, start: Start) -> None:
         self._base = copy_of(self.parameters)
-        """Where all clients of the round begin."""
+        """The parameters at the start of the round."""
         self._sum = zeros_like(self.parameters)
-        """Of the ways of this round's clients, times their samples."""
+        """Of the updates of this round's clients, times their samples."""
 
     def run(self) -> Needs:
-        yield NextData()  # Who has asked for data is a member.
+        yield NextData()  # A replica that has requested data is a member.
         clock = yield from meet_all(0)
         while True:
             samples = yield from self._round()
@@ -119,7 +124,7 @@ class Replica(backups.Replica):
 
     def _round(self) -> Generator[NextData | Gradient, Any, int]:
         """Train clients until there are none, or the next one is of another round. Returns the
-        samples of what has come of it, which is in the residual then.
+        samples of the result, which is in the residual then.
         """
         self._base[:] = self.parameters
         self._sum[:] = 0
@@ -136,7 +141,7 @@ class Replica(backups.Replica):
         return total
 
     def _client(self, data: Data) -> Generator[NextData | Gradient, Any, int]:
-        """From `_base` over all its data. Returns its samples; 0 if its steps lead astray."""
+        """Train from `_base` on all its data. Returns its samples; 0 if its steps diverge."""
         self.parameters[:] = self._base
         mu = self.options.prox_mu
         pull = Pull(mu, self._base) if mu else None
@@ -154,7 +159,7 @@ class Replica(backups.Replica):
         return samples if left_out < LEFT_OUT_MAX else 0
 
     def _take_way(self, samples: int) -> bool:
-        """Add the way of a client to the sum. Returns whether there is one."""
+        """Add the update of a client to the sum. Returns whether it is valid."""
         way: Vector = self._base - self.parameters
         if not samples or not is_finite(way):
             return False
@@ -166,7 +171,7 @@ class Replica(backups.Replica):
 
 
 class Server(Chosen):
-    """The mean by samples, or a sum with noise over a number of clients that stays."""
+    """The mean by samples, or a noisy sum over a fixed number of clients."""
 
     options: Options
 
@@ -179,7 +184,7 @@ class Server(Chosen):
         mean = super()._mean_of(kept, shares)
         options = self.options
         if options.noise_multiplier:
-            # The same again if a server dies in the middle of the step.
+            # Deterministic: a server that dies within the step does not draw new noise.
             rng = np.random.default_rng([options.noise_seed, self.shard.version, self.lo])
             scale = options.noise_multiplier * options.clip_norm / options.clients_per_round
             noise = rng.standard_normal(self.shard.size, np.float32) * np.float32(scale)
@@ -188,16 +193,16 @@ class Server(Chosen):
 
 
 class Rounds(Lead):
-    """Who is drawn, and when a round is over."""
+    """Which clients are drawn, and when a round is over."""
 
     options: Options
 
     def __post_init__(self) -> None:
         self._clients = 0
         self._is_over = False
-        """The round of `data_epoch`."""
+        """Whether the round of `data_epoch` is over."""
         self._rounds = self._came = 0
-        """Rounds that somebody has come in; how many clients in the newest one."""
+        """Rounds with any update; the number of clients in the newest one."""
 
     def cohort(self, clients: int) -> Cohort:
         self._clients = clients
@@ -230,7 +235,7 @@ class Rounds(Lead):
         brings = any(came.values())
         if brings:
             self._rounds, self._came = self._rounds + 1, clients
-        # Without a word of any client it is over only if nobody will bring one.
+        # Without any update the round is over only if no client is left to train.
         self._is_over = brings or is_all_leased
         return frozenset(came)
 
@@ -251,7 +256,7 @@ class Rounds(Lead):
         options = self.options
         if not options.noise_multiplier:
             return found
-        privacy.accounting()  # For the first time before anything trains: nobody waits for it then.
+        privacy.accounting()  # Slow the first time: called before training, so it delays no step.
         if self._clients:
             epsilon = privacy.epsilon(
                 self._clients, drawn(options, self._clients), options.noise_multiplier,
@@ -262,7 +267,7 @@ class Rounds(Lead):
 
 
 def check(job: JobFile) -> list[Fault]:
-    """Of differential privacy: what it needs."""
+    """The requirements of differential privacy."""
     options = Options(**job.algorithm.options)
     where = "algorithm"
     if not options.clip_norm:
@@ -271,10 +276,10 @@ def check(job: JobFile) -> list[Fault]:
         return [((where, "noise_multiplier"), "means nothing without clip_norm", "add clip_norm")]
     faults: list[Fault] = []
     if not options.clients_per_round or not job.data.clients:
-        what = "the mean is over a number of clients that stays: it has to be said"
+        what = "the mean is over a fixed number of clients, which is not set"
         faults.append(((where, "clip_norm"), what, "add clients_per_round, and data.clients"))
     if job.compression.name != "none":
-        what = "what a compressor keeps for the next round is not clipped"
+        what = "a compressor's residual for the next round is not clipped"
         faults.append((("compression", "name"), what, 'use "none" with algorithm.clip_norm'))
     if options.noise_multiplier and not privacy.has_accountant():
         faults.append(((where, "noise_multiplier"), privacy.MISSING, privacy.HINT))

@@ -1,9 +1,9 @@
 """FedBuff. Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS
 2022, Alg. 1: local SGD without a barrier.
 
-A replica reads the servers' parameters, goes H steps by itself, and pushes the way that it went.
-Nobody waits for it. A shard collects K ways, whoever's they are, and then makes one step by their
-mean with the servers' optimiser. In the paper's words, K = `buffer_pushes`, and on both sides:
+A replica reads the servers' parameters, makes H steps on its own, and pushes the difference. No
+other replica waits for it. A shard buffers K pushes, of any replicas, and then makes one step with
+the servers' optimiser by their mean. In the paper's words, K = `buffer_pushes`, and on both sides:
 
     replica:  theta_i = theta, read after j steps of the shard
               H times: theta_i = inner(theta_i, grad(theta_i, next mini-batch))
@@ -12,15 +12,15 @@ mean with the servers' optimiser. In the paper's words, K = `buffer_pushes`, and
               every K-th push:  theta = outer(theta, buffer / K);  buffer = 0;  steps += 1
 
 H is `local_steps`. s(tau) is 1 unless `staleness_weight` is "root": 1 / sqrt(1 + tau). As in the
-paper the weights are not normalised, and ways weigh the same however many samples they are of.
+paper the weights are not normalised, and do not depend on the number of samples.
 
-- A way in the buffer is in the commit that acknowledges its push, with its weight: no death loses
-  it. At the end of a run less than K of them may be there: they are in the last checkpoint and in
-  no step.
-- Each shard counts its own steps, so two of them may take K pushes in another order, and a way may
-  be in another step on each. j is that of the shard that had made the fewest.
-- Where data ends a replica pushes what it has. One whose steps become infinite, or lead to where
-  several gradients in a row are discarded, pushes nothing of its round, as in local SGD.
+- The commit that acknowledges a push includes its place in the buffer and its weight: no death
+  loses it. At the end of a run the buffer may hold less than K: they are in the last checkpoint and
+  in no step.
+- Each shard counts its own steps, so the order of pushes may differ between two shards, and a push
+  may be in different steps on them. j is that of the shard that had made the fewest steps.
+- Where data ends a replica pushes the steps that it has made. One whose steps diverge, or that has
+  several discarded gradients in a row, pushes nothing of its round, as in local SGD.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Options:
     local_steps: Annotated[int, Ge(1)] = 16
     """Steps of a replica from one push to the next, H. Changes live."""
     buffer_pushes: Annotated[int, Ge(1)] = 10
-    """Pushes of which the mean is one step of the servers, K."""
+    """Pushes whose mean makes one step of the servers, K."""
     staleness_weight: Literal["constant", "root"] = "constant"
-    """What a way weighs that is tau steps of the servers old. "constant": 1; "root": 1 over the
-    root of 1 + tau."""
+    """Weight of a push that is tau steps of the servers old. "constant": 1; "root": 1 over the root
+    of 1 + tau."""
 
 
 class Replica(local_sgd.Replica):
@@ -82,7 +82,7 @@ class Collecting(ShardSide):
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         staleness = max(0, self.clock() - push.clock)
         kind = APPLIED
-        if push.samples:  # Else a round has come to nothing, and the buffer has no place for it.
+        if push.samples:  # Else the round has no result, and takes no place in the buffer.
             if self.options.staleness_weight == "root":
                 weight = np.float32((1 + staleness) ** -0.5)
                 delta = delta._replace(values=delta.values * weight)

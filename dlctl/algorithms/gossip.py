@@ -1,31 +1,31 @@
-"""Gossiping SGD: replicas average with a random other one, and nobody waits. Jin et al., "How to
+"""Gossiping SGD: replicas average with a random other replica, and none waits. Jin et al., "How to
 scale distributed deep learning?", 2016, section 3; symmetric: Lian et al., "Asynchronous
 Decentralized Parallel SGD", ICML 2018.
 
-Every replica i steps with an optimiser of its own, and every tau steps it contacts a random j:
+Every replica i steps with its own optimiser, and every tau steps it contacts a random j:
 
-    pull         asks for theta_j              theta_i = (1 - beta) theta_i + beta theta_j
+    pull         requests theta_j              theta_i = (1 - beta) theta_i + beta theta_j
     push         sends theta_i                 theta_j = (1 - beta) theta_j + beta theta_i
     symmetric    sends theta_i, j answers      delta = beta (theta_i - theta_j)
                                                theta_j += delta,  theta_i -= delta
 
 tau = `contact_every_steps`; with `random_times` a contact has the probability 1 / tau at each step.
-beta = `mix`, 1/2 in the paper. What is sent is a snapshot between two steps. Nobody waits for an
-answer: it is put in between two steps when it has come, `age` steps after it was asked for. A
-replica has one contact at a time: of several, each would be of where it was before the others.
+beta = `mix`, 1/2 in the paper. Replicas send a snapshot between two steps. They do not wait for an
+answer: it is applied between two steps after its arrival, `age` steps after the request. A replica
+has one contact at a time: with several, each would start from the parameters before the others.
 
 - Only "symmetric" conserves the mean of all replicas: pull and push let it drift. Both replicas
-  move by the same delta, however late it comes, so such a question is open for as long as who was
-  asked lives. An answer that is lost is asked for again, and delta is the same then.
+  move by the same delta, however late it arrives, so the request has no timeout while the other
+  replica is alive. If an answer is lost, the request is retried, and yields the same delta.
 - Pull and push give up a contact after `CONTACT_S`; a push may still arrive.
-- The model of the run is the mean of all replicas: it is evaluated, exported, and what `status`
-  shows. `consensus_distance`, a metric of each evaluation, is how far they are from it.
+- The model of the run is the mean of all replicas: it is evaluated, exported, and shown by
+  `status`. `consensus_distance`, a metric of each evaluation, is the replicas' distance from it.
 - Of two replicas that contact each other at the same time, symmetrically, one contact counts: that
   of the lower slot.
-- A checkpoint may be of between the two halves of an exchange: on the way through it the mean is
-  not conserved.
+- A checkpoint may be saved between the two halves of an exchange: resuming from it does not
+  conserve the mean.
 - Optimisers' states are not averaged, as in the paper.
-- Who joins, or whose checkpoint is lost, begins with the model of another one.
+- A replica that joins, or whose checkpoint is lost, begins with the model of another one.
 """
 
 from __future__ import annotations
@@ -48,19 +48,20 @@ from dlctl.vector import Vector, all_finite, copy_into, to_host
 
 CONTACT_S = 5.0
 AGE_WEIGHT = 0.1
-"""Of the newest exchange in what is reported."""
+"""Weight of the newest exchange in the reported figures."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
     mode: Literal["pull", "push", "symmetric"] = "symmetric"
-    """Who is moved by a contact: who asks, who is asked, or both, which conserves the mean."""
+    """Which replica a contact changes: pull: the one that makes it. push: the other one. symmetric:
+    both, which conserves the mean."""
     contact_every_steps: Annotated[int, Ge(1)] = 1
     """Steps from one contact to the next, tau. Changes live."""
     random_times: bool = False
     """A contact after each step with probability 1/tau, instead of every tau steps."""
     mix: Annotated[float, Gt(0), Le(0.5)] = 0.5
-    """The part of the other model that is taken over, beta."""
+    """Weight of the other model in the average, beta."""
 
 
 class Replica(ReplicaSide):
@@ -69,10 +70,10 @@ class Replica(ReplicaSide):
     def begin(self, start: Start) -> None:
         self.steps = 0
         self.asked_at: dict[int, int] = {}
-        """Slot -> our step when it was asked; it has not answered yet."""
+        """Slot -> own step when the request was sent; it is not answered yet."""
         self.exchanges = 0
         self.age = self.distance = 0.0
-        """Of exchanges, smoothed: our steps between question and answer; how far both were apart.
+        """Of exchanges, smoothed: own steps between request and answer; distance of the models.
         """
 
     def state(self) -> dict[str, Vector]:
@@ -125,7 +126,7 @@ class Replica(ReplicaSide):
             self._move(np.float32(self.options.mix) * (theirs - mine), age)
 
     def serve(self, op: str, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Between two steps: what is sent, or averaged with, is whole."""
+        """Called between two steps, so the parameters are consistent."""
         mine = to_host(self.parameters)
         if op == "pull" and not arrays:
             return (mine,)
@@ -133,7 +134,7 @@ class Replica(ReplicaSide):
             raise RemoteProtocolError(f"gossip has no {op:.20} with {len(arrays)} arrays")
         theirs, who = arrays[0], int(arrays[1][0])
         if op == "symmetric" and who in self.asked_at and self.slot < who:
-            return ()  # Both would move twice: with a mix of 1/2 they would only change places.
+            return ()  # Both would move twice: with a mix of 1/2 they would only swap models.
         if theirs.dtype != np.float32 or theirs.shape != mine.shape or not all_finite(theirs):
             raise RemoteProtocolError("that is no model of this run")
         delta = np.float32(self.options.mix) * (theirs - mine)
@@ -155,10 +156,10 @@ class Replica(ReplicaSide):
 
 
 def check(job: JobFile) -> list[Fault]:
-    """There has to be somebody to talk to."""
+    """It needs at least two replicas."""
     if job.workers.count > 1:
         return []
-    return [(("workers", "count"), "gossip needs somebody to talk to", "use 2 or more")]
+    return [(("workers", "count"), "gossip needs another replica", "use 2 or more")]
 
 
 GOSSIP = Method(

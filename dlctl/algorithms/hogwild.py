@@ -1,29 +1,29 @@
-"""Hogwild!: the workers of one host step in one model, and nobody locks anything. Niu et al.,
-"Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent", NIPS 2011.
+"""Hogwild!: the workers of one host step in one model, without locks. Niu et al., "Hogwild!: A
+Lock-Free Approach to Parallelizing Stochastic Gradient Descent", NIPS 2011.
 
-Every worker i, over and over, with a batch e of its own:
+Every worker i repeats, with its own batch e:
 
     read x_e                          which others may be changing
     x_v -= gamma G_e(x)_v             for each v in e, and nothing else is written
 
 There are no servers. One vector in the host's memory is the model of all workers; each is a
-process that makes `steps_at_once` steps in it before it looks at its messages.
+process that makes `steps_at_once` steps in it before it handles its messages.
 
-- An addition is a load, an add and a store: of two to one element at the same time one may be lost.
-  That is rare, and does no harm, where a batch has few of all elements: sparse gradients, as of
-  nn.Embedding(sparse=True), write their rows alone. A dense model is written whole by every step:
-  it may train, too, but that is not what the analysis is of, and processors pass the memory around.
-- Only SGD without momentum steps lock-free. What torch keeps for other optimisers (momentum, means
-  of squares) is dense and each process's own, so they are refused. A weight decay writes to every
+- An addition is a load, an add and a store: of two simultaneous additions to one element one may be
+  lost. That is rare and harmless where a batch touches few of all elements: sparse gradients, as of
+  nn.Embedding(sparse=True), write only their rows. A dense model is written whole by every step: it
+  may train, too, but the analysis does not cover it, and the processors contend for the memory.
+- Only SGD without momentum steps lock-free. Torch's state of other optimisers (momentum, means of
+  squares) is dense and local to each process, so they are refused. A weight decay writes to every
   element, and torch has none for sparse gradients.
-- Data is leased as in other methods: nobody computes what another one does. The experiments of the
-  paper go through it without replacement, too. Of a worker that dies the steps of its unfinished
-  portions stay in the model, and are made again.
-- The memory has no name. It lives as long as any worker, and goes with the last one: then the run
-  fails, and goes on from its newest checkpoint. Who joins finds it as it is.
-- A checkpoint is what one worker sees while others step, in which some steps are that it does not
+- Data is leased as in other methods: no two workers compute the same batch. The experiments of the
+  paper sample without replacement, too. If a worker dies, the steps of its unfinished portions stay
+  in the model, and are made again.
+- The memory is anonymous. It exists as long as any worker runs, and is lost with the last one: then
+  the run fails, and resumes from its newest checkpoint. A worker that joins uses it as it is.
+- A checkpoint is a snapshot of one worker while others step: it contains steps that it does not
   count as done. After a drain, as at every orderly stop, it is exact.
-- Buffers of a model, as of a BatchNorm, are each worker's own.
+- Buffers of a model, as of a BatchNorm, are local to each worker.
 - The paper's gamma falls by a factor of 0.9 at each epoch: `[schedule]`.
 
 All workers have to be on one host, and the model on the CPU.
@@ -46,8 +46,8 @@ from dlctl.settings import Setting, count
 @dataclass(slots=True, kw_only=True)
 class Options:
     steps_at_once: Annotated[int, Ge(1), Le(10**6)] = 32
-    """Steps that a worker makes in one go, before it looks at its messages; at most those of one
-    portion (`data.portion_batches`): short steps want many of both. Changes live."""
+    """Steps that a worker makes before it handles its messages; at most those of one portion
+    (`data.portion_batches`): for short steps increase both. Changes live."""
 
 
 class Replica(ReplicaSide):
@@ -61,17 +61,18 @@ class Replica(ReplicaSide):
 
 
 def check(job: JobFile) -> list[Fault]:
-    """Somebody has to make the steps, and each has to be nothing but an addition."""
+    """Workers need an optimiser, and each of its steps has to be a mere addition."""
     found: list[Fault] = []
     if job.inner.name == NONE:
         found.append((("inner", "name"), "hogwild steps with the workers' own SGD", 'use "sgd"'))
     elif not is_plain(job.inner):
         what = (
-            f"what {job.inner.name} keeps would be each process's own: parameters are shared alone"
+            f"the state of {job.inner.name} would be local to each process: only parameters are "
+            "shared"
         )
         found.append((("inner", "name"), what, 'use "sgd" without momentum'))
     if job.workers.device == "cuda":
-        what = "the model lies in the host's memory"
+        what = "the model of hogwild is in the host's memory"
         found.append((("workers", "device"), what, 'use "cpu"'))
     return found
 
@@ -86,6 +87,6 @@ HOGWILD = Method(
         survives=frozenset({"worker", "coordinator"}),
     ),
     inner=Choice(name="sgd", options={"lr": 0.01}),
-    live={"steps_at_once": Setting(help="steps between two looks at messages", parse=count)},
+    live={"steps_at_once": Setting(help="steps until a worker handles its messages", parse=count)},
     check=check,
 )

@@ -1,10 +1,10 @@
 """Line searches: the step along a direction of descent, by values of f along it.
 
 Each is a generator. It yields the next step t to try and is sent (f(t), f'(t)), the loss there and
-the slope along the direction; it returns the step to take, which is the last one that was tried, or
-None if no step goes down. A loss that is not finite is a step too far.
+the slope along the direction; it returns the step to take, which is the last trial, or None if no
+step decreases f. A loss that is not finite is a step too far.
 
-    Armijo         f(t) - f(0) <= c1 t f'(0): half as long, again and again (backtracking)
+    Armijo         f(t) - f(0) <= c1 t f'(0): halve t repeatedly (backtracking)
     strong Wolfe   and |f'(t)| <= c2 |f'(0)|: Nocedal and Wright, Numerical Optimization, 2006,
                    Alg. 3.5 and 3.6, with the minimum of the cubic between two trials
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 Search = Generator[float, tuple[float, float], float | None]
 EDGE = 0.1
-"""A trial between two others is no closer to either than this part of their distance."""
+"""A trial between two others is no closer to either than this fraction of their distance."""
 
 
 class Trial(NamedTuple):
@@ -35,7 +35,7 @@ class Conditions(NamedTuple):
     c2: float = 0.9
 
     def goes_down(self, trial: Trial) -> bool:
-        """As a difference: added to the loss, a small promise would be rounded away."""
+        """As a difference: added to the loss, a small decrease would be rounded away."""
         return trial.loss - self.loss <= self.c1 * trial.step * self.slope
 
     def is_flat(self, trial: Trial) -> bool:
@@ -52,7 +52,7 @@ def armijo(first: float, trials: int, wanted: Conditions) -> Search:
 
 
 def strong_wolfe(first: float, trials: int, wanted: Conditions) -> Search:
-    """If the trials do not suffice, it returns the best step that goes down."""
+    """If the trials do not suffice, it returns the best step that decreases f."""
     before = Trial(0.0, wanted.loss, wanted.slope)
     step = first
     for number in range(trials):
@@ -68,7 +68,7 @@ def strong_wolfe(first: float, trials: int, wanted: Conditions) -> Search:
 
 
 def _zoom(low: Trial, high: Trial, trials: int, wanted: Conditions) -> Search:
-    """Between two steps; of all that go down `low` is the best, and there is a good one between."""
+    """Between two steps: `low` is the best decreasing one, and there is a good one between."""
     newest = low
     for _ in range(trials):
         step = _between(low, high)
@@ -87,7 +87,7 @@ def _zoom(low: Trial, high: Trial, trials: int, wanted: Conditions) -> Search:
 
 
 def _between(a: Trial, b: Trial) -> float:
-    """The minimum of the cubic through both, as far as there is one well between them."""
+    """The minimum of the cubic through both trials, if it is well between them."""
     middle, width = (a.step + b.step) / 2, abs(b.step - a.step)
     if not all(map(math.isfinite, (*a, *b))):
         return middle

@@ -2,16 +2,16 @@
 Alg. 1; Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
 Alg. 1.
 
-N replicas begin a round with the same parameters theta and go H steps away from them, each on its
-own data; what they have come to is averaged, and the servers' optimiser takes the mean way as a
-gradient. In DiLoCo's words, H = `local_steps`, and on a shard's side:
+N replicas begin a round with the same parameters theta and make H steps, each on its own data; the
+differences to theta are averaged, and the servers' optimiser takes the mean as a gradient (in
+DiLoCo's words, the outer gradient). H = `local_steps`, and on a shard's side:
 
     round t:  replica i:  theta_i = theta                     # fetched
                           H times: theta_i = inner(theta_i, grad(theta_i, next mini-batch))
                           push Delta_i = theta - theta_i
               shard:      theta = outer(theta, sum_i n_i Delta_i / sum_i n_i)      n_i: samples
 
-They are one method with two names, which differ in what they begin with:
+They are one method with two names, which differ in their defaults:
 
                inner             outer                              H
     local-sgd  SGD, lr 0.01      SGD, lr 1: the mean of replicas    16
@@ -19,28 +19,28 @@ They are one method with two names, which differ in what they begin with:
 
 - local_steps = 1 with inner = SGD and outer = SGD, lr 1, is synchronous SGD.
 - The inner optimiser keeps its state from round to round, and in checkpoints (DiLoCo, §2).
-- A schedule is of the inner rate; the outer one stays as it is.
+- A schedule changes the inner rate; the outer rate is constant.
 
-In the paper replicas weigh the same; here they do so by their samples, which differ only where data
-ends. Delta_i is taken when it is pushed, and added to what the compressor has left of the push
-before, so that nothing is lost if a replica is stopped before H steps. What is below the last bit
-of a weight does not change it, as in any training in float32.
+In the paper replicas have equal weights; here they are weighted by samples, which differ only where
+data ends. Delta_i is computed when it is pushed, and added to the compressor's residual of the
+previous push, so that nothing is lost if a replica is stopped before H steps. A change below the
+last bit of a weight does not change it, as in any training in float32.
 
-With `overlap` a replica does not wait while the mean is formed. It goes on from theta_i, and
-when the new theta is there, after some steps of the next round, it puts these on top of it:
+With `overlap` a replica does not wait for the mean. It continues from theta_i, and when the new
+theta has arrived, after some steps of the next round, it adds these steps to theta:
 
                           theta_i = theta - (steps since the push)
 
-That is a round's delay of a part of the steps, as where Streaming DiLoCo (Douillard et al., 2025)
-overlaps communication with computation, with the whole vector as the one fragment. There the two
-are mixed, theta_i = alpha theta_i + (1 - alpha) theta; here no step is weakened, and none counts
-twice. No replica gets further ahead than a round.
+This delays a part of the steps by a round, as Streaming DiLoCo (Douillard et al., 2025) does when
+it overlaps communication with computation, with the whole vector as the only fragment. There the
+two are mixed, theta_i = alpha theta_i + (1 - alpha) theta; here no step is weakened, and none
+counts twice. No replica gets further ahead than a round.
 
-Everything else is as in `sync`: who takes part, who is waited for, and that a push for a round that
-is over is dropped. A replica without data in the middle of a round pushes what it has. One whose
-steps become infinite pushes nothing of its round, waits for the mean of the others and goes on from
-that. So does one whose steps have led to where several gradients in a row are discarded. One such
-gradient is left out, as in every method.
+Everything else is as in `sync`: the members, those that a round waits for, and that a push for a
+past round is dropped. A replica without data in the middle of a round pushes the steps that it has
+made. One whose steps diverge pushes nothing of its round, waits for the mean of the others and
+resumes from that; so does one with several discarded gradients in a row. A single such gradient is
+left out, as in every method.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Options:
     local_steps: Annotated[int, Ge(1)] = 16
     """Steps of a replica from one mean to the next, H. Changes live."""
     overlap: bool = False
-    """Go on with the next round while the mean of this one is under way, and put the steps that are
-    made meanwhile on top of it. For slow links; false: wait, as in the papers."""
+    """Continue with the next round while the mean of this one is in flight, and add the steps made
+    meanwhile to it. For slow links; false: wait, as in the papers."""
 
 
 class Replica(sync.Replica):
@@ -76,13 +76,13 @@ class Replica(sync.Replica):
 
     def begin(self, start: Start) -> None:
         self._is_ahead = False
-        """A push is out, and this replica has gone on without its mean."""
+        """A push is in flight, and this replica has continued without its mean."""
         self._base: Vector | None = None
-        """Where the steps have begun that no push holds; None: none have."""
+        """The parameters before the steps that no push holds; None: there are no such steps."""
         self._is_on_way = False
-        """A round is under way: from `_base` to the parameters are steps of this replica."""
+        """A round is under way: `_base` and the parameters differ by steps of this replica."""
         self._has_data = True
-        """The newest round has ended by its steps."""
+        """Whether the newest round has made all of its steps."""
 
     def run(self) -> Needs:
         clock = yield from self._join()
@@ -104,7 +104,7 @@ class Replica(sync.Replica):
                 clock = yield from self._next_step(clock)
 
     def placing(self, lo: int, hi: int) -> None:
-        """From here until it is placed, `_base` has the way that goes on top of what was read."""
+        """From here until `placed`, `_base` holds the steps to add to the values read."""
         if not self._is_on_way:
             self._base = None
         elif self._base is not None and self._is_ahead:
@@ -118,18 +118,18 @@ class Replica(sync.Replica):
             self._base[lo:hi] += self.parameters[lo:hi]
 
     def owes(self) -> bool:
-        """Whether there is something to push although this round has come to nothing."""
+        """Whether there is something to push even if this round has no result."""
         return False
 
     def round_steps(self) -> int:
         return self.options.local_steps
 
     def _accrue(self) -> sync.Accrues:
-        """A round's steps. Returns their samples; 0 if they lead astray, and none of them counts.
+        """A round's steps. Returns their samples; 0 if they diverge, and none of them counts.
 
-        What this replica would compute with is of no use then, nor are slices of a mean that have
-        been placed: steps that are dropped here stand on top of them. So no step follows until all
-        slices were fetched again.
+        Then this replica's parameters are useless, and so are slices of a mean that have been
+        placed: they contain steps that are dropped here. So no step follows until all slices were
+        fetched again.
         """
         steps = samples = left_out = 0
         if self._base is None:
@@ -152,9 +152,9 @@ class Replica(sync.Replica):
         return samples
 
     def _take_way(self) -> bool:
-        """Add the way of this round to the residual, unless it is not finite with it. Returns
-        whether it was. A residual that is not finite itself was restored like this: no round would
-        ever count with it.
+        """Add the outer gradient of this round to the residual. Returns whether the sum is finite;
+        else it is dropped. A residual that is itself not finite was restored from a checkpoint like
+        this: no round would ever count with it, so it is reset.
         """
         way, self._base = self._base, None
         assert way is not None
@@ -169,8 +169,8 @@ class Replica(sync.Replica):
         return False
 
     def _push(self, brings: bool, samples: int, clock: int = 0) -> Write:
-        """brings: a way has been taken. Of a vector that leaves nothing there is no copy: the next
-        round has another one.
+        """brings: the round has an outer gradient. A vector without a residual is not copied: the
+        next round allocates another one.
         """
         if not brings:
             return Write(vector=None, samples=samples, clock=clock)

@@ -1,23 +1,23 @@
-"""LOSCAR-SGD: local SGD that averages a random part of the parameters each round, while it goes on
-(arXiv 2605.20866).
+"""LOSCAR-SGD: local SGD that averages a random part of the parameters each round, while training
+continues (arXiv 2605.20866).
 
-Every round has a mask S, which all replicas draw alike: from the number of the round. What is in S
-is averaged; the rest stays with each replica as it is, until a later mask has it.
+Every round has a mask S, which all replicas derive from the number of the round. Parameters in S
+are averaged; the others stay local to each replica, until a later mask contains them.
 
     round t:  replica i:  H steps, to y_i;  push (x - y_i) on S_t          # x: from the servers
               shard:      x = mean_i y_i on S_t
               replica i:  some steps later, at z_i:   x_i = x + (z_i - y_i) on S_t,   z_i elsewhere
 
-So nothing waits for the network, and a round costs `density` of the bytes of local SGD's.
+So training does not wait for the network, and a round costs `density` of the bytes of local SGD's.
 
 This file was derived from a summary of the method and not from the paper's text. What is ours:
 
-- replicas weigh the same, those without data included: these have come to x;
-- a replica that runs out of data pushes all that it has, at its weight, so that the model at the
-  end is the mean of all replicas;
-- positions travel with the values, in about a byte each; they could be drawn by the servers, too.
+- replicas have equal weights, those without data included: these are at x;
+- a replica that runs out of data pushes its whole difference to the servers' parameters, at its
+  weight, so that the final model is the mean of all replicas;
+- positions are sent with the values, in about a byte each; the servers could derive them, too.
 
-Rounds, members and deaths are those of `local-sgd`. What a dead replica has not pushed is lost.
+Rounds, members and deaths are those of `local-sgd`. Unpushed steps of a dead replica are lost.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ MASKS = 0x105CA4
 @dataclass(slots=True, kw_only=True)
 class Options(local_sgd.Options):
     density: Annotated[float, Gt(0), Le(1)] = 0.01
-    """The part of the parameters that a round averages."""
+    """Fraction of the parameters that a round averages."""
     overlap: bool = True
-    """Go on with the next round while the mean of this one is under way; false: wait."""
+    """Continue with the next round while the mean of this one is in flight; false: wait."""
 
 
 class Replica(local_sgd.Replica):
@@ -78,13 +78,13 @@ class Replica(local_sgd.Replica):
         return samples
 
     def owes(self) -> bool:
-        """At the end of the data all that it has goes, also if that was at the end of a round."""
+        """At the end of the data everything is pushed, even if a round has just ended."""
         self._take_rest_back(0, len(self._base))
         is_apart = self._has_model and bool((self._base != self.parameters).any())
         return is_apart and not self._has_data and not self._is_astray
 
     def _take_rest_back(self, lo: int, hi: int) -> None:
-        """What the compressor has left is a part of the way that is still to be pushed."""
+        """Merge the compressor's residual into the difference that is still to be pushed."""
         self._base[lo:hi] += self.residual[lo:hi]
         self.residual[lo:hi] = 0
 
@@ -104,7 +104,7 @@ class Replica(local_sgd.Replica):
         return True
 
     def placing(self, lo: int, hi: int) -> None:
-        """What this replica has not pushed goes on top of what was read."""
+        """This replica's unpushed steps will be added to the values read."""
         self._take_rest_back(lo, hi)
         if self._has_model and not self._is_astray:
             self._base[lo:hi] -= self.parameters[lo:hi]
@@ -117,14 +117,14 @@ class Replica(local_sgd.Replica):
 
 
 def mask(clock: int, size: int, density: float) -> Array:
-    """int64[n], ascending: what the round averages, the same for all replicas."""
-    dice = np.random.default_rng([MASKS, clock])
-    found = np.flatnonzero(dice.random(size, dtype=np.float32) < density)
-    return found if found.size else dice.integers(0, size, 1)
+    """int64[n], ascending: the elements that the round averages, the same for all replicas."""
+    rng = np.random.default_rng([MASKS, clock])
+    found = np.flatnonzero(rng.random(size, dtype=np.float32) < density)
+    return found if found.size else rng.integers(0, size, 1)
 
 
 class Shard(SparseSide, sync.Barrier):
-    """All replicas of a round weigh the same, those that bring nothing included."""
+    """All replicas of a round have equal weights, those without an update included."""
 
     def _counts(self, push: messages.Push) -> bool:
         return True
@@ -137,7 +137,7 @@ ENTRIES = (
     "none", "fp16", "bf16", "topk", "topk-sampled", "topk-chunked", "gaussian", "gaussian-ref",
     "randomk", "int8", "e3m0",
 )  # fmt: skip
-"""The compressors that leave zero what is zero: others would push beyond the mask."""
+"""The compressors that map zero to zero: others would push beyond the mask."""
 LOSCAR = Method(
     Options=Options,
     shape=Shape(compressors=ENTRIES),

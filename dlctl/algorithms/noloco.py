@@ -1,27 +1,27 @@
 """NoLoCo: DiLoCo's outer steps with one random replica instead of all. Kolehmainen et al., "NoLoCo:
 No-all-reduce Low Communication Training Method for Large Models", 2025, section 3.
 
-Every replica i makes H steps with an optimiser of its own, from phi_i to theta_i, and then an outer
-step with a random j (n = 2):
+Every replica i makes H steps with its own optimiser, from phi_i to theta_i, and then an outer step
+with a random j (n = 2):
 
     Delta_i = theta_i - phi_i
     delta_i = alpha delta_i + beta (Delta_i + Delta_j) / 2 - gamma (phi_i - (phi_i + phi_j) / 2)
     phi_i   = phi_i + delta_i,     and the next steps begin there
 
-alpha = `outer_momentum`, beta = `outer_lr`, gamma = `consensus`: the last term is what holds the
-replicas together without a sum over all of them. H = `local_steps`.
+alpha = `outer_momentum`, beta = `outer_lr`, gamma = `consensus`: the last term holds the replicas
+together without a sum over all of them. H = `local_steps`.
 
 - In the paper both replicas of a pair wait for each other, and make the outer step together. Here i
-  asks, and j answers between two of its steps with Delta_j as it is by then; its own outer step is
-  with somebody else. So nobody waits for who is slower.
-- The momentum is smaller than DiLoCo's 0.9. Without gradients, 2 to 16 replicas come together with
-  alpha 0.5 and gamma up to 1.3, in the paper's pairs and in these; with alpha 0.9 and gamma 0.6 or
-  more they do not, in neither.
+  sends a request, and j answers between two of its steps with its current Delta_j; j makes its own
+  outer step with another replica. So no replica waits for a slower one.
+- The momentum is smaller than DiLoCo's 0.9. Without gradients, 2 to 16 replicas converge to each
+  other with alpha 0.5 and gamma up to 1.3, in the paper's pairs and in these; with alpha 0.9 and
+  gamma 0.6 or more they diverge, in both.
 - Without an answer in `CONTACT_S`, and alone, the outer step is of this replica's Delta only.
-- That activations take random ways through stages of a pipeline is another part of the paper.
+- The paper's random routing of activations through pipeline stages is not implemented.
 - The model of the run is the mean of all replicas, as with `gossip`. Inner optimisers are not
   averaged.
-- Who joins begins with the model of another one, and without momentum.
+- A replica that joins begins with the model of another one, and without momentum.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Options:
     outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
     """alpha. Above 0.7 replicas may not stay together."""
     consensus: Annotated[float, Gt(0), Le(2)] = 1.0
-    """gamma: how much of the way to the middle of the pair is taken."""
+    """gamma: fraction of the distance to the mean of the pair that is corrected."""
 
 
 class Replica(ReplicaSide):
@@ -63,7 +63,7 @@ class Replica(ReplicaSide):
     def begin(self, start: Start) -> None:
         self.steps = self.outer_steps = self.alone = 0
         self.phi: Array | None = None
-        """float32[d], where the steps since the last outer one have begun; None: nowhere yet."""
+        """float32[d], the parameters after the last outer step; None: there was none."""
         self.delta: Array = np.zeros(0, np.float32)
 
     def state(self) -> dict[str, Vector]:

@@ -1,8 +1,8 @@
 """PowerSGD: gradients as products of two narrow matrices, which all replicas sum. Vogels et al.,
 "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019,
-algorithms 1 and 2; as torch's hook of that name makes it.
+algorithms 1 and 2; as implemented by torch's hook of that name.
 
-Of every matrix M[n, m] of a gradient, with the error e of the step before (replica i):
+For every matrix M[n, m] of a gradient, with the error e of the step before (replica i):
 
     M_i += e_i
     P = orthogonal(mean_i M_i Q)        [n, r], the first sum, with all that is no matrix, as it is
@@ -11,9 +11,9 @@ Of every matrix M[n, m] of a gradient, with the error e of the step before (repl
     e_i = M_i - M
 
 A matrix is a parameter's gradient, the first dimension by all others. One that would not become
-`RATE_MIN` times smaller is summed as it is, as are vectors and scalars.
+`RATE_MIN` times smaller is summed uncompressed, as are vectors and scalars.
 
-- torch keeps an error of what is summed as it is, too, which sums to zero over the replicas and
+- torch keeps an error of uncompressed gradients, too, which sums to zero over the replicas and
   changes nothing: here there is none.
 - Where replicas have different numbers of samples, the means are by samples.
 """
@@ -34,14 +34,14 @@ RATE_MIN = 2.0
 
 
 class PowerSgd:
-    """One replica's side. Between `first` and `commit` it is left as it was, so that a sum may be
-    made again, or be without this replica."""
+    """One replica's side. Its state does not change between `first` and `commit`, so that a sum may
+    be repeated, or be without this replica."""
 
     def __init__(self, layout: Layout, rank: int, seed: int = 0) -> None:
         """rank: r. seed: of Q, the same for all replicas."""
         self.size = layout.size(TRAINED)
         self.error = np.zeros(self.size, np.float32)
-        """What is not in the sums so far: float32[d]."""
+        """The error: all that is not in the sums so far, float32[d]."""
         self._matrices, plain = [], []
         for entry, lo, hi in layout.slices(TRAINED):
             rows = entry.shape[0] if entry.shape else 1
@@ -52,11 +52,11 @@ class PowerSgd:
             else:
                 plain.append(np.arange(lo, hi))
         self._plain = np.concatenate([np.zeros(0, np.int64), *plain])
-        """Indices of what is summed as it is."""
+        """Indices of the elements that are summed uncompressed."""
         rng = np.random.default_rng(seed)
         drawn = [rng.standard_normal(columns * r) for _, _, _, columns, r in self._matrices]
         self.q = np.concatenate([np.zeros(0), *drawn]).astype(np.float32)
-        """All Q, one after the other."""
+        """All Q, concatenated."""
         self._p: list[Array] = []
         self._own = self._said = np.zeros(0, np.float32)
 
@@ -67,7 +67,7 @@ class PowerSgd:
         return self._plain.size + first, self.q.size
 
     def first(self, gradient: Array) -> Array:
-        """float32[d] -> what the first sum is of."""
+        """float32[d] -> the input of the first sum."""
         self._own = gradient + self.error
         parts = [self._own[self._plain]]
         for matrix, q in zip(self._matrices_of(self._own), self._qs(self.q), strict=True):
@@ -75,8 +75,8 @@ class PowerSgd:
         return np.concatenate(parts)
 
     def second(self, mean: Array, *, takes_part: bool = True) -> Array:
-        """The mean of the first ones -> what the second sum is of. takes_part: `first` was asked
-        for this time; otherwise there are zeros, for who has no gradient.
+        """The result of the first sum -> the input of the second. takes_part: `first` was called
+        for this step; otherwise zeros, for a replica without a gradient.
         """
         self._said, self._p, at = mean[: self._plain.size], [], self._plain.size
         for _, _, rows, _, r in self._matrices:
@@ -89,15 +89,15 @@ class PowerSgd:
         return np.concatenate([np.zeros(0, np.float32), *parts])
 
     def commit(self, mean: Array, *, is_counted: bool) -> Array:
-        """The mean of the second ones -> float32[d], the gradient of all. is_counted: this
-        replica's own is in both.
+        """The result of the second sum -> float32[d], the mean gradient. is_counted: this replica's
+        own gradient is in both.
         """
         found = np.empty(self.size, np.float32)
         found[self._plain] = self._said
         for (lo, hi, *_), p, q in zip(self._matrices, self._p, self._qs(mean), strict=True):
             found[lo:hi] = (p @ q.T).ravel()
         if not all_finite(found):
-            return found  # Nobody steps along it, and it is to leave no trace.
+            return found  # No replica steps along it, and it must not change the state.
         self.q = mean
         if is_counted:
             self.error = self._own - found

@@ -1,9 +1,9 @@
-"""What differential privacy a run has come to, by an accountant of its own (dp-accounting).
+"""The differential privacy of a run so far, by an accountant (dp-accounting).
 
-Of K clients, every round draws m without replacement; the sum of their ways, each no longer than
-S, has Gaussian noise of z S put on it. Neighbours are two sets of K clients that differ in one of
-them, so what it changes of the sum is up to 2 S, and the accountant is told z / 2. Renyi
-divergences add up over the rounds: Wang, Balle and Kasiviswanathan, "Subsampled Renyi Differential
+Of K clients, every round draws m without replacement; Gaussian noise of z S is added to the sum of
+their updates, each no longer than S. Neighbours are two sets of K clients that differ in one of
+them, which changes the sum by up to 2 S, so the accountant is given z / 2. Renyi divergences add up
+over the rounds: Wang, Balle and Kasiviswanathan, "Subsampled Renyi Differential
 Privacy and Analytical Moments Accountant", AISTATS 2019, Theorem 27.
 """
 
@@ -19,8 +19,8 @@ PACKAGE = "dp-accounting"
 MISSING = f"the privacy of a run is counted by the package {PACKAGE}, which is not installed here"
 HINT = f"pip install {PACKAGE}"
 _ORDERS = (*range(2, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
-"""Of the divergences: one that is left out can only make epsilon larger. All that the accountant
-has by itself take it seconds."""
+"""Orders of the divergences: omitting one can only make epsilon larger. The accountant's default
+orders take it seconds."""
 
 
 def has_accountant() -> bool:

@@ -1,24 +1,24 @@
 """The shard side of a method whose lead decides which pushes of a step count (`Lead.quorum`).
 
-By itself each shard would use the pushes that came to it first, and no two shards the same ones.
-So every shard holds what comes for step t, and tells the coordinator. What all of them hold has
-come. Once the lead has chosen from it, each shard makes the step with just these pushes, in slot
-order, as their mean weighted by samples. All others of step t, and those before it, are LATE.
+On its own each shard would use the pushes that reach it first, and the shards would differ. So
+every shard holds the pushes for step t, and reports them to the coordinator. A push has arrived
+when all shards hold it. Once the lead has chosen from these, each shard makes the step with exactly
+the chosen pushes, in slot order, as their mean weighted by samples. All other pushes of step t and
+before are LATE.
 
-- A push is that of one process: (clock, slot, epoch). If a worker dies when its push is chosen, all
-  shards hold it, and use it. A shard keeps it beside those of the process that takes its place.
-- A server that dies loses what it held. The next one waits for the chosen pushes: living workers
-  send them again. Of those whose worker has died, too, it does without. So does a shard that has
-  seen two more processes of a worker come and push before it hears that the first was chosen. In
-  these cases two shards differ: as in every method, of a dead worker's last push some may have a
-  part.
-- After a checkpoint shards may stand at different steps, as it is not of one moment. Those that are
-  behind are told to pass over to the newest one: a decision for the step before it, without pushes.
-- A refused push has come, and its worker waits for the step: it may be chosen, and the step is made
-  without it on the shard that has refused it.
+- A push belongs to one process: (clock, slot, epoch). If a worker dies when its push is chosen, all
+  shards hold it, and use it. A shard keeps it beside those of the process that replaces the worker.
+- A server that dies loses its held pushes. The next one waits for the chosen pushes: living workers
+  resend them. It does without those whose worker has died, too. So does a shard that has received
+  pushes of two later processes of a worker before the decision for the first one. In these cases
+  two shards differ: as in every method, only some shards may have a dead worker's last push.
+- After a checkpoint shards may be at different steps, as it is not of one moment. Those behind are
+  sent a decision for the step before the newest one, without pushes, which moves them to it.
+- A refused push has arrived, and its worker waits for the step: it may be chosen, and the step is
+  made without it on the shard that has refused it.
 
-A replica pushes for the clock that its newest read was of, and reads again until all shards are at
-the same one. What it has pushed settles as APPLIED on all shards or as LATE on all of them.
+A replica pushes for the clock of its newest read, and reads again until all shards are at the same
+clock. Its push settles as APPLIED on all shards or as LATE on all of them.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def meet_all(at_least: int) -> Generator[Read, View, int]:
 
 
 class Counting(Lead):
-    """A lead that knows in how many steps whose pushes have counted."""
+    """A lead that counts the steps that use a replica's push."""
 
     def __post_init__(self) -> None:
         self._steps = 0
         self.counted: Counter[int] = Counter()
-        """Slot -> steps in which its push was."""
+        """Slot -> steps that used its push."""
 
     def count(self, slots: Collection[int]) -> None:
-        """A step is made with the pushes of these."""
+        """A step is made with the pushes of these slots."""
         self._steps += bool(slots)
         self.counted.update(slots)
 
@@ -83,7 +83,7 @@ class Chosen(HoldingSide):
         self._held: dict[tuple[int, int, int], Held] = {}
         """(clock, slot, epoch) -> a push."""
         self._decision: Decision | None = None
-        """The newest one, while chosen pushes are missing."""
+        """The newest decision, while chosen pushes are missing."""
 
     def held(self) -> list[tuple[int, int, int, int]]:
         return sorted((*key, held.push.samples) for key, held in self._held.items())
@@ -98,15 +98,15 @@ class Chosen(HoldingSide):
         return []
 
     def joined(self, slot: int) -> list[Outcome]:
-        """Of the processes before this one only the last one's pushes are kept: they may have been
-        chosen. A worker that dies again and again takes no more memory.
+        """Of the processes before this one only the last one's pushes are retained: they may have
+        been chosen. So a crash-looping worker does not take more and more memory.
         """
         newest = max((epoch for _, other, epoch in self._held if other == slot), default=0)
         self._held = {k: h for k, h in self._held.items() if k[1] != slot or k[2] == newest}
         return []
 
     def waits_for(self) -> frozenset[int]:
-        """The chosen ones that a server before this one has lost; else who has not pushed yet."""
+        """Slots of chosen pushes that a previous server has lost; else of missing pushes."""
         if self._decision is not None:
             return frozenset(slot for slot, _ in self._missing(self._decision))
         if not self._held:
@@ -123,7 +123,7 @@ class Chosen(HoldingSide):
         return [held.outcome(HELD), *self._make_step()]
 
     def _missing(self, decision: Decision) -> frozenset[tuple[int, int]]:
-        """The (slot, epoch) of chosen pushes that will come again."""
+        """The (slot, epoch) of chosen pushes that will be resent."""
         here = {(slot, epoch) for clock, slot, epoch in self._held if clock == decision.clock}
         return decision.used - decision.gone - here
 

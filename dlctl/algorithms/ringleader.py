@@ -1,16 +1,16 @@
 """Ringleader ASGD. Maranjyan, Richtarik, "Ringleader ASGD: The First Asynchronous SGD with Optimal
 Time Complexity under Data Heterogeneity", ICLR 2026.
 
-Asynchronous SGD for workers whose data differ: each weighs the same in every update, however fast
-it is. A shard keeps a table with the gradients of each worker, their sum G_i and their number b_i,
-and makes updates by the mean of the workers' means. Rounds keep the gradients young:
+Asynchronous SGD for workers whose data differ: all have equal weights in every update, however fast
+they are. A shard has a table with the gradients of each worker, their sum G_i and their number b_i,
+and makes updates by the mean of the workers' means. Rounds bound the age of the gradients:
 
     worker i:  x_i = x, whenever an update was made with its push;  push grad_i(x_i, ...), again
                and again
     shard:     phase 1:  G_i += g_i, b_i += 1, until there is something of all n workers: then the
                          first update
-               phase 2:  G_i += g_i, b_i += 1, and an update, once for each other worker; what comes
-                         of workers that have had theirs is kept for the next round, in G+, b+
+               phase 2:  G_i += g_i, b_i += 1, and an update, once for each other worker; later
+                         pushes of workers that have had theirs are for the next round, in G+, b+
                update:   x -= gamma * (1/n) sum_i G_i / b_i
                round over:  G, b = G+, b+;  G+, b+ = 0
 
@@ -21,14 +21,15 @@ gradients of a round are in which of its updates, may differ.
 
 Where the paper says nothing:
 
-- Who has died, or has no data, is waited for no more. Its gradients count until the round is over.
-  One that joins is waited for at once. If nobody is left to wait for, the next push goes on.
+- A round does not wait for workers that have died, or have no data. Their gradients count until the
+  round is over. It waits for a worker that joins at once. If it waits for no worker, the next push
+  makes the update.
 - The table is slots of the shard, two for each of the job's workers, and the counts are counters: a
   gradient in it is in the commit that acknowledges its push. An update reads and writes all vectors
-  of a shard, so memory and time of an update grow with the workers: for a few of them. Workers that
-  `dlctl scale` has added share the entries of others.
-- What is in the table at the end of a run, and was in no update, is in its last checkpoint alone.
-- Each shard has its own rounds. A worker reads all of them when any has made an update with its
+  of a shard, so its memory and time grow with the number of workers, which should be small. Workers
+  that `dlctl scale` has added share the entries of others.
+- Gradients in the table at the end of a run that were in no update are only in its last checkpoint.
+- Each shard has its own rounds. A worker reads all shards when any has made an update with its
   push.
 """
 
@@ -53,10 +54,10 @@ from dlctl.optim.wrapping import Wrapping, keep
 from dlctl.shards.base import Shard
 
 ENTRY, AHEAD, UPDATES, ENDS = "entry", "ahead", "updates_now", "ends"
-"""Counters that are told: whose push it is; 1 if it is for the next round; 1 if an update is made
-with it; 1 if the round is over then."""
+"""Counters set for an update: the entry of the push; 1 if it is for the next round; 1 if an update
+is made with it; 1 if the round is over then."""
 REMEMBERED = 1000
-"""Updates, to tell how old a gradient is."""
+"""Updates, to determine the age of a gradient."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class Replica(ReplicaSide):
 
     def run(self) -> Needs:
         is_at_point = is_idle = False
-        """Whether it goes on with the parameters that it has; whether it has said so."""
+        """Whether it continues with its current parameters; whether it has reported to be idle."""
         while True:
             if (yield NextData()) is None:
                 if not is_idle:
@@ -120,7 +121,7 @@ class Tabled(Wrapping):
         return lambda blocks: step(self._means(blocks, at, numbers, ends=ends))
 
     def _added(self, blocks: Iterable[Block], at: int, ends: bool) -> Iterator[Block]:
-        """Blocks that have the gradient in the table; all else stays as it is."""
+        """Blocks that add the gradient to the table; all else is unchanged."""
         for block in blocks:
             present = (block.w, *block.slots)
             for array, following in zip(present, (block.w_next, *block.slots_next), strict=True):
@@ -191,7 +192,7 @@ class Rounds(ShardSide):
         return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]
 
     def _is_update(self, entry: int) -> bool:
-        """Whether an update is made with the push that is about to come into this entry."""
+        """Whether the next push into this entry makes an update."""
         if self._updated:
             return entry not in self._updated
         numbers = islice(self._table.numbers(), self._table.workers)

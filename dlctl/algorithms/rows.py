@@ -9,18 +9,18 @@ A batch of text or of clicks needs few rows of a large embedding. The tables of 
         for each batch: values -= alpha * gradient of the sum of its samples' losses
         push how the values have changed; push the gradient of the other parameters
 
-The servers add what is pushed to their rows, at once and in order of arrival. As in Downpour nobody
+The servers add pushes to their rows, at once and in order of arrival. As in Downpour no replica
 waits for others; a replica reads its own writes, so that one worker alone is the same loop on one
 machine. alpha is the rate of `[inner]`, which makes plain SGD's step on rows whatever its name is,
-and follows the schedule. Mikolov et al. trained word2vec like this on DistBelief (2013). What the
-rows of a batch have to travel for is `steps`: with n of them, n batches share one fetch and one
-push, and each has a step of its own on the rows, as Downpour with n_fetch = n_push = n.
+and follows the schedule. Mikolov et al. trained word2vec like this on DistBelief (2013). `steps`
+batches share one fetch and one push of their rows, and each makes its own step on the rows, as
+Downpour with n_fetch = n_push = `steps`.
 
-A task may compute what is added to its rows by itself, in place of a loss (`change(...)`): with
-AdaGrad, say, whose accumulators are rows of another table.
+A task may compute the changes of its rows on its own, instead of a loss (`change(...)`): with
+AdaGrad, for example, whose accumulators are rows of another table.
 
 The other parameters, if the model has any, are trained as by Downpour with n_fetch = n_push = 1:
-the replica's own optimiser steps along the gradient, the servers' one takes it.
+the replica's own optimiser steps along the gradient, and the servers' optimiser takes it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ from dlctl.rows import KIND as TABLE
 @dataclass(slots=True, kw_only=True)
 class Options:
     steps: Annotated[int, Ge(1)] = 1
-    """Batches whose rows are fetched together, once, and pushed together; each of them makes a step
-    on these rows. With more of them less travels; but the more workers there are, the more steps
-    of others are not seen meanwhile, which add up to too long ones in the end. More than 1 only
-    without other parameters."""
+    """Batches whose rows are fetched and pushed together; each of them makes a step on these rows.
+    More batches need less traffic; but with many workers, the steps of other workers that a batch
+    has not seen add up to steps that are too long. More than 1 only without other parameters."""
     overlap: bool = True
-    """Compute while fetches of the other parameters are under way; false: wait for each."""
+    """Compute while fetches of the other parameters are in flight; false: wait for each."""
 
 
 class Replica(ReplicaSide):

@@ -1,11 +1,10 @@
 """Sandblaster L-BFGS. Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, Alg. 1.2.
 
 A batch method (§4.2): one evaluation is a pass over the whole dataset. The coordinator has no
-vector; it tells the shards, by name, what to do with their slices of them, and only numbers come
-back to it. A vector is a table of the servers, float64, but w, which is float32. f is the mean loss
-and g its gradient at x, the newest accepted point; d the direction; i runs over the newest m
-iterations (m = `history`), with s_i the step that was made, y_i what it did to the gradient,
-rho_i = 1 / s_i.y_i:
+vector; it sends the shards operations on their slices of named vectors, and receives only numbers.
+A vector is a table of the servers, float64, but w, which is float32. f is the mean loss and g its
+gradient at x, the newest accepted point; d the direction; i runs over the newest m iterations
+(m = `history`), with s_i the step, y_i the change of the gradient by it, rho_i = 1 / s_i.y_i:
 
     f, g = evaluate(x)
     for k = 1 .. iterations:
@@ -26,31 +25,30 @@ rho_i = 1 / s_i.y_i:
 
 Rules:
 
-- Every portion is in every shard exactly once per batch, whoever dies ("accrued" is a table of rule
-  "parts"). A push is the sum of one portion and says which. A worker that dies when some shards
-  have its push leaves its portion to another worker; those shards drop the second push of it
-  (LATE), the others take it. The first push of a batch takes the place of what there was of the
-  batch before; a batch is over when all of its portions are settled on all shards, so that whatever
-  comes of it afterwards is dropped.
-- "w" moves only between two batches. Who holds a portion while that happens holds one that another
-  replica has brought, a backup copy or the original: what comes of it is dropped. So one fetch per
-  batch is enough, and no gradient that counts is of a mixture of two points.
+- Every portion is in every shard exactly once per batch, even if daemons die ("accrued" is a table
+  of rule "parts"). A push is the sum of one portion and names it. If a worker dies when some shards
+  have its push, another worker computes the portion again; those shards drop the duplicate (LATE),
+  the others apply it. The first push of a batch replaces the sum of the previous batch; a batch is
+  over when all of its portions are settled on all shards, and later pushes of it are dropped.
+- "w" moves only between two batches. A portion that is in progress at that time is a duplicate of
+  one that another replica has pushed, a backup copy or the original: its push is dropped. So one
+  fetch per batch is enough, and no gradient that counts is of a mixture of two points.
 - s and y are of the points that the replicas saw, rounded to float32, not of the exact t d.
-- Operations are made once, and the coordinator plays back what it has on record: but for rounding
-  (portions and losses are added as they come) the trajectory does not depend on whose death comes
-  when (`roles/coordinator/driven.py`). A stop in the middle of a search leaves the point that is
-  being tried in "w"; the run goes on with that trial. An operation and the
-  next sum that does not wait for another one go in one round trip: 2m + 1 of them for a direction.
+- Operations are made once, and the coordinator replays its recorded results: except for rounding
+  (portions and losses are added in order of arrival) the trajectory does not depend on which daemon
+  dies when (`roles/coordinator/driven.py`). A stop in the middle of a search leaves the trial point
+  in "w"; the run resumes with that trial. An operation and the next sum that does not wait for
+  another one go in one round trip: 2m + 1 of them for a direction.
 
 Where the paper says nothing: m, the line search and its c1 are ours. The first step along a
 steepest descent is min(1, 1 / |g|_1), as in torch.optim.LBFGS. If g.d >= 0, or no step along d goes
-down, the pairs are forgotten and d = -g. A loss or gradient that is not finite, or too large, is a
+down, the pairs are discarded and d = -g. A loss or gradient that is not finite, or too large, is a
 point too far, unless a worker meets `workers.nonfinite_steps_max` such batches in a row. So is one
 where a shard refuses a push, since g lacks that portion there, unless `workers.refused_pushes_max`
 of a worker's are refused in a row. Every push holds one portion; the paper sends after "every few",
-but a shard could not take one out of several again, and larger portions come to the same. Of the
-last portions of slow replicas idle ones get backup copies (`roles/coordinator/portions.py`). Who
-wins each shard decides for itself: it takes the copy that comes first; both are of the same data.
+but a shard could not subtract one of several again, and larger portions have the same effect. Idle
+replicas get backup copies of the stragglers' last portions (`roles/coordinator/portions.py`). Each
+shard decides on its own which copy wins: the one that arrives first; both are of the same data.
 
 The loss must be a function of the parameters alone: no dropout, no batch normalisation in training.
 """
@@ -91,29 +89,29 @@ ACCRUED = "accrued"
 GRAM_HISTORY_MAX = 30
 """Pairs whose products with each other fit into one message, and into the records of a run."""
 CURVATURE_MIN = 1e-10
-"""A pair with s.y up to this says nothing of a minimum, and is left out (as in torch)."""
+"""A pair with s.y up to this has no useful curvature, and is left out (as in torch)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     iterations: Annotated[int, Ge(1)] = 100
-    """Steps to other parameters after which the run has finished. Each takes a pass over the
-    dataset or a few; `epochs`, `steps` and `samples` of job.stop are not looked at."""
+    """L-BFGS steps after which the run has finished. Each takes one or a few passes over the
+    dataset; `epochs`, `steps` and `samples` of job.stop are ignored."""
     history: Annotated[int, Ge(1), Le(300)] = 10
-    """Pairs of vectors that the curvature is known from, m; the servers keep one more."""
+    """Pairs of vectors that approximate the curvature, m; the servers store one more."""
     gradient_norm_min: Annotated[float, Ge(0)] = 1e-5
     """Euclidean norm of the gradient of the mean loss at which the run has finished."""
     c1: Annotated[float, Gt(0), Lt(1)] = 1e-4
-    """Part of the decrease that the slope promises which a step must bring (Armijo)."""
+    """Fraction of the decrease predicted by the slope that a step must achieve (Armijo)."""
     line_search: Literal["armijo", "strong-wolfe"] = "armijo"
-    """"armijo": each step that is tried is half as long as the one before. "strong-wolfe": until
-    the slope is flat as well (c2); more passes for a step, and often fewer steps."""
+    """"armijo": each trial step is half as long as the one before. "strong-wolfe": until the slope
+    is flat as well (c2); more passes for a step, and often fewer steps."""
     c2: Annotated[float, Gt(0), Lt(1)] = 0.9
-    """Part of the slope that may be left where a step ends, for "strong-wolfe"."""
+    """Fraction of the slope that may remain at the end of a step, for "strong-wolfe"."""
     trials_max: Annotated[int, Ge(1), Le(100)] = 20
     """Steps that one line search tries, each a pass over the dataset."""
     reduction: Literal["paper", "gram"] = "paper"
-    """How a direction comes about. "paper": 2 m + 1 round trips, each with a sum that the next one
+    """How a direction is computed. "paper": 2 m + 1 round trips, each with a sum that the next one
     needs. "gram": all sums in one, and the direction in another (Chen et al. 2014), for slow links;
     some 6 m sums for an iteration."""
 
@@ -126,7 +124,7 @@ class Replica(ReplicaSide):
 
     def begin(self, start: Start) -> None:
         self.accrued = self.residual
-        # A portion that was not pushed is computed again, by whoever gets it: nothing is saved.
+        # A portion that was not pushed is computed again by another worker: nothing is saved.
         self.residual = self.accrued[:0]
 
     def run(self) -> Needs:
@@ -160,7 +158,7 @@ Part = Generator[Driving, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is known of "s<slot>" and "y<slot>" on the shards."""
+    """Products of "s<slot>" and "y<slot>", which are on the shards."""
 
     slot: int
     rho: float
@@ -171,7 +169,7 @@ class Pair:
 
 @dataclass(slots=True)
 class LBFGS(Lead):
-    """The optimiser. All it has are numbers; the vectors are "x", "g", "d", "t", "s0", "y0", ..."""
+    """The optimiser. It has only numbers; the vectors are "x", "g", "d", "t", "s0", "y0", ..."""
 
     pairs: list[Pair] = field(default_factory=list)
     """Oldest first, at most `history`."""
@@ -183,7 +181,7 @@ class LBFGS(Lead):
     batches: int = 0
     """Passes over the dataset."""
     dots: dict[str, float] = field(default_factory=dict)
-    """"s0 y1" -> s0.y1, of the pairs, as far as they are known; for the reduction "gram"."""
+    """"s0 y1" -> s0.y1, the known products of the pairs; for the reduction "gram"."""
 
     def state(self) -> Json:
         pairs = [[pair.slot, pair.rho, pair.gamma] for pair in self.pairs]
@@ -228,7 +226,7 @@ class LBFGS(Lead):
         return f"{self.iteration} iterations are done"
 
     def _iterate(self) -> Part[bool]:
-        """One step to other parameters; False if none was found, "w" is "x" then."""
+        """One L-BFGS step; False if none was found, "w" is "x" then."""
         slope = yield from self._direction()
         if slope < 0 and (yield from self._search(slope)):
             yield from self._accept()
@@ -277,7 +275,7 @@ class LBFGS(Lead):
         part = dict.fromkeys([*vectors, "g"], 0.0) | {"g": 1.0}
 
         def dot(name: str) -> float:
-            """Of a vector with what the parts come to."""
+            """The product of a vector with the combination of the vectors."""
             return math.fsum(value * found[_product(name, other)] for other, value in part.items())
 
         alphas = []
@@ -320,7 +318,7 @@ class LBFGS(Lead):
                 return end.value is not None
 
     def _accept(self) -> Part[None]:
-        """Move "x" and "g" to "w" and "accrued", and learn from the step."""
+        """Move "x" and "g" to "w" and "accrued", and record the pair."""
         used = {pair.slot for pair in self.pairs}
         slot = next(free for free in range(self.options.history + 1) if free not in used)
         s, y = f"s{slot}", f"y{slot}"
@@ -337,23 +335,23 @@ class LBFGS(Lead):
         yield from self._move()
 
     def _move(self) -> Part[None]:
-        """ "x" and "g" are where "w" and "accrued" are."""
+        """Set "x" and "g" to "w" and "accrued"."""
         changes = [Change("copy", PARAMETERS, "x"), Change("copy", ACCRUED, "g")]
         self.norm = math.sqrt((yield from _after(changes, Sum("dot", "g", "g"))))
 
 
 def _product(x: str, y: str) -> str:
-    """Its name: it is the same for both orders."""
+    """The name of a product, the same for both orders."""
     return " ".join(sorted((x, y)))
 
 
 def _products(names: Sequence[str]) -> list[str]:
-    """Of all of them with each other."""
+    """The names of all their products with each other."""
     return [_product(x, y) for at, x in enumerate(names) for y in names[: at + 1]]
 
 
 def _after(changes: list[Change], wanted: Sum) -> Part[float]:
-    """One sum, of what is there after these changes."""
+    """One sum after these changes."""
     (value,) = yield VectorRequest(tuple(changes), (wanted,))
     return float(value)
 
@@ -363,7 +361,7 @@ def _led(name: str) -> Table:
 
 
 def check(job: JobFile) -> list[Fault]:
-    """What does not go together in the job file."""
+    """Conflicting options of the job file."""
     found: list[Fault] = []
     options = Options(**job.algorithm.options)
     if options.reduction == "gram" and options.history > GRAM_HISTORY_MAX:

@@ -1,4 +1,4 @@
-"""Whether a method does what its shape declares, found without running it."""
+"""Check whether a method matches its declared shape, without running it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from dlctl.algorithms.needs import (
 from dlctl.inner import NONE
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-"""Of a table: it is in the names of files and in headers."""
+"""Of a table: it is used in file names and headers."""
 
 
 def faults_of(method: Method) -> list[str]:
-    """What is wrong with a method itself, one sentence each: nothing of it is the job file's."""
+    """Errors of the method itself, not of the job file, one sentence each."""
     shape, found = method.shape, []
     names = [table.name for table in shape.tables]
     if len(set(names)) != len(names):

@@ -1,7 +1,7 @@
 """n-softsync. Zhang et al., "Staleness-Aware Async-SGD for Distributed Deep Learning", IJCAI 2016.
 
-Lambda learners compute one gradient after the other, each of the newest parameters. A shard takes
-c = floor(lambda / n) of them, whoever's they are, makes one update by their mean, and counts it.
+Lambda learners compute one gradient after the other, each at the newest parameters. A shard takes
+c = floor(lambda / n) of them, from any learners, makes one update by their mean, and counts it.
 In the paper's words, n = `n`, i is the number of updates so far, and alpha_0 is the rate of the
 servers' optimiser:
 
@@ -17,12 +17,13 @@ Where the paper says nothing:
 
 - lambda is the number of replicas that take part now: a death or a join changes c from the next
   push on. If there are already more in the buffer, the next push completes it, and the mean is of
-  all of them. Nobody ever waits.
-- A gradient in the buffer is in the commit that acknowledges its push, with its factor. What is
-  there at the end of a run, less than c gradients, is in its last checkpoint, and in no update.
-- Each shard has its own buffer, and counts its own updates. After c has changed, the age of a
-  gradient of before is told as if it had always been the present one.
-- With another optimiser than SGD the factor is of the gradient that it gets.
+  all of them. No replica ever waits.
+- A gradient in the buffer is in the commit that acknowledges its push, with its factor. At the end
+  of a run the buffer holds less than c gradients: they are in its last checkpoint, and in no
+  update.
+- Each shard has its own buffer, and counts its own updates. After c has changed, the age of an
+  earlier gradient is computed as if c had always had its current value.
+- With another optimiser than SGD the factor applies to the gradient that it receives.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from dlctl.shards.base import Shard
 @dataclass(slots=True, kw_only=True)
 class Options:
     n: Annotated[int, Ge(1)] = 1
-    """Updates that are made of as many gradients as there are workers: from 1, nearly synchronous,
-    to the number of workers, each gradient an update."""
+    """Updates per as many gradients as there are workers: from 1, nearly synchronous, to the number
+    of workers, each gradient an update."""
     modulated: bool = True
     """A gradient that is tau updates old counts with a rate of alpha_0 / tau; false: all count with
     alpha_0."""
@@ -60,7 +61,7 @@ class Collecting(ShardSide):
         super().__init__(options, shard)
         self._capacity = 1
         self._since = (0, 0, 0)
-        """Since when it is that: the shard's version, its updates, pushes in the buffer."""
+        """When `_capacity` was set: the shard's version, its updates, pushes in the buffer."""
 
     @classmethod
     def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
@@ -85,7 +86,7 @@ class Collecting(ShardSide):
         return []
 
     def _updates_at(self, version: int) -> int:
-        """Updates that were made before the shard's version was this one."""
+        """Updates that were made before the shard had this version."""
         since, updates, in_buffer = self._since
         return updates + (version - since + in_buffer) // self._capacity
 

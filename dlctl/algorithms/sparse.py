@@ -1,4 +1,4 @@
-"""Steps of sparse pushes: these are held as they come, and their mean is as sparse as it can be."""
+"""Steps of sparse pushes: these are held as received, and their mean is as sparse as possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dlctl.messages import Array, Push
 
 
 class SparseSide(HoldingSide):
-    """To be put before a side that says when a step is made."""
+    """A mixin for a side that decides when a step is made."""
 
     def _kept(self, delta: Delta) -> Delta:
         return delta
@@ -23,15 +23,15 @@ class SparseSide(HoldingSide):
 
 
 def even_shares(pushes: Sequence[Push]) -> list[np.float32]:
-    """All pushes weigh the same, whatever their samples."""
+    """Equal weights for all pushes, whatever their samples."""
     return [np.float32(1 / len(pushes))] * len(pushes)
 
 
 def mean_of(
     deltas: Sequence[Delta], shares: Sequence[np.float32], size: int, *, of_senders: bool = False
 ) -> Delta:
-    """Sparse if all of them are. of_senders: an entry is divided by the shares of those that have
-    it, and not by those of all.
+    """Sparse if all deltas are. of_senders: an entry is divided by the shares of the deltas that
+    have it, not by those of all.
     """
     values, shared = np.zeros(size, np.float32), np.zeros(size if of_senders else 0, np.float32)
     for delta, share in zip(deltas, shares, strict=True):

@@ -1,8 +1,8 @@
 """SparseLoCo. Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025
 (arXiv 2508.15706), Alg. 1.
 
-DiLoCo whose replicas send only the largest entries of their ways, and keep the others for later
-rounds, each time a little less of them:
+DiLoCo whose replicas send only the largest entries of their outer gradients. The others remain for
+later rounds, and decay each time:
 
     round t:  replica i:  theta_i = theta                     # fetched
                           H times: theta_i = inner(theta_i, grad(theta_i, next mini-batch))
@@ -10,27 +10,25 @@ rounds, each time a little less of them:
                           push Delta_i = Q(Top-k(e_i));  e_i = e_i - Delta_i
               shard:      theta = theta - eta mean_i(clip(Delta_i))
 
-What Q and Top-k are is the compressor's matter, `topk-chunked` unless the job file says otherwise:
-64 of 4,096 entries in 2 bits each. The outer optimiser is SGD, eta = 1, and no other one: error
-feedback is what takes the place of a momentum. So an outer step changes no more than what was
-pushed, and a fetch brings only that.
+The compressor implements Q and Top-k, by default `topk-chunked`: 64 of 4,096 entries in 2 bits
+each. The outer optimiser is always SGD, eta = 1: error feedback replaces a momentum. So an outer
+step changes only the pushed entries, and a fetch transfers only these.
 
 The mean is over all replicas, by their samples, as in the paper (`mean = "replicas"`); or, entry by
 entry, over those that have sent it, as in the authors' code (`mean = "senders"`): larger steps. In
-either case no replica outweighs the others: of each block of 4,096 elements its entries are scaled
-down to the median of all replicas' norms there (of an even number the lower one of the two in the
+either case no replica outweighs the others: in each block of 4,096 elements its entries are scaled
+down to the median of all replicas' norms there (for an even number the lower of the two in the
 middle). In the authors' code a block is a matrix, here it is a range of a server's slice.
 
-Of many replicas the mean has far more entries than each of them has sent. With `density_down` the
-servers do on the way down what replicas do on the way up:
+The mean of many replicas has far more entries than each of them has sent. With `density_down` the
+servers sparsify the mean as replicas sparsify their pushes:
 
               shard:      E = E + mean_i(...);  theta = theta - eta Top-k(E);  E = E - Top-k(E)
 
-which is not in the paper. What waits there at the end of a run is in its last checkpoint, and in no
-update.
+which is not in the paper. At the end of a run, E is in its last checkpoint, and in no update.
 
-Rounds, members and deaths are those of `local-sgd`. What a dead replica has not sent, e_i, is lost
-with it, as its round is.
+Rounds, members and deaths are those of `local-sgd`. If a replica dies, its e_i and its round are
+lost.
 """
 
 from __future__ import annotations
@@ -61,16 +59,16 @@ class Options(local_sgd.Options):
     local_steps: Annotated[int, Ge(1)] = 30
     """Steps of a replica from one mean to the next, H; the paper tries 15 to 250. Changes live."""
     error_decay: Annotated[float, Ge(0), Le(1)] = 0.95
-    """What stays from round to round of all that was not sent, beta; 1: all of it."""
+    """Decay per round of the entries that were not sent, beta; 1: none."""
     mean: Literal["replicas", "senders"] = "replicas"
-    """Whom an entry is divided by: all replicas of the round, or those that have sent it."""
+    """Divisor of an entry's sum: all replicas of the round, or those that have sent the entry."""
     clip: bool = True
-    """Scale down what is longer than the median of the replicas, block by block."""
+    """Scale each block down to the median norm of the replicas."""
     density_down: Annotated[float, Ge(0), Le(1 / PART)] = 0.0
-    """The part of the parameters that a round changes at most: of its mean the largest elements, in
-    the servers; the others wait there for later rounds, in a vector more. A fetch brings no more
-    than that; 0.1 is for ten replicas and more. 0: all of each mean, and a fetch brings everything
-    if that is more than an eighth."""
+    """Largest fraction of the parameters that a round changes: the servers apply the largest
+    elements of its mean, and store the others for later rounds, in one more vector. A fetch
+    transfers only these; 0.1 is for ten replicas and more. 0: all of each mean, and a fetch
+    transfers all parameters if more than an eighth of them changed."""
 
 
 class Replica(local_sgd.Replica):
@@ -106,8 +104,8 @@ class Shard(SparseSide, sync.Barrier):
 
 
 def released(mean: Delta, pending: Array, most: int) -> tuple[Delta, np.float32, Array | None]:
-    """(the update, the threshold of what it releases of itself and of what is pending, and where
-    that is, int64[n <= most]; None: all of it).
+    """(the update, the threshold above which it and the pending elements are released, and the
+    positions of these, int64[n <= most]; None: all of them).
     """
     fresh = dense(mean, pending.size)
     total = pending + fresh
@@ -125,7 +123,7 @@ def released(mean: Delta, pending: Array, most: int) -> tuple[Delta, np.float32,
 
 
 def clipped(deltas: Sequence[Delta], size: int) -> list[Delta]:
-    """Each delta with no block longer than the median of all in that place."""
+    """Each delta with every block scaled down to the median norm of that block."""
     blocks = -(-size // BLOCK)
     norms = np.sqrt([_squares(delta, size, blocks) for delta in deltas])
     median = np.sort(norms, axis=0)[(len(deltas) - 1) // 2]
@@ -155,7 +153,5 @@ SPARSELOCO = Method(
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
     compression=Choice(name="topk-chunked"),
-    shape=Shape(
-        optimizers=("sgd",), optimizers_why="error feedback takes the place of its momentum"
-    ),
+    shape=Shape(optimizers=("sgd",), optimizers_why="error feedback replaces its momentum"),
 )

@@ -10,29 +10,29 @@ w~ is the replica's cache, with the clock r of its newest read:
                                push w_before - w~, stamped c;  c += 1
     shard:                     w = w - push;  its clock is the least of all live replicas' clocks
 
-- A read at clock c holds every update that is stamped c - s - 1 or lower, and newer ones as far as
-  they have come. Reads wait, writes do not.
+- A read at clock c contains every update that is stamped c - s - 1 or lower, and those newer ones
+  that have arrived. Reads wait, writes do not.
 - A replica always sees its own updates: its steps are in its cache, a read waits for the replica's
-  own pushes, and what a compressor has not sent yet is put on top of what was read.
-- s = 0 is bulk-synchronous: all replicas' updates of a clock are added before anybody begins the
-  next one. What is read may hold more only if a read takes longer than another replica's clock. A
+  own pushes, and the compressor's residual is added to the values that were read.
+- s = 0 is bulk-synchronous: all replicas' updates of a clock are added before any replica begins
+  the next one. A read may contain more only if it takes longer than another replica's clock. A
   large s is like Downpour.
 - Updates are added, as in the paper's tables: the servers' optimiser is SGD with rate 1, and a
-  replica steps by any `[inner]` one. With another optimiser on the servers a replica sees its own
-  updates as it made them, and not as the servers have made them, until it reads.
+  replica steps by any `[inner]` optimiser. With another optimiser on the servers a replica sees its
+  own updates as it made them, and not as the servers have applied them, until it reads.
 
 Where the paper says nothing:
 
-- `fetch_every_clocks` reads also when the cache is new enough, for values that are newer than they
-  have to be. A large number is the paper's cache; 1 costs a round trip at every clock.
-- Shards know nothing of each other, so each has a clock of its own, which never goes back. A
-  replica whose update has nothing for a shard pushes an empty one: it moves the shard's clock.
-- A replica that dies, or has no data, is not counted. One that joins, comes back or was passed over
-  reads, takes the newest shard's clock for its own, tells it to all shards, and reads again: from
-  then on no shard goes further ahead of it than s.
-- The clocks are in each commit with the push that moved them, so that a server that takes another
-  one's place holds replicas back as that one did.
-- A replica's update that is not finite is pushed as an empty one, and it reads before it goes on.
+- `fetch_every_clocks` reads also when the cache is fresh enough, for fresher values than required.
+  A large number is the paper's cache; 1 costs a round trip at every clock.
+- Shards are independent, so each has its own clock, which never decreases. A replica whose update
+  has nothing for a shard pushes an empty one: it advances the shard's clock.
+- A replica that dies, or has no data, is not counted. One that joins, returns or was skipped reads,
+  adopts the newest shard's clock, sends it to all shards, and reads again: from then on no shard
+  gets further ahead of it than s.
+- The clocks are in each commit with the push that moved them, so that a replacement server holds
+  replicas back as its predecessor did.
+- An update that is not finite is pushed as an empty one, and the replica reads before it continues.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from dlctl.shards.base import Shard
 from dlctl.vector import copy_of, is_finite
 
 IDLE = 2**40
-"""The clock of a replica that has no data: nobody waits for it."""
+"""The clock of a replica that has no data: no replica waits for it."""
 AHEAD_MAX = 2**32
-"""Clocks. Without a limit one push would take a shard to the last clock that can be counted."""
+"""Clocks. Without a limit one push could take a shard to the largest clock."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,10 +66,10 @@ class Options:
     """Clocks that a replica may be ahead of the slowest one, s. 0: bulk-synchronous. Changes live.
     """
     clock_steps: Annotated[int, Ge(1), Le(COUNT_MAX)] = 1
-    """Steps of a replica to one clock, and to one push. Changes live."""
+    """Steps of a replica per clock, and per push. Changes live."""
     fetch_every_clocks: Annotated[int, Ge(1), Le(COUNT_MAX)] = 1
-    """Read also when the cache is new enough, after so many clocks. A large number: only when it
-    is too old. Changes live."""
+    """Clocks after which a replica reads even if its cache is fresh enough. A large number: only
+    when it is stale. Changes live."""
 
 
 class Replica(ReplicaSide):
@@ -81,13 +81,13 @@ class Replica(ReplicaSide):
 
     def begin(self, start: Start) -> None:
         self.clock = 0
-        """Clocks that this replica has done."""
+        """Clocks that this replica has completed."""
         self.is_counted = False
         """Whether all shards hold others back for it."""
         self._is_idle = False
-        """Whether all shards were told that nobody has to wait for it."""
+        """Whether all shards were notified not to wait for it."""
         self._base = copy_of(self.parameters)
-        """Where the steps have begun that no push holds."""
+        """The parameters before the steps that no push holds."""
         self._read_at = -math.inf
         """The clock of the newest read."""
 
@@ -114,8 +114,8 @@ class Replica(ReplicaSide):
         return is_too_old or self.clock - self._read_at >= self.options.fetch_every_clocks
 
     def _read(self) -> Generator[Read | Write, Any, None]:
-        """Read what has to be there at this clock; if a shard has gone past it, as it did not count
-        this replica, go on from that shard's clock.
+        """Read the values required at this clock. If a shard is past it, as it did not count this
+        replica, continue from that shard's clock.
         """
         while True:
             at_least = max(0, self.clock - self.options.staleness) if self.is_counted else 0
@@ -128,8 +128,8 @@ class Replica(ReplicaSide):
             yield Write(vector=None, clock=self.clock)
 
     def _steps(self) -> Generator[NextData | Gradient, Any, int]:
-        """The steps of one clock. Returns their samples: of what there is, if data ends; 0 if there
-        are none, or if so many batches are discarded that it has to read before it goes on.
+        """The steps of one clock. Returns their samples: fewer if data ends; 0 without data, or if
+        so many batches are discarded that the replica has to read before it continues.
         """
         steps = samples = left_out = 0
         while steps < self.options.clock_steps:
@@ -148,8 +148,8 @@ class Replica(ReplicaSide):
         return samples
 
     def _update(self, samples: int) -> Write:
-        """What this clock comes to: the way that it has gone, with the residual. If that is not
-        finite it is of no use; a residual that is not finite itself was restored like this.
+        """The update of this clock: its steps plus the residual. If that is not finite it is
+        discarded; a residual that is itself not finite was restored from a checkpoint like this.
         """
         self.clock += 1
         self._base -= self.parameters
@@ -165,17 +165,17 @@ class Replica(ReplicaSide):
 
 
 class Clocks(ShardSide):
-    """Applies at once, and answers a read when the slowest replica has come far enough."""
+    """Applies at once, and answers a read when the slowest replica is far enough."""
 
     def __init__(self, options: Options, shard: Shard) -> None:
         super().__init__(options, shard)
         self._clocks: dict[int, int] = {}
         """The clock of each replica that counts."""
         self._clock = 0
-        """Of this shard: the highest that the least of them has been."""
+        """Of this shard: the maximum over time of the least of them."""
         self._members: frozenset[int] = frozenset()
         self._is_new = True
-        """Nobody has said who takes part: those that begin with the run count from its start."""
+        """The members are not known yet: those that begin with the run count from its start."""
         self._waiting: dict[int, int] = {}
         """Slot -> the clock that its read waits for."""
 
@@ -209,14 +209,14 @@ class Clocks(ShardSide):
         return f"it is for clock {push.clock}, and the shard is at {self._clock}"
 
     def _count(self, push: messages.Push) -> None:
-        """A replica has done so many clocks, or has no data."""
+        """A replica has completed so many clocks, or has no data."""
         if push.clock == IDLE:
             self._clocks.pop(push.slot, None)
         else:
             self._clocks[push.slot] = max(push.clock, self._clock)
-        self._go_on()
+        self._advance()
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         counted = [clock for slot, clock in self._clocks.items() if slot in self._members]
         self._clock = max(self._clock, min(counted, default=0))
 
@@ -225,7 +225,7 @@ class Clocks(ShardSide):
         if self.shard.version > 0 or self._clock > 0:
             self._clocks.pop(slot, None)
         self._waiting.pop(slot, None)
-        self._go_on()
+        self._advance()
         return []
 
     def members(self, slots: frozenset[int]) -> list[Outcome]:
@@ -235,7 +235,7 @@ class Clocks(ShardSide):
         self._members = slots
         self._clocks = {slot: clock for slot, clock in self._clocks.items() if slot in slots}
         self._waiting = {slot: clock for slot, clock in self._waiting.items() if slot in slots}
-        self._go_on()
+        self._advance()
         return []
 
     def waits_for(self) -> frozenset[int]:

@@ -1,8 +1,8 @@
-"""The replica of methods whose servers do all the rest: it reads, computes one gradient, pushes it.
+"""The replica of methods that are implemented in the servers: read, compute one gradient, push it.
 
     loop:  w_i = w;  push grad(w_i, next mini-batch)
 
-What is read holds the replica's own pushes. What a compressor keeps back is in the next push.
+A read contains the replica's own pushes. The compressor's residual is in the next push.
 """
 
 from __future__ import annotations

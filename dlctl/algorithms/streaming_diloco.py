@@ -2,31 +2,31 @@
 (arXiv 2501.18512), Alg. 2.
 
 DiLoCo that never sends all parameters at once. They are cut into P fragments; every H / P steps the
-replicas exchange one of them, in turn, so that each is exchanged every H steps. And nobody waits:
-what has come of a fragment takes its place tau steps after it was pushed, mixed with what the
-replica has made of it meanwhile.
+replicas exchange one of them, in turn, so that each is exchanged every H steps. No replica waits:
+the result of an exchange replaces the fragment tau steps after the push, mixed with the replica's
+own fragment of that time.
 
     replica i, every H / P steps, for the next fragment p:
-        push Delta_i = ref_p - theta_i,p                      # ref: what came last of it
+        push Delta_i = ref_p - theta_i,p                      # ref: the last result for p
         tau steps later:
             ref_p = theta_p                                   # from the servers
             theta_i,p = alpha theta_i,p + (1 - alpha) theta_p
     shard, when all have pushed p:
         theta_p = outer(theta_p, mean_i Delta_i)              # momentum is of p alone
 
-P = `fragments`, H = `local_steps`, tau = `delay_steps`, alpha = `mix`. At most one fragment is
-under way. `compression` is of fragments; the paper sends 4 bits: `name = "e3m0"`. What the rounding
-takes away is in the next push of that fragment; the paper drops it.
+P = `fragments`, H = `local_steps`, tau = `delay_steps`, alpha = `mix`. At most one fragment is in
+flight. `compression` applies to fragments; the paper sends 4 bits: `name = "e3m0"`. The rounding
+error is in the next push of that fragment; the paper drops it.
 
 - Fragments are ranges of the flat vector of equal length, layer after layer ("sequential" in the
   paper); the paper prefers layers in strides.
-- Replicas weigh the same, as in the paper.
+- Replicas have equal weights, as in the paper.
 - Where data ends, and before a checkpoint, the fragments are exchanged one after the other without
-  steps between: each step is in all of them then. A step counts as done when that is so.
+  steps between, so that each step is in all of them. Only then a step counts as done.
 - With tau = 0 and alpha = 0 a replica waits for each fragment.
 
-Who takes part in an exchange, and who is waited for, is as in `sync`. A replica whose steps become
-infinite drops them, and goes on from what the servers have.
+The members of an exchange, and those it waits for, are as in `sync`. A replica whose steps diverge
+drops them, and resumes from the servers' parameters.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from dlctl.vector import Vector, copy_into, copy_of, is_finite
 @dataclass(slots=True, kw_only=True)
 class Options:
     local_steps: Annotated[int, Ge(1)] = 100
-    """Steps from one exchange of a fragment to the next one of the same, H; at least one for each
-    fragment. Changes live."""
+    """Steps from one exchange of a fragment to the next exchange of that fragment, H; at least one
+    for each fragment. Changes live."""
     fragments: Annotated[int, Ge(2), Le(64)] = 4
     """Parts in which the parameters are exchanged, P; in one part it would be "diloco"."""
     delay_steps: Annotated[int, Ge(0)] = 1
-    """Steps from the push of a fragment until what has come of it takes its place, tau; less than
-    local_steps / fragments."""
+    """Steps from the push of a fragment until the result replaces it, tau; less than local_steps /
+    fragments."""
     mix: Annotated[float, Ge(0), Le(1)] = 0.5
-    """What stays of a replica's own values then, alpha; 0: nothing."""
+    """Weight of a replica's own values at that time, alpha; 0: none."""
 
 
 class Replica(sync.Replica):
@@ -74,7 +74,7 @@ class Replica(sync.Replica):
     def begin(self, start: Start) -> None:
         self._parts = min(self.options.fragments, len(self.parameters))
         self._ref = copy_of(self.parameters)
-        """What has come last of every fragment."""
+        """The last result for every fragment."""
         self._has_model = self._is_astray = False
         self._owed = 0
         """Exchanges until all steps are in every fragment."""
@@ -92,7 +92,7 @@ class Replica(sync.Replica):
     def run(self) -> Needs:
         clock = yield from self._join()
         carried = ahead = 0
-        """Samples, and steps, that were made after the newest push."""
+        """Samples and steps since the newest push."""
         while True:
             each = max(1, self.options.local_steps // self._parts)
             samples, has_data = yield from self._walk(each - ahead)
@@ -112,7 +112,7 @@ class Replica(sync.Replica):
     # ------------------------------------------------------------ steps
 
     def _walk(self, steps: int) -> Generator[NextData | Gradient, Any, tuple[int, bool]]:
-        """So many steps, or as many as there is data for. Returns (samples, whether there was)."""
+        """Make so many steps, or fewer if data ends. Returns (samples, whether data sufficed)."""
         samples = left_out = 0
         while steps > 0:
             if (yield NextData()) is None:
@@ -136,11 +136,11 @@ class Replica(sync.Replica):
     # ------------------------------------------------------------ fragments
 
     def _fragment(self, clock: int) -> Range:
-        """The elements that are exchanged at `clock`."""
+        """The elements exchanged at `clock`."""
         return slice_bounds(len(self.parameters), self._parts, clock % self._parts)
 
     def _push(self, clock: int, samples: int) -> Generator[Write, Any, bool]:
-        """The next fragment, or nothing if this replica has nothing. Returns whether it had."""
+        """Push the next fragment, empty without new steps. Returns whether there were any."""
         lo, hi = self._fragment(clock)
         if not self._owed or not self._take_way(lo, hi):
             yield Write(vector=None, clock=clock, holds_steps=self._is_astray)
@@ -153,7 +153,7 @@ class Replica(sync.Replica):
         return True
 
     def _take_way(self, lo: int, hi: int) -> bool:
-        """Add the way of a fragment to the residual, unless it is not finite with it."""
+        """Add the outer gradient of a fragment to the residual, unless the sum is not finite."""
         way = self._ref[lo:hi] - self.parameters[lo:hi]
         way += self.residual[lo:hi]
         if self._is_astray or not is_finite(way):
@@ -166,25 +166,25 @@ class Replica(sync.Replica):
         return True
 
     def _read_of(self, clock: int, *, wait: bool) -> Read:
-        """What has come of the fragment that is exchanged at `clock`."""
+        """A read of the result for the fragment that is exchanged at `clock`."""
         part = (self._fragment(clock),)
         return Read(wait=wait, at_least=clock + 1, ranges=part, into="beside")
 
     def _merge(self, clock: int) -> Generator[Read | Write, Any, int]:
-        """Wait for what has come of a fragment, and put it into its place. Returns the clock."""
+        """Wait for the result for a fragment, and mix it in. Returns the clock."""
         lo, hi = self._fragment(clock)
         view: View = yield self._read_of(clock, wait=True)
         assert view.values is not None
         if self._is_astray or view.clock_max != clock + 1:
-            return (yield from self._begin_anew(view.clock_max))
+            return (yield from self._start_over(view.clock_max))
         copy_into(self._ref[lo:hi], view.values)
         own, mix = self.parameters[lo:hi], self.options.mix
         own *= mix
         own += (1 - mix) * self._ref[lo:hi] if mix else self._ref[lo:hi]
         return clock + 1
 
-    def _begin_anew(self, clock: int) -> Generator[Read | Write, Any, int]:
-        """Go on from what the servers have; steps that were not pushed are none."""
+    def _start_over(self, clock: int) -> Generator[Read | Write, Any, int]:
+        """Start over from the servers' parameters; steps that were not pushed do not count."""
         if self._is_astray:
             self._has_model, self._owed = False, 0
         elif self._owed:
@@ -193,7 +193,7 @@ class Replica(sync.Replica):
         return (yield from self._meet(clock))
 
     def placing(self, lo: int, hi: int) -> None:
-        """What was read of all fragments: the way that was not pushed goes on top of it."""
+        """All fragments were read: the steps that were not pushed are added to them."""
         if self._has_model:
             self._ref[lo:hi] -= self.parameters[lo:hi]
         else:
@@ -206,7 +206,7 @@ class Replica(sync.Replica):
 
 
 class OfFragments(SparseSide):
-    """A step is of a fragment; a whole push only says that its replica brings nothing."""
+    """A step updates a fragment; a push of the whole vector means that its replica has nothing."""
 
     takes_parts = True
 
@@ -222,7 +222,7 @@ class Shard(OfFragments, sync.Barrier):
 
 
 def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:
-    """What does not go together in the job file."""
+    """Conflicting options of the job file."""
     options = job.algorithm.options
     each = options["local_steps"] // options["fragments"]
     if each < 1:

@@ -9,20 +9,20 @@ from every member, averages by the samples used and updates once:
 so that N workers with batch n are one worker with batch N n. The sum is taken in slot order,
 whatever the order of arrival. Rules:
 
-- a replica without data takes part with 0 samples, so that nobody waits for it;
-- a push for a step that is over is LATE and dropped, never mixed into a later one; so is a second
-  one of a replica for the same step;
-- a push that was refused takes part in its step without samples and without a gradient: who has
-  made it waits for the next step, too. It is settled with the others of its step, so that a server
-  that takes this one's place gets it again, and knows that it has come;
-- steps that nobody has pushed for are passed over at once, however many; a push for a step that no
-  shard can be at is refused;
-- a replica that a shard has gone on without takes part without samples until all shards are at the
+- a replica without data takes part with 0 samples, so that it does not block the barrier;
+- a late push is LATE and dropped, never mixed into a later step; so is a second push of a replica
+  for the same step;
+- a refused push takes part in its step without samples and without a gradient, because its replica
+  waits for the next step, too. It is settled with the other pushes of its step, so that a
+  replacement server receives it again;
+- steps without any push are skipped at once, however many; a push for a step that no shard can be
+  at is refused;
+- a replica that a shard has not waited for takes part without samples until all shards are at the
   same step again: a gradient is never of parameters of two steps;
-- a replica that dies is no member any more; one that joins counts from its first push on, because
-  shards may stand at different steps when it joins. Its first pushes have 0 samples;
-- a shard whose server dies goes on at the step where it was, and knows from which step on it counts
-  whom. What was held is pushed again: it had not been acknowledged.
+- a replica that dies is no longer a member; one that joins counts from its first push on, because
+  shards may be at different steps when it joins. Its first pushes have 0 samples;
+- a shard whose server dies resumes at its step, and knows from which step on it counts each slot.
+  Held pushes are resent: they had not been acknowledged.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from dlctl.util.threads import BLOCK, scratch
 from dlctl.vector import squared_norm
 
 NOISE_EVERY = 10
-"""Steps. To look at one takes a tenth of an update or more: it reads all pushes once again."""
+"""Steps. A measurement costs a tenth of an update or more: it reads all pushes once more."""
 Accrues = Generator[NextData | Gradient, Any, int]
 
 AHEAD_MAX = 2**32
-"""Steps. Shards may honestly differ by some: a checkpoint is not of one moment. Without a limit one
-push would take a shard to the last step that can be counted."""
+"""Steps. Shards may legitimately differ by some: a checkpoint is not of one moment. Without a limit
+one push could take a shard to the largest step number."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Replica(ReplicaSide):
             yield Write(vector=None, clock=clock)
 
     def _accrue(self) -> Accrues:
-        """Add to the residual what is pushed next. Returns the samples it is of, 0 without data."""
+        """Add the next gradient to the residual. Returns its samples, 0 without data."""
         computed: Step | None = yield Gradient()
         if computed is None:
             return 0
@@ -94,21 +94,21 @@ class Replica(ReplicaSide):
 
         In a run under way one shard may be a step ahead of another; a gradient is of one step.
         """
-        yield NextData()  # Who has asked for data is a member.
+        yield NextData()  # A replica that has requested data is a member.
         view: View = yield Read(wait=True)
         return 0 if view.clock_max == 0 else (yield from self._meet(view.clock_max))
 
     def _next_step(self, clock: int) -> Generator[Read | Write, Any, int]:
-        """The step behind this one. A shard that has passed over it without this replica, because
-        it was told late who takes part, may be ahead of the others: then they are all met again.
+        """The step after this one. A shard that was notified late of the members may have skipped
+        it without this replica, and be ahead of the others: then the replica meets all again.
         """
         view: View = yield Read(wait=True, at_least=clock + 1)
         newest = view.clock_max
         return newest if newest == clock + 1 else (yield from self._meet(newest))
 
     def _meet(self, clock: int) -> Generator[Read | Write, Any, int]:
-        """Take part without a gradient until the newest shard is just a step further: so are all,
-        for none is left behind the step that was asked for.
+        """Take part without a gradient until the newest shard is exactly one step further. Then all
+        shards are, as none is behind the requested step.
         """
         while True:
             yield Write(vector=None, clock=clock, holds_steps=False)
@@ -121,7 +121,7 @@ class Replica(ReplicaSide):
 class Held(NamedTuple):
     push: messages.Push
     kept: Any
-    """What is needed of its delta; None: it was refused."""
+    """The part of its delta that the mean needs; None: it was refused."""
     reason: str = ""
     """Why it was refused."""
 
@@ -131,13 +131,13 @@ class Held(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """What a step is about to be made with."""
+    """The mean of a step that is about to be made."""
 
     clock: int
     of: tuple[tuple[int, int, int], ...]
     """(slot, epoch, number) of its pushes."""
     mean: Delta | None
-    """None: nobody had any samples."""
+    """None: no push had any samples."""
     samples: int
     squared: float
     """The square of its norm."""
@@ -148,18 +148,18 @@ def _names(held: Sequence[Held]) -> tuple[tuple[int, int, int], ...]:
 
 
 class HoldingSide(ShardSide):
-    """Holds the pushes of a step until it is made, whoever says when: its clock is the step."""
+    """Holds the pushes of a step until a subclass makes the step. Its clock is the step."""
 
     takes_parts: ClassVar[bool] = False
-    """Whether a push may be of some elements only, and say nothing of the others."""
+    """Whether a push may contain only some elements, and leave the others undefined."""
     averages: ClassVar[bool] = True
 
     def __init__(self, options: Any, shard: Shard) -> None:
         super().__init__(options, shard)
         self._mean: Mean | None = None
-        """Of the step that is to be made, while its norm is not known."""
+        """Of the next step, while its norm is not known."""
         self._norm: tuple[int, float] | None = None
-        """(clock, square of the norm of all shards): the newest that has been said."""
+        """(clock, square of the norm of all shards): the newest known."""
         self._noise = NoiseScale()
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
@@ -169,7 +169,7 @@ class HoldingSide(ShardSide):
         if not self._is_in_time(push):
             return [Outcome(push.slot, push.epoch, push.seq, LATE)]
         if push.is_part and not self.takes_parts:
-            # The rest of a mean cannot be told from zeros; a second part of it would be too late.
+            # Missing elements are indistinguishable from zeros; a second part would be too late.
             return self._hold(Held(push, None, "it is only a part, and the mean is of whole ones"))
         return self._hold(Held(push, self._kept(delta)))
 
@@ -182,20 +182,20 @@ class HoldingSide(ShardSide):
         return push.clock - self.shard.version > AHEAD_MAX
 
     def _counts(self, push: messages.Push) -> bool:
-        """Whether it brings something to the mean."""
+        """Whether it contributes to the mean."""
         return push.samples > 0
 
     def _shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
-        """The part of the mean that each one is."""
+        """The weight of each push in the mean."""
         samples = sum(push.samples for push in pushes)
         return [np.float32(push.samples / samples) for push in pushes]
 
     def _kept(self, delta: Delta) -> Any:
-        """What is held of a push, for `_mean_of`."""
+        """The part of a push to hold for `_mean_of`."""
         return dense(delta, self.shard.size)
 
     def _mean_of(self, kept: Sequence[Any], shares: Sequence[np.float32]) -> Delta:
-        """What these pushes come to together. shares: of the whole, in the same order."""
+        """The mean of these pushes. shares: their weights, in the same order."""
         return Delta(_weighted_sum(kept, shares))
 
     @abstractmethod
@@ -204,15 +204,15 @@ class HoldingSide(ShardSide):
 
     @abstractmethod
     def _hold(self, held: Held) -> list[Outcome]:
-        """It is HELD, and perhaps a step is made with it."""
+        """Hold the push, and make the step if it is complete."""
 
     @abstractmethod
     def _make_step(self) -> list[Outcome]:
-        """Make the step, and perhaps those behind it, as far as that can be done."""
+        """Make the step, and later ones, if they are complete."""
 
     def _may_update(self, clock: int, held: Sequence[Held]) -> bool:
         """Whether the step of these pushes can be made. Where it is clipped by the norm of all
-        shards, they have to know that first, also if there is nothing of it here.
+        shards, each needs to know that first, even a shard without any part of it.
         """
         if not self.shard.shares_norm or (self._norm is not None and self._norm[0] == clock):
             return True
@@ -253,7 +253,7 @@ class HoldingSide(ShardSide):
         self.shard.apply(mean, samples, norm)
 
     def _mean_of_step(self, held: Sequence[Held]) -> tuple[Delta | None, int]:
-        """(what these pushes come to, or None if nobody brings anything; all samples)"""
+        """(the mean of these pushes, or None if none has samples; all samples)"""
         used = [h for h in held if h.kept is not None and self._counts(h.push)]
         if not used:
             return None, 0
@@ -272,13 +272,13 @@ class HoldingSide(ShardSide):
 
 
 class Barrier(HoldingSide):
-    """Holds the pushes of step t until all who are due have come."""
+    """Holds the pushes of step t until those of all due slots have arrived."""
 
     def __init__(self, options: Options, shard: Shard) -> None:
         super().__init__(options, shard)
         self._members: frozenset[int] = frozenset()
         self._resumed = False
-        """Whether `_due_from` is of an earlier server, and the members are not known yet."""
+        """Whether `_due_from` is from an earlier server, and the members are not known yet."""
         self._due_from: dict[int, int | None] = {}
         """The first step that counts a slot; None: not before it has pushed."""
         self._held: dict[tuple[int, int], Held] = {}
@@ -314,7 +314,7 @@ class Barrier(HoldingSide):
         return {"due_from": [[slot, -1 if step is None else step] for slot, step in rows]}
 
     def resume(self, state: Json) -> None:
-        # A server that died before it was told who takes part has left nothing to go by.
+        # A server that died before it received the members has left no state.
         self._resumed = bool(state["due_from"])
         self._due_from = {slot: None if step < 0 else step for slot, step in state["due_from"]}
 
@@ -335,20 +335,20 @@ class Barrier(HoldingSide):
         return done
 
     def _next_clock(self) -> int:
-        """The first step from this one on that is pushed for, or from which on a slot counts.
+        """The first step from this one on that has a push, or from which on a slot counts.
 
-        If this step is complete, so are all before that one, and without a push. One by one they
-        would take a server's time: a push may name a step that is far ahead.
+        If this step is complete, so are all before that one, without a push. Skipping them one by
+        one could take long: a push may name a step that is far ahead.
         """
         clocks = [clock for clock, _ in self._held]
         clocks += [since for since in self._due_from.values() if since is not None]
         return min(clock for clock in clocks if clock >= self.shard.version)
 
     def _is_complete(self, clock: int) -> bool:
-        """Whether nobody is waited for and somebody has pushed.
+        """Whether no due slot is missing and some slot has pushed.
 
-        Who has pushed for a later step will not push for this one any more: it joined when another
-        shard was ahead of this one.
+        A replica that has pushed for a later step will not push for this one any more: it joined
+        when another shard was ahead of this one.
         """
         newest = self._newest()
         return bool(newest) and not self._missing(newest, clock)

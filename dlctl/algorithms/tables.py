@@ -1,4 +1,4 @@
-"""What a push means to a table, by the rule that the method declares for it."""
+"""How a table handles a push, by the rule that the method declares for it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def optimizer_of(
 
 
 def side_of(table: Table, method: Method, options: Any, shard: Shard) -> ShardSide:
-    """The shard side of a table: the method's for the parameters, else what the rule says.
+    """The shard side of a table: the method's for the parameters, else that of the rule.
 
-    "add" and "set" apply at once. "mean" is a barrier: each clock takes the place of the one before
-    when all members have pushed for it.
+    "add" and "set" apply at once. "mean" is a barrier: each clock replaces the previous one when
+    all members have pushed for it.
     """
     match table.rule:
         case "optimizer":
@@ -52,14 +52,14 @@ def side_of(table: Table, method: Method, options: Any, shard: Shard) -> ShardSi
 
 
 PASSED_OVER_MAX = 1000
-"""Batches in a row of which a shard gets nothing, as all their gradients are discarded: a clock
-that is further ahead is an error, and would have all that follow count as late."""
+"""Batches in a row without a push to a shard, as all their gradients are discarded: a clock that is
+further ahead is an error, and would make all later pushes late."""
 PARTS_MAX = 2**17
-"""Of one clock: which of them have come is in every commit."""
+"""Parts of one clock: every commit contains which of them have arrived."""
 
 
 class Led(ShardSide):
-    """Only the coordinator changes it."""
+    """Only the coordinator changes the table."""
 
     takes_pushes = False
 
@@ -68,9 +68,9 @@ class Led(ShardSide):
 
 
 class Parts(ShardSide):
-    """The sum of the newest clock's parts, each of them once, whoever brings it.
+    """The sum of the newest clock's parts, each of them once, from any worker.
 
-    A worker may die when some shards have its push, and another one bring that part to all of them.
+    A worker may die when some shards have its push; then another worker pushes that part to all.
     """
 
     def __init__(self, options: Any, shard: Shard) -> None:
@@ -100,5 +100,5 @@ class Parts(ShardSide):
         self._clock, self._parts = state["clock"], int(state["parts"], 16)
 
     def restore(self, state: Json) -> None:
-        """A portion that the checkpoint does not call done comes again, and is in the sum."""
+        """A portion not done in the checkpoint is pushed again, and is already in the sum."""
         self.resume(state)

@@ -1,14 +1,14 @@
-"""A checkpoint as another method, or another optimiser, goes on from it.
+"""Convert a checkpoint for another method, or another optimiser.
 
-What every method has goes on: parameters, buffers and frozen parameters, how far the data and the
-schedule are. So does what the optimiser keeps that takes the gradients, wherever that is:
+State that every method has is converted: parameters, buffers and frozen parameters, the progress of
+data and schedule. So is the state of the optimiser that takes the gradients, in either place:
 
     in the servers                               in replicas that are all alike (`allreduce`)
     adam, adamw: "mean", "square", "updates"     adam, adamw: "exp_avg", "exp_avg_sq", "step"
     momentum: "momentum"                         sgd with momentum: "momentum_buffer"
 
-All else begins afresh: other optimisers, those of replicas that differ from each other, what a
-replica keeps beside the model, the method's own state in servers and coordinator.
+All else starts afresh: other optimisers, optimisers of replicas that differ from each other, a
+replica's state beside the model, the method's own state in servers and coordinator.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from dlctl.shards.base import W
 from dlctl.util.names import AVERAGE
 
 ADAM = {"mean": "exp_avg", "square": "exp_avg_sq"}
-"""Slots of the servers' optimiser, and what torch calls them."""
+"""Slots of the servers' optimiser -> torch's names for them."""
 MOMENTUM = {"momentum": "momentum_buffer"}
 UPDATES, STEP = "updates", "step"
-"""How many there have been of them: a counter of the servers' optimiser, and torch's."""
+"""The number of updates: a counter of the servers' optimiser, and torch's name for it."""
 FIRST = "worker-0"
 PROGRESS = frozenset({"progress", "steps", "dice"})
-"""In the file of a replica; it is known otherwise, or does not matter."""
+"""Tensors in the file of a replica that are known otherwise, or do not matter."""
 CUTS = ("cohort", "drive")
-"""What of a lead says what a portion is."""
+"""The methods of a lead that define what a portion is."""
 Where = Literal["servers", "replicas", ""]
 Arrays = dict[str, Array]
 
@@ -61,13 +61,13 @@ class Source(Protocol):
         ...
 
     def worker(self, name: str) -> Mapping[str, Array]:
-        """All that a worker has saved, read when it is asked for; {} if that is nothing."""
+        """All tensors that a worker has saved, read on access; {} if there are none."""
         ...
 
 
 class Part(NamedTuple):
     name: str
-    """Of the daemon."""
+    """The daemon's name."""
     file: str
     state: Json
     arrays: Callable[[], Arrays]
@@ -78,15 +78,15 @@ class Part(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Translation:
     manifest: Manifest
-    """Of the new checkpoint, but for "shards" and "workers"."""
+    """Of the new checkpoint, except "shards" and "workers"."""
     parts: tuple[Part, ...]
-    """Of all files."""
+    """One for each file."""
     is_of_servers: bool
     """The parts are shards; else the first one is the model of the first worker."""
     keeps: str
-    """The optimiser whose state goes on; "": none does."""
+    """The optimiser whose state is converted; "": none."""
     afresh: tuple[str, ...]
-    """What the checkpoint or the job has that does not go on."""
+    """State of the checkpoint or the job that is not converted."""
 
     def completed(self, told: Mapping[str, Json]) -> Manifest:
         """The manifest; told: file -> its "sha256" and "nbytes"."""
@@ -99,7 +99,7 @@ class Translation:
 
 
 class Moments(NamedTuple):
-    """What an optimiser keeps of the gradients that it has had."""
+    """An optimiser's state of past gradients."""
 
     names: Mapping[str, str]
     """ADAM, MOMENTUM, or any slots of the servers."""
@@ -109,21 +109,21 @@ class Moments(NamedTuple):
 
 
 def check(manifest: Manifest, job: JobFile) -> None:
-    """Raises UsageError if the job's method cannot go on with this checkpoint of another one."""
+    """Raises UsageError if the job's method cannot resume from this checkpoint of another one."""
     has_rows = layout(manifest).size(ROWS) > 0
     tables = _method(job).shape.tables_of(_options(job))
     if has_rows or any(table.rule == "lead" for table in tables):
-        what = "tables of rows" if has_rows else "what the coordinator of this method keeps"
+        what = "tables of rows" if has_rows else "the state of this method's coordinator"
         raise UsageError(
             f"{manifest['run_id']} was trained otherwise ({otherwise(manifest, job)}): {what} "
             "cannot be taken from its checkpoint",
-            hint="begin a new run with --fresh; its model alone goes on with "
+            hint="begin a new run with --fresh; to start it from that model, use "
             '`dlctl checkpoint export -o FILE` and [job] weights = "FILE"',
         )
 
 
 def translated(source: Source, job: JobFile) -> Translation:
-    """A checkpoint as this job goes on from it. Raises UsageError as `check` does."""
+    """A checkpoint, converted for this job. Raises UsageError as `check` does."""
     before = source.manifest
     check(before, job)
     method, past = _method(job), registry.load("algorithms", _name(before["algorithm"]))
@@ -153,18 +153,18 @@ def _options(job: JobFile) -> Any:
     return _method(job).Options(**job.algorithm.options)
 
 
-# ---------------------------------------------------------------- what optimisers keep
+# ---------------------------------------------------------------- the state of optimisers
 
 
 def _place(method: Method, options: Any, inner: str) -> Where:
-    """Where the optimiser of gradients is whose state is one for the whole run; "": nowhere."""
+    """Where the optimiser of gradients is, if the run has a single state of it; "": nowhere."""
     if method.pushes_gradients(options):
         return "servers"
     return "replicas" if inner != NONE and "group" in method.shape.links else ""
 
 
 def _kept(source: Source, past: Method, job: JobFile, method: Method) -> Moments | None:
-    """What goes on; None: nothing does."""
+    """The state that is converted; None: none."""
     before = source.manifest
     was = _place(past, past.Options(), before.get("inner", NONE))
     place = _place(method, _options(job), job.inner.name)
@@ -175,7 +175,7 @@ def _kept(source: Source, past: Method, job: JobFile, method: Method) -> Moments
     if was == "replicas" and place:
         saved = source.worker(before["shards"][0]["name"])
         return _of_replica(saved, layout(before)) if _of_saved(saved) == names else None
-    # Methods without gradients in the servers may have one optimiser there for something else.
+    # Methods without gradients in the servers may use an optimiser there for something else.
     is_alike = was == place or (was, place) == ("servers", "replicas")
     if not (is_alike and past.shard and _of_servers(_name(before["optimizer"])) == names):
         return None
@@ -184,7 +184,7 @@ def _kept(source: Source, past: Method, job: JobFile, method: Method) -> Moments
 
 
 def _of_servers(name: str) -> Mapping[str, str]:
-    """Slot -> torch's name for it, or the slot's own; {}: it keeps nothing."""
+    """Slot -> torch's name for it, or the slot's own; {}: the optimiser is stateless."""
     known = {"adam": ADAM, "adamw": ADAM, "momentum": MOMENTUM}
     if name in known:
         return known[name]
@@ -205,7 +205,7 @@ def _of_saved(saved: Mapping[str, Array]) -> Mapping[str, str]:
 
 
 def _of_replica(saved: Mapping[str, Array], model: Layout) -> Moments:
-    """Of each tensor it has what torch keeps; nothing of one that never had a gradient."""
+    """A replica saves torch's state of each tensor, except those that never had a gradient."""
     names, entries = _of_saved(saved), list(model.slices(TRAINED))
 
     def read(slot: str, lo: int, hi: int) -> Array:
@@ -221,7 +221,7 @@ def _of_replica(saved: Mapping[str, Array], model: Layout) -> Moments:
 
 
 def _as_replicas(kept: Moments, inner: Choice, model: Layout) -> Arrays:
-    """As a replica saves what its optimiser keeps."""
+    """The state as a replica saves that of its optimiser."""
     found = {OF: np.frombuffer(identity(inner), np.uint8)}
     for index, (entry, lo, hi) in enumerate(model.slices(TRAINED)):
         begin = f"{SAVED_AS}0.{index}."
@@ -236,7 +236,7 @@ def _as_replicas(kept: Moments, inner: Choice, model: Layout) -> Arrays:
 
 
 def _shards(source: Source, job: JobFile, method: Method, kept: Moments | None) -> list[Part]:
-    """Cut as they were."""
+    """With the bounds of the old shards."""
     before, found = source.manifest, list[Part]()
     more_tables = method.shape.tables_of(_options(job))[1:]
     for index, (lo, hi) in enumerate((shard["lo"], shard["hi"]) for shard in before["shards"]):
@@ -270,7 +270,7 @@ def _of_shard(
 
 
 def _replica(source: Source, job: JobFile, kept: Moments | None) -> Part:
-    """The first one, from which all others take over."""
+    """The first replica, whose state all others adopt."""
     version, size = _version(source.manifest), source.manifest["size"]
     state = {"steps": version, "version": version, "lo": 0, "hi": size}
     arrays = partial(_of_first, source, job, kept)
@@ -289,11 +289,11 @@ def _version(before: Manifest) -> int:
     return version
 
 
-# ---------------------------------------------------------------- what does not go on
+# ---------------------------------------------------------------- state that is not converted
 
 
 def _begins_afresh(job: JobFile, method: Method, kept: Moments | None) -> list[str]:
-    """Optimisers of the job that keep something."""
+    """Stateful optimisers of the job that start afresh."""
     is_inner = _place(method, _options(job), job.inner.name) == "replicas"
     found = []
     if method.shard and _of_servers(job.optimizer.name) and (is_inner or kept is None):
@@ -305,7 +305,7 @@ def _begins_afresh(job: JobFile, method: Method, kept: Moments | None) -> list[s
 
 
 def _left_behind(source: Source) -> list[str]:
-    """What replicas kept beside the model and their optimisers."""
+    """The replicas' state beside the model and their optimisers."""
     known, found = PROGRESS | {W, AVERAGED}, set[str]()
     for part in source.manifest["workers"]:
         saved = source.worker(part["name"])

@@ -12,11 +12,11 @@ EXPONENT = 0x7F80
 
 
 def encode(u: Array) -> Array:
-    """uint16[n] of float32 or float64 [n]. What is too large becomes infinite, a NaN stays one."""
+    """uint16[n] of float32 or float64 [n]. Larger values become infinite, a NaN stays a NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         bits = u.astype(np.float32).view(np.uint32)
     nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    bits += 0x7FFF + ((bits >> 16) & 1)  # wraps for some NaN, which are put right below
+    bits += 0x7FFF + ((bits >> 16) & 1)  # wraps for some NaN, which are corrected below
     rounded = (bits >> 16).astype("<u2")
     rounded[nan] = EXPONENT | 0x40
     return rounded

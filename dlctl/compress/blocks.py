@@ -1,6 +1,6 @@
-"""A vector as rows of 1,024 elements, for compressors that keep one scale or mean for each row.
+"""A vector as rows of 1,024 elements, for compressors with one scale or mean for each row.
 
-What a compressor does to rows it writes once, in operations that numpy arrays and torch tensors
+A compressor implements its work on rows once, in operations that numpy arrays and torch tensors
 share. On the host it is called with a few rows at a time, which stay in the cache; on a GPU with
 all of them at once. The last row, if it is shorter, is dealt with on the host in either case.
 """
@@ -20,7 +20,7 @@ ROWS = 64
 """Rows at a time on the host: 256 kB of float32."""
 
 Part = tuple[Array, ...]
-"""What travels of some rows: an array per frame, on the host."""
+"""The sent arrays of some rows: one per frame, on the host."""
 
 
 def count(size: int) -> int:
@@ -29,8 +29,8 @@ def count(size: int) -> int:
 
 
 def take_rows(u: Vector, take: Callable[[Vector], Part]) -> Part:
-    """What travels of all rows: `take` gets some rows of `u` [n, 1024], or [1, n] at the end,
-    leaves in them what is not sent, and returns what is.
+    """The sent arrays of all rows: `take` gets some rows of `u` [n, 1024], or [1, n] at the end,
+    leaves the residual in them, and returns the sent arrays.
     """
     u = host_view(u)
     whole = len(u) // BLOCK * BLOCK
@@ -46,7 +46,7 @@ def take_rows(u: Vector, take: Callable[[Vector], Part]) -> Part:
 
 
 def fill_rows(size: int, fill: Callable[[Array, int], None]) -> Array:
-    """float32[size]: `fill` gets some rows of it and the number of their first row."""
+    """float32[size]: `fill` writes some rows of it, given the number of their first row."""
     values = np.empty(size, np.float32)
     whole = size // BLOCK * BLOCK
     rows = values[:whole].reshape(-1, BLOCK)

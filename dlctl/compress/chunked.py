@@ -1,18 +1,18 @@
-"""Of every chunk of 4,096 elements the 64 largest travel, in 2 bits each: SparseLoCo's pushes.
+"""The 64 largest of every chunk of 4,096 elements, in 2 bits each: SparseLoCo's pushes.
 
-Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025. Top-k by chunks is
-no search through a whole vector, and no part of the model goes without: a layer with small entries
-sends as many as one with large ones. The entries u of a chunk that were chosen, k of them, become
+Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025. Top-k by chunks
+needs no search through a whole vector, and sends something of every part of the model: a layer with
+small entries sends as many as one with large ones. The k chosen entries u of a chunk become
 
     shift = mean(u),   scale = 6 sigma(u) / 4,   q = clamp(round((u - shift) / scale) + 2, 0, 3)
 
-and stand for lookup[q], the mean of all that have the same q. What that takes away stays, as all
-that was not chosen does. With float32 lookups, and positions as `indices.py` packs them, an entry
-takes about 12 bits: with 1.56 % of them a push is a 170th of a dense one.
+and expand to lookup[q], the mean of all entries with the same q. The quantisation errors and all
+other entries stay in the residual. With float32 lookups, and positions packed by `indices.py`, an
+entry takes about 12 bits: with 1.56 % of them a push is a 170th of a dense one.
 
-- Up to four entries of a chunk need no quantiser: each has a level to itself.
+- Up to four entries of a chunk need no quantiser: each has its own level.
 - A chunk is 4,096 elements of a server's slice; in the authors' code it is 64 x 64 of a matrix.
-- The last chunk of a slice is shorter, and sends as large a part of it, rounded up.
+- The last chunk of a slice is shorter, and sends the same fraction of it, rounded up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SIGMAS = 6
 """Width of all levels together."""
 CHUNK_MAX = 2**20
 OUTLINE = np.dtype("<u4")
-"""Of the two numbers that travel as bytes: elements of a chunk, and entries in all."""
+"""The dtype of two numbers that are sent as bytes: elements of a chunk, and total entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,11 @@ class ChunkedTopKOptions:
     chunk: Annotated[int, Ge(2), Le(CHUNK_MAX)] = 4096
     """Elements of which the largest ones are sent."""
     keep: Annotated[int, Ge(1), Le(CHUNK_MAX)] = 64
-    """How many of each chunk; 64 of 4096 are 1.56 %."""
+    """Number of elements sent of each chunk; 64 of 4096 are 1.56 %."""
     values: Literal["2bit"] | Precision = "2bit"
-    """Precision of what is sent. What the rounding takes away stays, and goes into a later push."""
+    """Precision of the sent values. Rounding errors go into a later push."""
     dense_below: Least = DENSE_BELOW
-    """A server's slice with fewer elements than this travels whole."""
+    """A server's slice with fewer elements than this is sent uncompressed."""
 
 
 class ChunkedTopK:
@@ -77,10 +77,10 @@ class ChunkedTopK:
         self.dense_below = options.dense_below
 
     def reseed(self, *numbers: int) -> None:
-        """Nothing here is left to chance."""
+        """It is deterministic."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take the largest elements of each chunk, as far as their bits say them."""
+        """Take the largest elements of each chunk, in their quantised precision."""
         plain = take_plain("topk-chunked", u, self.dense_below)
         if plain is not None:
             return plain
@@ -130,7 +130,7 @@ class ChunkedTopK:
 
 
 def largest_of_rows(rows: Vector, keep: int) -> Vector:
-    """The places of the `keep` largest of each row, ascending, in the rows one after the other."""
+    """The positions of the `keep` largest of each row, ascending, in the concatenated rows."""
     width = rows.shape[1]
     if isinstance(rows, np.ndarray):
         order = np.abs(rows).view(f"i{rows.itemsize}")

@@ -1,14 +1,14 @@
-"""Of every block of 64 x 64 elements the 32 largest cosine coefficients travel: DeMo's pushes.
+"""The 32 largest cosine coefficients of every block of 64 x 64 elements: DeMo's pushes.
 
 Peng et al., "DeMo: Decoupled Momentum Optimization", 2024. A block X becomes C X C', C the matrix
-of the orthonormal cosine transform (DCT-II); the largest of its entries are sent, and what they
-stand for is taken out of u, so that all other frequencies wait for a later push. With a block's 32
-of 4,096 coefficients a push is a hundredth of a dense one, and yet changes every element.
+of the orthonormal cosine transform (DCT-II); the largest of its entries are sent, and their inverse
+transform is subtracted from u, so that all other frequencies wait for a later push. With 32 of
+4,096 coefficients of a block a push is a hundredth of a dense one, and yet changes every element.
 
 - A block is 4,096 elements of a server's slice, 64 in a row; in the authors' code it is a tile of a
-  matrix, and of a vector 64 elements. The last one of a slice has as many rows as there are; what
-  remains is a row by itself. They send as large a part of theirs, rounded up.
-- Both sides compute what was sent in float64, and round it: so both have the same float32.
+  matrix, and of a vector 64 elements. The last block of a slice has the remaining whole rows; the
+  rest is a separate row. They send the same fraction of their coefficients, rounded up.
+- Both sides compute the inverse transform in float64, and round it: so both get the same float32.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from dlctl.vector import Vector, host_view, matrix_like, to_host
 
 SIDE_MAX = 256
 OUTLINE = np.dtype("<u4")
-"""Of the side of a block, which travels as bytes."""
+"""The dtype of the side of a block, which is sent as bytes."""
 GROUP = 2**20
-"""Elements, about, that are transformed together: what that takes in memory is small so."""
+"""Approximate number of elements transformed together, to limit temporary memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +52,15 @@ class DCTOptions:
     side: Annotated[int, Ge(2), Le(SIDE_MAX)] = 64
     """Rows and columns of a block."""
     keep: Annotated[int, Ge(1), Le(SIDE_MAX**2)] = 32
-    """How many coefficients of each block are sent; 32 of 64 x 64 are 0.78 %."""
+    """Coefficients sent of each block; 32 of 64 x 64 are 0.78 %."""
     values: Precision = "float32"
-    """Precision of what is sent. What the rounding takes away stays, and goes into a later push."""
+    """Precision of the sent values. Rounding errors go into a later push."""
     dense_below: Least = DENSE_BELOW
-    """A server's slice with fewer elements than this travels whole."""
+    """A server's slice with fewer elements than this is sent uncompressed."""
 
 
 class Piece(NamedTuple):
-    """Some blocks of one form, one after the other."""
+    """Consecutive blocks of one shape."""
 
     lo: int
     blocks: int
@@ -86,10 +86,10 @@ class DCT:
         self.dense_below = options.dense_below
 
     def reseed(self, *numbers: int) -> None:
-        """Nothing here is left to chance."""
+        """It is deterministic."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take what the largest coefficients of each block stand for."""
+        """Take the inverse transform of the largest coefficients of each block."""
         plain = take_plain("dct", u, self.dense_below)
         if plain is not None:
             return plain
@@ -101,7 +101,8 @@ class DCT:
         return Packed("dct", len(u), (outline, values, indices.pack(where, len(u))))
 
     def _take(self, u: Vector, piece: Piece) -> tuple[Array, Array]:
-        """(coefficients, their places in the whole int64[n]); what they stand for leaves `u`."""
+        """(coefficients, their positions in the whole int64[n]); subtracts their inverse transform
+        from `u`."""
         coefficients = _encoded(u, piece).reshape(piece.blocks, -1)
         keep = -(-self.keep * coefficients.shape[1] // self.side**2)
         where = largest_of_rows(coefficients, keep)
@@ -132,7 +133,7 @@ class DCT:
 
 
 def pieces(size: int, side: int) -> Iterator[Piece]:
-    """All of a slice; every piece but the last two is of whole blocks."""
+    """The pieces of a slice; all but the last two are of whole blocks."""
     block = side * side
     whole = size // block
     most = max(1, GROUP // block)
@@ -163,10 +164,10 @@ def _encoded(u: Vector, piece: Piece) -> Vector:
 
 
 def _decoded(values: Array, where: Array, piece: Piece) -> Array:
-    """What these coefficients of a piece stand for, float32[its elements]."""
+    """The inverse transform of these coefficients of a piece, float32[its elements]."""
     coefficients = np.zeros((piece.blocks, piece.rows, piece.columns))
     coefficients.reshape(-1)[where] = values
-    with np.errstate(over="ignore", invalid="ignore"):  # a hostile sender's
+    with np.errstate(over="ignore", invalid="ignore"):  # of a hostile sender
         elements = cosines(piece.rows).T @ coefficients @ cosines(piece.columns)
         found: Array = elements.reshape(-1).astype(np.float32)
     return found

@@ -1,13 +1,14 @@
 """Every element in 4 bits: a sign and one of seven powers of two, or 0, below those of its block.
 
-The format E3M0 in which Streaming DiLoCo sends the ways of its replicas (Douillard et al., 2025,
-section 2.4), with one scale for each block of 1,024: 2^E is the power of two nearest to its largest
-element, and an element travels as the nearest of
+The format E3M0 in which Streaming DiLoCo sends outer gradients (Douillard et al., 2025, section
+2.4), with one scale for each block of 1,024: 2^E is the power of two nearest to its largest
+element, and an element is sent as the nearest of
 
     0,  +-2^(E-6),  ...,  +-2^(E-1),  +-2^E
 
-so its error is at most a third of it, or half of 2^(E-6). u minus what is sent is exact in floating
-point: nothing is lost, and the rest is in the next push. A block of numbers below 2^-126 waits.
+so its error is at most a third of it, or half of 2^(E-6). u minus the sent value is exact in
+floating point: nothing is lost, and the residual is in the next push. A block of numbers below
+2^-126 waits.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from dlctl.messages import Array, Packed
 from dlctl.vector import Vector, choose, column_like, to_host
 
 ZERO = 7
-"""The code of 0; the others say how far below 2^E a power is. The sign is 8."""
+"""The code of 0; the others are the distance of the exponent from E. The sign bit is 8."""
 LOWEST = -126
 NONE = -1000
-"""The exponent of what travels as 0."""
+"""The exponent of elements sent as 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class E3M0Options:
     __pydantic_config__ = STRICT
 
     dense_below: Least = DENSE_BELOW
-    """A server's slice with fewer elements than this travels whole."""
+    """A server's slice with fewer elements than this is sent uncompressed."""
 
 
 class E3M0:
@@ -58,7 +59,7 @@ class E3M0:
         self.options = options
 
     def reseed(self, *numbers: int) -> None:
-        """Nothing here is left to chance."""
+        """It is deterministic."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take of every element of `u` the nearest power of two."""
@@ -85,14 +86,14 @@ class E3M0:
             part = pairs[start : start + -(-rows.size // 2)]
             codes = np.stack([part & 15, part >> 4], axis=1).reshape(-1)[: rows.size]
             np.take(values, codes.reshape(rows.shape), out=rows)
-            with np.errstate(over="ignore", invalid="ignore"):  # a hostile sender's scale
+            with np.errstate(over="ignore", invalid="ignore"):  # of a hostile sender
                 rows *= scales[first : first + len(rows), None]
 
         return Delta(blocks.fill_rows(size, fill))
 
 
 def _take(rows: Vector) -> blocks.Part:
-    """(codes uint8[n], scales float32[rows]); leaves in `rows` what they do not say."""
+    """(codes uint8[n], scales float32[rows]); leaves the residual in `rows`."""
     on_host = isinstance(rows, np.ndarray)
     mantissa, exponent = np.frexp(rows) if on_host else rows.frexp()
     is_low = abs(mantissa) < 0.75

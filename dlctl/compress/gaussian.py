@@ -40,13 +40,13 @@ class GaussianOptions:
     __pydantic_config__ = STRICT
 
     density: Annotated[float, Gt(0), Le(1)] = 0.01
-    """The part of the elements that a push should carry: with 0.01 it is 0.67 % to 1.33 % of them.
-    Changes live."""
+    """Target fraction of the elements in a push: with 0.01 it is 0.67 % to 1.33 % of them. Changes
+    live."""
     values: Precision = "float32"
-    """Precision of the values that travel. "float16" and "bfloat16" halve their bytes; what the
-    rounding takes away stays with the worker and goes into a later push."""
+    """Precision of the sent values. "float16" and "bfloat16" halve their bytes; rounding errors go
+    into a later push."""
     dense_below: Least = DENSE_BELOW
-    """A server's slice with fewer elements than this travels whole."""
+    """A server's slice with fewer elements than this is sent uncompressed."""
 
 
 class Gaussian:
@@ -62,10 +62,10 @@ class Gaussian:
         self._scratch = Scratch()
 
     def reseed(self, *numbers: int) -> None:
-        """Nothing here is left to chance."""
+        """It is deterministic."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take about the k largest of `u`; in their places stays what was rounded off."""
+        """Take about the k largest of `u`; their rounding errors stay."""
         plain = take_plain(self.KIND, u, self.options.dense_below)
         if plain is not None:
             return plain
@@ -87,7 +87,7 @@ class Gaussian:
 def _bisect(magnitudes: Magnitudes, k: int, threshold: float) -> Found:
     """2k/3 to 4k/3 elements; more or fewer than that only if 10 passes do not find them.
 
-    Fewer is nothing that a cut can mend, so the last pass uses the highest threshold that has been
+    Too few elements cannot be corrected later, so the last pass uses the highest threshold that was
     too low.
     """
     low, high = 0.0, np.inf

@@ -1,15 +1,14 @@
 """GaussianK exactly as its authors published it: an oracle to compare `gaussian.py` with.
 
-The selection is that of the code beside Shi et al., "Understanding Top-k Sparsification in
-Distributed Deep Learning", 2019 (hclhkbu/GaussianK-SGD, `GaussianCompressor`), to the last element.
-Its three hazards:
+The selection is exactly that of the code of Shi et al., "Understanding Top-k Sparsification in
+Distributed Deep Learning", 2019 (hclhkbu/GaussianK-SGD, `GaussianCompressor`). Its three hazards:
 
-1. After the third correction of the threshold nothing is selected anew: the elements that are sent
-   belong to the threshold before. They may be far more or fewer than k, or none at all.
+1. After the third correction of the threshold the selection is not repeated: the sent elements
+   belong to the previous threshold. They may be far more or fewer than k, or none at all.
 2. It gathers the ragged selections of all workers in slices of equal length, so duplicates and the
-   remainder are lost. Here a push carries its own count, and nothing of this is left.
-3. The threshold contains the mean, and what is compared with it is |u|: with a mean that is not
-   near zero the two tails are cut in different places.
+   remainder are lost. Here a push carries its own count, so this hazard does not exist.
+3. The threshold contains the mean, but is compared with |u|: with a mean that is not near zero the
+   two tails are cut in different places.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ CORRECTIONS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaussianRefOptions(GaussianOptions):
     density: Annotated[float, Gt(0), Le(1)] = 0.01
-    """The part of the elements that a push should carry. It may be far more or less, or nothing at
-    all. Changes live."""
+    """Target fraction of the elements in a push. It may be far more or less, or nothing at all.
+    Changes live."""
 
 
 class GaussianRef(Gaussian):
-    """Everything but the selection is as in `Gaussian`."""
+    """As `Gaussian`, except for the selection."""
 
     KIND: ClassVar[str] = "gaussian-ref"
     Options: ClassVar[type[Any]] = GaussianRefOptions

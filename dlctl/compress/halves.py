@@ -23,7 +23,7 @@ from dlctl.vector import Vector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfOptions:
-    """The name says it all."""
+    """No options."""
 
     __pydantic_config__ = STRICT
 
@@ -31,8 +31,8 @@ class HalfOptions:
 class Float16:
     """Arrays on the wire: values float16[n].
 
-    What is larger than 65504 saturates, and the rest waits. A NaN or an infinity in `u` travels as
-    it is and leaves 0; workers look for them before.
+    Values above 65504 saturate, and the rest waits. A NaN or an infinity in `u` is sent unchanged
+    and leaves 0; workers check for them before.
     """
 
     KIND: ClassVar[str] = "fp16"
@@ -41,14 +41,14 @@ class Float16:
     Options: ClassVar[type[Any]] = HalfOptions
 
     def __init__(self, options: HalfOptions) -> None:
-        """There is nothing to choose."""
+        """It has no options."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take all of `u`; what 16 bits cannot express stays."""
+        """Take all of `u`; rounding errors stay."""
         return Packed(self.KIND, len(u), (take_values(u, self.PRECISION),))
 
     def reseed(self, *numbers: int) -> None:
-        """Nothing here is left to chance."""
+        """It is deterministic."""
 
     @classmethod
     def expand(cls, packed: Packed, size: int) -> Delta:

@@ -1,23 +1,22 @@
 """Sorted positions in few bytes: about 1.01 each at 1 % density, 1.43 at 0.1 %, 0.59 at 10 %.
 
-What is written are the gaps, the numbers of elements between one position and the next (Golomb,
-"Run-Length Encodings", 1966), each cut in two (Rice, "Some Practical Universal Noiseless Coding
-Techniques", 1979): its lowest b bits as they are, all above them in unary, in one bitmask. A gap
-whose high part is q leaves q bits out and sets the next one; the mask ends with the last that is
-set:
+The gaps are coded, the numbers of elements between one position and the next (Golomb, "Run-Length
+Encodings", 1966), each split in two (Rice, "Some Practical Universal Noiseless Coding Techniques",
+1979): its lowest b bits verbatim, the bits above them in unary, in one bitmask. A gap whose high
+part is q skips q bits and sets the next one; the mask ends with the last set bit:
 
     positions 3 4 7 13 with b = 1:   gaps 3 0 2 5   ->   low parts  1 0 0 1
                                                          high parts 1 0 1 2   ->   bits 1 2 4 7
 
-With b = 0, from a density of 38 % on, that is the bitmask of the positions themselves. Of more than
-half of all elements those that are not in the set are written instead. Positions chosen at random
-take at most 5 % more than the entropy of such sets, whatever their number, but for the last byte of
-each half; all others stay below `packed_bytes_max`.
+With b = 0, from a density of 38 % on, that is the bitmask of the positions themselves. If a set has
+more than half of all elements, its complement is coded instead. Positions chosen at random take at
+most 5 % more than the entropy of such sets, whatever their number, plus the last byte of each half;
+all others stay below `packed_bytes_max`.
 
-It is done by whole-array operations. The number of positions and the size of the shard decide which
-are written, and b, so that a decoder need not be told. It refuses a length that cannot be before it
-allocates anything, and what it allocates then is proportional to the bytes it got and the values
-that came with them. A set has one form only: any other bytes are refused.
+All work is done by whole-array operations. The number of positions and the size of the shard
+determine b, and whether the complement is coded, so neither is sent. The decoder refuses an
+impossible length before it allocates anything, and allocates in proportion to the received bytes
+and values. A set has a single encoding: any other bytes are refused.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ def pack(indices: Array, size: int) -> Array:
 def unpack(packed: Array, count: int, size: int) -> Array:
     """The `count` indices, int64[count], strictly increasing, in [0, size).
 
-    Allocates in proportion to `count` and the bytes. No bytes at all may stand for a whole shard:
-    call this only if `count` values have come, too. Raises RemoteProtocolError for anything that
+    Allocates in proportion to `count` and the bytes. No bytes at all may mean a whole shard: call
+    this only if `count` values were received, too. Raises RemoteProtocolError for anything that
     `pack` would not have made of `count` such indices.
     """
     if packed.ndim != 1 or packed.dtype != np.uint8:
@@ -84,7 +83,7 @@ def packed_bytes_max(count: int, size: int) -> int:
 
 
 def _coded(count: int, size: int) -> int:
-    """How many positions are written: those that are there, or those that are not."""
+    """The number of positions that are coded: the given ones, or the missing ones."""
     return min(count, size - count)
 
 
@@ -97,7 +96,7 @@ def _others(indices: Array, size: int) -> Array:
 
 @lru_cache(maxsize=256)
 def _low_bits(coded: int, size: int) -> int:
-    """b for the shortest expected result, if each element is among the coded with the same chance.
+    """b for the shortest expected result, if all elements are coded with equal probability.
 
     That is coded * (b + 1 + Q / (1 - Q)) bits, Q = (1 - coded / size)^(2^b) being the chance that a
     gap is 2^b or more; with b + 1 it is less if Q^2 + Q > 1, and never again once it is not. Hence
@@ -105,7 +104,7 @@ def _low_bits(coded: int, size: int) -> int:
     """
     if coded == 0:
         return 0
-    # In integers of 128 binary places: they are the same on every machine, and none rounds to 1.
+    # In fixed point with 128 binary places: equal on every machine, and none rounds to 1.
     one, low_bits = 1 << 128, 0
     q = one * (size - coded) // size
     while q * q + q * one > one * one and low_bits < LOW_BITS_MAX:
@@ -114,7 +113,7 @@ def _low_bits(coded: int, size: int) -> int:
 
 
 def _high_max(coded: int, size: int, low_bits: int) -> int:
-    """What the high parts may add up to: the gaps are elements that are not coded."""
+    """Upper bound of the sum of the high parts: the gaps are elements that are not coded."""
     return (size - coded) >> low_bits if coded else 0
 
 
@@ -130,7 +129,7 @@ def _mask(positions: Array) -> Array:
 
 
 def _ones(mask: Array, coded: int) -> Array:
-    """Positions of the `coded` bits that are set; RemoteProtocolError if it is another number."""
+    """Positions of the `coded` set bits; RemoteProtocolError if their number differs."""
     positions = np.flatnonzero(np.unpackbits(mask, bitorder="little").view(bool))
     if positions.size != coded:
         raise RemoteProtocolError(f"positions mark {positions.size} elements instead of {coded}")
@@ -140,7 +139,7 @@ def _ones(mask: Array, coded: int) -> Array:
 
 
 def _positions(low: Array, mask: Array, coded: int, low_bits: int, size: int) -> Array:
-    """What `pack` has written, int64[coded]; RemoteProtocolError if it has not."""
+    """The output of `pack`, decoded: int64[coded]; RemoteProtocolError for anything else."""
     found = _ones(mask, coded)
     if coded == 0:
         return found
@@ -160,12 +159,12 @@ def _positions(low: Array, mask: Array, coded: int, low_bits: int, size: int) ->
 
 
 def _pack_low(steps: Array, low_bits: int) -> Array:
-    """The lowest bits of each of int64[n], one after the other without anything between them."""
+    """The lowest bits of each of int64[n], concatenated without padding."""
     word = _word(low_bits)
     low = np.zeros((_eights(steps.size), 8), word)
     flat = low.reshape(-1)[: steps.size]
     np.bitwise_and(steps, (1 << low_bits) - 1, out=flat, casting="unsafe")
-    # Rows are longer than what they hold, so that a whole word can be written at every byte of it.
+    # Rows are longer than their content, so that a whole word can be written at each of its bytes.
     rows = np.zeros((len(low), low_bits + word.itemsize), np.uint8)
     for lane, (words, shift) in enumerate(_lanes(rows, len(rows), low_bits)):
         words |= low[:, lane] << shift
@@ -173,7 +172,7 @@ def _pack_low(steps: Array, low_bits: int) -> Array:
 
 
 def _unpack_low(packed: Array, count: int, low_bits: int) -> Array:
-    """Unsigned numbers [count], as small as may be: half of the time is to read and write them."""
+    """Unsigned numbers [count], of the smallest type: memory access is half of the time."""
     word = _word(low_bits)
     low = np.empty((_eights(count), 8), word)
     octets = np.zeros(len(low) * low_bits + word.itemsize, np.uint8)
@@ -197,7 +196,7 @@ def _lanes(octets: Array, count: int, low_bits: int) -> Iterator[tuple[Array, np
 
 
 def _word(low_bits: int) -> np.dtype[np.unsignedinteger]:
-    """The smallest in which so many bits find room wherever in a byte they begin."""
+    """The smallest word that so many bits fit into at any offset within a byte."""
     return np.dtype("<u2" if low_bits <= 9 else "<u4" if low_bits <= 25 else "<u8")
 
 

@@ -37,7 +37,7 @@ from dlctl.vector import Vector, choose, column_like, floor, to_host
 
 LIMIT = 127
 SCALE_MIN = 2.0**-126
-"""A block of smaller numbers waits until there is more of it."""
+"""A block of smaller numbers waits until it has grown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +45,10 @@ class Int8Options:
     __pydantic_config__ = STRICT
 
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """"nearest" has the smaller error. "stochastic" rounds up or down by chance, so that a push is
-    right on average."""
+    """"nearest" has the smaller error. "stochastic" rounds up or down at random, so that a push is
+    unbiased."""
     dense_below: Least = DENSE_BELOW
-    """A server's slice with fewer elements than this travels whole."""
+    """A server's slice with fewer elements than this is sent uncompressed."""
 
 
 class Int8:
@@ -63,11 +63,11 @@ class Int8:
         self.reseed(0)
 
     def reseed(self, *numbers: int) -> None:
-        """What stochastic rounding does depends on these numbers."""
+        """Seeds stochastic rounding."""
         self._random = dice(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take every element of `u` as far as its 8 bits say it."""
+        """Take every element of `u` in 8 bits."""
         plain = take_plain("int8", u, self.options.dense_below)
         return plain or Packed("int8", len(u), blocks.take_rows(u, self._take))
 
@@ -86,8 +86,8 @@ class Int8:
         return _bytes(codes), scales
 
     def _noise(self, rows: Vector) -> Vector:
-        """In [0, 1), one for each element, uniform; those of a row and of a column are not
-        independent of each other, which no mean depends on. So few numbers go to a GPU quickly.
+        """Uniform in [0, 1), one for each element; those of a row and of a column are not
+        independent, which does not affect any mean. So few numbers are copied to a GPU quickly.
         """
         height, width = rows.shape
         down = column_like(rows, self._random.random(height, dtype=np.float32))
@@ -108,7 +108,7 @@ class Int8:
         def fill(rows: Array, first: int) -> None:
             start = first * blocks.BLOCK
             rows[:] = signed[start : start + rows.size].reshape(rows.shape)
-            with np.errstate(over="ignore", invalid="ignore"):  # a hostile sender's scale
+            with np.errstate(over="ignore", invalid="ignore"):  # of a hostile sender
                 rows *= scales[first : first + len(rows), None]
 
         return Delta(blocks.fill_rows(size, fill))

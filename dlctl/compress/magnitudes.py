@@ -1,10 +1,10 @@
-"""The magnitudes of a vector's elements: which are above a threshold, and which are the largest.
+"""The magnitudes of a vector's elements: those above a threshold, and the largest ones.
 
 Without the sign bit, floats are ordered as their bits are as integers, with infinity and NaN at the
 top. On the host one comparison of the whole vector is therefore one pass over memory, in blocks
-that stay in the cache: clear the sign bits, compare, list the few positions that are left and copy
-their elements while they are at hand. The two scratch buffers for it are kept. On a GPU torch does
-the same with whole vectors, there.
+that stay in the cache: clear the sign bits, compare, list the few remaining positions and copy
+their elements while they are cached. The two scratch buffers are reused. On a GPU torch does the
+same with whole vectors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 
 class Scratch:
-    """Two buffers for one block, made when they are needed."""
+    """Two buffers for one block, allocated on demand."""
 
     def __init__(self) -> None:
         self._bits = np.empty(0, np.int32)
@@ -42,7 +42,7 @@ class Scratch:
 
 
 class Magnitudes:
-    """Of one vector `u`, float32 or float64 [n] with n > 0, which must not change meanwhile."""
+    """The magnitudes of one vector `u`, float32 or float64 [n], n > 0, which must not change."""
 
     def __init__(self, u: Vector, scratch: Scratch) -> None:
         self.u = host_view(u)
@@ -75,7 +75,7 @@ class Magnitudes:
         return Found(where, self.u[where])
 
     def above(self, threshold: float) -> Found:
-        """The same for > threshold, which is rounded to the precision of `u` before."""
+        """The same for > threshold, which is first rounded to the precision of `u`."""
         if not self._on_host:
             return self._chosen(~(self._abs <= threshold))
         kind = self.u.dtype.type
@@ -88,7 +88,7 @@ class Magnitudes:
         return taken
 
     def smallest_positive(self) -> float:
-        """A threshold that all elements but zeros reach."""
+        """A threshold that all nonzero elements reach."""
         return float(np.finfo(str(self.u.dtype).removeprefix("torch.")).smallest_subnormal)
 
     def _int_view(self) -> Array:
@@ -97,7 +97,7 @@ class Magnitudes:
 
 
 def largest_of(found: Found, k: int) -> Found:
-    """The k largest of these, ascending by place; NaN counts as largest. 1 <= k <= len(where).
+    """The k largest of these, ascending by position; NaN counts as largest. 1 <= k <= len(where).
 
     On the host the first elements of a tie are taken.
     """
@@ -116,7 +116,7 @@ def largest_of(found: Found, k: int) -> Found:
 
 
 def smallest_of(values: Vector) -> float:
-    """The smallest magnitude of at least one; NaN if there is nothing but NaN."""
+    """The smallest magnitude of at least one element; NaN if all are NaN."""
     if not isinstance(values, np.ndarray):
         return float(values.abs().min())
     return float(_order(values).min().view(values.dtype))

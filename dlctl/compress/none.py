@@ -1,4 +1,4 @@
-"""No selection: every element travels in every push, as float32 or rounded to 16 bits."""
+"""No selection: every element is sent in every push, as float32 or rounded to 16 bits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class DenseOptions:
     __pydantic_config__ = STRICT
 
     values: Precision = "float32"
-    """Precision of the values that travel. "float16" and "bfloat16" halve the bytes; what the
-    rounding takes away stays with the worker and goes into its next push. "bfloat16" has the range
-    of float32 and 8 significant bits; "float16" has 11 of them, and its numbers end at 65504."""
+    """Precision of the sent values. "float16" and "bfloat16" halve the bytes; rounding errors go
+    into the next push. "bfloat16" has the range of float32 and 8 significant bits; "float16" has 11
+    of them, and its range ends at 65504."""
 
 
 class Dense:
     """Arrays on the wire: values [n] (`values.py`).
 
-    A NaN or an infinity in `u` travels as it is and leaves 0; workers look for them before.
+    A NaN or an infinity in `u` is sent unchanged and leaves 0; workers check for them before.
     """
 
     Options: ClassVar[type[Any]] = DenseOptions
@@ -36,15 +36,15 @@ class Dense:
 
     @property
     def takes_all(self) -> bool:
-        """Whether nothing is left of a float32 vector, so that it may be given away as it is."""
+        """Whether a float32 vector leaves no residual, so that it may be given away."""
         return self.precision == "float32"
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take all of `u`; only what the precision cannot express stays (float32 of float32: 0)."""
+        """Take all of `u`; only rounding errors stay (float32 of float32: 0)."""
         return Packed("none", len(u), (take_values(u, self.precision),))
 
     def reseed(self, *numbers: int) -> None:
-        """Nothing here is left to chance."""
+        """It is deterministic."""
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:

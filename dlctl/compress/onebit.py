@@ -1,8 +1,9 @@
-"""One bit per element, and what the bits stand for in each block of 1,024: the means of its signs.
+"""One bit per element, and two values for each block of 1,024: the means by sign.
 
-1-bit SGD (Seide et al., Interspeech 2014): an element is sent as whether it is >= 0, and rebuilt as
-the mean of those elements of its column that were >= 0, or of those that were not; the error stays
-and is added to the next gradient. Here a block stands for the paper's column. With one mean it is
+1-bit SGD (Seide et al., Interspeech 2014): an element is sent as one bit, whether it is >= 0, and
+rebuilt as the mean of the elements of its column that were >= 0, or of those that were not; the
+error stays and is added to the next gradient. Here a block replaces the paper's column. With one
+mean it is
 the scaled sign of Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019, for which
 
     ||u - Q(u)||^2 = (1 - ||u||_1^2 / (d ||u||_2^2)) ||u||^2        (d: the elements of a block)
@@ -42,7 +43,7 @@ class OneBitOptions:
     """"two": one mean for the elements of a block that are positive or zero and one for those that
     are negative. "one": the mean magnitude, with either sign."""
     dense_below: Least = DENSE_BELOW
-    """A server's slice with fewer elements than this travels whole."""
+    """A server's slice with fewer elements than this is sent uncompressed."""
 
 
 class OneBit:
@@ -56,10 +57,10 @@ class OneBit:
         self.options = options
 
     def reseed(self, *numbers: int) -> None:
-        """Nothing here is left to chance."""
+        """It is deterministic."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take from every element of `u` the mean that its sign stands for."""
+        """Take from every element of `u` the mean of its sign."""
         plain = take_plain("onebit", u, self.options.dense_below)
         if plain is not None:
             return plain
@@ -73,7 +74,7 @@ class OneBit:
         return _pack(flags), ones, zeros
 
     def _means(self, rows: Vector, flags: Vector) -> tuple[Array, Array]:
-        """float32[n] each: of the elements with the flag, of those without."""
+        """float32[n] each: the means of the elements with the flag, and of those without."""
         above = to_host(rows.clip(0, None).sum(1)).astype(np.float64)
         below = to_host(rows.clip(None, 0).sum(1)).astype(np.float64)
         if self.options.means == "one":

@@ -1,7 +1,7 @@
 """The plain forms of a push, which every compressor may use and expand:
 
     whole:   (values [d],)                            all elements
-    chosen:  (values [n], positions uint8[...])       n elements, as `indices.py` has them
+    chosen:  (values [n], positions uint8[...])       n elements, packed by `indices.py`
 
 A replica that is cut over several processes sends what each of them has taken of its part, in
 whatever form, one after the other:
@@ -43,7 +43,7 @@ takes a push as large as that: see `finite.PushNorm`."""
 
 
 def take_plain(kind: str, u: Vector, dense_below: int) -> Packed | None:
-    """The push of a vector that is no matter for a compressor, or None; one pass."""
+    """The push of a vector that is not compressed, or None; one pass."""
     if len(u) < max(dense_below, 2):
         return take_whole(kind, u)
     if euclidean_norm(u) <= NORM_MAX:
@@ -53,15 +53,15 @@ def take_plain(kind: str, u: Vector, dense_below: int) -> Packed | None:
 
 
 def take_whole(kind: str, u: Vector) -> Packed:
-    """All of `u` as float32; what float32 cannot express of float64 stays."""
+    """All of `u` as float32; rounding errors of float64 stay."""
     return Packed(kind, len(u), (take_values(u, "float32"),))
 
 
 def take_chosen(
     kind: str, u: Vector, where: Vector, precision: Precision, picked: Vector | None = None
 ) -> Packed:
-    """The elements at `where` (ascending int64[n], where `u` is); in their places stays what the
-    precision lost. Those that are zero on the wire are not sent.
+    """The elements at `where` (ascending int64[n], where `u` is); their rounding errors stay.
+    Elements that are zero on the wire are not sent.
 
     picked: a copy of these elements, which will be changed.
     """
@@ -80,7 +80,7 @@ def nothing(kind: str, size: int) -> Packed:
 
 
 def joined(parts: Sequence[Packed]) -> Packed:
-    """One push of what was taken of parts that lie one behind the other; at least one."""
+    """One push of the pushes of consecutive parts; at least one."""
     if len(parts) == 1:
         return parts[0]
     outline = np.array([[part.length, len(part.arrays)] for part in parts], np.int64).ravel()
@@ -89,7 +89,7 @@ def joined(parts: Sequence[Packed]) -> Packed:
 
 
 def _parts(packed: Packed, size: int) -> list[Packed]:
-    """Raises RemoteProtocolError for what `joined` would not have made."""
+    """Raises RemoteProtocolError for a push that `joined` would not have made."""
     arrays = list(packed.arrays[1:])
     outline = packed.arrays[0][: 2 * len(arrays) + 1].tolist()  # A part has an array at least.
     lengths, counts = outline[::2], outline[1::2]
@@ -104,8 +104,8 @@ def _parts(packed: Packed, size: int) -> list[Packed]:
 
 
 def expand(compressor: type[Compressor], packed: Packed, size: int) -> Delta:
-    """What was pushed, with whatever compressor. Raises as `Compressor.expand` does. Of parts of
-    which one is dense all become so.
+    """Expand a push of any compressor. Raises as `Compressor.expand` does. If one part is dense,
+    all become dense.
     """
     if not packed.arrays or packed.arrays[0].dtype != np.int64:
         return _expand_one(compressor, packed, size)
@@ -129,7 +129,7 @@ def _expand_one(compressor: type[Compressor], packed: Packed, size: int) -> Delt
 
 
 def is_plain(packed: Packed) -> bool:
-    """Whether a push has the outline of a plain form; a compressor's own form must not have it."""
+    """Whether a push has the structure of a plain form; a compressor's own form must differ."""
     if len(packed.arrays) == 2:
         values, positions = packed.arrays
         return values.dtype != np.uint8 and positions.dtype == np.uint8
@@ -137,8 +137,8 @@ def is_plain(packed: Packed) -> bool:
 
 
 def expand_plain(packed: Packed, size: int) -> Delta:
-    """Raises RemoteProtocolError for what neither `take_whole` nor `take_chosen` would have made;
-    before anything is allocated.
+    """Raises RemoteProtocolError for a push that neither `take_whole` nor `take_chosen` would have
+    made, before anything is allocated.
     """
     return expand_whole(packed, size) if len(packed.arrays) == 1 else expand_chosen(packed, size)
 
@@ -152,7 +152,7 @@ def expand_whole(packed: Packed, size: int) -> Delta:
 
 def whole_values(packed: Packed) -> Array | None:
     """The values of a push of all elements that needs no expanding, float32[n]; None for others.
-    They may not have come yet: nothing is read.
+    They may not have been received yet: nothing is read.
     """
     is_single = len(packed.arrays) == 1 and packed.arrays[0].dtype == np.float32
     return packed.arrays[0] if is_single else None

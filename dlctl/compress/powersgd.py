@@ -1,23 +1,22 @@
-"""A slice as a matrix, and of that only two thin factors travel.
+"""A slice as a matrix, of which only two thin factors are sent.
 
 PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019), rank r, one step of power iteration per push
 that starts where the last one ended:
 
     P = M Q,   P = orthogonalise(P),   Q = M^T P,   sent: P, Q,   rebuilt: P Q^T
 
-with error feedback. The paper does this for every layer's own matrix and averages P and Q over all
-workers; here each worker's push stands for itself, and M is the server's slice of the flat vector,
-written in rows of n = ceil(sqrt(d)) elements. Such rows are not those of a layer, so M is less
-close to a matrix of low rank than a layer's gradient often is: expect more error at the same rank.
+with error feedback. The paper does this for the matrix of every layer and averages P and Q over all
+workers; here each worker's push is independent, and M is the server's slice of the flat vector, in
+rows of n = ceil(sqrt(d)) elements. Such rows are not those of a layer, so M is less close to a
+matrix of low rank than a layer's gradient often is: expect more error at the same rank.
 For every u, with the rebuilt matrix a projection of M,
 
     ||u - Q(u)||^2 <= ||u||^2
 
-A step starts with columns of length 1 instead of those that were sent, which are as long as M: the
-directions are the same, and the squares of a very long or short P neither overflow nor vanish.
-The product is formed element by element in a fixed order and not by a matrix routine, so that
-server and worker get the same to the last bit on whatever machine; u minus it is rounded to the
-precision of u.
+A step starts with columns of length 1 instead of the sent columns, which are as long as M: the
+directions are the same, and the squares of a very long or short P neither overflow nor underflow.
+The product is computed element by element in a fixed order and not by a matrix routine, so that it
+is bit-identical on server and worker on any machine; u minus it is rounded to the precision of u.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from dlctl.vector import Vector, cast, host_view, matrix_like, to_host
 RANK_MAX = 64
 CHUNK_ELEMENTS = 2**16
 VANISHED = 1e-6
-"""A column that loses so much of its length is a combination of those before it."""
+"""A column that loses so much of its length is a linear combination of the columns before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +59,14 @@ class PowerSGDOptions:
     """Columns of the two factors. A push of a slice of d elements carries about 2 * rank * sqrt(d)
     values."""
     dense_below: Least = DENSE_BELOW
-    """A server's slice with fewer elements than this travels whole."""
+    """A server's slice with fewer elements than this is sent uncompressed."""
 
 
 class PowerSGD:
     """Arrays on the wire: rank uint8[1], P float32[m r] and Q float32[n r], row by row; or a plain
     form (`plain.py`).
 
-    A slice for which the factors would be as large as itself travels whole.
+    A slice that is not larger than its factors is sent uncompressed.
     """
 
     Options: ClassVar[type[Any]] = PowerSGDOptions
@@ -75,11 +74,11 @@ class PowerSGD:
     def __init__(self, options: PowerSGDOptions) -> None:
         self.options = options
         self._warm: dict[tuple[int, int], Array] = {}
-        """(shard, its size) -> Q of its last push unless zero, float32[n, r]: unit columns."""
+        """(shard, its size) -> Q of its last nonzero push, float32[n, r]: unit columns."""
         self.reseed(0)
 
     def reseed(self, *numbers: int) -> None:
-        """The first Q of every shard depends on these numbers."""
+        """Seeds the first Q of every shard."""
         self._random = dice(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
@@ -119,12 +118,12 @@ class PowerSGD:
             Q[: tail.shape[1]] += tail.T @ wide[-1:]
         Q = cast(Q, "float32")
         found = to_host(Q)
-        if found.any():  # a push of nothing says nothing about the next one
+        if found.any():  # An empty push has no information for the next one.
             self._warm[key] = self._refreshed(found)
         return P, Q
 
     def _refreshed(self, Q: Array) -> Array:
-        """For the next push: a column of zeros would stay one for good."""
+        """Q for the next push: a column of zeros would stay zero for ever."""
         start, gone = Q.copy(), ~Q.any(0)
         if gone.any():
             start[:, gone] = self._fresh(len(Q), int(gone.sum()))
@@ -150,7 +149,7 @@ class PowerSGD:
         check_array(right, "<f4", width * rank, "elements of Q")
         values = np.empty(size, np.float32)
         P, Q = left.reshape(height, rank), right.reshape(width, rank)
-        with np.errstate(over="ignore", invalid="ignore"):  # a hostile sender's
+        with np.errstate(over="ignore", invalid="ignore"):  # of a hostile sender
             for lo, product in products(P, Q, size):
                 values[lo : lo + product.size] = product
         return Delta(values)
@@ -185,7 +184,7 @@ def unit_columns(Q: Array) -> Array:
 def orthogonalise(P: Vector) -> None:
     """Make the columns of P [m, r] orthonormal, in place: Gram-Schmidt, twice for precision.
 
-    A column that depends on those before it becomes zero.
+    A column that is linearly dependent on those before it becomes zero.
     """
     for i in range(P.shape[1]):
         column = P[:, i]

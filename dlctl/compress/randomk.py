@@ -1,15 +1,16 @@
-"""k random elements travel, and no positions: server and worker draw the same from one seed.
+"""k random elements are sent without positions: server and worker draw these from one seed.
 
 Random-k sparsification with error feedback: Stich et al., "Sparsified SGD with Memory", NeurIPS
 2018; without, and unbiased: Wangni et al., "Gradient Sparsification for Communication-Efficient
-Distributed Optimization", NeurIPS 2018. The slice is cut in k strata of equal length, give or take
-one element, and one element of each is drawn. So every element is drawn with probability 1/width of
-its stratum, which is the papers' k/d where k divides d; what is drawn is sorted as it comes, and
+Distributed Optimization", NeurIPS 2018. The slice is split into k strata of equal length, give or
+take one element, and one element of each is drawn. So every element is drawn with probability
+1/width of its stratum, which is the papers' k/d where k divides d; the drawn elements are sorted,
+and
 
     E ||u - Q(u)||^2 = (1 - k/d) ||u||^2        (exactly, if k divides d)
 
-A push carries a seed and k, 8 bytes each. What a seed means must never differ between two versions
-of numpy: only the raw numbers of Philox (Salmon et al. 2011) are used; numpy promises to keep them.
+A push carries a seed and k, 8 bytes each. The numbers of a seed must never differ between versions
+of numpy: only the raw numbers of Philox (Salmon et al. 2011) are used, which numpy guarantees.
 """
 
 from __future__ import annotations
@@ -45,18 +46,16 @@ class RandomKOptions:
     __pydantic_config__ = STRICT
 
     density: Annotated[float, Gt(0), Le(1)] = 0.01
-    """The part of the elements that a push carries: 0.01 sends 1 % of them, at least one. Changes
-    live."""
+    """Fraction of the elements in a push: 0.01 sends 1 % of them, at least one. Changes live."""
     values: Precision = "float32"
-    """Precision of the values that travel. "float16" and "bfloat16" halve the bytes; what the
-    rounding takes away stays with the worker and goes into a later push; with `unbiased` nothing
-    does, so that only "float32" is taken."""
+    """Precision of the sent values. "float16" and "bfloat16" halve the bytes; rounding errors go
+    into a later push. `unbiased` has no residual, so it only accepts "float32"."""
     unbiased: bool = False
-    """Multiplies what is sent by one over the probability of its being drawn, about 1 / density, so
-    that a push is right on average, and throws away what is not sent: without error feedback. With
-    false everything waits for its turn."""
+    """Divides sent values by the probability of being drawn, about the density, so that a push is
+    unbiased, and discards all others: without error feedback. false: all others wait for a later
+    push."""
     dense_below: Least = DENSE_BELOW
-    """A server's slice with fewer elements than this travels whole."""
+    """A server's slice with fewer elements than this is sent uncompressed."""
 
 
 class RandomK:
@@ -71,11 +70,11 @@ class RandomK:
         self.reseed(0)
 
     def reseed(self, *numbers: int) -> None:
-        """The seeds of all pushes depend on these numbers."""
+        """Seeds the generator of the pushes' seeds."""
         self._seeds = np.random.Philox(np.random.SeedSequence(numbers))
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take k elements of `u`; all others stay, or none with `unbiased`."""
+        """Take k elements of `u`; all others stay, or are discarded with `unbiased`."""
         plain = take_plain("randomk", u, self.options.dense_below)
         if plain is not None:
             return plain

@@ -3,15 +3,15 @@
 This is the selection of Deep Gradient Compression (Lin et al., ICLR 2018, section 5, and its code):
 the threshold is a quantile of a strided sample with a random start, lowered until at least 0.8 k
 elements reach it, and if more than k do, the k largest of those are taken. One thing is added: the
-threshold that the last push ended with is tried first, and residuals change slowly, so that most
-pushes are one pass over memory.
+final threshold of the last push is tried first. Residuals change slowly, so most pushes are one
+pass over memory.
 
-So what travels is never the wrong elements: the n elements sent are the n largest, 0.8 k <= n <= k
-unless fewer are not zero, and for every u of d elements
+So the sent elements are never wrong: the n elements sent are the n largest, 0.8 k <= n <= k unless
+fewer are nonzero, and for every u of d elements
 
     ||u - Q(u)||^2 <= (1 - n/d) ||u||^2
 
-Momentum correction and masking, the other half of DGC, are not part of it: that is a method.
+Momentum correction and masking, the other half of DGC, are in the method `dgc`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PASSES_MAX = 10
 ENOUGH = 0.8
 """Of k; with fewer the threshold is lowered."""
 AIM = 1.05
-"""Of k; a little more than needed, since what is too much costs less than another pass."""
+"""Of k; a little more than needed, since too many elements cost less than another pass."""
 SAMPLED_MIN = 400
 """Elements of a sample that should reach the threshold: their number is within 20 % then."""
 STEEPNESS = 8
@@ -50,16 +50,16 @@ class SampledOptions:
     __pydantic_config__ = STRICT
 
     density: Annotated[float, Gt(0), Le(1)] = 0.01
-    """The part of the elements that a push may carry: 0.01 sends the largest 1 %, at least one, and
+    """Largest fraction of the elements in a push: 0.01 sends the largest 1 %, at least one, and
     now and then up to a fifth less. Changes live."""
     values: Precision = "float32"
-    """Precision of the values that travel. "float16" and "bfloat16" halve their bytes; what the
-    rounding takes away stays with the worker and goes into a later push."""
+    """Precision of the sent values. "float16" and "bfloat16" halve their bytes; rounding errors go
+    into a later push."""
     sample: Annotated[float, Gt(0), Le(1)] = 0.01
-    """The part of the elements that is looked at to find a threshold; more if it would be less than
-    400 of those that are to be sent."""
+    """Fraction of the elements that is sampled to find a threshold; more if the sample would
+    contain less than 400 of the elements to send."""
     dense_below: Least = DENSE_BELOW
-    """A server's slice with fewer elements than this travels whole."""
+    """A server's slice with fewer elements than this is sent uncompressed."""
 
 
 class SampledTopK:
@@ -72,16 +72,16 @@ class SampledTopK:
         self.options = options
         self.density = options.density
         self._thresholds: dict[tuple[int, int], float] = {}
-        """(shard, its size) -> what the last push suggests for the next one."""
+        """(shard, its size) -> the threshold that the last push suggests for the next one."""
         self._scratch = Scratch()
         self.reseed(0)
 
     def reseed(self, *numbers: int) -> None:
-        """Where samples start depends on these numbers."""
+        """Seeds the start positions of samples."""
         self._random = dice(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take about the k largest elements of `u`; in their places stays what was rounded off."""
+        """Take about the k largest elements of `u`; their rounding errors stay."""
         size = len(u)
         if size < max(self.options.dense_below, 1):
             return take_whole(KIND, u)
@@ -98,10 +98,10 @@ class SampledTopK:
         return take_chosen(KIND, u, found.where, self.options.values, found.values)
 
     def _select(self, magnitudes: Magnitudes, k: int, known: float) -> tuple[Found, float]:
-        """At least 0.8 k elements, or of all that are not zero, and their threshold.
+        """At least 0.8 k elements, or all nonzero ones, and their threshold.
 
-        Every pass that finds too few is followed by one that asks for twice as many; the last one
-        takes whatever is not zero.
+        After a pass that finds too few, the next one asks for twice as many; the last pass takes
+        all nonzero elements.
         """
         least = magnitudes.smallest_positive()
         threshold = known or self._sampled(magnitudes, k)
@@ -115,7 +115,7 @@ class SampledTopK:
         return magnitudes.at_least(least), least
 
     def _sampled(self, magnitudes: Magnitudes, wanted: int) -> float:
-        """A threshold that about `wanted` elements reach, judged by a sample."""
+        """A threshold that about `wanted` elements reach, estimated from a sample."""
         size = len(magnitudes.u)
         number = max(self.options.sample * size, SAMPLED_MIN * size / wanted)
         stride = max(1, int(size / number))

@@ -1,13 +1,13 @@
-"""Only the k elements of largest magnitude travel; all others wait in the worker and add up.
+"""Only the k elements of largest magnitude are sent; all others accumulate in the worker.
 
 This is TopK-SGD with error feedback: Stich et al., "Sparsified SGD with Memory", NeurIPS 2018;
 Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2019. The selection
-is exact, over the worker's whole slice for one server; a slice too small to be worth it travels as
-it is. For every u of d elements
+is exact, over the worker's whole slice for one server; a slice too small to be worth it is sent
+uncompressed. For every u of d elements
 
     ||u - TopK(u)||^2 <= (1 - k/d) ||u||^2
 
-and since the rest is not thrown away, the training goes nearly as with dense pushes.
+and since the rest is not discarded, training converges nearly as with dense pushes.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class TopKOptions:
     __pydantic_config__ = STRICT
 
     density: Annotated[float, Gt(0), Le(1)] = 0.01
-    """The part of the elements that a push may carry: 0.01 sends the largest 1 %, at least one.
+    """Largest fraction of the elements in a push: 0.01 sends the largest 1 %, at least one.
     Changes live."""
     values: Precision = "float32"
-    """Precision of the values that travel. "float16" and "bfloat16" halve their bytes; what the
-    rounding takes away stays with the worker and goes into a later push."""
+    """Precision of the sent values. "float16" and "bfloat16" halve their bytes; rounding errors go
+    into a later push."""
     dense_below: Least = DENSE_BELOW
-    """A server's slice with fewer elements than this travels whole."""
+    """A server's slice with fewer elements than this is sent uncompressed."""
 
 
 class TopK:
     """Arrays on the wire: a plain form (`plain.py`), mostly "chosen".
 
-    Chosen are at most k = max(1, int(density * d)): elements that are zero on the wire are not
-    sent. Which of several elements of the same magnitude go first is not specified. NaN counts as
-    largest, then infinity; they travel as they are and leave 0; workers look for them before.
+    At most k = max(1, int(density * d)) are chosen: elements that are zero on the wire are not
+    sent. The order of elements of equal magnitude is not specified. NaN counts as largest, then
+    infinity; they are sent unchanged and leave 0; workers check for them before.
     """
 
     Options: ClassVar[type[Any]] = TopKOptions
@@ -58,7 +58,7 @@ class TopK:
         self.dense_below = options.dense_below
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take the k largest elements of `u`; in their places stays what the precision lost."""
+        """Take the k largest elements of `u`; their rounding errors stay."""
         size = len(u)
         if size < max(self.dense_below, 1):
             return take_whole("topk", u)
@@ -66,11 +66,11 @@ class TopK:
         return take_chosen("topk", u, where, self.precision)
 
     def reseed(self, *numbers: int) -> None:
-        """Nothing here is left to chance."""
+        """It is deterministic."""
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
-        """A sparse delta, or a dense one of a small shard; what `indices.unpack` refuses is refused
-        before anything is allocated.
+        """A sparse delta, or a dense one of a small shard; input that `indices.unpack` refuses is
+        refused before anything is allocated.
         """
         return expand_plain(packed, size)

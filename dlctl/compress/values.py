@@ -1,8 +1,8 @@
-"""The values of a push: out of the vector in the precision of the wire, and back to float32.
+"""The values of a push: taken out of the vector in the wire's precision, and back to float32.
 
-What the rounding took away stays in the vector, exactly: the difference of a number and its
-rounding to a shorter format always fits into the longer one. On the wire float32 and float16 are
-themselves; bfloat16, which numpy does not have, is the upper half of a float32, as uint16.
+Rounding errors stay in the vector, exactly: the difference of a number and its rounding to a
+shorter format always fits into the longer one. On the wire float32 and float16 are unchanged;
+bfloat16, which numpy does not have, is the upper half of a float32, as uint16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlctl.vector import Vector, cast, copy_into, host_view, to_host
 Precision = Literal["float32", "float16", "bfloat16"]
 
 MEMORY = BufferPool(free_max=1)
-"""For the values of large pushes. Whoever makes them for long calls its `check` once a second."""
+"""For the values of large pushes. A process that makes them calls its `check` once a second."""
 WIRE_DTYPES = (np.dtype("<f4"), np.dtype("<f2"), np.dtype("<u2"))
 LARGEST: dict[Precision, float] = {
     "float32": 3.4028234663852886e38,
@@ -34,9 +34,9 @@ LARGEST: dict[Precision, float] = {
 def take_values(u: Vector, precision: Precision) -> Array:
     """Take as much of every element of `u` (float32 or float64 [n]) as `precision` can express.
 
-    Returns an array [n] on the host that shares no memory with `u`; in `u` stays the rest of each
-    element, to the last bit. What is too large for the precision saturates at its largest number
-    (float16: 65504). NaN and infinities are taken as they are and leave 0.
+    Returns an array [n] on the host that shares no memory with `u`; the exact rest of each element
+    stays in `u`. Values too large for the precision saturate at its largest number (float16:
+    65504). NaN and infinities are taken unchanged and leave 0.
     """
     if precision == "bfloat16":
         return _take_bfloat16(u)
@@ -54,7 +54,7 @@ def take_values(u: Vector, precision: Precision) -> Array:
 
 
 def _take_all(u: Array) -> Array:
-    """A copy of `u`, which becomes zeros; each part while it is in the processor's cache."""
+    """A copy of `u`, which is set to zeros; each part while it is in the processor's cache."""
     taken = MEMORY.take(u.nbytes).view(u.dtype) if u.size >= PART else np.empty_like(u)
 
     def take(lo: int, hi: int) -> None:
@@ -85,7 +85,8 @@ def _take_bfloat16(u: Vector) -> Array:
 
 
 def _take_saturated(u: Vector, rounded: Array, precision: Precision) -> None:
-    """Take `rounded` out of `u`, some of which is not finite or too large; changes `rounded`."""
+    """Subtract `rounded` from `u`, with elements that are not finite or too large; changes
+    `rounded`."""
     before = to_host(u)
     _saturate(rounded, before, LARGEST[precision])
     with np.errstate(invalid="ignore"):

@@ -1,14 +1,14 @@
 """The reader of job files: TOML in, a checked and resolved `config.JobFile` out.
 
-    reading.py    bytes -> document       what is wrong with the file itself
-    positions.py  text -> key -> place    where every key stands
+    reading.py    bytes -> document       faults of the file itself
+    positions.py  text -> key -> place    the position of every key
     schema.py     document -> dataclasses unknown keys, types, ranges
-    checks.py     what types cannot say   names, rates, targets, the task's file, cross checks
-    hosts.py      what types cannot say   of [[hosts]]: names, addresses, daemons on each
-    slurm.py      what types cannot say   of [slurm]: options of sbatch, what goes together
+    checks.py     checks beyond types     names, rates, targets, the task's file, cross checks
+    hosts.py      checks of [[hosts]]     names, addresses, daemons on each
+    slurm.py      checks of [slurm]       options of sbatch, conflicts
     problems.py   faults -> JobFileError  all of them at once, each with its line
-    replicas.py   what types cannot say   of [replica]: what it goes together with
-    doubtful.py   what is valid           and will not do what it says
+    replicas.py   checks of [replica]     conflicts
+    doubtful.py   warnings                valid settings without an effect
 
 Nothing of the job is imported or started here, and torch is not needed.
 """
@@ -117,7 +117,7 @@ def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
         what = f"{job.algorithm.name} has no optimiser that takes gradient steps"
         found.append((("schedule", "kind"), what, "remove [schedule]"))
     elif schedule.is_needed(job.schedule) and job.inner.name == "rprop":
-        found.append((("inner", "name"), "rprop finds its rates by itself", "remove [schedule]"))
+        found.append((("inner", "name"), "rprop adapts its rates itself", "remove [schedule]"))
     groups = parameter_groups.faults(job.parameters, steps, job.algorithm.name)
     found += [*groups, *replicas.faults(job, method)]
     with_method = [Fault(*fault) for fault in method.check(job)]
@@ -144,7 +144,7 @@ def _gradient_steps(job: JobFile, method: Any) -> list[parameter_groups.Steps]:
 
 
 def _clip_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
-    """A norm that only all servers together know, or that is of no gradient."""
+    """Global clipping without a common gradient, or with a norm over several servers."""
     if job.gradient.clip != "global" or _steps_along_means(method):
         return
     if not method.pushes_gradients(method.Options(**job.algorithm.options)):
@@ -162,15 +162,17 @@ def _scaling_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, s
 
 
 def _link_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
-    """Memory ends where its host does, and torch.distributed's connections are open to anybody."""
-    # Any of them may get a worker later: of a host that is lost, or by `dlctl scale`.
+    """Memory is local to a host, and torch.distributed's connections are open to any process."""
+    # Any of the hosts may get a worker later: from a lost host, or by `dlctl scale`.
     possible = placement.takes_workers(job)
     if len(possible) > 1 and "group" in method.shape.links and not job.network.private:
         what = (
             f"what {job.algorithm.name} sends between {len(possible)} hosts is neither encrypted "
             "nor authenticated (SECURITY.md)"
         )
-        instead = "use sync or diloco, or [network] private = true if nobody else is in theirs"
+        instead = (
+            "use sync or diloco, or [network] private = true if no one else is in their network"
+        )
         yield ("algorithm", "name"), what, instead
     hosts = {agent for name, agent in placement.place(job).items() if name.startswith("worker")}
     if len(hosts) > 1 and "memory" in method.shape.links:
@@ -198,7 +200,8 @@ def _replica_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, s
         yield at, what, 'use "downpour", or 1'
     elif job.inner.name == inner.NONE or not inner.is_plain(job.inner):
         what = (
-            f"what {job.inner.name} keeps would be each process's own: parameters are shared alone"
+            f"the state of {job.inner.name} would be local to each process: only parameters are "
+            "shared"
         )
         yield ("inner", "name"), what, 'use "sgd" without momentum'
     if job.workers.device == "cuda":
@@ -221,32 +224,32 @@ def _averages_gradients(job: JobFile, method: Any) -> bool:
 
 
 def _steps_along_means(method: Any) -> bool:
-    """Whether replicas make the mean themselves, and step along it."""
+    """Whether replicas compute the mean, and step along it."""
     return OwnStep in shapes.needs_of(method.replica)
 
 
 def _has_momentum(job: JobFile) -> bool:
-    """Whether the servers' optimiser keeps something of an element's past."""
+    """Whether the servers' optimiser is stateful."""
     kind = registry.load("optimizers", job.optimizer.name)
     return bool(kind(kind.Options(**job.optimizer.options)).slots)
 
 
 def _pushes_some(job: JobFile, method: Any) -> bool:
-    """Whether a push may be of some elements only."""
+    """Whether a push may contain only some elements."""
     options = registry.load("compressors", job.compression.name).Options
     known = {field.name for field in dataclasses.fields(options)}
     return getattr(method.shard, "takes_parts", False) or bool(known & {"density", "keep"})
 
 
 def _average_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
-    """An average of what no server's optimiser updates, or that is looked at and not kept."""
+    """An average of parameters that the servers do not update, or `evaluate` without an average."""
     if job.average.ema and (method.shard is None or method.shape.model != "tables"):
         what = f"{job.algorithm.name} has no parameters that the servers' optimiser updates"
         yield ("average", "ema"), what, "remove [average]"
     elif job.average.ema and _has_momentum(job) and _pushes_some(job, method):
         what = (
             f"every update goes over all elements then, and {job.optimizer.name} would step along "
-            "those that nobody has pushed"
+            "those without a push"
         )
         yield ("average", "ema"), what, 'use [optimizer] name = "sgd", or pushes of all elements'
     elif job.average.evaluate and not job.average.ema:
@@ -270,7 +273,7 @@ def effective_options(kind: str, choice: Choice) -> dict[str, Any]:
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """As JSON has it: daemons read a list where there was a tuple."""
+    """As in JSON: daemons read a list instead of a tuple."""
     return {key: _without_tuples(value) for key, value in options.items()}
 
 
@@ -292,9 +295,9 @@ def _override(document: dict[str, Any], overrides: Mapping[str, Any]) -> None:
 
 
 def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[Fault]]:
-    """The choice that a section makes, its options complete, and what is wrong with it."""
+    """The choice of a section, its options complete, and its faults."""
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
-        return None, []  # the schema says what is wrong
+        return None, []  # the schema reports it
     name = table["name"]
     at = (section, "name")
     if not registry.is_known(kind, name):
@@ -324,7 +327,7 @@ def _with_owners(kind: str, name: str, faults: list[Fault]) -> list[Fault]:
         return faults
     owners: dict[Any, list[str]] = {}
     for other in registry.names(kind):
-        with suppress(ImportError, AttributeError):  # somebody else's that cannot be loaded
+        with suppress(ImportError, AttributeError):  # third-party entry that cannot be loaded
             for field in dataclasses.fields(registry.load(kind, other).Options):
                 owners.setdefault(field.name, []).append(other)
     return [_with_owner(name, owners.get(fault.path[-1], []), fault) for fault in faults]
@@ -340,7 +343,7 @@ def _with_owner(name: str, owners: list[str], fault: Fault) -> Fault:
 
 
 def _moved(faults: list[Fault], table: dict[str, Any]) -> list[Fault]:
-    """The faults, with what to write instead of a key that another section has now."""
+    """The faults, with suggestions for keys that have moved to another section."""
     new = f'write [inner] with name = "sgd" and lr = {table.get("local_lr")!s:.20}'
     return [
         fault._replace(message="replicas have an optimiser of their own now", suggestion=new)
@@ -351,7 +354,7 @@ def _moved(faults: list[Fault], table: dict[str, Any]) -> list[Fault]:
 
 
 def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> list[Fault]:
-    """What does not go with how the method's replicas step."""
+    """Conflicts with how the method's replicas step."""
     name = resolved["algorithm"].name if "algorithm" in resolved else DEFAULT_ALGORITHM
     if "algorithm" not in resolved and "algorithm" in document:
         return []
@@ -373,7 +376,7 @@ def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
 
 
 def _check_decay(resolved: Mapping[str, Choice]) -> list[Fault]:
-    """A decay may be too large for a rate, which need not be in the file."""
+    """A decay that is too large for the rate, which may be the default."""
     options = resolved["optimizer"].options if "optimizer" in resolved else {}
     lr, decay = options.get("lr", 0.0), options.get("weight_decay", 0.0)
     if not (fault := numeric_limits.decay_fault(lr, decay)):
@@ -383,7 +386,7 @@ def _check_decay(resolved: Mapping[str, Choice]) -> list[Fault]:
 
 
 def _check_exact_pushes(resolved: Mapping[str, Choice]) -> list[Fault]:
-    """What goes wrong when the compression takes away what the algorithm cannot do without."""
+    """A compression that removes values which the algorithm requires."""
     algorithm, compression = resolved.get("algorithm"), resolved.get("compression")
     if algorithm is None or compression is None:
         return []
@@ -399,18 +402,18 @@ def _check_exact_pushes(resolved: Mapping[str, Choice]) -> list[Fault]:
 
 
 def _check_exact_fetches(resolved: Mapping[str, Choice], document: dict[str, Any]) -> list[Fault]:
-    """What goes wrong when the algorithm compares parameters that the servers would round."""
+    """An algorithm that requires exact parameters, with servers that round them."""
     algorithm, path = resolved.get("algorithm"), ("servers", "fetch_values")
     if algorithm is None or get(document, path) not in ("float16", "bfloat16"):
         return []
     if not registry.load("algorithms", algorithm.name).shape.exact:
         return []
-    return [Fault(path, f"{algorithm.name} needs the parameters as they are", "remove it")]
+    return [Fault(path, f"{algorithm.name} needs the exact parameters", "remove it")]
 
 
 def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> list[Fault]:
-    """What does not go with the shape that the method declares; where it needs no servers, and the
-    job file says nothing, there are none.
+    """Conflicts with the method's shape. If it needs no servers, and the job file does not state a
+    number, there are none.
     """
     if "algorithm" not in resolved and "algorithm" in document:
         return []
@@ -423,7 +426,7 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     shape, path = method.shape, ("servers", "count")
     servers = document.setdefault("servers", {})
     if not isinstance(servers, dict):
-        return faults  # the schema says what is wrong
+        return faults  # the schema reports it
     count = servers.get("count")
     if count is None and not shape.needs_servers:
         servers["count"] = 0
@@ -444,7 +447,7 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
             if section in resolved:
                 faults.append(Fault((section, "name"), f"{name} has no servers", instead))
     if method.lead.drive is not Lead.drive and get(document, ("job", "stop", "target")):
-        what = f"{name} evaluates the model at its end only: nobody would look at the target"
+        what = f"{name} evaluates the model only at its end: the target would be ignored"
         faults.append(Fault(("job", "stop", "target"), what, "remove it"))
     if method.lead.drive is not Lead.drive and get(document, ("data", "bad_samples_max")):
         what = f"{name} compares sums over the dataset: it can do without no sample"
@@ -475,7 +478,7 @@ def _check_processes(name: str, can_be_several: bool, processes: Any) -> list[Fa
 
 
 def _with_choices(document: dict[str, Any]) -> dict[str, Any]:
-    """The document as `JobFile` has it, the options left out: they are checked on their own."""
+    """The document in the form of `JobFile`, without options: they are checked separately."""
     reshaped = dict(document)
     for section in registry.SECTIONS:
         table = document.get(section)

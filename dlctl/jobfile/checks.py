@@ -1,7 +1,7 @@
-"""What types cannot say: names, rates, targets, the task's file, and what goes together.
+"""Checks beyond types: names, rates, targets, the task's file, and conflicting keys.
 
-Works on the document as it was read, so that these faults are reported together with all others;
-values of a wrong type are left to the schema.
+They work on the parsed document, so that these faults are reported together with all others; the
+schema reports values of a wrong type.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _check_text(document: dict[str, Any], path: KeyPath, check: Any) -> Iterator
 
 
 Verdict = tuple[str, str]
-"""What is wrong and what was meant; "" if nothing."""
+"""The fault and a suggestion; "" if there is none."""
 FINE: Verdict = ("", "")
 
 
@@ -67,7 +67,7 @@ def _job_name(text: str) -> Verdict:
 
 
 def _task(text: str, directory: Path) -> Verdict:
-    """The file must be there; whether the name is in it turns out when a worker imports it."""
+    """The file must exist; whether it has the name is checked when a worker imports it."""
     file, _, name = text.rpartition(":")
     if not file.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         return 'must be a file and a name in it, as in "train.py:task"', ""
@@ -83,7 +83,7 @@ def _task(text: str, directory: Path) -> Verdict:
 
 
 def _weights(text: str, directory: Path) -> Verdict:
-    """The files must be there; what is in them turns out when a worker builds the model."""
+    """The files must exist; their content is checked when a worker builds the model."""
     if not text:
         return FINE
     place = directory / text
@@ -131,7 +131,7 @@ def _best(text: str) -> Verdict:
 
 
 def _setting(key: str, text: str) -> Verdict:
-    """As `dlctl set` would take it."""
+    """Parsed as by `dlctl set`."""
     try:
         GENERAL[key].parse(text.strip())
     except ValueError as error:
@@ -154,7 +154,7 @@ def _check_ports(document: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _check_extras(document: dict[str, Any]) -> Iterator[Fault]:
-    """The coordinator, which writes these, is a process of this machine and this Python."""
+    """The coordinator, which writes these, runs on this machine with this Python."""
     wanted = {"tensorboard": "tensorboard", "prometheus_port": "prometheus"}
     for key, extra in wanted.items():
         if get(document, ("log", key)) and (why := extras.missing(extra)):
@@ -169,7 +169,7 @@ def _check_encryption(document: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _has_others(document: dict[str, Any]) -> bool:
-    """Whether other machines than this one take part; then it is always tcp."""
+    """Whether other machines take part; then the transport is always tcp."""
     hosts = document.get("hosts")
     tables = hosts if isinstance(hosts, list) else []
     named = any(host.get("ssh") for host in tables if isinstance(host, dict))
@@ -185,8 +185,8 @@ def _check_target_is_looked_at(document: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _check_unbiased(document: dict[str, Any]) -> Iterator[Fault]:
-    """What is sent is multiplied by 1 / density: float16 ends at 65,504, and all that 16 bits round
-    off would be lost, because nothing waits for a later push.
+    """Sent values are multiplied by 1 / density: float16 ends at 65,504, and the rounding errors of
+    16 bits would be lost, because there is no residual for a later push.
     """
     section = partial(get, document)
     is_unbiased = section(("compression", "name")) == "randomk"

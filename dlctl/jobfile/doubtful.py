@@ -1,4 +1,4 @@
-"""What a job file asks for and will not get: valid, and worth a word."""
+"""Warnings about valid settings of a job file that have no effect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _push_before_fetch(job: JobFile) -> str:
         why.append(f"{push} steps between pushes do not divide {fetch} between fetches")
     if not why:
         return ""
-    return f"push_before_fetch: what is fetched lacks steps of its own replica: {'; '.join(why)}"
+    return f"push_before_fetch: fetches lack steps of the replica itself: {'; '.join(why)}"
 
 
 def _slurm_extra(job: JobFile) -> str:

@@ -1,4 +1,4 @@
-"""What is wrong with a job file, with its place in the file, and how that is shown."""
+"""Faults of a job file with their positions, and how they are shown."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from dlctl.util.text import escape
 UNREADABLE = "cannot read the job file"
 SHOWN_MAX = 50
 TEXT_MAX = 500
-"""Characters of a key or a message that are shown: both may repeat what the file says."""
+"""Characters of a key or a message that are shown: both may contain text of the file."""
 WIDTH_MAX = 100
 """Columns of a source line that are shown."""
 
 
 class Fault(NamedTuple):
-    """Something wrong with the value of a key, or with the key itself."""
+    """An error in the value of a key, or in the key itself."""
 
     path: KeyPath
     message: str
     suggestion: str = ""
-    """What was probably meant: 'did you mean "x"?'."""
+    """A suggestion: 'did you mean "x"?'."""
     at_key: bool = False
     """Point at the key, not at its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A fault and where it is. Lines count from 1, columns from 0; None: not in the file."""
+    """A fault and its position. Lines count from 1, columns from 0; None: not in the file."""
 
     file: str
     key: str
@@ -51,7 +51,7 @@ class Problem:
 
 
 class JobFileError(UsageError):
-    """A job file that cannot be used. `problems` has everything that is wrong with it."""
+    """A job file that cannot be used. `problems` has all of its faults."""
 
     def __init__(
         self, path: Path, problems: Iterable[Problem], title: str = "job file is not valid"

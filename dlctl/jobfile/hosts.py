@@ -1,4 +1,4 @@
-"""What is wrong with the hosts of a job: names, addresses, and how many daemons each takes."""
+"""Checks of the hosts of a job: names, addresses, and the number of daemons on each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FULL_PATH = re.compile(r"/[^\0\n]*|~/[^\0\n]*")
 
 
 def check(document: dict[str, Any]) -> Iterator[Fault]:
-    """All faults of the section [[hosts]]; values of a wrong type are left to the schema."""
+    """All faults of the section [[hosts]]; the schema reports values of a wrong type."""
     hosts = document.get("hosts")
     if not isinstance(hosts, list):
         return
@@ -53,14 +53,14 @@ def _check_host(path: KeyPath, host: dict[str, Any]) -> Iterator[Fault]:
 def _check_counts(
     document: dict[str, Any], tables: Sequence[tuple[KeyPath, dict[str, Any]]]
 ) -> Iterator[Fault]:
-    """What the hosts ask for has to fit the number of servers and workers that there are."""
+    """The hosts' numbers have to match the total number of servers and workers."""
     for section, default in (("servers", Servers().count), ("workers", Workers().count)):
         count = get(document, (section, "count"))
         count = count if type(count) is int else default
         asked = [(path, host.get(section)) for path, host in tables]
         numbers = [number for _, number in asked if type(number) is int]
         if min(numbers, default=0) < 0:
-            continue  # The schema says so.
+            continue  # The schema reports it.
         if sum(numbers) > count or (len(numbers) == len(tables) and sum(numbers) != count):
             path = next((*path, section) for path, number in asked if type(number) is int)
             message = f"the hosts ask for {sum(numbers)} {section}; count in [{section}] is {count}"

@@ -1,6 +1,6 @@
-"""Where every key of a TOML text stands: `tomllib` does not say, and an error needs a line.
+"""The position of every key of a TOML text: `tomllib` does not report it, and errors need a line.
 
-The text is known to be valid TOML, so that this scanner only has to tell keys from values.
+The text is known to be valid TOML, so this scanner only has to distinguish keys from values.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ KeyPath = tuple[str | int, ...]
 PARTS_MAX = 32
 """Deeper keys count as their 32nd ancestor."""
 PLACES_MAX = 50_000
-"""Of more keys and array elements only the first are known."""
+"""Only so many keys and array elements are located, the first ones."""
 
-# No group is possessive: Python before 3.11.5 (Debian 12 has 3.11.2) loses its way in such a one.
+# No group is possessive: Python before 3.11.5 (Debian 12 has 3.11.2) has a bug with such groups.
 _TOKEN = re.compile(
     r'''(?P<space>[ \t\r]++|\#[^\n]*+)
       | (?P<text>"""(?:[^"\\]++|\\[\s\S]|"(?!""))*"{3,5} | \'\'\'[\s\S]*?'{3,5}
@@ -34,7 +34,7 @@ def get(document: dict[str, Any], path: KeyPath) -> Any:
 
 
 class Place(NamedTuple):
-    """Part of a line: lines count from 1, columns from 0; `end` is the column behind it."""
+    """Part of a line: lines count from 1, columns from 0; `end` is exclusive."""
 
     line: int
     start: int
@@ -64,7 +64,7 @@ def find_keys(text: str) -> dict[KeyPath, Spot]:
 
 
 class _Scanner:
-    """Takes tokens; knows whether the next one belongs to a key, a header or a value."""
+    """Consumes tokens; tracks whether the next one belongs to a key, a header or a value."""
 
     def __init__(self) -> None:
         self.found: dict[KeyPath, Spot] = {}
@@ -72,7 +72,7 @@ class _Scanner:
         self._counts: dict[KeyPath, int] = {}
         """Array of tables -> index of its last element."""
         self._open: list[tuple[str, KeyPath]] = []
-        """Brackets of the value that are open, and the key that each belongs to."""
+        """Open brackets of the value, and the key that each belongs to."""
         self._new_statement()
 
     def _new_statement(self) -> None:
@@ -81,7 +81,7 @@ class _Scanner:
         """Of the key that is being read."""
         self._header = ""
         self._owner: KeyPath | None = None
-        """The key whose value comes; None while a key is read."""
+        """The key whose value follows; None while a key is read."""
 
     def take(self, word: str, is_mark: bool, place: Place) -> None:
         if word == "\n" and is_mark:
@@ -108,7 +108,7 @@ class _Scanner:
         self._place = self._place._replace(end=place.end) if self._place else place
 
     def _record(self, base: KeyPath) -> KeyPath:
-        """Note where the key stands that was just read, and the tables that it makes on its way."""
+        """Record the position of the key that was just read, and of the tables that it implies."""
         path = base
         for number, part in enumerate(self._parts, 1):
             path = (*path, part)

@@ -1,4 +1,4 @@
-"""From a path to a document of plain values; what is wrong with the file itself."""
+"""From a path to a document of plain values; faults of the file itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$
 
 
 def read(path: Path) -> str:
-    """The text of a job file. Raises JobFileError if there is none that we want to read."""
+    """The text of a job file. Raises JobFileError if it cannot be read."""
     try:
         info = path.stat()
         if stat.S_ISDIR(info.st_mode):
@@ -109,7 +109,7 @@ def _job_files_in(directory: Path) -> str:
 
 
 def remove_foreign(document: dict[str, Any]) -> list[Fault]:
-    """Take out of the document what no job file has: dates, NaN, infinity, very deep tables, and
+    """Remove values that no job file may have: dates, NaN, infinity, very deep tables, and
     whole numbers of more than 64 bits."""
     faults: list[Fault] = []
     pending: list[tuple[KeyPath, Any]] = [((), document)]

@@ -1,4 +1,4 @@
-"""What does not go together with a replica that is cut over several processes, `[replica]`."""
+"""Conflicts with a replica that is split over several processes, `[replica]`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
     where = ("replica", way)
     if any(table.of_rows for table in method.shape.tables):
         yield where, f"{name} brings the rows of a batch to one process", "remove it"
-    if ways == ["hogwild"]:  # What it needs is its own: `_replica_faults`.
+    if ways == ["hogwild"]:  # It has its own checks: `_replica_faults`.
         return
     if len(ways) > 1:
         yield where, f"a replica is cut in one way, not by {' and '.join(ways)}", "use one of them"
@@ -33,9 +33,9 @@ def faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
         what = f"{name} has no servers: its replicas exchange what one process has"
         yield where, what, "use a method with servers, such as downpour or diloco"
     if method.shape.engine:
-        yield where, f"{name} has an engine of its own, which needs the whole model", "remove it"
+        yield where, f"{name} has its own engine, which needs the whole model", "remove it"
     if job.workers.batch_size == "auto":
-        what = f"{way} needs a number: nobody tries sizes on several processes"
+        what = f"{way} needs a number: sizes are not tried on several processes"
         yield ("workers", "batch_size"), what, "use a number"
     if job.gradient.compile:
         yield ("gradient", "compile"), f"torch.compile does not go with {way}", "remove it"
@@ -52,7 +52,7 @@ def faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
 
 
 def _microbatches(job: JobFile) -> Iterator[tuple[KeyPath, str, str]]:
-    """A batch cannot be cut into more parts than it has samples."""
+    """A batch cannot be split into more parts than it has samples."""
     chosen, size = job.replica, job.workers.batch_size
     if chosen.pipeline == 1 and chosen.microbatches:
         yield ("replica", "microbatches"), "there are no stages", "remove it"

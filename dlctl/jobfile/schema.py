@@ -1,4 +1,4 @@
-"""Unknown keys, types and ranges: what the dataclasses say, checked by pydantic, in our words."""
+"""Unknown keys, types and ranges: the dataclasses, checked by pydantic, with our messages."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _BOUNDS = {
 def validate(
     kind: type[T], values: dict[str, Any], at: KeyPath = (), also: Iterable[str] = ()
 ) -> tuple[T | None, list[Fault]]:
-    """Build a dataclass (of dataclasses) from a table, or say everything that is wrong with it.
+    """Build a dataclass (of dataclasses) from a table, or return all of its faults.
 
-    at: path of the table in the document. also: keys that the table may have besides its fields, to
-    be suggested only. Strict: "4" and 4.0 are not 4, and an unknown key is a fault whatever the
-    dataclass itself says about it.
+    at: path of the table in the document. also: keys that the table may have besides its fields,
+    for suggestions only. Strict: "4" and 4.0 are not 4, and an unknown key is a fault whatever the
+    dataclass itself declares.
     """
     known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     unknown = [(key, value) for key, value in values.items() if key not in known]
@@ -71,7 +71,7 @@ def validate(
 
 
 def _joined(faults: Iterable[Fault]) -> list[Fault]:
-    """One fault for each key: a value may be of none of several types, and each says so."""
+    """One fault for each key: if a value has none of several types, each of them reports one."""
     joined: dict[KeyPath, Fault] = {}
     for fault in faults:
         known = joined.setdefault(fault.path, fault)
@@ -121,7 +121,7 @@ def _fault(
 
 
 def _range(kind: Any, path: KeyPath, detail: ErrorDetails) -> str:
-    """The whole range, although pydantic names only the end of it that the value is beyond."""
+    """The whole range; pydantic names only the violated bound."""
     (limit,) = detail["ctx"].values()
     beyond = bounds.bound(_BOUNDS[detail["type"]](limit))
     whole = (ends for ends in bounds.bounds(_hint_at(kind, path)) if beyond in ends)
@@ -140,9 +140,9 @@ def _message(detail: ErrorDetails) -> str:
 
 
 def _follow(loc: KeyPath, values: Any, *, is_missing: bool) -> tuple[KeyPath, Any]:
-    """The part of pydantic's location that lies in the document, and what is there.
+    """The part of pydantic's location that is in the document, and the value there.
 
-    A location may go on inside a value with the names of a union's branches; one of a key that
+    A location may continue inside a value with the names of a union's branches; that of a key that
     is_missing ends with that key.
     """
     path: KeyPath = ()

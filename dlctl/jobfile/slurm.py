@@ -1,4 +1,4 @@
-"""What is wrong with the section [slurm]: options of sbatch, and what goes together."""
+"""Checks of the section [slurm]: options of sbatch, and conflicting keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = (
     "chdir", "requeue", "no-requeue", "no-kill", "array", "export", "parsable", "wait", "wrap",
     "input", "test-only",
 )  # fmt: skip
-"""Options of sbatch that a job file cannot give in `extra`: they are dlctl's, or have a key."""
+"""Options of sbatch that are not allowed in `extra`: dlctl sets them, or they have a key."""
 _TEXTS = {
     "partition": (WORD, "must be the name of a partition"),
     "account": (WORD, "must be the name of an account"),
@@ -35,7 +35,7 @@ _TEXTS = {
 
 
 def check(document: dict[str, Any]) -> Iterator[Fault]:
-    """All faults of this section; values of a wrong type are left to the schema."""
+    """All faults of this section; the schema reports values of a wrong type."""
     table = document.get("slurm")
     if not isinstance(table, dict):
         return

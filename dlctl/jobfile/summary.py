@@ -1,4 +1,4 @@
-"""A job in a line: method, optimisers, daemons, where it ends."""
+"""A job in one line: method, optimisers, daemons, stop condition."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _rated(optimizer: Choice) -> str:
 
 
 def _work(job: JobFile) -> str:
-    """As in " (80 updates)": what a length in steps or samples comes to. A step is one worker's."""
+    """A length in steps or samples as updates, as in " (80 updates)". A step is one worker's."""
     from dlctl import batches, registry
     from dlctl.algorithms.base import Lead
 
@@ -50,7 +50,7 @@ def _work(job: JobFile) -> str:
     lengths += [stop.steps] if stop.steps else []
     push = method.replica.one_push(method.Options(**job.algorithm.options)).batches
     if method.shard.averages:
-        # An update without all workers, if the method has such, is of fewer samples.
+        # Some methods make updates without all workers, with fewer samples.
         least = "at least " if method.lead.quorum is not Lead.quorum else ""
         return f" ({least}{_count(round(min(lengths) / push / job.workers.count), 'update')})"
     return f" ({_count(round(min(lengths) / push), 'push', 'pushes')})"
@@ -74,7 +74,7 @@ def _count(number: float, what: str, many: str = "") -> str:
 
 
 def _stop(stop: Stop, *, ends: bool) -> str:
-    """ends: the method comes to an end by itself, and looks at seconds alone."""
+    """ends: the method ends on its own, and only `seconds` limits it."""
     units = ("second",) if ends else ("epoch", "step", "sample", "second")
     limits = ["it is done"] if ends else []
     limits += [

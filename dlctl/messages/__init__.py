@@ -1,9 +1,8 @@
 """Every message of a run, one frozen dataclass each.
 
-The control plane runs between the coordinator and everybody else; the data plane between workers
-and servers. Field types are the schema: `wire.py` reads them, checks each value on the way in, and
-sends arrays as raw frames of their own behind the header. Vectors are 1-d; units stand last in
-names.
+The control plane is between the coordinator and all other processes; the data plane between workers
+and servers. Field types are the schema: `wire.py` reads them, checks each received value, and sends
+arrays as separate raw frames after the header. Vectors are 1-d; units are the last part of names.
 
 Identity: a worker is (slot, epoch), a shard is (shard, generation). The coordinator issues epochs
 and generations, never twice. `token` proves to a server that the coordinator issued the epoch. A

@@ -1,4 +1,4 @@
-"""What all messages have in common, and the types of their fields."""
+"""The base of all messages, and the types of their fields."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Signed = Annotated[int, "may be negative"]
 
 class Message(Record):
     """Base of all messages. Its repr shows arrays as dtype and length, never their content, and
-    nothing of a secret.
+    no secrets.
     """
 
     __slots__ = ()
     code: ClassVar[int]
     borrows: ClassVar[bool] = False
-    """Whether its arrays are the sender's own and will change: whoever sends it copies them."""
+    """Whether its arrays belong to the creator and will change: the transport copies them."""
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{f.name}={_short(f.name, getattr(self, f.name))}" for f in fields(self))

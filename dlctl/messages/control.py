@@ -12,7 +12,7 @@ from dlctl.util.record import record
 
 @record
 class Register(Message):
-    """A daemon is there. Repeated until `Welcome` comes, so it must be idempotent."""
+    """A daemon has started. Repeated until `Welcome` is received, so it must be idempotent."""
 
     run_id: str
     role: str
@@ -32,11 +32,11 @@ class Welcome(Message):
     term: int
     """Epoch of the slot, or generation of the shard."""
     token: bytes
-    """To a worker: the proof of its epoch. To a server: the key by which it checks those."""
+    """To a worker: the proof of its epoch. To a server: the key by which it verifies those."""
     settings: Json
-    """To begin with."""
+    """The initial settings."""
     finds: bool = False
-    """To a worker: find the batch size that there is memory for."""
+    """To a worker: find the largest batch size that fits into memory."""
 
 
 @record
@@ -53,21 +53,21 @@ class ModelReady(Message):
     name: str
     layout: bytes
     samples: int
-    """Of a data epoch."""
+    """Samples of a data epoch."""
     has_finish: bool = False
     """Whether the task has a `finish`."""
     frozen: bytes = b""
     """Digests of its frozen parameters (`dlctl/frozen.py`)."""
     lacks_weights: bool = False
-    """The job's initial values are not on its host: what it has built is not what the run has."""
+    """The job's initial values are missing on its host: its parameters are not those of the run."""
     order: str = ""
-    """Digest of the order of the samples that the task has chosen; "": it has chosen none."""
+    """Digest of the sample order chosen by the task; "": the task chooses none."""
     batch_size: int = 0
-    """That there is memory for; 0: it was not told to find it."""
+    """The largest that fits into memory; 0: the worker was not requested to find it."""
     shards: int = 0
-    """Of a dataset that is a stream, which has no number of samples; 0: it is none."""
+    """Shards of a dataset that is a stream, whose length is unknown; 0: not a stream."""
     clients: tuple[int, ...] = ()
-    """The samples of each client, if it is cut into clients."""
+    """The samples of each client, if the dataset is partitioned into clients."""
 
 
 @record
@@ -80,10 +80,10 @@ class Assign(Message):
     restore: str
     """Directory of a checkpoint, or ""."""
     keep: bool = False
-    """Another server of this shard has said `Serving`: go on from the state that it has kept, or
-    fail. False: begin anew, whatever is there; `restore` counts only then."""
+    """Another server of this shard has sent `Serving`: resume from the state that it persisted, or
+    fail. False: start over, whatever exists; `restore` applies only then."""
     samples: int = 0
-    """Of the dataset: a schedule goes by the length of the run."""
+    """Of the dataset: a schedule depends on the length of the run."""
 
 
 @record
@@ -97,7 +97,7 @@ class Serving(Message):
 
 @record
 class Topology(Message):
-    """To a worker: all servers in shard order. One worker is told to initialise empty shards."""
+    """To a worker: all servers in shard order. One worker is asked to initialise empty shards."""
 
     addresses: tuple[str, ...]
     keys: tuple[str, ...]
@@ -105,11 +105,11 @@ class Topology(Message):
     initialise: bool
     restore: str
     under_way: bool = False
-    """All workers have been at work: whoever comes now joins a run that trains."""
+    """All workers have been running: a worker that starts now joins a run under way."""
     frozen: bytes = b""
-    """Digests of the run's frozen parameters: a worker that has others loads those."""
+    """Digests of the run's frozen parameters: a worker with different ones loads those."""
     batch_size: int = 0
-    """Samples of one batch of this worker; 0: as the job file says for all."""
+    """Samples of one batch of this worker; 0: `workers.batch_size`."""
 
 
 @record
@@ -125,7 +125,7 @@ class Moved(Message):
 
 @record
 class Noted(Message):
-    """From a daemon: it has what the coordinator told it under this number."""
+    """From a daemon: it has received the coordinator's message with this number."""
 
     name: str
     what: str
@@ -139,7 +139,7 @@ class Members(Message):
 
     slots: tuple[int, ...]
     scale: tuple[float, ...] = ()
-    """`schedule.Scale`, if the rate goes with the number of workers that the run is to have."""
+    """`schedule.Scale`, if the rate depends on the intended number of workers."""
 
 
 @record
@@ -148,12 +148,12 @@ class Guests(Message):
 
     number: int
     names: bytes
-    """JSON: public key -> name. There may be more of them than a header holds."""
+    """JSON: public key -> name. There may be more than fit into a header."""
 
 
 @record
 class Report(Message):
-    """About once a second, and whenever the phase changes; also a daemon's heartbeat."""
+    """Sent about once a second, and whenever the phase changes; also a daemon's heartbeat."""
 
     name: str
     incarnation: int
@@ -165,18 +165,18 @@ class Report(Message):
 
 @record
 class Heard(Message):
-    """For each report, and if a daemon registers again: the coordinator is there."""
+    """The answer to each report, and to a daemon that registers again: the coordinator is alive."""
 
 
 @record
 class Failed(Message):
-    """The user's code, or this daemon, cannot go on. `detail` is the traceback."""
+    """The user's code, or this daemon, cannot continue. `detail` is the traceback."""
 
     name: str
     error: str
     detail: str
     fatal: bool
-    """True: a restart would end the same way."""
+    """True: a restart would fail in the same way."""
 
 
 # ------------------------------------------------------------ control plane: data
@@ -184,21 +184,21 @@ class Failed(Message):
 
 @record
 class LeaseRequest(Message):
-    """Give me a portion. Repeated with the same `request` until an answer comes."""
+    """Request a portion. Repeated with the same `request` until an answer is received."""
 
     slot: int
     epoch: int
     request: int
     ahead: bool
-    """There is still work: one more only if the others are not left without."""
+    """The worker still has work: grant one more only if enough is left for the others."""
     ends: tuple[int, ...] = ()
-    """What this worker has found: data epoch, shard of the stream, and the samples that it has."""
+    """An end of stream that this worker has found: data epoch, shard of the stream, its samples."""
 
 
 @record
 class Lease(Message):
     """Samples [start, stop) in the shuffled order of `data_epoch`, or of a shard of a stream, which
-    may end before, or of a client. start == stop: none now, ask later.
+    may end before, or of a client. start == stop: none now, retry later.
     """
 
     request: int
@@ -207,15 +207,15 @@ class Lease(Message):
     start: int
     stop: int
     samples: int = 0
-    """Of all workers, that are done."""
+    """The samples done by all workers."""
     shard: Signed = -1
-    """Of the stream, or the client; -1: the dataset has no such."""
+    """The shard of the stream, or the client; -1: the dataset has none."""
 
 
 @record
 class PortionDone(Message):
     """All gradients of a portion are in acknowledged pushes. `loss_sum` is over its samples; it is
-    infinite if the last of these pushes was refused, or empty because the steps were infinite.
+    infinite if the last of these pushes was refused, or empty because the steps were not finite.
     """
 
     slot: int
@@ -226,9 +226,9 @@ class PortionDone(Message):
     samples: int
     loss_sum: float
     metric_sums: Json = field(default_factory=dict)
-    """What else the task's loss returns: name -> [sum over samples, samples that have it]."""
+    """Other metrics of the task's loss: name -> [sum over samples, samples that have it]."""
     end: Signed = -1
-    """The samples of the stream's shard, if it has ended in this portion; else -1."""
+    """The samples of the stream's shard, if it ended in this portion; else -1."""
 
 
 @record
@@ -244,7 +244,7 @@ class PortionNoted(Message):
 
 @record
 class Change(Message):
-    """Put these settings in force. Repeated until `Changed`; applying twice does no harm."""
+    """Apply these settings. Repeated until `Changed`; idempotent."""
 
     change: int
     settings: Json
@@ -265,8 +265,8 @@ class Save(Message):
     checkpoint: int
     directory: str
     is_last: bool = False
-    """To a server: the run ends with this, so apply nothing more. It would be acknowledged, and in
-    no checkpoint."""
+    """To a server: the run ends with this checkpoint, so apply no more pushes. They would be
+    acknowledged, but in no checkpoint."""
 
 
 @record
@@ -288,10 +288,10 @@ class Evaluate(Message):
 
     evaluation: int
     finishes: bool = False
-    """It is the task's `finish` that is to be run, with `metrics`."""
+    """Run the task's `finish` instead, with `metrics`."""
     metrics: Json = field(default_factory=dict)
     average: bool = False
-    """On the moving average of the parameters."""
+    """Use the moving average of the parameters."""
 
 
 @record
@@ -301,12 +301,12 @@ class Evaluated(Message):
     metrics: Json
     error: str
     text: str = ""
-    """What `finish` has printed and returned."""
+    """The output and the result of `finish`."""
 
 
 @record
 class Drain(Message):
-    """To a worker: finish the step, push what is accrued, wait for the acks, then say `Drained`."""
+    """To a worker: finish the step, push the residual, wait for the acks, then send `Drained`."""
 
     reason: str
 
@@ -318,11 +318,11 @@ class Drained(Message):
 
 @record
 class Shutdown(Message):
-    """Exit now, in order. The last message a daemon gets."""
+    """Exit now, in an orderly way. The last message to a daemon."""
 
     reason: str
     keep_state: bool = False
-    """To a server: leave its shard's state behind, the run may be recovered from it."""
+    """To a server: do not remove its shard's state, the run may be recovered from it."""
 
 
 # ------------------------------------------------------------ control plane: processes of a host
@@ -350,7 +350,7 @@ class Spawned(Message):
 
 @record
 class Kill(Message):
-    """To an agent: end this incarnation; `signal` is 15 or 9."""
+    """To an agent: terminate this incarnation; `signal` is 15 or 9."""
 
     name: str
     incarnation: int
@@ -359,7 +359,8 @@ class Kill(Message):
 
 @record
 class ProcessExited(Message):
-    """From an agent, until noted. `status` is negative for a process that a signal killed."""
+    """From an agent. Repeated until `ExitNoted`. `status` is negative for a process that was killed
+    by a signal."""
 
     name: str
     incarnation: int
@@ -389,7 +390,7 @@ class Request(Message):
 
 @record
 class Reply(Message):
-    """`done` is False while the work goes on: `result` then says how far it is."""
+    """`done` is False while the work is in progress: `result` then has the progress."""
 
     request: int
     done: bool
@@ -402,13 +403,13 @@ class Reply(Message):
 
 @record
 class RegisterAgain(Message):
-    """To an agent that reports: this coordinator has no note of its having registered."""
+    """To an agent that reports: this coordinator has no record of its registration."""
 
 
 @record
 class Reopen(Message):
-    """To a server: the run goes on, checkpoint `last` has not been its last one. Only a server that
-    says so in its reports is told.
+    """To a server: the run continues, checkpoint `last` was not its last one. Sent only to a server
+    whose reports say that it was.
     """
 
     last: int
@@ -419,23 +420,25 @@ class Reopen(Message):
 
 @record
 class Peers(Message):
-    """To a worker: who takes part now, and who is about to. Repeated until `Noted`; the newest
-    `number` counts.
+    """To a worker: the workers that take part now, or are about to. Repeated until `Noted`; the
+    newest `number` counts.
     """
 
     number: int
     slots: tuple[int, ...]
     joining: tuple[int, ...]
-    """Of these slots, those that do not take part yet: they may ask, and cannot answer."""
+    """Of these slots, those that do not take part yet: they may send requests, but not answer any.
+    """
     epochs: tuple[int, ...]
     addresses: tuple[str, ...]
-    """"" while a worker does not listen."""
+    """"" for a worker that does not listen yet."""
     keys: tuple[str, ...]
 
 
 @record
 class Listening(Message):
-    """From a worker: other replicas may ask it at this address. Repeated until `ListeningNoted`."""
+    """From a worker: other replicas may send requests to this address. Repeated until
+    `ListeningNoted`."""
 
     slot: int
     epoch: int
@@ -449,16 +452,16 @@ MODEL_LOST = "model-lost"
 @record
 class Group(Message):
     """To a worker: the group of this generation. Repeated until `GroupNoted`; only the newest
-    counts, and whoever is not in `slots` has no group.
+    counts, and a worker that is not in `slots` has no group.
     """
 
     generation: int
     slots: tuple[int, ...]
     """In the order of their ranks."""
     store: str
-    """host:port of the rendezvous; "": open it, to the first member."""
+    """host:port of the rendezvous; "", to the first member: open it."""
     is_new: bool
-    """Nothing is trained yet: whoever has made no sum has the model that the run begins with."""
+    """Nothing is trained yet: a member that has made no sum has the run's initial model."""
 
 
 @record
@@ -466,21 +469,21 @@ class GroupNoted(Message):
     name: str
     generation: int
     store: str
-    """Of the first member, when it has opened it; else ""."""
+    """From the first member, once it has opened the rendezvous; else ""."""
 
 
 @record
 class GroupBroken(Message):
-    """From a member: a collective of this generation has failed or passed its deadline. Repeated
-    until there is another generation."""
+    """From a member: a collective of this generation has failed or exceeded its deadline. Repeated
+    until the next generation."""
 
     slot: int
     epoch: int
     generation: int
     reason: str
     why: str
-    """UNMADE: the members have not found each other. MODEL_LOST: they have, and none of them has
-    what the group has come to. Else ""."""
+    """UNMADE: the members have not connected to each other. MODEL_LOST: they have, but none of them
+    has the group's model. Else ""."""
 
 
 @record
@@ -494,15 +497,15 @@ class ListeningNoted(Message):
 
 @record
 class Holding(Message):
-    """From a server: all pushes that it holds until the lead decides. Sent at every change and a
-    while after it again; the newest `number` of the newest generation counts.
+    """From a server: all pushes that it holds until the lead decides. Sent at every change and
+    resent a while later; the newest `number` of the newest generation counts.
     """
 
     shard: int
     generation: int
     number: int
     clock: int
-    """Of the shard: the steps before it are made, and would be found by the next server."""
+    """Of the shard: the steps before it are committed, and survive the server."""
     pushes: Array
     """int64[3 n]: clock, slot and epoch of each."""
 
@@ -510,20 +513,20 @@ class Holding(Message):
 @record
 class Decided(Message):
     """To a server: which pushes of this clock count. The answer to a `Holding` of a shard that has
-    not come so far.
+    not passed this clock.
     """
 
     clock: int
     used: Array
     """int64[2 n]: slot and epoch of each."""
     gone: Array
-    """int64[2 n]: of these, who has died since. More and more of them, never fewer."""
+    """int64[2 n]: of these, the processes that have died since. The set only grows."""
 
 
 @record
 class NormPart(Message):
-    """From a server: what its shard's update at this clock adds to the square of the norm by which
-    all shards clip theirs. Repeated until `NormTotal`.
+    """From a server: the share of its shard's update at this clock in the squared norm by which all
+    shards clip theirs. Repeated until `NormTotal`.
     """
 
     shard: int
@@ -545,8 +548,8 @@ class NormTotal(Message):
 
 @record
 class SampleFailed(Message):
-    """From a worker: a sample could not be loaded, and its batch went on without it. Repeated until
-    `SampleNoted`; each counts once in a data epoch."""
+    """From a worker: a sample could not be loaded, and its batch continued without it. Repeated
+    until `SampleNoted`; each counts once in a data epoch."""
 
     slot: int
     epoch: int

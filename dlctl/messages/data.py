@@ -10,7 +10,7 @@ from dlctl.util.record import record
 
 @record
 class Join(Message):
-    """A worker's first word to a server, on every connection; nothing else is heard before it."""
+    """A worker's first message to a server, on every connection; others are ignored before it."""
 
     run_id: str
     slot: int
@@ -31,7 +31,7 @@ class Joined(Message):
 
 @record
 class JoinAgain(Message):
-    """A server does not know the worker that spoke: its process or the connection is a new one."""
+    """A server does not know the sender of a message: its process or the connection is new."""
 
     shard: int
     generation: int
@@ -39,7 +39,7 @@ class JoinAgain(Message):
 
 @record
 class Initialise(Message):
-    """The model's initial values of a shard. Only the first one counts. Answered by `Joined`.
+    """The model's initial values of a shard. Only the first message counts. Answered by `Joined`.
 
     `values` float32[hi-lo]; for shard 0 also `averaged` float64, else empty.
     """
@@ -65,17 +65,17 @@ class Push(Message):
     last_step: int
     samples: int
     clock: int
-    """What the method counts: the step of a barrier, the number of a batch method's batch."""
+    """The method's clock: the step of a barrier, the number of a batch method's batch."""
     delta: Packed
     portion: int = 0
-    """The portion of `clock` that this is the sum of, for methods that push portion by portion."""
+    """The portion of `clock` that is summed here, for methods that push portion by portion."""
     table: int = 0
     """Its number in the method's shape; `seq` counts the pushes to this table's shard."""
     is_part: bool = False
     """`delta` is of the elements [at, at + its length) of the shard's slice, not of all of it."""
     at: int = 0
     weight: float = 0.0
-    """What it weighs, for methods that go by that."""
+    """Its weight, for methods that use weights."""
 
 
 APPLIED = "applied"
@@ -90,11 +90,10 @@ BUFFERED = "buffered"
 
 @record
 class Ack(Message):
-    """What became of a push. All outcomes but HELD, GAP and FENCED settle it for good.
+    """The outcome of a push. All outcomes but HELD, GAP and FENCED settle it for good.
 
-    APPLIED: it is in the shard. BUFFERED: it is in the shard's committed state and comes into its
-    values later. DUPLICATE: it already was. LATE: the method dropped it, as it
-    should.
+    APPLIED: it is in the shard. BUFFERED: it is in the shard's committed state and will be applied
+    to its values later. DUPLICATE: it was applied before. LATE: the method dropped it, as intended.
     REFUSED: it was poison (`reason`). HELD: it waits in a barrier. GAP: resend from `next_seq`.
     FENCED: a newer epoch owns this slot.
     """
@@ -112,10 +111,10 @@ class Ack(Message):
 
 @record
 class Fetch(Message):
-    """Send me your slice, once your clock is at least `clock_min` (barriers), at once if 0.
+    """Request a server's slice, once its clock is at least `clock_min` (barriers), at once if 0.
 
-    Answered by `Parameters`, or by `SparseParameters` if the shard knows what it has changed since
-    the version that this worker has.
+    Answered by `Parameters`, or by `SparseParameters` if the shard knows its changes since the
+    version that this worker has.
     """
 
     slot: int
@@ -123,26 +122,26 @@ class Fetch(Message):
     request: int
     clock_min: int
     have_generation: int = 0
-    """0: nothing that could be brought up to date, send me all of it."""
+    """0: the worker has nothing to update, send the whole slice."""
     have_version: int = 0
     exact: bool = False
-    """As float32, even where the job has the values rounded: to be evaluated, not trained with."""
+    """Request float32, even if the job rounds values: for evaluation, not for training."""
     table: int = 0
     lo: int = 0
     hi: int = 0
     """Only the elements [lo, hi) of the slice; hi = 0: all of it."""
     after: int = 0
-    """Not before so many pushes of this worker to the table's shard are settled: it reads its own
-    writes, and need not wait for their acks before it asks."""
+    """Answer only once so many pushes of this worker to the table's shard are settled: it reads its
+    own writes without waiting for their acks before the request."""
     average: bool = False
-    """The moving average of the parameters in place of these; all of it."""
+    """Request the moving average instead of the parameters; all of it."""
 
 
 @record
 class Parameters(Message):
-    """A whole slice as of `version`: absolute values, so a repeat does no harm.
+    """A whole slice at `version`: absolute values, so it is idempotent.
 
-    A server gives a view of its shard: a large one is copied piece by piece while it is sent.
+    A server passes a view of its shard: a large one is copied piece by piece while it is sent.
     """
 
     borrows: ClassVar[bool] = True
@@ -153,20 +152,20 @@ class Parameters(Message):
     values: Array
     """float32[hi-lo], or as many of 16 bits: float16, or bfloat16 as uint16."""
     remembered: bool = False
-    """The shard remembers what it changes from here on: who keeps these values may fetch the
-    changes alone."""
+    """The shard tracks its changes from here on: a worker with these values may fetch only the
+    changes."""
     table: int = 0
     clock: int = 0
-    """What the method counts on this shard (`ShardSide.clock`)."""
+    """The method's clock on this shard (`ShardSide.clock`)."""
     samples: int = 0
-    """Of all replicas, in this version."""
+    """Samples of all replicas in this version."""
 
 
 @record
 class SparseParameters(Message):
-    """What has changed of a slice between version `since` of this generation and `version`.
+    """The changes of a slice between version `since` of this generation and `version`.
 
-    Absolute values, too; but they make the slice whole for nobody but who has just that version.
+    Absolute values, too; but they only complete a slice of exactly version `since`.
     """
 
     shard: int
@@ -175,14 +174,14 @@ class SparseParameters(Message):
     version: int
     since: int
     values: Array
-    """[n], of any type that `Parameters` may have. Of one version both have the same values."""
+    """[n], of any type that `Parameters` may have. For one version both have the same values."""
     positions: Array
-    """uint8[...], where they belong, as `compress/indices.py` packs positions in the slice."""
+    """uint8[...], the positions of the values in the slice, packed as by `compress/indices.py`."""
     counts: tuple[int, ...]
-    """The n values are in so many parts of these sizes, packed one after the other; a position may
-    be in several of them, with the same value."""
+    """The sizes of the parts of the n values, which are packed separately; a position may be in
+    several parts, with the same value."""
     lengths: tuple[int, ...]
-    """And the bytes of `positions` that each part takes."""
+    """The bytes of `positions` that each part takes."""
     table: int = 0
     clock: int = 0
     samples: int = 0
@@ -190,7 +189,7 @@ class SparseParameters(Message):
 
 @record
 class PushBuffers(Message):
-    """A replica's averaged buffers after `samples` samples: absolute, the newest one counts."""
+    """A replica's averaged buffers after `samples` samples: absolute, the newest message counts."""
 
     slot: int
     epoch: int
@@ -217,13 +216,13 @@ class Buffers(Message):
 class VectorOp(Message):
     """From the coordinator: operations on tables, which stay on the shards (`VectorRequest`).
 
-    Idempotent by `number`: of a repeat only those changes are made that were not, and nothing of
-    one that is older than the newest.
+    Idempotent by `number`: a repeat only makes the missing changes, and a message older than the
+    newest makes none.
     """
 
     number: int
     ops: tuple[str, ...]
-    """Changes, and behind them sums; x, y and a of each are in the next fields."""
+    """Changes, followed by sums; x, y and a of each are in the next fields."""
     x: tuple[str, ...]
     y: tuple[str, ...]
     a: tuple[float, ...]
@@ -231,12 +230,12 @@ class VectorOp(Message):
 
 @record
 class VectorResult(Message):
-    """This shard's parts of the sums; none of an operation that is older than the newest."""
+    """This shard's parts of the sums; none for an operation that is older than the newest."""
 
     number: int
     shard: int
     newest: int
-    """The number of the newest operation that has changed anything here."""
+    """The number of the newest operation that has changed this shard."""
     sums: tuple[float, ...]
 
 
@@ -245,29 +244,29 @@ class VectorResult(Message):
 
 @record
 class Ask(Message):
-    """One replica asks another. Repeated with the same `request` until `Answer`, or until whoever
-    asks has given up; the answer to a repeat is the one that there was.
+    """A request of one replica to another. Repeated with the same `request` until `Answer`, or the
+    sender gives up; a repeat gets the same answer.
     """
 
     slot: int
     epoch: int
-    """Of whoever asks."""
+    """Of the sender."""
     to_epoch: int
-    """Of whom it asks: another process of that slot does not answer."""
+    """Of the receiver: another process of that slot does not answer."""
     request: int
     op: str
     payload: Packed
-    """Its arrays as they are; `kind` is "raw"."""
+    """Its arrays, uncompressed; `kind` is "raw"."""
 
 
 @record
 class Answer(Message):
     slot: int
     epoch: int
-    """Of whoever answers."""
+    """Of the replica that answers."""
     request: int
     error: str
-    """Why there is no answer; "": `payload` is it. GONE: the slot has another process now."""
+    """Why there is no answer; "": it is in `payload`. GONE: the slot has another process now."""
     payload: Packed
 
 
@@ -276,8 +275,8 @@ class Answer(Message):
 
 @record
 class FetchRows(Message):
-    """Send me these rows of a table of rows. Answered by `Parameters` with their values, float32[n]
-    one after the other; otherwise as `Fetch`.
+    """Request rows of a table of rows. Answered by `Parameters` with their concatenated values,
+    float32[n]; otherwise as `Fetch`.
     """
 
     have_generation: ClassVar[int] = 0

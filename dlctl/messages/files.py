@@ -8,39 +8,39 @@ from dlctl.util.record import record
 
 @record
 class ReadFile(Message):
-    """To an agent, or to the coordinator from a daemon on another host: send me `nbytes` bytes of a
-    file. Repeated until `FileData`; asking twice does no harm.
+    """To an agent, or to the coordinator from a daemon on another host: request `nbytes` bytes of a
+    file. Repeated until `FileData`; idempotent.
     """
 
     request: int
     file: str
-    """Relative to the directory of whoever is asked: "ckpt/000000000120-3/shard-0.safetensors"."""
+    """Relative to the receiver's directory: "ckpt/000000000120-3/shard-0.safetensors"."""
     part: int
-    """Of a log, which is rotated now and then: the part that `offset` is in; 0: none yet."""
+    """Of a log, which is rotated: the part that `offset` is in; 0: none yet."""
     offset: int
     nbytes: int
 
 
 @record
 class FileData(Message):
-    """Answer to `ReadFile`, with fewer bytes than were asked for where the file ends before."""
+    """Answer to `ReadFile`, with fewer bytes than requested if the file ends before."""
 
     name: str
-    """Who answers."""
+    """The sender."""
     request: int
     file: str
     part: int
-    """The newest one, which these bytes are of: from its beginning, if another was asked for."""
+    """The newest part, which these bytes are of: from its beginning, if another was requested."""
     offset: int
     size: int
-    """Of the file, or of this part of it, as it is now."""
+    """The current size of the file, or of this part of it."""
     data: bytes
     error: str
 
 
 @record
 class FileTaken(Message):
-    """To an agent: this file of a checkpoint is where it belongs; remove the copy."""
+    """To an agent: this file of a checkpoint is at its destination; remove the copy."""
 
     file: str
 

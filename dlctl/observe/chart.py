@@ -12,7 +12,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def lines(xs: Sequence[float], ys: Sequence[float], width: int, height: int) -> list[str]:
-    """The line through these points, as `height` lines of `width` characters; x does not fall."""
+    """The line through these points, as `height` lines of `width` characters; x is sorted."""
     canvas = [[0] * width for _ in range(height)]
     if xs:
         columns, rows = width * COLUMNS - 1, height * ROWS - 1

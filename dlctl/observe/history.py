@@ -1,4 +1,4 @@
-"""What a run looked like over time, as values.
+"""The history of a run, as values.
 
 A run records one `Point` a second, later fewer (`runs/series.py`). They are in the order in which
 they were written. Where the run went back to a checkpoint the steps begin again below those before;
@@ -24,7 +24,7 @@ from dlctl.runs.snapshot import read_job
 from dlctl.util import hints
 
 AXES = ("seconds", "steps", "samples", "epochs", "bytes")
-"""What lines are drawn against, besides the time of day. Seconds: at work, all executions."""
+"""The x axes of lines, besides the time of day. Seconds: running time of all executions."""
 RATE_S = 5.0
 PAUSE_S = 5.0
 AT_MAX = 1e11
@@ -42,28 +42,28 @@ class Point:
     step: int
     samples: int
     seconds: float
-    """At work so far."""
+    """Running time so far."""
     epoch: float = 0.0
     """Passes over the dataset."""
     workers: int = 0
-    """Those at work."""
+    """Running workers."""
     push_bytes: int = 0
     fetch_bytes: int = 0
     pushes: int = 0
-    """Those that were acknowledged."""
+    """Acknowledged pushes."""
     staleness_sum: int = 0
     """Of all pushes; the staleness of one is the updates by others since its fetch."""
     loss: float | None = None
     """Running mean."""
     task: Mapping[str, float] = field(default_factory=dict)
-    """What else the task's loss returns, as running means."""
+    """Other metrics of the task's loss, as running means."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """"lr" of the servers, "inner_lr" of the replicas."""
     noise_scale: float | None = None
-    """In samples."""
+    """Samples."""
 
     def on(self, axis: str) -> float:
-        """Where it is on one of `AXES`."""
+        """Its position on one of `AXES`."""
         return {
             "seconds": self.seconds, "steps": float(self.step), "samples": float(self.samples),
             "epochs": self.epoch, "bytes": float(self.push_bytes + self.fetch_bytes),
@@ -99,7 +99,7 @@ class History:
     job: Mapping[str, Any]
     """The resolved job; {} if it cannot be read."""
     job_text: str
-    """The job file as it was; "" if it is gone."""
+    """The original job file; "" if it is gone."""
     run: Mapping[str, Any]
     """The run's keys, as `status` shows them."""
     points: Sequence[Point]
@@ -117,7 +117,7 @@ class History:
     # ------------------------------------------------------------ lines
 
     def lines(self) -> dict[str, Line]:
-        """Name -> values, of all that the points have."""
+        """Name -> values, for all data of the points."""
         points = self.points
         seconds = [point.seconds for point in points]
         task = sorted({name for point in points for name in point.task})
@@ -145,17 +145,17 @@ class History:
         return line
 
     def counting(self) -> list[bool]:
-        """Of each point, whether the run has not gone back behind it since."""
+        """For each point, whether the run was not rolled back behind it later."""
         lowest = self._lowest_from()
         return [point.step <= low for point, low in zip(self.points, lowest, strict=False)]
 
     def counting_evaluations(self) -> list[bool]:
-        """The same of each evaluation."""
+        """The same for each evaluation."""
         lowest = self._lowest_from()
         return [e.step <= lowest[self._number_until(e.at)] for e in self.evaluations]
 
     def _lowest_from(self) -> list[float]:
-        """The lowest step from each point on, and infinity behind the last one."""
+        """The lowest step from each point on, and infinity after the last one."""
         steps = (float(point.step) for point in reversed(self.points))
         return [*accumulate(steps, min, initial=math.inf)][::-1]
 
@@ -163,7 +163,7 @@ class History:
         return bisect_right(self.points, at, key=lambda point: point.at)
 
     def pauses(self) -> list[tuple[float, float]]:
-        """From when to when it was not at work, as between a stop and the next start."""
+        """The intervals in which the run was not running, as between a stop and the next start."""
         return [
             (before.at, after.at)
             for before, after in pairwise(self.points)
@@ -173,11 +173,12 @@ class History:
     # ------------------------------------------------------------ places
 
     def point_at(self, at: float) -> Point:
-        """The newest one at this time, the first one before there was any."""
+        """The newest point at this time; the first point for earlier times."""
         return self.points[max(0, self._number_until(at) - 1)]
 
     def of_evaluation(self, evaluation: Evaluation, axis: str) -> float:
-        """Where its step was on an axis: between the two points around it. It was found later."""
+        """The position of its step on an axis: between the two points around it. The evaluation
+        itself was recorded later."""
         if axis == "steps":
             return float(evaluation.step)
         known = [p for p in self.points if p.at <= evaluation.at] or [self.points[0]]
@@ -195,7 +196,7 @@ class History:
 
 def rate(counts: Sequence[int], seconds: Sequence[float]) -> Line:
     """Growth per second at each point, over about the last `RATE_S`. Work is counted by portions,
-    in jumps that may be far apart: it is measured from jump to jump, None where there is none.
+    in jumps that may be far apart: the rate is measured from jump to jump; None without jumps.
     """
     line: Line = [None] * len(counts)
     jumps: list[int] = []
@@ -255,7 +256,7 @@ def read(directory: Path, *, whole: bool = True) -> History:
 
 
 def point_of(row: Mapping[str, Any]) -> Point:
-    """Raises KeyError, TypeError or ValueError for what no coordinator writes."""
+    """Raises KeyError, TypeError or ValueError for rows that no coordinator writes."""
     numbers: dict[str, Any] = {name: _number(row[name]) for name in ("step", "samples", "seconds")}
     optional = ("epoch", "workers", "push_bytes", "fetch_bytes", "pushes", "staleness_sum")
     numbers |= {name: _number(row.get(name, 0)) for name in optional}
@@ -270,7 +271,7 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation:
 
 
 def _worker(row: Mapping[str, Any]) -> Worker:
-    """What a worker says of itself may be anything."""
+    """The values in a worker's own report may be of any type."""
     said = row.get("samples_per_s")
     return Worker(_time(row), _maybe(said) if type(said) in (int, float) else None)
 
@@ -289,7 +290,7 @@ def _number(value: Any) -> Any:
 
 
 def _maybe(value: Any) -> float | None:
-    """None for what is not finite, as the loss of a ruined model."""
+    """None for values that are not finite, as the loss of a ruined model."""
     is_odd = value is None or (type(value) is float and not math.isfinite(value))
     return None if is_odd else float(_number(value))
 
@@ -302,7 +303,7 @@ def _numbers(found: Any) -> dict[str, float]:
 
 
 def _newest_point(run: Mapping[str, Any], last: Point) -> list[Point]:
-    """What the run's keys say after its last row: what was done while it drained, above all."""
+    """A point from the run's keys that is newer than its last row: mostly work during the drain."""
     totals, at = run.get("totals"), run.get("updated_at")
     if not isinstance(totals, Mapping) or not isinstance(at, int | float) or at <= last.at:
         return []
@@ -317,7 +318,7 @@ def _newest_point(run: Mapping[str, Any], last: Point) -> list[Point]:
 
 
 def _newest_evaluation(run: Mapping[str, Any], recorded: Sequence[Evaluation]) -> list[Evaluation]:
-    """The newest one, if there is no row of it: there are so many that not all have one."""
+    """The newest evaluation, if it has no row: with very many, not all are recorded."""
     found = run.get("evaluation")
     if not isinstance(found, Mapping) or not isinstance(found.get("step"), int):
         return []

@@ -1,8 +1,8 @@
 """`dlctl report`: a run as one HTML page, which needs no network and no other file.
 
 The charts are drawn in the browser by uPlot (MIT licence, `assets/`), from numbers in the page; a
-content security policy in it forbids to load anything. Texts come from tasks and hosts, so each is
-escaped where it is put in.
+content security policy in it forbids loading any resource. Texts come from tasks and hosts, so each
+is escaped where it is inserted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlctl.util.units import format_duration, short_size
 
 ASSETS = Path(__file__).parent / "assets"
 WORKERS_MAX = 24
-"""Of which each has a line of its own."""
+"""Workers up to which each has its own line."""
 EVENTS_MAX = 2000
 DIGITS = 6
 SOURCES = ("points", "evaluations")
@@ -30,9 +30,9 @@ LOOKS = {
     "bad": ("exit", "error", "lost", "silent", "late", "quarantine", "target", "sample"),
     "turn": ("recover", "resumed", "restart", "scale", "set"),
 }
-"""How kinds of events are marked; others are "calm"."""
+"""Styles of kinds of events; others are "calm"."""
 UNMARKED = ("start", "evaluation", "batch")
-"""Kinds with no mark in the charts: there are many of them, and they say little there."""
+"""Kinds of events without a mark in the charts: they are frequent and not informative there."""
 TITLES = {
     "samples_per_s": ("Throughput", "samples per second, all workers"),
     "staleness": ("Staleness", "updates by others between fetch and push"),
@@ -43,7 +43,7 @@ Json = dict[str, Any]
 
 
 def page(history: History, problems: Sequence[str] = ()) -> str:
-    """The whole page, as text; of each problem of the run a line."""
+    """The whole page, as text; with a line for each problem of the run."""
     points = history.points
     last = points[-1]
     state = str(history.run.get("state", "unknown"))
@@ -85,7 +85,7 @@ def _shown(text: str) -> str:
 
 
 def _embedded(value: Json) -> str:
-    """JSON that no browser takes for the end of its element."""
+    """JSON that cannot close its HTML element."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -229,21 +229,21 @@ def _marks(history: History) -> list[Json]:
         point = history.point_at(event.at)
         text = f"{event.daemon or 'run'}: {event.text}"
         place: Json = {"time": round(event.at, 2), "seconds": point.seconds, "steps": point.step}
-        place |= {"samples": point.samples, "look": _look(event.kind), "text": escape(text)}
+        place |= {"samples": point.samples, "look": _style(event.kind), "text": escape(text)}
         found.append(place)
     return found
 
 
-def _look(kind: str) -> str:
+def _style(kind: str) -> str:
     return next((look for look, kinds in LOOKS.items() if kind in kinds), "calm")
 
 
 def _events(events: Sequence[Event]) -> str:
-    """As a table; what was left out is said above it."""
+    """A table; the number of omitted events is above it."""
     told = [event for event in events if event.kind != "evaluation"]
     rows = "".join(
         f"<tr><td>{_time(event.at)}</td><td>{_shown(event.daemon or 'run')}</td>"
-        f'<td class="{_look(event.kind)}">{_shown(event.kind)}</td>'
+        f'<td class="{_style(event.kind)}">{_shown(event.kind)}</td>'
         f"<td>{_shown(event.text)}</td></tr>"
         for event in told[-EVENTS_MAX:]
     )

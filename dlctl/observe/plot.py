@@ -1,4 +1,4 @@
-"""`dlctl plot`: lines of several runs in one picture, to compare methods by what they cost."""
+"""`dlctl plot`: lines of several runs in one picture, to compare methods by their cost."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def curve(history: History, what: str, axis: str) -> Curve:
     if axis == "bytes" and max(xs) == 0:
         raise UsageError(
             f"{history.run_id} has counted no bytes: {history.method} sums over a group, which "
-            "torch.distributed does by itself",
+            "torch.distributed communicates on its own",
             hint="--x samples, or --x seconds",
         )
     return xs, ys
 
 
 def draw(histories: Sequence[History], what: str, axis: str, file: Path, *, log: bool) -> None:
-    """Write a picture; the ending of `file` says which kind. Raises DlctlError or UsageError."""
+    """Write a picture; the suffix of `file` is its format. Raises DlctlError or UsageError."""
     assert axis in AXES, axis
     curves = [curve(history, what, axis) for history in histories]
     extras.require("plot", "dlctl plot")
@@ -86,7 +86,7 @@ def draw(histories: Sequence[History], what: str, axis: str, file: Path, *, log:
 
 
 def _labels(histories: Sequence[History]) -> Iterator[str]:
-    """By method, as that is what is compared; with the run where methods or runs are the same."""
+    """Labels by method, as methods are compared; with the run where methods or runs are equal."""
     methods = [history.method for history in histories]
     for history in histories:
         is_alone = methods.count(history.method) == 1 and len(histories) > 1

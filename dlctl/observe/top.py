@@ -1,6 +1,6 @@
-"""`dlctl top`: how a run is doing, in the whole terminal, until somebody presses q.
+"""`dlctl top`: the state of a run, in the whole terminal, until q is pressed.
 
-It reads the run's database once a second, as `status` does, and asks no daemon for anything.
+It reads the run's database once a second, as `status` does, and sends no requests to daemons.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ COLUMNS: dict[str, Literal["left", "right"]] = {
     "STALE": "right", "PUSH": "right", "FETCH": "right", "RST": "right",
 }  # fmt: skip
 LEAST = ("", "STALE", "RST", "FETCH", "PUSH", "SAMPLES/S", "STEP")
-"""Columns that are left out where there is no room, the first one first."""
+"""Columns that are left out if there is no room, in this order."""
 LOG_FROM = 30.0
-"""Largest by smallest loss, from which the scale is logarithmic."""
+"""Ratio of the largest to the smallest loss from which the scale is logarithmic."""
 STYLES = {
     "running": "green", "finished": "green", "degraded": "yellow", "backoff": "yellow",
     "recovering": "yellow", "slow": "yellow", "failed": "red", "quarantined": "red",
@@ -55,7 +55,7 @@ Row = Mapping[str, Any]
 
 
 class View(NamedTuple):
-    """All that is shown at one moment."""
+    """All data shown at one moment."""
 
     run_id: str
     state: str
@@ -67,7 +67,7 @@ class View(NamedTuple):
     history: History | None
     """None: there is none yet."""
     trouble: str = ""
-    """Why there is no history, if that is worth a line."""
+    """Why there is no history, if that should be shown."""
     problems: Sequence[str] = ()
     """A line each."""
 
@@ -90,8 +90,9 @@ def watch(look: Callable[[], View], *, color: bool) -> None:
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Keys without Enter, and not shown: `pressed(timeout_s)` is what has been typed. Ctrl-Z is
-    off, as a shell would show its prompt in the middle of the picture; SIGTERM ends us in order.
+    """Keys without Enter and without echo: `pressed(timeout_s)` returns typed characters. Ctrl-Z is
+    off, as a shell would show its prompt in the middle of the screen. SIGTERM exits in an orderly
+    way.
     """
     stdin = sys.stdin.fileno()
     before = termios.tcgetattr(stdin)
@@ -99,7 +100,7 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
 
     def pressed(timeout_s: float) -> str:
         ready, _, _ = select.select([stdin], [], [], timeout_s)
-        # Without a byte the terminal is gone.
+        # A read of no bytes: the terminal is gone.
         return (os.read(stdin, 64).decode(errors="replace") or "q") if ready else ""
 
     try:
@@ -117,7 +118,7 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
 
 
 def draw(view: View, rates: Mapping[str, Sequence[float]], width: int, height: int) -> Group:
-    """One picture of so many characters and lines. The curve gets what the daemons leave."""
+    """One screen of this size in characters. The curve gets the room left by the daemons."""
     problems = [Text(f"! {escape(p)}", style="red") for p in view.problems[:PROBLEMS_MAX]]
     above = [*_head(view), *problems]
     taken = sum(max(1, math.ceil(text.cell_len / width)) for text in above) + OTHER_LINES
@@ -128,7 +129,7 @@ def draw(view: View, rates: Mapping[str, Sequence[float]], width: int, height: i
     parts.append(table(view, shown, rates, width))
     if len(view.daemons) > shown:
         parts.append(Text(f"and {len(view.daemons) - shown} more daemons: dlctl status"))
-    foot = "q leaves" if view.state in ENDED else "q leaves; the run goes on"
+    foot = "q leaves" if view.state in ENDED else "q leaves; the run continues"
     parts.append(Text(foot, style="dim"))
     return Group(*parts)
 
@@ -160,7 +161,7 @@ def _head(view: View) -> list[Text]:
 
 
 def _curve(view: View, width: int, height: int) -> list[Text]:
-    """The loss over the time at work, with its largest and smallest value beside it; logarithmic
+    """The loss over the running time, with its largest and smallest value beside it; logarithmic
     where that shows more.
     """
     points = view.history.points if view.history is not None else ()
@@ -183,8 +184,8 @@ def _curve(view: View, width: int, height: int) -> list[Text]:
 
 
 def table(view: View, count: int, rates: Mapping[str, Sequence[float]], width: int) -> Table:
-    """The first `count` daemons, in as many columns as there is room for. rates: what was shown of
-    each before.
+    """The first `count` daemons, in as many columns as there is room for. rates: the earlier values
+    of each.
     """
     cells = [_cells(row, rates.get(row["name"], ()), view.state in ENDED) for row in view.daemons]
     columns = {name: [row[name] for row in cells[:count]] for name in COLUMNS}

@@ -36,14 +36,14 @@ class AdagradOptions:
     """G at the start. With 0 the first step of an element is lr whatever its gradient; 0.1 or 1
     tames the first steps."""
     eps: Annotated[float, Ge(1e-30), Le(1)] = 1e-10
-    """Added to the root, so that an element without any gradient yet stays where it is."""
+    """Added to the root, so that an element without any gradient yet does not change."""
 
 
 class Adagrad:
     """As torch.optim.Adagrad with lr_decay 0; slot "sum" is G.
 
-    A sparse push touches its own elements of G only. There is no weight decay: G holds gradients of
-    the loss and nothing else.
+    A sparse push changes only its own elements of G. There is no weight decay: G holds only
+    gradients of the loss.
     """
 
     Options: ClassVar[type[Any]] = AdagradOptions

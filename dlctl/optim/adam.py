@@ -34,20 +34,20 @@ class AdamOptions:
     lr: LearningRate = 0.001
     """Learning rate: about the size of a step. Changes live."""
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """How much of the mean gradient m stays at each update."""
+    """Decay of the mean gradient m per update."""
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
-    """How much of the mean square v stays at each update."""
+    """Decay of the mean square v per update."""
     eps: Annotated[float, Ge(1e-12), Le(1)] = 1e-8
     """Added to the root of v."""
     weight_decay: WeightDecay = 0.0
-    """w shrinks by lr times this at each update; for a sparse push only where it touches. lr times
+    """w shrinks by lr times this at each update; a sparse push only shrinks its elements. lr times
     it is at most 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamWOptions(AdamOptions):
     weight_decay: WeightDecay = 0.01
-    """w shrinks by lr times this at each update; for a sparse push only where it touches. lr times
+    """w shrinks by lr times this at each update; a sparse push only shrinks its elements. lr times
     it is at most 1."""
 
 
@@ -55,7 +55,7 @@ class Adam:
     """As torch.optim.Adam, or AdamW with `weight_decay`; slots "mean" (m) and "square" (v).
 
     t, counter "updates", counts the updates of the shard. Sparse pushes are lazy, as in
-    torch.optim.SparseAdam: an element that is not touched keeps its w, m and v, while t goes on.
+    torch.optim.SparseAdam: an element that is not pushed keeps its w, m and v, while t increases.
     """
 
     Options: ClassVar[type[Any]] = AdamOptions
@@ -105,6 +105,6 @@ class Adam:
 
 
 class AdamW(Adam):
-    """As torch.optim.AdamW, whose default of `weight_decay` it has."""
+    """As torch.optim.AdamW, with its default of `weight_decay`."""
 
     Options: ClassVar[type[Any]] = AdamWOptions

@@ -1,8 +1,9 @@
-"""Whether an update has made anything infinite or NaN, for nothing: the processor takes note of it.
+"""Detect at no cost whether an update has produced an infinity or NaN, by the processor's flags.
 
-Of finite numbers others come only by an overflow, a division by zero or an invalid operation. The
-processor notes each of these, and numpy looks at its notes after every operation anyhow. To look at
-the values would take a sixth of an update or more, even while they are in the cache.
+Finite numbers only become infinite or NaN by an overflow, a division by zero or an invalid
+operation. The processor sets a flag for each of these, and numpy checks the flags after every
+operation anyway. Checking the values would take a sixth of an update or more, even while they are
+in the cache.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from dlctl.optim.blocks import Block, Rule
 class Alarm:
     def __init__(self) -> None:
         self.has_rung = False
-        """Something that an update came by may not be finite; or nothing of it was kept."""
+        """Whether an update may have produced values that are not finite, even if temporarily."""
 
     def over(self, rule: Rule) -> Rule:
-        """The same rule; the alarm rings if need be. It goes on to its end all the same."""
+        """The same rule, monitored. It runs to its end even if the alarm has rung."""
 
         def heard(blocks: Iterable[Block]) -> None:
             with np.errstate(over="call", invalid="call", divide="call", call=self._ring):

@@ -1,10 +1,10 @@
 """An exponential moving average of the parameters, behind any optimiser (Polyak and Juditsky 1992).
 
-    w = what the optimiser makes of it;  average += (1 - ema) * (w - average)
+    w = optimiser(w);  average += (1 - ema) * (w - average)
 
-It is a slot like the optimiser's own, and begins with the initial parameters (`Shard.begins_with`).
-So it survives, is saved and is cut anew as the others are. Every update moves all of it: a sparse
-push is made dense, with zeros where nothing was pushed, and costs as much as a dense one.
+It is a slot like the optimiser's own, initialised with the parameters (`Shard.begins_with`). So it
+survives, is saved and is resharded like the others. Every update changes all of it: a sparse push
+is made dense, with zeros where nothing was pushed, and costs as much as a dense one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlctl.util.threads import scratch
 
 class Averaged(Wrapping):
     def __init__(self, inner: Optimizer, ema: float) -> None:
-        """ema: the part of the average that stays at each update, 0..1."""
+        """ema: the decay of the average per update, 0..1."""
         assert 0 < ema < 1, f"an average with {ema}"
         super().__init__(inner, [AVERAGE])
         self._part = np.float32(1 - ema)
@@ -32,7 +32,7 @@ class Averaged(Wrapping):
         return lambda blocks: step(self._averaging(blocks))
 
     def _averaging(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """The same blocks for the optimiser; what it leaves in each goes into the average."""
+        """The same blocks for the optimiser; its results are added to the average."""
         for block in blocks:
             yield block._replace(slots=block.slots[:-1], slots_next=block.slots_next[:-1])
             average, way = block.slots[-1], scratch(block.w.size)

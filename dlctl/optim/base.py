@@ -1,8 +1,8 @@
-"""What a server optimiser is: a pure update rule. The vectors that it changes belong to the shard.
+"""The interface of server optimisers: a pure update rule. The vectors belong to the shard.
 
 The slots (momentum, sums of squares) are element-wise vectors as long as the shard, so that a
-checkpoint can be cut anew for another number of servers. A rule never sees a whole vector: it gets
-blocks, of all elements or only of the pushed ones, and the shard keeps what it leaves in them.
+checkpoint can be resharded for another number of servers. A rule never sees a whole vector: it gets
+blocks, of all elements or only of the pushed ones, and the shard stores the results.
 """
 
 from __future__ import annotations
@@ -52,35 +52,35 @@ LEARNING_RATE = Setting(
 class Optimizer(Protocol):
     """`Options` is a frozen dataclass of this optimiser's keys in the job file; it has `lr`.
 
-    Its attribute `live`, key -> `Setting`, says that `lr` may change while a run goes on.
+    Its attribute `live`, key -> `Setting`, declares that `lr` may change during a run.
     """
 
     Options: ClassVar[type[Any]]
     lr: float
     """The rate; it may change between any two updates."""
     slots: Mapping[str, float]
-    """Name -> what every element of the slot begins with. The vectors are the shard's."""
+    """Name -> the initial value of the slot's elements. The vectors belong to the shard."""
     counters: Json
     """Scalars that belong to the state, such as Adam's number of updates."""
 
     def __init__(self, options: Any) -> None: ...
 
     def begin_update(self) -> Rule:
-        """One update begins: returns what is to be done to its blocks, for this update alone.
+        """Begin one update: returns the rule for its blocks, for this update alone.
 
-        The rule writes `w_next`, which may be `w` itself or hold anything, in full, and so each of
+        The rule writes all of `w_next`, which may be `w` itself or uninitialised, and of each of
         `slots_next`, in the order of `slots`. It may be called in several threads, each with other
-        blocks; nothing is kept of a block, and nothing of the shard's size is allocated. What an
-        update does depends on the blocks, `lr` and `counters` alone, so that it can be repeated to
-        the last bit. It computes with numpy, by which the shard hears of what is not finite.
+        blocks; it keeps no reference to a block, and allocates nothing of the shard's size. An
+        update depends on the blocks, `lr` and `counters` alone, so that it can be replayed
+        bit-exactly. It computes with numpy, so that the shard detects values that are not finite.
         """
         ...
 
 
 @runtime_checkable
 class Sweeping(Protocol):
-    """An optimiser of whose updates some concern all elements, whatever was pushed."""
+    """An optimiser with some updates of all elements, whatever was pushed."""
 
     def sweeps_next(self) -> bool:
-        """Whether the next update does: it is made with zeros where nothing was pushed."""
+        """Whether the next update is of all elements: with zeros where nothing was pushed."""
         ...

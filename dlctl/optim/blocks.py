@@ -2,10 +2,10 @@
 
 A rule sees blocks of at most `BLOCK` elements: short enough that the temporaries of its several
 passes stay in the processor's cache, so that memory is read and written about once per update.
-It reads the present values and writes the next ones: in place, or elsewhere where the present ones
-have to outlive the update. Of a dense push a block is a view. Of a sparse push it is a copy of the
-touched elements, written back afterwards; indices are unique, so none of them is lost. Of a large
-push several threads take blocks, and each goes over its own.
+It reads the current values and writes the next ones: in place, or elsewhere if the current ones
+have to outlive the update. For a dense push a block is a view. For a sparse push it is a copy of
+the pushed elements, written back afterwards; indices are unique, so none of them is lost. Several
+threads share the blocks of a large push.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dlctl.vector import chosen
 
 
 class Place(NamedTuple):
-    """Which elements of a shard a block has."""
+    """The elements of a shard in a block."""
 
     at: int
-    """The place of the first of them among those of the push."""
+    """The position of the first element in the push."""
     indices: Array | None = None
-    """Where in the shard they are, strictly increasing; None: from `at` on."""
+    """The positions in the shard, strictly increasing; None: from `at` on."""
 
 
 class Block(NamedTuple):
@@ -35,10 +35,10 @@ class Block(NamedTuple):
     place: Place
     w: Array
     g: Array
-    """Their gradient; not to be written."""
+    """Their gradient; read-only."""
     slots: tuple[Array, ...]
     w_next: Array
-    """Where the next values go: `w` itself, or memory that overlaps with nothing here."""
+    """Output for the next values: `w` itself, or memory that does not overlap."""
     slots_next: tuple[Array, ...]
 
     @property
@@ -60,15 +60,15 @@ class Block(NamedTuple):
 
 
 Rule = Callable[[Iterable[Block]], None]
-"""Goes over blocks of one update, and writes the next values of each; to be called with all of
-them, or in several threads, each with some.
+"""Processes blocks of one update, and writes the next values of each; called with all of them, or
+in several threads, each with some.
 """
 Cut = Callable[[int, int], Iterator[Block]]
 """The blocks of those elements of a push that are in [lo, hi)."""
 
 
 def check_length(delta: Delta, size: int) -> None:
-    """Whether a delta is for a shard of `size` elements: it would be broadcast otherwise."""
+    """Checks that a delta is for a shard of `size` elements: it would be broadcast otherwise."""
     count = delta.values.size
     wanted, of = (size, "elements")
     if delta.indices is not None:
@@ -77,15 +77,15 @@ def check_length(delta: Delta, size: int) -> None:
 
 
 def go_over(delta: Delta, cut: Cut, rule: Rule) -> None:
-    """Have the rule go over all blocks of a push; a large one is shared by several threads."""
-    # Where single elements are looked up, a few of them take as long as many in a row. Either way
-    # a part begins where a block does, so that no two threads have to do with one block.
+    """Apply the rule to all blocks of a push; several threads share a large one."""
+    # A few scattered elements take as long as many contiguous ones. Either way a part begins at a
+    # block boundary, so that no two threads share a block.
     part = threads.PART if delta.indices is None else BLOCK
     threads.in_parts(delta.values.size, lambda lo, hi: rule(cut(lo, hi)), part)
 
 
 def update_in_place(w: Array, delta: Delta, slots: Mapping[str, Array], rule: Rule) -> None:
-    """Everything that `delta` touches, block by block; what is changed in a block is kept."""
+    """The elements of `delta`, block by block; changes of a block are written back."""
     arrays = (w, *slots.values())
     where = delta.indices
 

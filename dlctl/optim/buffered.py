@@ -2,11 +2,11 @@
 
     buffer += g;  every K-th push:  step(buffer / K); buffer = 0
 
-The buffer is a slot like the optimiser's own, the count one of its counters, and so is K, which may
-be told with any push (`Shard.apply`). So a push that is only buffered is part of the commit that
-acknowledges it, in every kind of storage, and a journal repeats it to the same. The step is made of
-all elements, however sparse the push that completes it, and the mean is of as many pushes as there
-are: of more than K, if K has just become smaller.
+The buffer is a slot like the optimiser's own, the count one of its counters, and so is K, which any
+push may set (`Shard.apply`). So a push that is only buffered is part of the commit that
+acknowledges it, in every kind of storage, and a journal replays it exactly. The step is made of all
+elements, however sparse the push that completes it, and the mean is of all buffered pushes: of more
+than K, if K has just become smaller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUFFERED, STEPS, CAPACITY = "buffered", "steps", "capacity"
 
 class Buffered(Wrapping):
     def __init__(self, inner: Optimizer, capacity: int) -> None:
-        """capacity: K, pushes for one update, until another one is told."""
+        """capacity: K, pushes for one update, until a push sets another one."""
         assert capacity >= 1, f"a buffer for {capacity} pushes"
         super().__init__(inner, [BUFFER], {BUFFERED: 0, STEPS: 0, CAPACITY: capacity})
 
@@ -44,7 +44,7 @@ class Buffered(Wrapping):
 
 
 def _accumulate(blocks: Iterable[Block]) -> None:
-    """buffer += g; all else stays as it is."""
+    """buffer += g; all else is unchanged."""
     for block in blocks:
         keep(block.w, block.w_next)
         for slot, following in zip(block.slots[:-1], block.slots_next[:-1], strict=True):

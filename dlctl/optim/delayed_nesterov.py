@@ -1,8 +1,8 @@
-"""Delayed Nesterov: momentum for pushes that come one by one. Liu et al., "Asynchronous Local-SGD
+"""Delayed Nesterov: momentum for pushes that arrive one by one. Liu et al., "Asynchronous Local-SGD
 Training for Language Modeling", 2024 (arXiv 2401.09135), Alg. 3, with c = 0 unless it is given.
 
 With momentum at every push, N replicas that push in turn would make N times the momentum of one
-that pushes their mean. So momentum waits until N pushes have come; between, each makes its own part
+that pushes their mean. So momentum waits for N pushes; until then, each makes its own part
 of a step at once. N = `every`, a push brings g:
 
     D += g
@@ -42,16 +42,16 @@ class DelayedNesterovOptions:
     lr: LearningRate = 0.7
     """Learning rate, of `every` pushes together. Changes live."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """How much of the previous sum stays at every `every`-th push."""
+    """Decay of the previous sum at every `every`-th push."""
     every: Annotated[int, Ge(0), Le(COUNT_MAX)] = 0
     """Pushes from one step of the momentum to the next, N; 0: as many as the job has workers with
     "async-diloco", and 1 with any other method."""
     spread: Annotated[float, Ge(0), Le(1)] = 0.0
-    """The part of the momentum that every other push makes, c: at most 1 / every."""
+    """Fraction of the momentum applied by every other push, c: at most 1 / every."""
 
 
 class DelayedNesterov:
-    """Slots "momentum" and "arrived", the sum of what has come since; both 0 at first."""
+    """Slots "momentum" and "arrived", the sum of the pushes since then; both 0 at first."""
 
     Options: ClassVar[type[Any]] = DelayedNesterovOptions
     live: ClassVar[Mapping[str, Setting]] = {"lr": LEARNING_RATE}
@@ -66,7 +66,7 @@ class DelayedNesterov:
         self.counters: Json = {PUSHES: 0}
 
     def set_every(self, pushes: int) -> None:
-        """From now on so many pushes make a step of the momentum."""
+        """Set the number of pushes for a step of the momentum."""
         self.every = pushes
         self.spread = min(self._spread, 1 / pushes)
 

@@ -1,9 +1,9 @@
-"""An optimiser whose rate and weight decay differ from parameter to parameter.
+"""An optimiser whose rate and weight decay differ between parameters.
 
-On a shard the parameters of a group are ranges of elements. A block of an update is cut where
-another group begins, and each piece is gone over by the optimiser of its group. There is one for
-each group, alike but for its rate and its decay, and all have one set of counters: to a storage
-they are one optimiser.
+On a shard the parameters of a group are ranges of elements. A block of an update is split where
+another group begins, and the optimiser of its group processes each piece. There is one for each
+group, differing only in rate and decay, and all share one set of counters: for a storage they are
+one optimiser.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dlctl.parameter_groups import Run
 from dlctl.settings import Setting
 
 PIECES_MAX = 8
-"""Of a block. If there are more, copying those of a group into one takes less than to go over each.
+"""Of a block. With more pieces it is faster to copy those of a group into one than to process each.
 """
 Piece = tuple[int, int, int]
 """(group, lo, hi), elements of a block."""
@@ -34,8 +34,8 @@ class Grouped:
     def __init__(
         self, members: Sequence[Optimizer], scales: Sequence[float], runs: Sequence[Run]
     ) -> None:
-        """members: of one kind, the first one at its full rate; scales: of the rate of each. runs:
-        all elements of the shard; `Run.group` is the number of the member.
+        """members: optimisers of one kind, the first at its full rate; scales: factors of their
+        rates. runs: all elements of the shard; `Run.group` is the number of the member.
         """
         self._members = members
         self._scales = scales
@@ -48,7 +48,7 @@ class Grouped:
 
     @property
     def lr(self) -> float:
-        """Before it is scaled."""
+        """The unscaled rate."""
         return self._lr
 
     @lr.setter
@@ -93,7 +93,7 @@ class Grouped:
 
 
 def _gathered(block: Block, pieces: Sequence[Piece], rules: Sequence[Rule]) -> None:
-    """Go over all pieces of each group at once."""
+    """Process all pieces of each group at once."""
     at, indices = block.place
     for group in {group for group, _, _ in pieces}:
         where = np.concatenate([np.arange(lo, hi) for of, lo, hi in pieces if of == group])
@@ -115,7 +115,7 @@ def make(
 ) -> Optimizer:
     """The optimiser of a shard. runs: `parameter_groups.runs` of it.
 
-    Where all elements are treated alike, and as if there were no groups, it is a plain one.
+    If all elements are treated alike, as without groups, it is a plain optimiser.
     """
     plain = kind(kind.Options(**options))
     makes: list[tuple[float, Any]] = [(1.0, options.get("weight_decay"))]

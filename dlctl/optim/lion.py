@@ -33,11 +33,11 @@ class LionOptions:
     lr: LearningRate = 0.0001
     """Learning rate: the size of a step. Changes live."""
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """The part of the mean gradient m in what a step goes along; the rest is the new gradient."""
+    """Weight of the mean gradient m in the direction of a step; the rest is the new gradient."""
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.99
-    """How much of m stays at each update."""
+    """Decay of m per update."""
     weight_decay: WeightDecay = 0.0
-    """w shrinks by lr times this at each update; for a sparse push only where it touches. lr times
+    """w shrinks by lr times this at each update; a sparse push only shrinks its elements. lr times
     it is at most 1."""
 
 

@@ -30,7 +30,7 @@ class MomentumOptions:
     lr: LearningRate = 0.01
     """Learning rate. Changes live."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """How much of the previous sum stays; 0.9 makes steady steps up to 10 times longer."""
+    """Decay of the previous sum; 0.9 makes steady steps up to 10 times longer."""
     nesterov: bool = False
     """Look ahead: step along the gradient plus the decayed new sum."""
     weight_decay: WeightDecay = 0.0
@@ -41,7 +41,7 @@ class MomentumOptions:
 class Momentum:
     """As torch.optim.SGD with momentum and dampening 0; slot "momentum", 0 at first.
 
-    A sparse push leaves the sums of all other elements as they are; they do not decay meanwhile.
+    A sparse push does not change the sums of other elements; they do not decay meanwhile.
     """
 
     Options: ClassVar[type[Any]] = MomentumOptions

@@ -2,10 +2,10 @@
 
     pending += g;  where |pending| >= threshold:  step(pending); pending = 0
 
-What waits is a slot like the optimiser's own. The threshold comes with each update as a counter,
-the bits of a float32 (`bits_of`): so what is released depends on the update, the slot and the
-counters alone, and a journal repeats it to the same. An element that is not released is, to the
-optimiser, one that a sparse push does not touch.
+The pending elements are a slot like the optimiser's own. Each update sets the threshold as a
+counter, the bits of a float32 (`bits_of`): so the release depends on the update, the slot and the
+counters alone, and a journal replays it exactly. For the optimiser, an element that is not released
+is one that a sparse push does not contain.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def bits_of(threshold: np.float32) -> int:
 
 
 def is_released(total: Array, threshold: np.float32) -> Array:
-    """bool[n]. What is NaN does not wait."""
+    """bool[n]. A NaN does not wait."""
     return ~(np.abs(total) < threshold)
 
 
 def _released(blocks: Iterable[Block], threshold: np.float32, *, of_all: bool) -> Iterator[Block]:
-    """What of each block is for the optimiser; of_all: all of it, with zeros for what waits."""
+    """The released elements of each block; of_all: all elements, with zeros for pending ones."""
     for block in blocks:
         total = block.slots[-1] + block.g
         released = is_released(total, threshold)

@@ -1,6 +1,4 @@
-"""Rules of tables that follow no optimiser: what is pushed is added, or takes the place of what
-there was.
-"""
+"""Rules of tables without an optimiser: a push is added, or replaces the values."""
 
 from __future__ import annotations
 
@@ -63,5 +61,5 @@ def _add(blocks: Iterable[Block]) -> None:
 
 def _set(blocks: Iterable[Block]) -> None:
     for _, _, g, _, w_next, _ in blocks:
-        # As a sum: the shard hears of what is not finite by numpy's arithmetic.
+        # As a sum: the shard detects values that are not finite by numpy's arithmetic.
         np.add(g, np.float32(0), out=w_next)

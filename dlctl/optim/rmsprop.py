@@ -5,7 +5,7 @@
     w -= lr * b
 
 The formula is torch's: eps is outside the root, and the rate outside the momentum. The centred
-variant is left out: its variance comes to nothing, or below it, where gradients repeat.
+variant is left out: its variance becomes zero, or negative, where gradients repeat.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class RMSpropOptions:
 class RMSprop:
     """As torch.optim.RMSprop; slots "square" (v) and "momentum" (b).
 
-    b is kept even if `momentum` is 0, so that a run may go on with another one. Sparse pushes are
-    lazy: an element that is not touched keeps its w, v and b.
+    b is stored even if `momentum` is 0, so that a run may be resumed with another momentum. Sparse
+    pushes are lazy: an element that is not pushed keeps its w, v and b.
     """
 
     Options: ClassVar[type[Any]] = RMSpropOptions

@@ -1,7 +1,7 @@
-"""What is put before a server optimiser: a buffer, an average, a correction of the gradients.
+"""A wrapper of a server optimiser: a buffer, an average, a correction of the gradients.
 
-It has slots of its own behind those of the optimiser, and counters beside the optimiser's: to a
-storage, and to a journal, the two are one optimiser.
+Its own slots follow those of the optimiser, and its counters are beside the optimiser's: for a
+storage, and for a journal, the two are one optimiser.
 """
 
 from __future__ import annotations
@@ -47,6 +47,6 @@ class Wrapping(ABC):
 
 
 def keep(array: Array, following: Array) -> None:
-    """A value that an update leaves as it is."""
+    """Copy a value that an update does not change."""
     if following is not array:
         following[:] = array

@@ -22,7 +22,7 @@ LOAD_S = 0.05
 
 
 class FilesDriver:
-    """Beside the coordinator in the store, elsewhere on the disk of the host."""
+    """On the coordinator's host in the store, elsewhere on the disk of the host."""
 
     def __init__(self, process: Process, store: Store, disk: Disk, hosts: HostDisks) -> None:
         self.process = process
@@ -93,11 +93,11 @@ class FilesDriver:
         self.process.post(ArraysLoaded(arrays, state), LOAD_S)
 
     def _own(self, manifest: Mapping[str, Any]) -> Any:
-        """What the manifest says about this worker's file; None if it has none."""
+        """The manifest's entry for this worker's file; None if it has none."""
         return next((w for w in manifest["workers"] if w["name"] == self.process.name), None)
 
     def _missing(self, effect: LoadArrays) -> list[Wanted]:
-        """What has to be fetched before these arrays can be loaded here."""
+        """The files to fetch before these arrays can be loaded here."""
         file = checkpoint_file(effect.directory, MANIFEST)
         if file not in self._fetched:
             return [Wanted(file)]

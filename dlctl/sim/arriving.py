@@ -1,4 +1,4 @@
-"""The memory that a message comes into: what has not come yet holds anything, here only NaN."""
+"""The memory that a message is received into: bytes not received yet are undefined, here NaN."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _NOT_COME = b"\xff"
 
 class Arriving:
     def __init__(self, frames: wire.Frames) -> None:
-        """As they were sent: they are read when they come."""
+        """frames: as sent; they are copied on arrival."""
         self._frames = frames
         self._memory = [bytearray(_NOT_COME) * len(frame) for frame in frames]
         self._memory[0][:] = frames[0]
 
     def come(self, share: float) -> tuple[Message, tuple[int, ...]]:
-        """The message when this share of its arrays has come, and how many bytes of each."""
+        """The message after arrival of this share of its arrays, and the bytes received of each."""
         left = int(share * sum(map(len, self._frames[1:])))
         come = []
         for frame, memory in zip(self._frames[1:], self._memory[1:], strict=True):

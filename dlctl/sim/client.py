@@ -1,4 +1,4 @@
-"""A command of the command line, in virtual time: one request, repeated until its answer comes."""
+"""A command of the command line, in virtual time: one request, repeated until it is answered."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Named points inside a daemon's own work at which it may die: between two writes of its storage.
+"""Named points within a daemon's code at which it may die: between two writes of its storage.
 
-What is to be tried calls `point("after-the-weights")` at such places; in the real daemons that does
-nothing. A message's way is `faults.Moment`'s business, not this one's.
+The code under test calls `point("after-the-weights")` at such places; in the real daemons that does
+nothing. `faults.Moment` crashes processes at messages instead.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class CrashPoints:
     def __init__(self) -> None:
         self.armed: list[PointCrash] = []
         self.passed: Counter[tuple[str, str]] = Counter()
-        """(daemon, point) -> how often it came by."""
+        """(daemon, point) -> how often it was passed."""
         self.crashes = 0
 
     def hook(self, process: Process) -> Callable[[str], None]:
-        """What `process` calls with the name of a point. It may raise `Crashed`."""
+        """A function that `process` calls with the name of a point. It may raise `Crashed`."""
 
         def point(name: str) -> None:
             self.passed[process.name, name] += 1

@@ -16,20 +16,20 @@ def _never() -> bool:
 @dataclass(slots=True)
 class Disk:
     save_s: float = SAVE_S
-    """From the order to save a file to its end."""
+    """From the request to save a file to its completion."""
     slow_s: Mapping[str, float] = field(default_factory=dict)
-    """Process -> the same, if its files take longer than those of the others."""
+    """Process -> the same, for processes whose files take longer."""
     full: int = 0
     """While this is not 0, no file can be written."""
     tight: int = 0
-    """While this is not 0, only small things can: rows and records, no checkpoint and no state."""
+    """While this is not 0, only small files can: rows and records, no checkpoint and no state."""
     fails: Callable[[], bool] = field(default=_never)
-    """Whether the next file meets an error for other reasons."""
+    """Whether the next file fails for other reasons."""
 
     def takes_s(self, name: str) -> float:
         """How long a file of this process takes."""
         return self.slow_s.get(name, self.save_s)
 
     def error(self) -> str:
-        """The error that a file meets now, or ""."""
+        """The error of writing a file now, or ""."""
         return NO_SPACE if self.full or self.tight or self.fails() else ""

@@ -1,4 +1,5 @@
-"""What `daemons/` does for each role, in virtual time: files, computing, processes, records."""
+"""The effects that `daemons/` performs for each role, in virtual time: files, computing, processes,
+records."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ from dlctl.vector import euclidean_norm
 SPAWN_S = 0.05
 TAKE_S = 1e-4
 REAP_S = 0.001
-"""From the end of a process to its agent's knowing."""
+"""From the exit of a process to the notification of its agent."""
 SSH_S = 0.3
 SSH_FAILED = 255
 
@@ -74,7 +75,7 @@ class ComputeOptions:
     spread: float = 0.2
     """Standard deviation of the logarithm; 0: always `step_s`."""
     slow: Mapping[int, float] = field(default_factory=dict)
-    """Slot -> how many times longer its steps take."""
+    """Slot -> factor by which its steps are slower."""
     build_s: float = 0.2
     evaluate_s: float = 0.05
     finish_s: float = 0.0
@@ -92,13 +93,13 @@ class Stepping(Protocol):
     def restore(self, state: Mapping[str, Array]) -> None: ...
 
     def forget(self) -> None:
-        """Be as a new one is."""
+        """Reset to the initial state."""
 
     def packed(self) -> Array:
-        """All that it keeps: float32[n]."""
+        """Its whole state: float32[n]."""
 
     def take_packed(self, packed: Array) -> None:
-        """Go on with what another one keeps."""
+        """Replace the state by that of another optimiser."""
 
 
 Inner = Callable[[Array], Stepping]
@@ -106,7 +107,7 @@ Inner = Callable[[Array], Stepping]
 
 
 class PlainSGD:
-    """parameters -= lr * gradient; nothing is kept."""
+    """parameters -= lr * gradient; stateless."""
 
     def __init__(self, parameters: Array) -> None:
         self.parameters = parameters
@@ -121,7 +122,7 @@ class PlainSGD:
         assert not state
 
     def forget(self) -> None:
-        """There is nothing."""
+        """It is stateless."""
 
     def packed(self) -> Array:
         return np.zeros(0, np.float32)
@@ -131,7 +132,7 @@ class PlainSGD:
 
 
 def plain_inner(choice: Choice) -> Inner | None:
-    """What needs no torch; a simulation of any other optimiser is given a function like this."""
+    """Optimisers that need no torch; a simulation of another one passes a function like this."""
     if choice.name == inner.NONE:
         return None
     options = inner.SGDOptions(**choice.options)
@@ -143,7 +144,7 @@ def plain_inner(choice: Choice) -> Inner | None:
 class ComputeDriver:
     """One worker's thread for its model.
 
-    It holds the worker role to two promises: nobody writes to the model while a gradient is
+    It checks two invariants of the worker role: the model is not written to while a gradient is
     computed, and no gradient is used once the next one is begun.
     """
 
@@ -162,8 +163,8 @@ class ComputeDriver:
         cohort: Callable[[int], Cohort] = Cohort,
         memory: SharedModels | None = None,
     ) -> None:
-        """twin: "module:Class", the engine of this method in numpy; "" if it has none. own: makes
-        the replica's own optimiser of its parameters; None: it has none. cohort: `Lead.cohort`.
+        """twin: "module:Class", the engine of this method in numpy; "" if it has none. own: creates
+        the replica's own optimiser for its parameters; None: it has none. cohort: `Lead.cohort`.
         memory: of all hosts, if their replicas share the model.
         """
         self._memory = memory
@@ -180,13 +181,13 @@ class ComputeDriver:
         self._clients: Clients | None = getattr(objective, "clients", None)
         self.parameters = objective.initial()
         self._gradient = np.empty_like(self.parameters)
-        # Not zeros: new files are full of these, and nobody would notice that they were not set.
+        # Not zeros: new files are zero-filled, so a missing write would go unnoticed.
         self._averaged = np.ones(objective.layout.size(AVERAGED))
         self._who = (0, 0)
         self._counts: dict[int, int] = {}
         self._free_at = 0.0
         self._is_taken = self._is_stepping = False
-        """What torch keeps has been asked for, and not been given."""
+        """Whether torch's state was requested, and is not returned yet."""
         process.perform(BuildModel, self._build)
         process.perform(LoadBuffers, self._load_buffers)
         process.perform(Compute, self._compute)
@@ -236,7 +237,7 @@ class ComputeDriver:
         self._later(0.0, lambda: self.process.post(BuffersLoaded()))
 
     def _compute(self, effect: Compute) -> None:
-        assert not self._is_taken, "a batch is begun while what torch keeps is taken"
+        assert not self._is_taken, "a batch is begun while torch's state is taken"
         if self._is_stepping:
             self._later(0.0, lambda: self._compute(effect))
             return
@@ -249,7 +250,7 @@ class ComputeDriver:
         return self.options.step_s * self.options.slow.get(self._who[0], 1.0) * float(spread)
 
     def _later(self, takes_s: float, do: Callable[[], None]) -> None:
-        """One thing after the other, as a thread does."""
+        """Run tasks sequentially, as a thread does."""
         timeline = self.process.timeline
         self._free_at = max(self._free_at, timeline.now) + takes_s
         timeline.at(self._free_at, lambda: do() if self.process.alive else None)
@@ -271,7 +272,7 @@ class ComputeDriver:
         self.process.post(replace(computed, before=tuple(before_it)))
 
     def _batch(self, effect: Compute, seen: Array) -> Computed:
-        """seen: the parameters that the gradient is of, which others may have changed since."""
+        """seen: the parameters of the gradient, which other processes may have changed since."""
         rows = self._rows(effect)
         length = effect.stop - effect.start
         lo, hi = slice_bounds(length, -(-length // effect.step_samples), effect.number)
@@ -377,14 +378,14 @@ class ComputeDriver:
 
 
 FOUND = 8
-"""Samples of a batch that there is memory for."""
+"""Largest batch size that fits into memory."""
 Spawner = Callable[[str, str, int, str, str], Process]
 """(role, name, incarnation, secret key, coordinator's public key) -> the process, not started yet.
 """
 
 
 class ChildrenDriver:
-    """The processes that an agent starts, or finds when it takes the place of one that died."""
+    """The processes that an agent starts, or takes over from a predecessor that died."""
 
     def __init__(self, process: Process, spawn: Spawner) -> None:
         self.process = process
@@ -394,7 +395,7 @@ class ChildrenDriver:
         process.perform(SignalProcess, self._signal)
 
     def adopt(self, child: Process) -> None:
-        """From now on this agent hears of the child's end, and signals it."""
+        """From now on this agent is notified of the child's exit, and signals it."""
         name, incarnation = child.name, child.incarnation
         self._children[name, incarnation] = child
         child.ended = lambda status: self.process.post(
@@ -417,7 +418,7 @@ class ChildrenDriver:
 
 
 def _recorded(store: Store) -> dict[str, int]:
-    """The newest incarnation of every daemon that another coordinator of this run has started."""
+    """The newest incarnation of every daemon that an earlier coordinator has started."""
     rows = {name: row["incarnation"] for name, row in store.daemons.items()}
     remembered = {
         key.removeprefix("daemon/"): value["incarnation"]
@@ -428,11 +429,11 @@ def _recorded(store: Store) -> dict[str, int]:
 
 
 class RecordsDriver:
-    """What the coordinator writes down, and the agents that it places or finds.
+    """The coordinator's persistent records, and the agents that it places or finds.
 
-    While the disk is full its rows are kept back, and are lost with it; it goes on, as
-    `daemons/coordinator/records.py` does. Epochs and generations come on record with them, and
-    until then nobody is given one. An end in order waits for room: here, room comes in time.
+    While the disk is full its rows are buffered, and are lost if it dies; it continues, as
+    `daemons/coordinator/records.py` does. Epochs and generations are persisted with them, and are
+    not issued before that. An orderly end waits for room: here, room is freed in time.
     """
 
     def __init__(
@@ -454,12 +455,12 @@ class RecordsDriver:
         self.unreachable = unreachable
         self.disk = disk
         self._rows: list[Callable[[], None]] = []
-        """Not on record yet."""
+        """Not persisted yet."""
         self._lasting = Lasting()
         self._trouble = ""
         self._agents: dict[str, Process] = {}
         self._incarnations = _recorded(store)
-        """Of the agents that this coordinator has placed, or one before it, found here or not."""
+        """Of the agents that this coordinator or an earlier one has placed, found here or not."""
         for kind, how in (
             (Send, self._send),
             (Exit, self._exit),
@@ -481,7 +482,7 @@ class RecordsDriver:
     def _send(self, effect: Send) -> None:
         self._commit()
         if not self._lasting.may_leave(effect.message):
-            return  # It is asked for again.
+            return  # The receiver will request it again.
         self.process.network.send(self.process, effect.peer, effect.message)
 
     def _exit(self, effect: Exit) -> None:
@@ -495,7 +496,7 @@ class RecordsDriver:
         self._commit()
 
     def _commit(self) -> None:
-        """Put on record what there is to write, all of it or nothing."""
+        """Persist all buffered rows, or none."""
         trouble = NO_SPACE if self.disk.full else ""
         if trouble != self._trouble:
             self._trouble = trouble
@@ -511,7 +512,7 @@ class RecordsDriver:
             self.process.post(OnRecord())
 
     def _remember(self, effect: j.Remember) -> None:
-        """What the next coordinator of this run has to know; None: nothing any more."""
+        """State for the next coordinator of this run; None: delete it."""
         key, value = effect.key, json.loads(json.dumps(effect.value))
         self._lasting.remembers(key, value)
 
@@ -590,7 +591,8 @@ class RecordsDriver:
         self.process.post(j.KeyRenewed(""))
 
     def adopt(self, agent: Process) -> None:
-        """From now on this coordinator may kill the agent, and hears of its end if that is here."""
+        """From now on this coordinator may kill the agent, and is notified of the exit of the agent
+        on its own host."""
         self._agents[agent.name] = agent
         name, incarnation = agent.name, agent.incarnation
         if name == HOME_AGENT:
@@ -599,7 +601,7 @@ class RecordsDriver:
             )
 
     def _launch(self, effect: j.LaunchAgent) -> None:
-        """Another host is asked over ssh: it ends an agent of before, or cannot be reached."""
+        """Another host is reached over ssh: it terminates an earlier agent, or is unreachable."""
         self._incarnations[effect.name] = effect.incarnation
         if effect.name in self.unreachable:
             refused = ProcessEnded(
@@ -614,7 +616,7 @@ class RecordsDriver:
         self.adopt(self.spawn("agent", effect.name, effect.incarnation, effect.secret, key))
 
     def _kill(self, effect: j.KillAgent) -> None:
-        """On another host it counts as gone then, found there or not, as in `launch/remote.py`."""
+        """On another host the agent then counts as gone, found or not, as in `launch/remote.py`."""
         agent = self._agents.get(effect.name)
         if agent is not None and effect.name not in self.unreachable:
             agent.signal(9)

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated run, drawn from its seed, and when all of it is over."""
+"""The faults of a simulated run, drawn from its seed, and when they are over."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from dlctl.sim.world import World
 
 AGENT = "agent-0"
 ROLES = ("agent", "server", "worker", COORDINATOR)
-"""How the names of a run's own processes begin."""
+"""Prefixes of the names of a run's own processes."""
 DAY_S = 86_400.0
 ABOUT_AS_LONG = (0.8, 2.0)
-"""How long a long freeze lasts, as parts of the time that the frozen one is waited for."""
+"""Duration of a long freeze, as a fraction of the timeout of the frozen process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Kill `name` in the middle of something: when the `count`-th message of type `kind` is sent by
-    it (the message still goes out, or not, if `before`) or has reached it (it is not handled)."""
+    """Kill `name` in the middle of an operation: when it sends the `count`-th message of type
+    `kind` (which is still sent, or not, if `before`) or receives it (it is not handled)."""
 
     name: str
     kind: str
@@ -39,10 +39,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How many of each, at random times from `from_s` to `heal_at_s`; then all is well again.
+    """The number of each fault, at random times from `from_s` to `heal_at_s`; then all are healed.
 
-    Loss, repetition and reordering of messages stand in the network's options; they too end at
-    `heal_at_s`. What lasts has a random length, up to the seconds that are named for it.
+    Loss, duplication and reordering of messages are network options; they too end at `heal_at_s`.
+    Faults with a duration last for a random time, up to their number of seconds.
     """
 
     kills: int = 0
@@ -53,7 +53,7 @@ class Faults:
     blackouts: int = 0
     """All processes of the run killed at once."""
     recoveries: int = 0
-    """The same; a while later somebody brings the run back with what was kept."""
+    """The same; a while later the run is recovered from its persisted state."""
     recovery_s: float = 3.0
     freezes: int = 0
     """Workers and servers frozen."""
@@ -61,32 +61,32 @@ class Faults:
     """Agents and coordinators frozen."""
     freeze_s: float = 3.0
     long_freezes: int = 0
-    """Anybody frozen for about as long as he is waited for: some come back just in time, others are
-    killed and replaced. They begin early; servers only if what they have is kept."""
+    """Daemons frozen for about as long as their timeout: some resume just in time, others are
+    killed and replaced. They begin early; servers only if their state is persisted."""
     ghosts: int = 0
-    """Workers that are given up and replaced while they are only frozen; they come back."""
+    """Workers that are given up and replaced while they are only frozen; they resume later."""
     ghost_s: float = 3.0
     cuts: int = 0
     """Links cut one way."""
     cut_s: float = 3.0
     partitions: int = 0
-    """The daemons fall apart into two groups that do not hear each other."""
+    """The daemons are partitioned into two groups."""
     partition_s: float = 3.0
     half_opens: int = 0
-    """Connections on which everything vanishes one way, until they are broken for good."""
+    """Connections that lose everything in one direction, until they are closed."""
     half_open_s: float = 3.0
     resets: int = 0
-    """Connections broken, with what was under way on them."""
+    """Connections broken, with their in-flight messages."""
     save_errors: float = 0.0
     """Probability that a file cannot be written."""
     full_disks: int = 0
     """Times in which no file can be written."""
     full_disk_s: float = 2.0
     forgotten: int = 0
-    """Times in which no file can be written, and the coordinator is killed in the midst of each:
-    what it has noted since the disk was full is lost."""
+    """Times in which no file can be written, and the coordinator is killed in the middle of each:
+    its records since the disk was full are lost."""
     tight_disks: int = 0
-    """Times in which there is room for small things only, and a server is killed in each."""
+    """Times in which there is room for small files only, and a server is killed in each."""
     slow_disks: int = 0
     """Times in which a file takes `slow_save_s`."""
     slow_disk_s: float = 2.0
@@ -97,14 +97,15 @@ class Faults:
     points: tuple[PointCrash, ...] = ()
     from_s: float = 0.5
     begin_until_s: float = math.inf
-    """No fault begins later, although all is well only at `heal_at_s`."""
+    """No fault begins later, although faults last until `heal_at_s`."""
     heal_at_s: float = 10.0
 
 
 class Injector:
-    """Plans the faults of a world. All dice are thrown when it begins, but for `save_errors`.
+    """Schedules the faults of a world. All random numbers are drawn at its start, except for
+    `save_errors`.
 
-    `struck` counts those that have met somebody: a kill of a dead worker is none.
+    `struck` counts effective faults: a kill of a dead worker is none.
     """
 
     def __init__(self, world: World, faults: Faults) -> None:
@@ -142,13 +143,13 @@ class Injector:
         for count, plan in planned:
             for _ in range(count):
                 plan()
-        # Before the checkers: what somebody was killed on the way to has not happened.
+        # Before the checkers: an effect that a kill prevents has not happened.
         self.world.observers[:0] = [KillAt(self.world, moment) for moment in faults.moments]
         self.world.crash_points.armed += faults.points
         self.world.disk.fails = self._save_fails
         self.world.timeline.at(faults.heal_at_s, self._heal)
 
-    # ------------------------------------------------------------ dice
+    # ------------------------------------------------------------ random choices
 
     @property
     def _until_s(self) -> float:
@@ -164,7 +165,7 @@ class Injector:
         return bool(self.world.fault_rng.random() < 0.5)
 
     def _at(self, when_s: float, kind: str, do: Callable[[], None], name: str = "") -> None:
-        """Plan something; with a `name` only if that daemon lives then."""
+        """Schedule a fault; with a `name` only if that daemon is alive then."""
 
         def strike() -> None:
             if not name or name in self.world.living():
@@ -181,7 +182,7 @@ class Injector:
         end: Callable[[], None],
         name: str = "",
     ) -> tuple[float, float]:
-        """Plan something that lasts; returns from when to when."""
+        """Schedule a fault with a duration; returns its start and end."""
         begun_s = self._when()
         ends = begun_s + longest_s * self.world.fault_rng.random()
         ends_s = min(float(ends), self.faults.heal_at_s)
@@ -217,7 +218,7 @@ class Injector:
         self._while("freeze", self.faults.freeze_s, *self._freezing(name), name)
 
     def _freezing(self, name: str) -> tuple[Callable[[], None], Callable[[], None]]:
-        """The very process that was frozen is thawed: by then another may have its name."""
+        """Thaw the same process that was frozen: by then another one may have its name."""
         world = self.world
         frozen: list[Process] = []
 
@@ -260,7 +261,7 @@ class Injector:
     # ------------------------------------------------------------ the network
 
     def _neighbours(self) -> tuple[str, str]:
-        """A daemon that connects, and one that it connects to."""
+        """A daemon, and one that it connects to."""
         one = self._one_of(self._daemons)
         has_server = one in self._workers and self._servers
         return one, self._one_of(self._servers) if has_server else COORDINATOR
@@ -363,7 +364,7 @@ class Injector:
 
 
 class KillAt:
-    """Waits for a moment and kills."""
+    """Kills a process at a moment."""
 
     def __init__(self, world: World, moment: Moment) -> None:
         self.world = world

@@ -18,12 +18,12 @@ class FrozenDriver:
         self.objective = objective
         self.files = files
         self.values: list[bytes] = []
-        """Of each frozen parameter, its bytes as they are in the model."""
+        """The bytes of each frozen parameter in the model."""
         process.perform(WriteFrozen, self._write)
         process.perform(LoadFrozen, self._load)
 
     def build(self, slot: int) -> bytes:
-        """The digests of what this slot's model() makes."""
+        """The digests of the frozen parameters of this slot's model()."""
         if isinstance(self.objective, HasFrozen):
             self.values = self.objective.frozen(slot)
         return self._digests()

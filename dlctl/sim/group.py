@@ -1,8 +1,8 @@
 """Groups of replicas in virtual time: what `daemons/worker/group.py` does with gloo.
 
-A sum begins when every member has asked for it, and is handed out when every member has kept it. If
-one dies in between, or stands still, the others hear of it soon, or after the time that they wait
-at most; some have kept the result by then, and some have not.
+A sum begins when every member has requested it, and is returned when every member has stored it. If
+a member dies in between, or is stopped, the others are notified soon, or at their timeout; by then
+some have stored the result, and some have not.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from dlctl.sim.process import Process
 
 LATENCY_S = 0.01
 NOTICED_S = 0.2
-"""From a member's death in a sum to the others' hearing of it."""
+"""From a member's death in a sum to the notification of the others."""
 WORD_S = 1.0
-"""Between two words about whom a member waits for."""
+"""Between two reports of the members that a member waits for."""
 
 
 def _rounded(vector: m.Array, dtype: str) -> m.Array:
-    """float32[d], as it is in this dtype."""
+    """float32[d], rounded to this dtype."""
     if dtype == "bfloat16":
         return bfloat16.decode(bfloat16.encode(vector))
     return vector.astype(dtype).astype(np.float32)
@@ -51,11 +51,11 @@ class _Generation:
     size: int
     timeout_s: float
     members: dict[int, GroupDriver] = field(default_factory=dict)
-    """Rank -> who has joined."""
+    """Rank -> the driver of the member that has joined."""
     asked: dict[int, Reduce] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
     sums: int = 0
-    """That have begun, all members having asked."""
+    """Sums that have begun, after all members have requested them."""
     is_broken: bool = False
 
 
@@ -65,7 +65,7 @@ class Groups:
 
     rng: np.random.Generator
     torn: float = 0.0
-    """The part of all sums, and joins, that end for some members only."""
+    """Fraction of all sums, and joins, that complete for some members only."""
     generations: dict[int, _Generation] = field(default_factory=dict)
 
     def is_torn(self) -> bool:
@@ -98,7 +98,7 @@ class GroupDriver:
         return self._group is group and self.process.alive
 
     def _soon(self, group: _Generation, do: Callable[[], None]) -> None:
-        """Within a moment, as long or short as it may be, if there is no other generation then."""
+        """After a random short delay, unless there is another generation then."""
         delay_s = LATENCY_S * (0.5 + float(self.groups.rng.random()))
         self._later(group, delay_s, do)
 
@@ -198,7 +198,7 @@ class GroupDriver:
             driver._begin(group, own, is_without=rank == without)
 
     def _begin(self, group: _Generation, result: Reduced, *, is_without: bool) -> None:
-        """Keep the result in a moment, or fail. Who is dead or gone, does neither."""
+        """Store the result after a delay, or fail. A member that is dead or gone does neither."""
 
         def look() -> None:
             is_here = self.is_in(group) and not self.process.frozen and not is_without
@@ -219,7 +219,7 @@ class GroupDriver:
         self.process.timeline.after(delay_s, look)
 
     def _hand_out_to_all(self, group: _Generation) -> None:
-        """Or to all but one, which learns in the next generation that it counts."""
+        """Or to all but one, which learns in the next generation that the sum counts."""
         without = self._one_of(group) if self.groups.is_torn() and group.size > 1 else None
         for rank, driver in group.members.items():
             if rank == without:

@@ -1,8 +1,7 @@
-"""Files of simulated hosts: nothing that one has written is on another before it was transferred.
+"""Files of simulated hosts: a file is on another host only after its transfer.
 
-Beside the coordinator, files are in the run's `Store`. Every other host has a disk of its own, and
-a file gets from one to the other as bytes, with the effects of
-`dlctl/roles/protocol/files.py`.
+On the coordinator's host, files are in the run's `Store`. Every other host has its own disk, and
+files are transferred as bytes, with the effects of `dlctl/roles/protocol/files.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LOG_PART = 1
 
 
 class HostDisks:
-    """What hosts other than the coordinator's have on their disks: agent -> file -> content."""
+    """The disks of hosts other than the coordinator's: agent -> file -> content."""
 
     def __init__(self) -> None:
         self._files: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
@@ -143,7 +142,7 @@ def into_store(store: Store) -> Callable[[str, bytes], None]:
 
 
 def on_host(disk: dict[str, bytes], processes: list[Process]) -> Find:
-    """What an agent has to show: saved files, and what the processes there have written so far."""
+    """The files of an agent's host: saved files, and the current output of its processes."""
 
     def find(file: str) -> bytes | None:
         folder, _, label = file.partition("/")
@@ -159,7 +158,7 @@ def on_host(disk: dict[str, bytes], processes: list[Process]) -> Find:
 
 
 def coordinate(process: Process, store: Store, disk: Disk) -> None:
-    """Everything about files of other hosts that the coordinator's process can do."""
+    """Register the coordinator's effects on files of other hosts."""
     OutgoingDriver(process, in_store(store), lambda file: None)
     IncomingDriver(process, disk, into_store(store))
     process.perform(t.CheckFile, partial(_check, process, in_store(store)))

@@ -1,7 +1,7 @@
-"""Keys of a simulated run: words that say whose they are, handed on by the same rules as real ones.
+"""Keys of a simulated run: words that name their owners, distributed by the rules of real keys.
 
-What the simulator finds out with them: a key that is not handed on, or to somebody else, and a
-listener that does not know whom to let in. Whether keys can be forged is no question of time.
+They detect a key that is not distributed, or sent to the wrong process, and a listener that does
+not know which peers to admit. The simulator does not test whether keys can be forged.
 """
 
 from __future__ import annotations

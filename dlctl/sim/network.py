@@ -1,12 +1,12 @@
-"""A network in virtual time: latency, jitter, bandwidth, loss, repetition, reordering, cuts,
+"""A network in virtual time: latency, jitter, bandwidth, loss, duplicates, reordering, partitions,
 half-open connections.
 
-Connections behave as ZeroMQ's do. A connection is asked for by one side, which gives its peer a
-name; the other side knows it by an opaque id and can only reply. A restarted listener knows its
-connections by new ids. Each direction is first in, first out, and what cannot be delivered is lost
-without a word. Every message goes through the real `dlctl.wire`. As with a zero-copy send, its
-arrays are not copied before they arrive: a role that changes them too early is found out. Of some
-pushes, parts come first (`machine.Coming`).
+Connections behave like ZeroMQ's. One side opens a connection and names its peer; the other side
+knows it by an opaque id and can only reply. A restarted listener knows its connections by new ids.
+Each direction is first in, first out, and an undeliverable message is lost silently. Every message
+goes through the real `dlctl.wire`. As with a zero-copy send, its arrays are not copied before they
+arrive: a role that changes them too early is detected. Some pushes are delivered in parts first
+(`machine.Coming`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dlctl.sim.timeline import Timeline
 RECONNECT_S = 0.1
 """From a broken connection to a new one."""
 IN_PARTS = 0.3
-"""Probability that parts of a push come before all of it is there."""
+"""Probability that parts of a push are delivered before the whole message."""
 PARTS_MAX = 3
 
 
@@ -39,38 +39,38 @@ class Link:
 
     latency_s: float = 0.0005
     jitter_s: float = 0.0
-    """Up to this is added to the latency, evenly distributed."""
+    """Largest addition to the latency, uniformly distributed."""
     bytes_per_s: float | None = None
     loss: float = 0.0
     """Probability that a message is lost; likewise the next two."""
     duplicate: float = 0.0
     reorder: float = 0.0
-    """A reordered message arrives up to `late_s` later than it should, behind others."""
+    """A reordered message arrives up to `late_s` late, after others."""
     late_s: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOptions:
     link: Link = Link()
-    """Every direction that has no entry in `links`."""
+    """The link of every direction without an entry in `links`."""
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
     """(from, to) by the names of daemons."""
     tells_of_breaks: bool = True
-    """Whether a machine hears that a connection of its own has ended: over TCP it does, over unix
-    sockets it does not."""
+    """Whether a machine is notified that a connection that it opened was closed: over TCP it is,
+    over unix sockets it is not."""
 
 
 class Endpoint(Protocol):
-    """A process, as the network sees it."""
+    """The network's interface of a process."""
 
     name: str
     alive: bool
     secret: str
     """"": its connections have no keys."""
     agent: str
-    """Of the host that it is on."""
+    """The agent of its host."""
     admitted: Mapping[str, str]
-    """Public key -> name of those who may connect to it."""
+    """Public key -> name of the peers that may connect to it."""
 
     def deliver(self, peer: Peer, message: Message, identity: str) -> None: ...
 
@@ -91,20 +91,20 @@ class _Direction:
 class Connection:
     client: Endpoint
     peer: str
-    """What the client calls the other side."""
+    """The client's name for the other side."""
     address: str
     key: str = ""
-    """The public key that whoever listens there must have."""
+    """The public key that the listener must have."""
     identity: str = ""
-    """The client's name, as the listener has learned it when it let the connection in."""
+    """The client's name, as learned by the listener in the handshake."""
     id: bytes = b""
-    """What the listener calls the client."""
+    """The listener's id for the client."""
     listener: Endpoint | None = None
-    """The process that gave out the id."""
+    """The process that issued the id."""
     broken: int = 0
-    """How often it broke: what was under way then is lost."""
+    """How often it broke: messages in flight at that time are lost."""
     swallows: set[bool] = field(default_factory=set)
-    """Directions (True: up) in which everything vanishes until the connection breaks: half-open."""
+    """Directions (True: up) that lose everything until the connection breaks: half-open."""
     up: _Direction = field(default_factory=_Direction)
     down: _Direction = field(default_factory=_Direction)
 
@@ -123,11 +123,11 @@ class Network:
         self.options = options
         self.rng = rng
         self._cutter = rng.spawn(1)[0]
-        """Of messages into parts."""
+        """Random generator that splits messages into parts."""
         self.healed = False
-        """From now on nothing is lost, repeated or reordered; latency and bandwidth stay."""
+        """Nothing is lost, duplicated or reordered any more; latency and bandwidth stay."""
         self.messages: Counter[str] = Counter()
-        """Sent, by type; likewise the bytes, and what became of some."""
+        """Sent, by type; likewise the bytes, lost and duplicated messages."""
         self.nbytes: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
         self.repeated: Counter[str] = Counter()
@@ -136,32 +136,32 @@ class Network:
         self._outgoing: dict[tuple[int, str], Connection] = {}
         self._incoming: dict[bytes, Connection] = {}
         self.away: set[str] = set()
-        """Agents between whose hosts and all others everything is lost, both ways."""
+        """Agents of hosts that are partitioned from all others, both ways."""
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._ids = 0
 
     # ------------------------------------------------------------ connections
 
     def listen(self, address: str, endpoint: Endpoint) -> None:
-        """Whoever was connected to who listened there before is connected again."""
+        """Clients of the previous listener at this address reconnect."""
         self._listeners[address] = endpoint
         for connection in self._outgoing.values():
             if connection.address == address:
-                self._tell(connection)
+                self._notify(connection)
 
-    def _tell(self, connection: Connection) -> None:
-        """If it stood: that it has ended, and there will be another one."""
+    def _notify(self, connection: Connection) -> None:
+        """Notify the client of an established connection that it will be replaced."""
         if self.options.tells_of_breaks and connection.listener is not None:
             connection.client.reconnected(connection.peer, RECONNECT_S)
 
     def connect(self, client: Endpoint, peer: str, address: str, key: str = "") -> None:
-        """From now on messages of `client` to `peer` go to `address`, where somebody must have this
+        """From now on messages of `client` to `peer` go to `address`, whose listener must have this
         public key.
         """
         self._outgoing[id(client), peer] = Connection(client, peer, address, key)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """A process has ended: nobody listens there, and its connections are closed."""
+        """A process has exited: it stops listening, and its connections are closed."""
         for address in [a for a, e in self._listeners.items() if e is endpoint]:
             del self._listeners[address]
         for key, connection in list(self._outgoing.items()):
@@ -170,17 +170,17 @@ class Network:
                 del self._outgoing[key]
 
     def client(self, id_: bytes) -> Endpoint | None:
-        """The process behind an incoming connection."""
+        """The process at the other end of an incoming connection."""
         connection = self._incoming.get(id_)
         return connection.client if connection else None
 
     def reset(self, client: str) -> None:
-        """Break all connections that a daemon has made; it is somebody else for its peers then."""
+        """Break all connections that a daemon has opened; its peers then know it by new ids."""
         for connection in self._outgoing.values():
             if connection.client.name == client:
                 self._incoming.pop(connection.id, None)
                 connection.broken += 1
-                self._tell(connection)
+                self._notify(connection)
                 connection.listener = None
                 connection.swallows.clear()
                 connection.up.last_arrival = self.timeline.now + RECONNECT_S
@@ -195,7 +195,7 @@ class Network:
         self._cuts[source, target] -= 1
 
     def half_open(self, client: str, peer: str, *, upward: bool) -> None:
-        """Swallow what goes one way on one connection, until `reset` breaks it."""
+        """Lose everything in one direction of a connection, until `reset` breaks it."""
         for (_, name), connection in self._outgoing.items():
             if connection.client.name == client and name == peer:
                 connection.swallows.add(upward)
@@ -203,7 +203,7 @@ class Network:
     # ------------------------------------------------------------ messages
 
     def send(self, source: Endpoint, peer: Peer, message: Message) -> None:
-        """Send and forget, as `daemons.transport.sockets` does."""
+        """Send without confirmation, as `daemons.transport.sockets` does."""
         frames = wire.encode(message)
         if message.borrows:
             frames = [bytes(frame) for frame in frames]
@@ -256,8 +256,8 @@ class Network:
     def _come_in_parts(
         self, connection: Connection, frames: wire.Frames, arrival: float
     ) -> Callable[[], Message]:
-        """Some of a message before the rest, over a connection that stands. Returns what reads it
-        when all of it has come.
+        """Deliver parts of a message before the rest, over an established connection. Returns a
+        function that reads the whole message after its arrival.
         """
         broken, listener = connection.broken, connection.listener
         arriving = Arriving(frames)
@@ -322,8 +322,8 @@ class Network:
         receiver.deliver(peer, read(), identity)
 
     def _shakes_hands(self, connection: Connection, listener: Endpoint) -> bool:
-        """Whether the connection is one. Only a new one is looked at: as with CURVE, one that was
-        let in stays when its key is not welcome any more.
+        """Whether the connection is established. Only a new one is checked: as with CURVE, an
+        admitted connection stays when its key is not admitted any more.
         """
         if connection.listener is listener:
             return True
@@ -336,7 +336,7 @@ class Network:
         return True
 
     def _give_id(self, connection: Connection, listener: Endpoint) -> None:
-        """The listener's name for a connection: a new one for every process that listens."""
+        """Issue the listener's id for a connection: a new one for every process that listens."""
         self._incoming.pop(connection.id, None)
         self._ids += 1
         connection.id = b"\x00" + self._ids.to_bytes(4, "big")

@@ -1,4 +1,4 @@
-"""One process in virtual time: a machine, its timer, and what befalls it."""
+"""One process in virtual time: a machine, its timer, and its faults."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from dlctl.sim.timeline import Timeline
 from dlctl.util.names import HOME_AGENT
 
 SPINS_MAX = 3
-"""Deadlines in a row that may lie in the past: beyond that the real loop would burn a core."""
+"""Successive deadlines that may be in the past: with more the real loop would be a busy loop."""
 LAST_LINES = 12
 
 
 class Spinning(AssertionError):
-    """A machine names a deadline that has passed and does nothing about it."""
+    """A machine returns a deadline that has passed, and does not handle it."""
 
 
 class Crashed(BaseException):
-    """This process ends here, in the middle of what its machine does. No role may catch it."""
+    """This process is killed here, in the middle of its machine's code. No role may catch it."""
 
 
 class Observer(Protocol):
-    """Looks on: the checkers, and faults that wait for their moment."""
+    """A read-only observer: the checkers, and faults that wait for their moment."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         """An effect is about to be performed."""
         ...
 
     def on_message(self, process: Process, peer: Peer, message: Message) -> None:
-        """A message is about to be handed to the machine."""
+        """A message is about to be passed to the machine."""
         ...
 
 
 class Process:
-    """An incarnation of a daemon. Its clock runs `clock_s` ahead of everybody else's: nobody may
-    compare times across processes."""
+    """An incarnation of a daemon. Its clock runs `clock_s` ahead of the timeline: times of
+    different processes must not be compared."""
 
     def __init__(
         self,
@@ -75,27 +75,27 @@ class Process:
         self.pid = pid
         self.secret = secret
         self.coordinator_key = ""
-        """The public key of the coordinator that this process, and those it starts, talk to."""
+        """The public key of the coordinator, for this process and those it starts."""
         self.admitted: Mapping[str, str] = {}
         self.agent = HOME_AGENT
-        """Who has started it, or its own name: processes of one agent share a host."""
+        """The agent that has started it, or its own name: processes of one agent share a host."""
         self.timeline = timeline
         self.network = network
         self.alive = True
         self.frozen = False
         self.given_up = False
-        """Everybody believes that it has ended."""
+        """All other processes believe that it has exited."""
         self.observers: list[Observer] = []
         self.ended: Callable[[int], None] = lambda status: None
         """Called once, with the exit status."""
         self.log = bytearray()
-        """Its log file, and below the last lines of it."""
+        """Its log file; `last_lines` are its last lines."""
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.acks = b""
         """A worker's record of what was settled."""
         self.exit_code: int | None = None
         self.status: int | None = None
-        """How it ended; None while it lives."""
+        """Its exit status; None while it is alive."""
         self.machine: Machine
         self._clock_s = clock_s
         self._note = note
@@ -116,7 +116,7 @@ class Process:
         return f"{self.name}.{self.incarnation}"
 
     def perform(self, kind: type[Effect], how: Callable[[Any], None]) -> None:
-        """What to do with effects of a kind that only this daemon has."""
+        """Register the handler of a kind of effect that only this daemon has."""
         self._performers[kind] = how
 
     def clock(self) -> float:
@@ -125,7 +125,7 @@ class Process:
     # ------------------------------------------------------------ events
 
     def post(self, event: Event, delay_s: float = 0.0) -> None:
-        """Hand an event to the machine, a while from now."""
+        """Pass an event to the machine after a delay."""
         self.timeline.after(delay_s, lambda: self._take(event))
 
     def deliver(self, peer: Peer, message: Message, identity: str = "") -> None:
@@ -135,7 +135,7 @@ class Process:
         self._take(part)
 
     def reconnected(self, peer: str, after_s: float) -> None:
-        """A connection has ended just now; the next one will be there a while later."""
+        """A connection was closed just now; the next one is established after a delay."""
         self.post(Reconnected(peer, self.clock()), after_s)
 
     def _take(self, event: Event) -> None:
@@ -165,12 +165,12 @@ class Process:
             self._arm()
 
     def _effects(self, event: Event, now: float) -> list[Effect]:
-        """What the machine wants done; nothing, if this has been its end."""
+        """The effects of the machine; none if the process was killed meanwhile."""
         try:
             return self.machine.handle(event, now)
         except Crashed as crash:
             self._crash(crash)
-        except NoRoom as error:  # of a commit: it ends, as a real one does
+        except NoRoom as error:  # of a commit: it exits, as a real process does
             self._write(Note("error", error.message))
             self.end(error.exit_code)
         return []
@@ -189,7 +189,7 @@ class Process:
         self.last_lines.append(line)
 
     def leave(self, effect: Exit) -> None:
-        """End in order, once all effects of this event are performed."""
+        """Exit in an orderly way, after all effects of this event."""
         self._note(f"{self} exits {effect.code}: {effect.reason}")
         self.log += f"INFO exit {effect.code}: {effect.reason}\n".encode()
         self.exit_code = effect.code
@@ -227,10 +227,10 @@ class Process:
         deadline = self.machine.deadline()
         return deadline is not None and deadline - self._clock_s <= self.timeline.now
 
-    # ------------------------------------------------------------ what befalls it
+    # ------------------------------------------------------------ faults
 
     def freeze(self) -> None:
-        """SIGSTOP: it lives and does nothing; what comes for it waits."""
+        """SIGSTOP: it is alive but paused; its input is queued."""
         if self.alive and not self.frozen:
             self._note(f"{self} is frozen")
             self.frozen = True
@@ -239,7 +239,7 @@ class Process:
         if self.alive and self.frozen:
             self._note(f"{self} thaws")
             self.frozen = False
-            # Its deadline may have passed long ago, and it does not know yet what it has missed.
+            # Its deadline may have passed long ago, and its queued input is not handled yet.
             self._timer = None
             self._arm()
             missed, self._missed = self._missed, []
@@ -253,7 +253,7 @@ class Process:
             self.post(StopRequested(f"signal {number}"))
 
     def end(self, status: int) -> None:
-        """The process is gone, with everything that it knew."""
+        """The process is gone, with all of its state."""
         if self.alive:
             self._note(f"{self} ended: {status}")
             self.alive, self.status = False, status

@@ -27,7 +27,7 @@ class SharedModels:
         self._of_hosts: dict[str, _Memory] = {}
 
     def join(self, process: Process, initial: Array) -> tuple[Array, Array]:
-        """float32[d], uint8[1]: of the others of this host, or new ones with these values."""
+        """float32[d], uint8[1]: shared with this host's workers, or new ones with these values."""
         memory = self._of_hosts.get(process.agent)
         if memory is None or not any(holder.alive for holder in memory.holders):
             self.made += 1

@@ -1,4 +1,4 @@
-"""The door of the simulator: a job, a objective, a seed; run it, and look at what came out."""
+"""The entry point of the simulator: run a job with an objective and a seed, inspect the outcome."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from dlctl.sim.store import Store
 from dlctl.sim.world import CONTROL, World
 
 AFTERWARDS_S = 120.0
-"""After the coordinator has gone: whoever still lives then was left behind."""
+"""After the coordinator's exit: processes that are still alive then were left behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulated run has come to. Everything in it is simulated, times included."""
+    """The outcome of a simulated run. Everything in it is simulated, times included."""
 
     state: str
     """finished, stopped or failed; "" if the time ran out."""
     reason: str
     weights: Array
-    """float32[d], the servers' at their end."""
+    """float32[d], the servers' final parameters."""
     seconds: float
-    """Until the last coordinator's end."""
+    """Until the last coordinator's exit."""
     trace: list[str]
     digest: str
     network: Network
-    """Messages and bytes by type, lost and repeated ones."""
+    """Messages and bytes by type, lost and duplicate messages."""
     store: Store
     left_behind: list[str]
     """Processes that outlived their run."""
@@ -46,9 +46,9 @@ class Outcome:
 
 
 class Simulation:
-    """One execution of a run. `store` is where an earlier one of the same run has left off.
+    """One execution of a run. `store` has the state of an earlier execution of the same run.
 
-    `at` plans something for a time; `run` goes on until the run is over.
+    `at` schedules a function; `run` continues until the run is over.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Simulation:
         checkers: tuple[Checker, ...] = (),
         inner: Callable[[Choice], Inner | None] = plain_inner,
     ) -> None:
-        """inner: makes the replicas' own optimisers."""
+        """inner: creates the replicas' own optimisers."""
         self.store = store if store is not None else Store()
         self.world = World(
             job,
@@ -83,7 +83,7 @@ class Simulation:
         if past is None:
             past = self.store.past()
             self.store.memory.clear()
-            self.store.states.clear()  # As `dlctl start`: it goes on from a checkpoint, or anew.
+            self.store.states.clear()  # As `dlctl start`: resume from a checkpoint, or start over.
         self._past = past
         self.injector = Injector(self.world, faults or Faults())
         self._requests = 0
@@ -92,7 +92,7 @@ class Simulation:
         self.world.timeline.at(when_s, do)
 
     def request(self, when_s: float, verb: str, arguments: Json) -> Client:
-        """Have a command line ask the coordinator something at a time."""
+        """Schedule a command line's request to the coordinator."""
         self._requests += 1
         client = Client(self._requests, verb, arguments)
 
@@ -116,7 +116,7 @@ class Simulation:
     def run(self, until_s: float = 3600.0) -> Outcome:
         """Run to the end, or to `until_s`; then it may be called again with a later time.
 
-        Raises AssertionError if a checker finds a promise broken.
+        Raises AssertionError if a checker finds a violated invariant.
         """
         world = self.world
         self._begin()

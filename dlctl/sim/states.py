@@ -1,7 +1,7 @@
 """Where simulated servers keep their shards: the real storages, on memory that outlives a process.
 
-A crash at a point (`crashpoints.py`) comes in the middle of an update or a commit: the bytes are as
-they were just then, and the next server has to make do with them.
+A crash at a point (`crashpoints.py`) happens in the middle of an update or a commit: the bytes stay
+as they were at that instant, and the next server has to recover from them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BOOT_ID = "the one boot of a simulated machine"
 
 @dataclass(slots=True)
 class Kept:
-    """What is left of a shard when its server is gone."""
+    """The state of a shard that survives its server."""
 
     image: bytearray | None = None
     """Of durability "process"."""
@@ -125,20 +125,20 @@ class KeptStates:
         return Mapped.reopen(kept.image, spec, BOOT_ID, self.point)
 
     def _take(self, spec: Spec) -> Kept:
-        """As a lock on the file: who has it open has to be dead before another one may have it."""
+        """As a lock on the file: its holder has to be dead before another process gets it."""
         kept = self.kept.setdefault(_key(spec), Kept())
         holder = kept.holder
         if holder is not None and holder is not self.process and holder.alive:
             if not holder.given_up and holder.timeline is self.process.timeline:
                 raise Held(f"{holder} has this state open")
-            # It believes that the state is its own, and must not write into this server's.
+            # The old holder believes that it owns the state, and must not write into this server's.
             kept.image = bytearray(kept.image) if kept.image is not None else None
             kept.log = kept.log.copy() if kept.log is not None else None
         kept.holder, self._spec = self.process, spec
         return kept
 
     def survivor(self, optimizer: Optimizer) -> Array | None:
-        """float32[n]: the parameters that the next server would find now; None: it finds none."""
+        """float32[n]: the parameters that the next server would find now; None: none."""
         if self._spec is None or self.durability == "none":
             return None
         now = self.kept[_key(self._spec)]

@@ -1,6 +1,6 @@
-"""What a run directory holds, in memory: terms, events, metrics, checkpoints.
+"""The contents of a run directory, in memory: terms, events, metrics, checkpoints.
 
-It outlives a simulation, so that the next one can go on from it.
+It outlives a simulation, so that the next one can resume from it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ MANIFEST = "manifest.json"
 class Store:
     terms: dict[str, int] = field(default_factory=dict)
     issued: list[tuple[str, int]] = field(default_factory=list)
-    """Every epoch and generation, in the order in which they were handed out."""
+    """Every epoch and generation, in the order in which they were issued."""
     resume: str = ""
-    """Directory of the checkpoint that the present execution went on from, or ""."""
+    """Directory of the checkpoint that the current execution resumed from, or ""."""
     run: Json = field(default_factory=dict)
     daemons: dict[str, Json] = field(default_factory=dict)
     events: list[tuple[float, str, str, str]] = field(default_factory=list)
     """(seconds, kind, daemon, text)."""
     stamps: list[float] = field(default_factory=list)
-    """What the wall clock said at each event, seconds since 1970; it may jump."""
+    """Wall clock time of each event, seconds since 1970; it may jump."""
     key_number: int = 0
     """How often the run's key has been renewed."""
     memory: dict[str, Json] = field(default_factory=dict)
-    """What a coordinator leaves for the one that takes its place."""
+    """State that a coordinator persists for its replacement."""
     states: dict[int | str, Any] = field(default_factory=dict)
-    """Shard -> what its server has kept, `states.Kept`."""
+    """Shard -> the persisted state of its server, `states.Kept`."""
     metrics: list[tuple[float, str, int, Json]] = field(default_factory=list)
     checkpoints: dict[int, Json] = field(default_factory=dict)
     files: dict[str, dict[str, Mapping[str, Array]]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Store:
     frozen: dict[str, bytes] = field(default_factory=dict)
     """The file of the frozen parameters, by its name in the run directory."""
     mirrored: dict[str, bytearray] = field(default_factory=dict)
-    """Logs and ack records of other hosts, as far as they are here."""
+    """Logs and ack records of other hosts, as far as they were transferred."""
 
     def texts(self, kind: str) -> list[str]:
         return [text for _, k, _, text in self.events if k == kind]
@@ -56,12 +56,12 @@ class Store:
     # ------------------------------------------------------------ checkpoints
 
     def write(self, directory: str, file: str, arrays: Mapping[str, Array]) -> tuple[str, int]:
-        """Keep a file; returns its SHA-256 and size in bytes, as `dlctl.checkpoints` does."""
+        """Store a file; returns its SHA-256 and size in bytes, as `dlctl.checkpoints` does."""
         self.files.setdefault(directory, {})[file] = arrays
         return _digest(arrays), len(packed(arrays))
 
     def verify(self, directory: str) -> list[str]:
-        """What is wrong with the files that a manifest names."""
+        """Errors of the files that a manifest names."""
         manifest, files = self.manifests[directory], self.files[directory]
         parts = [*manifest["shards"], *manifest["workers"]]
         wrong = [
@@ -75,7 +75,7 @@ class Store:
         return [f"{directory}/{part['file']} is not what the manifest says" for part in wrong]
 
     def read_slice(self, directory: str, name: str, lo: int, hi: int) -> Array:
-        """Elements [lo, hi) of a vector, however it was cut when it was written."""
+        """Elements [lo, hi) of a vector, however it was sharded when it was written."""
         shards = self.manifests[directory]["shards"]
         parts = [
             self.files[directory][s["file"]][name][max(lo - s["lo"], 0) : max(hi - s["lo"], 0)]
@@ -101,8 +101,8 @@ class Store:
         return max(self.manifests, key=lambda d: int(self.manifests[d]["number"]), default="")
 
     def past(self, *, resume: bool = True, agents: Mapping[str, int] | None = None) -> Past:
-        """What the next coordinator of this run finds: a new execution, unless it is told of the
-        `agents` that are there.
+        """What the next coordinator of this run finds: a new execution, unless it is given the
+        living `agents`.
         """
         memory = json.loads(json.dumps(self.memory)) if agents is not None else {}
         if not memory:
@@ -136,14 +136,14 @@ class Store:
 
 
 def packed(arrays: Mapping[str, Array]) -> bytes:
-    """The bytes of a file, as they go from host to host."""
+    """The bytes of a file, as sent from host to host."""
     ordered = [(name, np.ascontiguousarray(arrays[name])) for name in sorted(arrays)]
     header = json.dumps([(name, str(array.dtype), array.size) for name, array in ordered])
     return b"\n".join([header.encode(), b"".join(array.tobytes() for _, array in ordered)])
 
 
 def unpacked(content: bytes) -> dict[str, Array]:
-    """The arrays that `packed` has made these bytes of."""
+    """The arrays that `packed` has serialised."""
     header, _, data = content.partition(b"\n")
     arrays, at = {}, 0
     for name, dtype, size in json.loads(header):

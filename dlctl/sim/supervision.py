@@ -1,7 +1,7 @@
-"""The agent beside a coordinator ends it if it stands still, as `daemons/agent/supervision.py`.
+"""The agent beside a coordinator terminates it if it hangs, as `daemons/agent/supervision.py`.
 
-That it works is seen from a file that it touches, and not from messages: a link that fails is no
-reason to kill it.
+Its progress is detected by a file that it touches, not by messages: a failed link is no reason to
+kill it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LOOK_S = 1.0
 
 
 def still_s(silent_s: float) -> float:
-    """How long a coordinator may stand still."""
+    """How long a coordinator may hang."""
     return STILL_LIMITS * silent_s
 
 
@@ -25,7 +25,7 @@ class Supervision:
         self.coordinator = coordinator
         self.still_s = still_s(silent_s)
         self._worked_at = agent.timeline.now
-        """When the coordinator was last seen to work; or nobody could look, who stood still too."""
+        """When the coordinator last made progress, or when this agent itself was last stopped."""
         agent.timeline.after(LOOK_S, self._look)
 
     def _look(self) -> None:

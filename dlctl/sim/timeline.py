@@ -1,4 +1,4 @@
-"""Virtual time: what is going to happen, in order. Nothing waits; the clock jumps."""
+"""Virtual time: scheduled functions, in order. Nothing waits; the clock jumps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Timeline:
-    """Of two things planned for the same instant, the one that was planned first happens first."""
+    """Of two functions at the same instant, the one scheduled first runs first."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -16,7 +16,7 @@ class Timeline:
         self._planned = 0
 
     def at(self, when_s: float, do: Callable[[], None]) -> None:
-        """Do something at a time; at once if that time has passed."""
+        """Schedule a function at a time; as soon as possible if that time has passed."""
         self._planned += 1
         heapq.heappush(self._plans, (max(when_s, self.now), self._planned, do))
 
@@ -24,7 +24,7 @@ class Timeline:
         self.at(self.now + delay_s, do)
 
     def step(self, until_s: float) -> bool:
-        """Let the next thing happen, if there is one by `until_s`; False if there is none."""
+        """Run the next function, if there is one by `until_s`; False if there is none."""
         if not self._plans or self._plans[0][0] > until_s:
             return False
         self.now, _, do = heapq.heappop(self._plans)

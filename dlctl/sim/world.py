@@ -61,11 +61,11 @@ WALL_S = 1_750_000_000.0
 """The wall clock when a simulation begins: June 2025, in seconds since 1970."""
 PID_FIRST = 1000
 RESTART_S = 1.0
-"""From the order to start a coordinator again to its first event."""
+"""From the request to restart a coordinator to its first event."""
 
 
 class World:
-    """Everything that a run is made of. `start` it; all else follows from its processes' events."""
+    """All components of a run. Call `start`; all else follows from the processes' events."""
 
     def __init__(
         self,
@@ -93,19 +93,19 @@ class World:
         self.groups = Groups(np.random.default_rng([seed, 12]))
         self.shared_models = SharedModels()
         self.processes: list[Process] = []
-        """Every process that there has been, in the order of their starts."""
+        """Every process so far, in the order of their starts."""
         self.coordinator: Process
         """The newest one."""
         self.disk = Disk()
         self.host_disks = hostfiles.HostDisks()
         self.crash_points = CrashPoints()
         self.wall_jumped_s = 0.0
-        """By how much the wall clock was set forward. Only what is written down shows it."""
+        """Seconds by which the wall clock was set forward. Only records show it."""
         self.unreachable: set[str] = set()
-        """Agents on whose hosts nothing can be started now."""
+        """Agents on whose hosts no process can be started now."""
         self._orphans: set[Process] = set()
         self._restarts = 0
-        """Coordinators that are on their way."""
+        """Coordinators that are being started."""
 
     def note(self, text: str) -> None:
         """A line of the trace."""
@@ -117,7 +117,7 @@ class World:
 
     @property
     def keys(self) -> SimulatedKeys:
-        """What the run's key file says now."""
+        """The run's current key file."""
         return SimulatedKeys(KEY, self.store.key_number)
 
     # ------------------------------------------------------------ processes
@@ -127,15 +127,15 @@ class World:
         return next(p for p in reversed(self.processes) if p.name == name)
 
     def machine(self, name: str) -> Any:
-        """What runs in it; tests look inside."""
+        """The machine of this process; for tests."""
         return self.process(name).machine
 
     def living(self, role: str = "") -> list[str]:
-        """Names of the processes that there are, of one role or of all."""
+        """Names of the living processes, of one role or of all."""
         return [p.name for p in self.processes if p.alive and p.name.startswith(role)]
 
     def children(self, *roles: str) -> list[Process]:
-        """The living processes of some roles: what a new agent or coordinator finds."""
+        """The living processes of some roles, which a new agent or coordinator finds."""
         return [p for p in self.processes if p.alive and p.name.partition("-")[0] in roles]
 
     def wall_s(self) -> float:
@@ -143,7 +143,7 @@ class World:
         return WALL_S + self.timeline.now + self.wall_jumped_s
 
     def over(self) -> bool:
-        """Whether the coordinator is gone for good: it left, or nobody can start it again."""
+        """Whether the coordinator is gone for good: it left, or no agent can restart it."""
         coordinator = self.coordinator
         if coordinator.alive or self._restarts:
             return False
@@ -151,7 +151,7 @@ class World:
         return left or HOME_AGENT not in self.living()
 
     def start(self, past: Past, incarnation: int = 1) -> Process:
-        """Start the coordinator; it has all others started, or finds those that live."""
+        """Start the coordinator; it starts all other daemons, or finds the living ones."""
         keys = self.keys
         secret = keys.secret(COORDINATOR)
         self.coordinator = process = self.new_process(COORDINATOR, incarnation, secret)
@@ -207,8 +207,8 @@ class World:
         self.timeline.after(delay_s, begin)
 
     def recover(self, after_s: float) -> None:
-        """Bring back a run of which nobody is left, as `dlctl recover` does: the next coordinator
-        finds what the last one has remembered, and servers what is kept. None that has ended.
+        """Recover a run without any processes, as `dlctl recover` does: the next coordinator finds
+        the last one's records, and servers their persisted state. Not a run that has ended.
         """
         if self.store.run.get("state") not in ENDED:
             self.restart_coordinator(self.past, after_s, needs_room=True)
@@ -254,8 +254,8 @@ class World:
         return Agent(birth, self.job.timeouts.resend_s, found)
 
     def _supervise(self, agent: Process) -> None:
-        """An agent sees the end of the coordinator, and starts the next one; one that stands still
-        it ends.
+        """An agent detects the coordinator's exit, and starts the next one; it terminates a
+        coordinator that is stopped.
         """
         Supervision(agent, lambda: self.coordinator, self.job.timeouts.silent_s)
         agent.perform(RestartCoordinator, lambda _: self.restart_coordinator(self.past))
@@ -263,7 +263,7 @@ class World:
             agent.post(CoordinatorGone())
 
     def past(self) -> Past:
-        """What a coordinator finds that takes the place of one that died."""
+        """What a coordinator finds that replaces one that died."""
         agents = {p.name: p.incarnation for p in self.children("agent") if p.name == HOME_AGENT}
         return self.store.past(agents=agents)
 
@@ -314,7 +314,7 @@ class World:
             address,
         )
 
-    # ------------------------------------------------------------ what befalls them
+    # ------------------------------------------------------------ faults
 
     def cut_off(self, agent: str) -> None:
         """A host loses all its links to the others, both ways."""
@@ -328,20 +328,20 @@ class World:
         self.network.away.discard(agent)
 
     def lose_host(self, agent: str) -> None:
-        """A host is gone for good, with all that runs on it."""
+        """A host is gone for good, with all its processes."""
         self.cut_off(agent)
         for process in list(self.processes):
             if process.alive and process.agent == agent:
                 process.end(-9)
 
     def kill(self, name: str) -> None:
-        """SIGKILL, if it lives."""
+        """SIGKILL, if it is alive."""
         process = self.process(name)
         if process.alive:
             process.end(-9)
 
     def give_up(self, name: str) -> None:
-        """Its host is away: its agent hears that it has ended, and it is only frozen."""
+        """Its host is unreachable: its agent is notified of its exit, but it is only frozen."""
         process = self.process(name)
         if process.alive and not process.given_up:
             self.note(f"{process} is given up")
@@ -357,8 +357,8 @@ class World:
         self.process(name).thaw()
 
     def weights(self) -> Array:
-        """float32[d]: what the servers had at their last; NaN for a shard that never was. Without
-        servers, what the newest process of the first worker had.
+        """float32[d]: the servers' last parameters; NaN for a shard that never existed. Without
+        servers, those of the newest process of the first worker.
         """
         size, count = self.objective.layout.size(), self.job.servers.count
         weights = np.full(size, np.nan, np.float32)

@@ -14,7 +14,7 @@ _SIGNS = ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt"))
 
 
 def holds(hint: Any, value: Any) -> bool:
-    """Whether a value is within all ends of an annotation's range; of a union's it is not asked."""
+    """Whether a value is within the range of an annotation, which must not be a union."""
     return all(
         getattr(operator, name)(value, getattr(constraint, name))
         for constraint in get_args(hint)[1:]

@@ -1,7 +1,7 @@
-"""Memory for large messages that is used again as soon as nobody looks at it any more.
+"""Memory for large messages that is reused as soon as it is not referenced any more.
 
-New memory is handed out by the kernel page by page, and cleared before: for a message of 100 MB
-that takes longer than to copy it.
+The kernel allocates new memory page by page, and clears it: for a message of 100 MB that takes
+longer than to copy it.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import numpy.typing as npt
 
 FREE_MAX = 2
 LOOKS_MAX = 64
-"""Pieces that are looked at for one that is free: a search of all, for each of many that are handed
-out at once, would take as long as the square of their number."""
+"""Buffers searched for a free one: to search all of them, for each of many allocations at once,
+would take quadratic time."""
 IDLE_CHECKS = 10
-"""After so many what nobody has used is given back."""
+"""Checks after which unused buffers are released."""
 
 
 Array = npt.NDArray[Any]
 
 
 class BufferPool:
-    """Hands out uint8[n]; whoever drops it, and all views of it, has given it back."""
+    """Allocates uint8[n]; dropping it, and all views of it, releases it."""
 
     def __init__(self, free_max: int = FREE_MAX) -> None:
-        """free_max: pieces that are kept although nobody uses them."""
+        """free_max: unused buffers to retain."""
         self._free_max = free_max
         self._arrays: list[Array] = []
         self._idle_checks = 0
         self._next = 0
-        """Where to look first."""
+        """Where to search first."""
 
     def take(self, nbytes: int) -> Array:
-        """uint8[nbytes] of any content, which nobody else has."""
+        """uint8[nbytes] of any content, not shared."""
         self._idle_checks = 0
         at, others = self._find(nbytes)
         if at is None:
@@ -46,9 +46,9 @@ class BufferPool:
         return self._arrays[at][:nbytes]
 
     def _find(self, nbytes: int) -> tuple[int | None, list[int]]:
-        """The place of a piece that is free and fits, and of free ones on the way that do not. What
-        was handed out longest ago is most often free: it is looked at first. Of very many only some
-        are looked at, and the next ones the next time.
+        """The place of a free buffer that fits, and of other free ones found before it. The oldest
+        allocation is most often free: it is searched first. Of very many buffers only some are
+        searched, and the next ones the next time.
         """
         count, others = len(self._arrays), list[int]()
         for i in range(self._next, self._next + min(count, LOOKS_MAX)):
@@ -62,12 +62,12 @@ class BufferPool:
         return None, others
 
     def trim(self) -> None:
-        """Give back at once what nobody uses."""
+        """Release all unused buffers at once."""
         if self._arrays:
             self._drop(self._free())
 
     def check(self) -> None:
-        """To be called once a second: give back what has not been of use for a while."""
+        """Called once a second: release buffers that were not used for a while."""
         self._idle_checks += 1
         if self._arrays and self._idle_checks > IDLE_CHECKS:
             self._drop(self._free())
@@ -81,14 +81,14 @@ class BufferPool:
 
 
 def is_unused(arrays: Sequence[Array], at: int) -> bool:
-    """Whether nothing but this list holds an array. Every view of it does."""
+    """Whether only this list refers to an array. Every view of it does, too."""
     return _references(arrays, at) == _UNUSED
 
 
 def _references(arrays: Sequence[Array], at: int) -> int:
-    """How many there are to one of them, those of this function included."""
+    """The number of references to one of the arrays, those of this function included."""
     return sys.getrefcount(arrays[at])
 
 
 _UNUSED = _references([np.empty(0, np.uint8)], 0)
-"""For an array that nothing but its list holds: interpreters count in different ways."""
+"""For an array that only its list refers to: interpreters count in different ways."""

@@ -1,7 +1,7 @@
-"""How many cores this process may use: those that it may run on, and what its cgroups let it have.
+"""How many cores this process may use: by its CPU affinity, and by the quotas of its cgroups.
 
-A container with a quota of two cores runs on all of a machine's: whoever begins a thread on each of
-them is stopped for most of the time.
+A container with a quota of two cores runs on all cores of a machine: a process that starts a thread
+on each of them is throttled for most of the time.
 
     /sys/fs/cgroup/.../cpu.max                      "200000 100000", or "max 100000"  (version 2)
     /sys/fs/cgroup/cpu/.../cpu.cfs_quota_us         "200000", or "-1"                 (version 1)
@@ -25,15 +25,15 @@ def usable() -> int:
 
 
 def within(cores: int, quotas: Iterable[float]) -> int:
-    """The fewest of `cores` and of all quotas. Part of a core is one: something may run on it."""
+    """The minimum of `cores` and of all quotas. A fraction of a core counts as one."""
     return max(1, min([cores, *map(math.ceil, quotas)]))
 
 
 def quotas(root: Path) -> Iterator[float]:
-    """Those of this process's cgroups and of all above them, in cores, as far as they can be seen.
+    """The visible quotas of this process's cgroups and of all their ancestors, in cores.
 
     `root`: where /proc and /sys are. In a container the paths in /proc may be those of the host,
-    while its own cgroup is mounted as the top: so what is not there is looked for above.
+    while its own cgroup is mounted at the top: so a missing path is searched for above.
     """
     mounts = root / "sys/fs/cgroup"
     for version, path in groups(_text(root / "proc/self/cgroup")):

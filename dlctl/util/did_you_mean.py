@@ -1,6 +1,6 @@
-"""What somebody probably meant by a word that is not known: the same thing's name here, or a typo.
+"""The probable meaning of an unknown word: an alias of a known name, or a typo.
 
-Other names come first: by their letters alone "async" would be taken for `sync`, its opposite.
+Aliases come first: by its letters alone "async" would match `sync`, its opposite.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
 
 def closest(word: str, known: Iterable[str], aliases: Mapping[str, str] = NO_ALIASES) -> str:
-    """One of the known words; "" if none is likely. `aliases`: what others say for them."""
+    """One of the known words; "" if none is likely. `aliases`: other names for them."""
     return next(iter(_closest(word, list(known), aliases)), "")
 
 

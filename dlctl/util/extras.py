@@ -11,7 +11,7 @@ PACKAGES = {
     "prometheus": "prometheus_client",
     "tensorboard": "tensorboard",
 }
-"""Extra of dlctl -> the module that it brings."""
+"""Extra of dlctl -> the module that it installs."""
 
 
 def is_there(extra: str) -> bool:
@@ -23,12 +23,12 @@ def how_to_install(extra: str) -> str:
 
 
 def missing(extra: str) -> str:
-    """What is wrong, for a sentence; "" if the package is there."""
+    """The error, as part of a sentence; "" if the package is installed."""
     package = PACKAGES[extra].replace("_", "-")
     return "" if is_there(extra) else f'needs the package "{package}", which is not installed'
 
 
 def require(extra: str, what: str) -> None:
-    """Raises DlctlError if the package is not there; what: that needs it, as in "dlctl plot"."""
+    """Raises DlctlError if the package is missing; what: the feature, as in "dlctl plot"."""
     if why := missing(extra):
         raise DlctlError(f"{what} {why}", hint=how_to_install(extra))

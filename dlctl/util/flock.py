@@ -1,4 +1,4 @@
-"""Locks of files at which others may glance: they have them for a moment, and not for good."""
+"""Locks of files that other processes may inspect: these hold the lock for a moment only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from threading import Event
 
 GLANCE_S = 0.5
-"""Who only looks has the lock for less than that."""
+"""A process that only inspects holds the lock for less than this."""
 RETRY_S = 0.05
 
 
 def is_locked_within(limit_s: float, descriptor: int) -> bool:
-    """Lock an open file for us alone; False if somebody else has it for all that time."""
+    """Lock an open file exclusively; False if another process holds the lock for all that time."""
     until = time.monotonic() + limit_s
     while True:
         try:

@@ -11,7 +11,7 @@ from typing import IO
 
 
 def sync_directory(directory: Path) -> None:
-    """Have all names in it on the disk. Raises OSError."""
+    """Flush all names in the directory to the disk. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -21,11 +21,11 @@ def sync_directory(directory: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path` when the block ends well, and vanishes if not: a
-    crash leaves the old file or the new one. Raises OSError.
+    """A new file that replaces `path` when the block succeeds, and else is removed: a crash leaves
+    the old file or the new one. Raises OSError.
 
-    Nobody whom `mode` (less the umask) does not let can read it at any moment, and no link is
-    followed that somebody has put there.
+    At no moment can it be read by users that `mode` (less the umask) excludes, and a link of
+    another user at its place is not followed.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -37,5 +37,5 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
         temporary.replace(path)
         sync_directory(path.parent)
     finally:
-        with suppress(OSError):  # Where nothing can be written, not even what is not there.
+        with suppress(OSError):  # On a read-only file system, even if the file does not exist.
             temporary.unlink(missing_ok=True)

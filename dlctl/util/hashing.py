@@ -1,4 +1,4 @@
-"""The checksum of a file, read piece by piece: who waits for that of a large one hears of it."""
+"""The checksum of a file, read piece by piece, with progress reports for large files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Progress = Callable[[], None]
 
 
 def no_progress() -> None:
-    """Nobody wants to hear of it."""
+    """Report nothing."""
 
 
 def sha256_of(file: IO[bytes], nbytes: int, progress: Progress = no_progress) -> str:
     """SHA-256 (hexadecimal) of the next `nbytes` bytes of a file, or of as many as there are.
 
-    One that grows all the time comes to an end, too. Raises OSError.
+    It terminates even for a file that keeps growing. Raises OSError.
     """
     digest, left = hashlib.sha256(), nbytes
     while piece := file.read(min(left, PIECE_BYTES)):

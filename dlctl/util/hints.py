@@ -1,13 +1,13 @@
 """What to do next, as lines that can be pasted into a shell.
 
     next: dlctl recover -j mnist-7f3a
-          goes on at step 90: nothing is lost
+          continues at step 90: nothing is lost
       or: dlctl start --fresh job.toml
-          begins anew
+          starts over
 
-A hint (`DlctlError.hint`) is such text without the labels: a command per line, below it what it
-does, and "or: " before every other way. So no line has two commands, nor prose behind one: whoever
-pastes a line gets what he has read. A pipe between two ways would run both of them.
+A hint (`DlctlError.hint`) is such text without the labels: a command per line, below it its effect,
+and "or: " before every alternative. So no line has two commands, or prose after a command: a pasted
+line does what it shows. A pipe between two alternatives would run both of them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ OF_A_RUN = (
 
 
 def either(*hints: str | None) -> str:
-    """Ways to choose from, the best one first; empty ones are left out."""
+    """Alternatives, the best one first; empty ones are left out."""
     return f"\n{OR}".join(hint for hint in hints if hint)
 
 
 def told(command: str, what: str) -> str:
-    """A command, and what it does, or when to use it."""
+    """A command, and its effect, or when to use it."""
     return f"{command}\n{what}" if what else command
 
 
 def lines(hint: str, label: str = NEXT) -> list[str]:
-    """As it is shown: every way on lines of its own, below the first one."""
+    """The hint as it is shown: every alternative on its own lines, below the first one."""
     width = len(label)
     other = OR.rjust(width) if label.rstrip().endswith(":") else "or".ljust(width)
     shown: list[str] = []
@@ -47,12 +47,12 @@ def lines(hint: str, label: str = NEXT) -> list[str]:
 
 
 def each(hint: str) -> list[str]:
-    """Every way as one line, for programs: what it does stands behind the command."""
+    """Every alternative as one line, for programs: the effect after the command."""
     return [" ".join(way.split("\n")) for way in hint.split(f"\n{OR}")] if hint else []
 
 
 def as_data(hint: str) -> dict[str, Any]:
-    """For `--json`: `next` is the best way, and `or` are the others."""
+    """For `--json`: `next` is the best alternative, and `or` are the others."""
     first, *others = each(hint) or [""]
     return {"next": first, "or": others}
 
@@ -63,8 +63,8 @@ def in_a_line(hint: str | None) -> str:
 
 
 def about(hint: str, run: str) -> str:
-    """The same commands about the run that somebody has named: without its name they would be about
-    the newest one. "" if nobody has named any.
+    """The same commands with the name of the run that the user has given; without it they would
+    refer to the newest run. run: "" if the user has not given any.
     """
     return "\n".join(_about(line, run) for line in hint.split("\n")) if run else hint
 
@@ -77,5 +77,5 @@ def _about(line: str, run: str) -> str:
 
 
 def _names_one(words: Iterable[str]) -> bool:
-    """A path does so, too."""
+    """A path names a run, too."""
     return any(word.startswith(("-j", "--job", "--help")) or "/" in word for word in words)

@@ -1,4 +1,4 @@
-"""Names and addresses of machines: what may be one, before anybody is asked where it is."""
+"""Syntax of names and addresses of machines, checked before they are resolved."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 
 
 def ssh_fault(text: str) -> str:
-    """Why this is no host for ssh; "" if it is one: a name, an alias or an address, and perhaps a
-    user's name before it, as in "me@10.0.0.7" or "2001:db8::7".
+    """Why this is no host for ssh; "" if it is one: a name, an alias or an address, optionally with
+    a user's name before it, as in "me@10.0.0.7" or "2001:db8::7".
     """
     if text.startswith("-"):
         return "begins with a dash: ssh would take it for an option"

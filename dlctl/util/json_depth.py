@@ -6,10 +6,10 @@ from typing import Any
 
 
 def is_deep(value: Any, levels: int) -> bool:
-    """Whether lists and dicts lie within each other more than `levels` deep.
+    """Whether lists and dicts are nested more than `levels` deep.
 
-    What JSON brings may be nested as deeply as the interpreter can just read, and whatever goes
-    through it afterwards would reach that limit.
+    JSON may be nested as deeply as the interpreter can just parse, and any later recursion over it
+    would exceed that limit.
     """
     inside = [value]
     for _ in range(levels):

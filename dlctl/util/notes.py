@@ -1,6 +1,6 @@
-"""What an operation says while it works: the command line shows it, anybody else hears nothing.
+"""Progress messages of an operation: the command line shows them, by default they are dropped.
 
-Texts are plain; whoever shows them escapes what others wrote.
+Texts are not escaped; the listener escapes untrusted text.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Protocol
 
 class Listener(Protocol):
     def note(self, text: str) -> None:
-        """What is going on."""
+        """Progress."""
         ...
 
     def warn(self, text: str) -> None:
-        """What may go wrong, or has gone wrong and did not end the operation."""
+        """A risk, or an error that did not end the operation."""
         ...
 
     def next_step(self, hint: str, indent: str) -> None:
@@ -24,7 +24,7 @@ class Listener(Protocol):
 
 class Phases(Protocol):
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
-        """The run is about to become something (ready, stopped) and waits for somebody."""
+        """The run is about to reach a state (ready, stopped) and waits for daemons."""
         ...
 
 
@@ -43,7 +43,7 @@ _listener: Listener = _Nobody()
 
 
 def listen(listener: Listener) -> None:
-    """From now on only this one hears what is said."""
+    """From now on only this listener receives messages."""
     global _listener
     _listener = listener
 

@@ -1,10 +1,10 @@
-"""What keeps the weights finite: how large a rate, a decay and a push may be, in the job file as in
-`dlctl set`.
+"""Limits that keep the weights finite: of rate, decay and push norm, in the job file and in `dlctl
+set`.
 
-In float32 a sum grows no more where a step is less than half of its last bit. So steps of at most s
-take no weight beyond 2^25 s, however many there are, and none any further that is there already. It
+In float32 a sum stops growing where a step is less than half of its last bit. So steps of at most s
+move no weight beyond 2^25 s, however many there are, and do not increase a weight beyond that. It
 is enough that no step reaches 2^103, about 1e31. With pushes g up to 1e12 and rates up to 1e6 the
-longest are
+longest steps are
 
     sgd       lr g                                      1e18
     momentum  lr m; m is a sum of g, up to 2^25 g       3e25
@@ -16,12 +16,12 @@ longest are
     rmsprop   lr b; b is a sum of g / sqrt(v), each     3e21    1 - alpha >= 1e-16
               at most 1 / sqrt(1 - alpha)
 
-and a sum of g g comes to 2^25 * 1e24. A weight decay only helps as long as it takes at most all of
-a weight at once. Beyond twice that, weights grow with every update, whatever is pushed.
+and a sum of g g is at most 2^25 * 1e24. A weight decay only helps if it removes at most all of a
+weight at once. Beyond twice that, weights grow with every update, whatever is pushed.
 
-All the same a shard hears of what does not stay finite (`optim/alarm.py`): rules that are not ours
-may do something else; momentum sums up the decay, too, which is too much for weights beyond 1e26;
-and weights that swing may be pumped up by whoever sets a rate up and down in time with them.
+Nevertheless a shard detects values that are not finite (`optim/alarm.py`): third-party rules may
+differ; momentum also sums up the decay, which is too much for weights beyond 1e26; and oscillating
+weights may grow if the user changes the rate in phase with them.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from annotated_types import Ge, Gt, Le
 LearningRate = Annotated[float, Gt(0), Le(1e6)]
 """Of the servers' optimiser."""
 LocalRate = Annotated[float, Ge(0), Le(1e9)]
-"""Of a replica's own steps. What it makes infinite is never pushed."""
+"""Of a replica's own steps. Values that it makes infinite are never pushed."""
 WeightDecay = Annotated[float, Ge(0), Le(1e6)]
 PushNorm = Annotated[float, Gt(0), Le(1e12)]
 DECAY_MAX = 1.0
-"""Of a weight, that one update may take away."""
+"""Fraction of a weight that one update may remove."""
 
 
 def decay_fault(lr: float, weight_decay: float) -> str:
-    """What is wrong with these two together; "" if nothing is."""
+    """Why these two conflict; "" if they do not."""
     if lr * weight_decay <= DECAY_MAX:
         return ""
     bound = f"lr * weight_decay must be <= {DECAY_MAX:g}, or weights grow without bound"

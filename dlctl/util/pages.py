@@ -1,6 +1,6 @@
-"""Pages of memory that several processes share: who is done with some need not keep them resident.
+"""Pages of shared memory: a process that is done with some need not keep them resident.
 
-They stay where they are, and whoever looks at them again finds them there.
+Their content stays, and a later access maps them again.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 BLOCK_BYTES = 8 << 20
-"""Of what is copied before the pages of both sides are let go."""
+"""Bytes copied before the pages of both sides are released."""
 
 
 def copy(target: Array, source: Array) -> None:
-    """target[:] = source, block by block: no more of what is shared is resident here meanwhile."""
+    """target[:] = source, block by block: at most one block of shared memory is resident here."""
     step = max(1, BLOCK_BYTES // target.itemsize)
     for lo in range(0, len(target), step):
         block = slice(lo, lo + step)
@@ -27,7 +27,7 @@ def copy(target: Array, source: Array) -> None:
 
 
 def let_go(array: Array) -> None:
-    """If it is in one piece and in a file that is mapped; what others have is theirs."""
+    """Release an array's pages in this process, if it is contiguous and in a mapped file."""
     base: Any = array
     while not isinstance(base, mmap.mmap):
         base = base.base if isinstance(base, np.ndarray) else getattr(base, "obj", None)
@@ -40,6 +40,6 @@ def let_go(array: Array) -> None:
 
 
 def inner(lo: int, hi: int) -> tuple[int, int]:
-    """The bytes of the pages that lie within these as a whole."""
+    """The bytes [lo, hi) of the whole pages within these bytes."""
     page = mmap.PAGESIZE
     return -(-lo // page) * page, hi // page * page

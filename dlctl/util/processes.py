@@ -1,9 +1,8 @@
-"""Is that process still there? Processes are known by pid and start, never by name.
+"""Whether a process is alive. Processes are identified by pid and start, never by name.
 
-A pid alone is not an identity: the kernel gives it to somebody else after a while. The time of day
-at which a process began is none either: it moves with the clock, for living processes, too. What
-never moves is the kernel's own count: the ticks from the start of the machine to the start of the
-process, and which start of the machine that was.
+A pid alone is not an identity: the kernel reuses it. The time of day at which a process started is
+not one either: it moves with the clock, even for running processes. The kernel's own count is
+stable: the ticks from boot to the start of the process, and the id of that boot.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from typing import Any
 
 POLL_S = 0.02
 KILL_S = 5.0
-"""For the kernel to end a process that was killed; one in a bad disk's hands may take longer."""
+"""For the kernel to end a killed process; one that waits for a bad disk may take longer."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _START_TICKS, _RSS_PAGES = 0, 19, 21
-"""Fields 3, 22 and 24 of /proc/PID/stat, see proc(5), counted behind the command's name."""
+"""Fields 3, 22 and 24 of /proc/PID/stat, see proc(5), counted after the command's name."""
 _ENDED = (b"Z", b"X")
 _STOPPED = (b"T", b"t")
 
 
 @cache
 def boot_id() -> str:
-    """Another one after every start of the kernel."""
+    """It changes at every boot."""
     return _BOOT_ID.read_text().strip()
 
 
 def start_of(pid: int) -> str | None:
-    """When the process with this pid began, as "BOOT:TICKS"; None if there is no such process, or
-    it is one of somebody else's that the kernel hides.
+    """When the process with this pid started, as "BOOT:TICKS"; None if there is no such process, or
+    it belongs to another user and the kernel hides it.
 
-    Together with the pid that says for ever which process it is, whatever becomes of the clock. A
+    Together with the pid this identifies a process for ever, whatever happens to the clock. A
     zombie still has it.
     """
     fields = _stat(pid)
@@ -45,9 +44,9 @@ def start_of(pid: int) -> str | None:
 
 
 def age_s(start: Any) -> float | None:
-    """Seconds since the process began whose `start_of` this is.
+    """Seconds since the start of the process with this `start_of`.
 
-    None for what is no such text, and if the machine was started again since then.
+    None for an invalid text, and if the machine was rebooted since then.
     """
     boot, _, ticks = start.partition(":") if type(start) is str else ("", "", "")
     if boot != boot_id() or not ticks.isdecimal():
@@ -56,9 +55,9 @@ def age_s(start: Any) -> float | None:
 
 
 def is_alive(pid: Any, start: Any) -> bool:
-    """Whether the process with this pid and start (see `start_of`) is there.
+    """Whether the process with this pid and start (see `start_of`) is alive.
 
-    A zombie counts as gone. Values of another type (None, a number) are nobody's.
+    A zombie counts as dead. Values of another type (None, a number) identify no process.
     """
     if type(pid) is not int or pid <= 0 or type(start) is not str:
         return False
@@ -67,23 +66,24 @@ def is_alive(pid: Any, start: Any) -> bool:
 
 
 def rss_bytes(pid: Any, start: Any) -> int | None:
-    """Its resident memory, what it shares with others included; None if it is not there."""
+    """Its resident memory, including shared memory; None if it is not alive."""
     fields = _stat(pid) if is_alive(pid, start) else []
     return int(fields[_RSS_PAGES]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 
 
 def _stat(pid: int) -> list[bytes]:
-    """What the kernel says of a process, behind its name; [] if there is none, or none of ours.
+    """The fields of /proc/PID/stat after the name; [] if there is no such process, or it is not
+    ours.
 
-    The name stands in parentheses and may hold spaces and parentheses itself.
+    The name is in parentheses and may contain spaces and parentheses itself.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
     except PermissionError:
-        # /proc is mounted with hidepid=1, and this is somebody else's process. The one that we ask
-        # for, which was ours, has ended, or nobody would have its pid.
+        # /proc is mounted with hidepid=1, and this is another user's process. So the process that
+        # we look for, which was ours, has exited, and its pid was reused.
         return []
 
 
@@ -94,7 +94,7 @@ def _start(fields: list[bytes]) -> str:
 def hold(pid: Any, start: Any) -> int | None:
     """A pidfd of this process, to be closed by the caller; None if the process is gone.
 
-    Whoever gets the same pid later is not reached through it.
+    It never refers to a later process with the same pid.
     """
     if not is_alive(pid, start):
         return None
@@ -102,7 +102,7 @@ def hold(pid: Any, start: Any) -> int | None:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    # It may have ended, and another one have got its pid, before we held it.
+    # The process may have exited, and its pid been reused, before we opened the pidfd.
     if is_alive(pid, start):
         return pidfd
     os.close(pidfd)
@@ -110,7 +110,7 @@ def hold(pid: Any, start: Any) -> int | None:
 
 
 def send_signal(pid: Any, start: Any, number: signal.Signals) -> bool:
-    """Whether this process was there to be signalled. Raises PermissionError if it is not ours."""
+    """Returns whether this process was alive. Raises PermissionError if it is not ours."""
     pidfd = hold(pid, start)
     if pidfd is None:
         return False
@@ -124,19 +124,19 @@ def send_signal(pid: Any, start: Any, number: signal.Signals) -> bool:
 
 
 def command_line(pid: Any, start: Any) -> list[str]:
-    """What this process was started with; [] if it is gone."""
+    """The command line of this process; [] if it is gone."""
     words = b""
     if is_alive(pid, start):
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
-    # Another one may have got its pid meanwhile.
+    # Its pid may have been reused meanwhile.
     if not words or not is_alive(pid, start):
         return []
     return [os.fsdecode(word) for word in words.removesuffix(b"\0").split(b"\0")]
 
 
 def living(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those of the rows (with `pid` and `pid_start`) whose process is still there."""
+    """The rows (with `pid` and `pid_start`) whose process is still alive."""
     return [row for row in rows if is_alive(row.get("pid"), row.get("pid_start"))]
 
 
@@ -146,14 +146,14 @@ def _is_stopped(pid: int) -> bool:
 
 
 def working(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those whose process is there and is not stopped."""
+    """The rows whose process is alive and not stopped."""
     return [row for row in living(rows) if not _is_stopped(row["pid"])]
 
 
 def wait(rows: Iterable[Mapping[str, Any]], timeout_s: float) -> list[Mapping[str, Any]]:
-    """Wait until the processes of these rows have ended; returns the rows of those that have not.
+    """Wait until the processes of these rows have exited; returns the rows of those that have not.
 
-    A zombie has ended, whenever its parent may find time for it.
+    A zombie has exited, even if its parent has not reaped it yet.
     """
     deadline = time.monotonic() + timeout_s
     left = living(rows)
@@ -164,10 +164,10 @@ def wait(rows: Iterable[Mapping[str, Any]], timeout_s: float) -> list[Mapping[st
 
 
 def end(rows: Iterable[Mapping[str, Any]], grace_s: float) -> tuple[list[str], list[str]]:
-    """End the processes of these rows: SIGTERM, and SIGKILL after `grace_s` seconds.
+    """Terminate the processes of these rows: SIGTERM, and SIGKILL after `grace_s` seconds.
 
-    Returns (names that ended, names that could not be ended). Only processes whose pid and start
-    are the recorded ones are touched.
+    Returns (names that exited, names that could not be terminated). Only processes with the
+    recorded pid and start are signalled.
     """
     there = living(rows)
     refused = [row for row in there if not _may_signal(row, signal.SIGTERM)]
@@ -178,7 +178,7 @@ def end(rows: Iterable[Mapping[str, Any]], grace_s: float) -> tuple[list[str], l
 
 
 def _may_signal(row: Mapping[str, Any], number: signal.Signals) -> bool:
-    """Signal the process of this row, if it is there; False if it is not ours to signal."""
+    """Signal the process of this row, if it is alive; False if we may not signal it."""
     try:
         send_signal(row.get("pid"), row.get("pid_start"), number)
     except PermissionError:

@@ -1,8 +1,8 @@
-"""Immutable plain values by the hundred: messages, events, effects and needs.
+"""Hundreds of classes of immutable plain values: messages, events, effects and needs.
 
-A daemon makes all these classes before it does anything else, and `dataclass(frozen=True)` compiles
-six methods for each. What needs no compiling is written once here; that nobody assigns to a record
-is left to the type checker.
+A daemon creates all these classes at its start, and `dataclass(frozen=True)` compiles six methods
+for each. Methods that need no compilation are written once here; immutability is only enforced by
+the type checker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Foreign text made harmless (what others wrote must not steer a terminal), lines of logs, and
-counted nouns.
-"""
+"""Escaping of untrusted text (it must not control a terminal), lines of logs, and counted nouns."""
 
 from __future__ import annotations
 
@@ -8,23 +6,23 @@ import re
 from collections.abc import Iterable
 
 COORDINATOR_GONE = "the coordinator is gone: it is started again"
-"""What an agent writes into its log when it does that; `status` knows when that was long ago."""
+"""An agent logs this when it restarts the coordinator; `status` detects that it was long ago."""
 KILLED = "killed by dlctl stop --kill"
-"""Why a run has ended, whether its coordinator says so or the command."""
+"""Why a run has ended, whether the coordinator or the command reports it."""
 NO_WORKER = "no worker is left"
-"""How the reason begins of a run all of whose workers are quarantined."""
+"""The beginning of the reason of a failed run whose workers are all quarantined."""
 NOT_FINITE, REFUSED = "the loss or its gradient was not finite", "pushes in a row were refused"
-"""What is said of a worker nothing of whose results can be used: as a rule the model is ruined."""
+"""Reported of a worker whose results are all unusable: usually its model is ruined."""
 DISCARDED = f"{NOT_FINITE} or too large"
-"""The first of these at its full length; runs of earlier versions have the short one on record."""
+"""The long form of the first; runs of earlier versions have recorded the short one."""
 ENDED_BY_ITSELF = "it ended by itself"
-"""How the words begin of a worker that did so again and again."""
+"""The beginning of the reason for a worker that repeatedly exited on its own."""
 BLAMED = "something in the task ends the process"
-"""What is said of an end that is none of dlctl's."""
+"""Reported of an exit that dlctl did not cause."""
 ALIKE_LIFE_S = 600.0
-"""A worker that has lived longer is not counted with those before it. From its start, of seconds,
-to where it ends takes minutes at most; and who ends every ten minutes has trained for nearly all of
-its time, so that it is better to go on with it than without."""
+"""A worker that has run longer is not counted with its predecessors. A deterministic crash happens
+minutes after the start at most; and a worker that crashes every ten minutes still trains for nearly
+all of its time, so it is better to keep it."""
 PLACE_CHARS_MAX = 200
 _EXITS = {
     70: "a bug in dlctl",
@@ -32,13 +30,13 @@ _EXITS = {
     76: "to be started again",
     79: "nothing that it computes can be used",
 }
-"""What the exit codes of daemons mean, which their commands do not have."""
+"""The meanings of exit codes that only daemons use."""
 _BIRTH = re.compile(r"INFO [\w-]+ starts, pid \d+")
 _HARMLESS_SPACES = "\u00a0\u202f\u3000"
 
 
 def is_poisoned(reason: str) -> bool:
-    """Whether a run has failed because nobody could use what its workers computed."""
+    """Whether a run has failed because its workers' results were unusable."""
     return reason.startswith(NO_WORKER) and (NOT_FINITE in reason or REFUSED in reason)
 
 
@@ -46,7 +44,7 @@ def escape(text: str) -> str:
     """`text` with every control, bidi or otherwise invisible character as a visible escape.
 
     ESC becomes `\\x1b`, a line feed `\\n`, a right-to-left override `\\u202e`: one line stays one
-    line, and what is shown is what is there.
+    line, and the output shows every character.
     """
     if text.isprintable():
         return text
@@ -58,22 +56,22 @@ def _visible(character: str) -> str:
 
 
 def grave(lines: Iterable[str]) -> list[str]:
-    """Of a log's lines, "LEVEL text" each, those that say more than that all is well."""
+    """The lines of a log, "LEVEL text" each, above level INFO."""
     return [line for line in lines if not line.startswith("INFO ")]
 
 
 def is_birth(line: str) -> bool:
-    """Whether a log's line is what every log begins with, which says nothing of an end."""
+    """Whether this is the line that every log begins with, which does not explain an exit."""
     return bool(_BIRTH.fullmatch(line))
 
 
 def of_daemon(name: str, text: str) -> str:
-    """What happened to a daemon, as the coordinator's log has it."""
+    """An event of a daemon, as in the coordinator's log."""
     return text if name in text else f"{name}: {text}"
 
 
 def describe_code(code: int) -> str:
-    """Of a process that has exited by itself, as in "exit 75 (fenced: ...)"."""
+    """Describe the exit code of a process, as in "exit 75 (fenced: ...)"."""
     return f"exit {code}" + (f" ({_EXITS[code]})" if code in _EXITS else "")
 
 
@@ -90,13 +88,13 @@ def ordinal(number: int) -> str:
 
 
 def bounded_place(place: str) -> str:
-    """A place as in "/home/me/train.py:51" as text that can be sent, and not too long: what is left
-    out is of its beginning. A file may have any bytes as its name.
+    """A place as in "/home/me/train.py:51" as text that can be sent, and not too long: its
+    beginning is cut off. A file name may contain any bytes.
     """
     place = place.encode("utf-8", "backslashreplace").decode()
     return place if len(place) <= PLACE_CHARS_MAX else f"...{place[3 - PLACE_CHARS_MAX :]}"
 
 
 def escape_lines(text: str) -> str:
-    """The same for text that may have several lines: its line feeds stay."""
+    """`escape` for text with several lines: line feeds are not escaped."""
     return "\n".join(escape(line) for line in text.split("\n"))

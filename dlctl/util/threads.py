@@ -1,8 +1,8 @@
-"""Large vectors in several threads: numpy lets go of the interpreter while it computes.
+"""Large vectors in several threads: numpy releases the GIL while it computes.
 
-One core moves less memory than a machine can. What is done to each element by itself may be done in
-parts, in any order, and comes to the same to the last bit; what is summed is summed part by part in
-their order, however many threads there are.
+One core cannot use the machine's whole memory bandwidth. Elementwise operations may be done in
+parts, in any order, with bit-identical results; sums are added part by part in their order, however
+many threads there are.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from dlctl.util import cores
 
 T = TypeVar("T")
 PART = 1 << 20
-"""Elements of one part, which is gone through in their order: enough to wake a thread for."""
+"""Elements of one part, processed in order: enough to be worth waking a thread."""
 BLOCK = 1 << 16
 """Elements that stay in the processor's cache while several passes are made over them."""
 PLACES = 1 << 13
-"""Elements anywhere in memory whose surroundings stay in the processor's cache."""
+"""Scattered elements whose cache lines stay in the processor's cache."""
 THREADS_MAX = 4
-"""More of them wait for memory."""
+"""More threads only wait for memory."""
 
 
 def in_parts(size: int, work: Callable[[int, int], T], part: int = PART) -> list[T]:
-    """[work(lo, hi) for each part of range(size)], at least one; several at once if there are
-    several, so that no two may write to one place.
+    """[work(lo, hi) for each part of range(size)], at least one. Several parts run concurrently, so
+    no two may write to one place.
 
-    When this returns or raises, none is at work any more. `work` must not come here itself with
+    When this returns or raises, no part is running any more. `work` must not call this itself with
     several parts: it would wait for its own thread.
     """
     if size <= part:
@@ -48,8 +48,8 @@ def in_parts(size: int, work: Callable[[int, int], T], part: int = PART) -> list
 
 
 def begin(lo: int, hi: int, work: Callable[[int, int], T]) -> list[Future[T]]:
-    """Have work(lo, hi) done for each part of range(lo, hi), as `in_parts` does, and do not wait.
-    What is not enough to wake a thread for is done when this returns.
+    """Start work(lo, hi) for each part of range(lo, hi), as `in_parts` does, and do not wait. Work
+    that is not worth waking a thread is done when this returns.
     """
     pool = _pool() if hi - lo >= PART and threads() > 1 else None
     if pool is None:
@@ -74,14 +74,14 @@ def copy(target: Array, source: Array) -> None:
 
 @cache
 def threads() -> int:
-    """How many this process has for it: one for each core that it may use, up to a few."""
+    """The number of threads: one for each core that this process may use, up to a few."""
     return min(THREADS_MAX, cores.usable())
 
 
 @cache
 def _pool() -> ThreadPoolExecutor | None:
-    """All of its threads, at work already: none has to be begun in the middle of something. None if
-    the limit of this user's processes leaves no room for them.
+    """A pool whose threads are all started already, so that none starts in the middle of an
+    operation. None if the user's limit on processes leaves no room for them.
     """
     pool = ThreadPoolExecutor(threads(), "parallel")
     all_there = threading.Barrier(threads() + 1)
@@ -96,7 +96,7 @@ def _pool() -> ThreadPoolExecutor | None:
     return pool
 
 
-# A process that is forked off has none of the threads.
+# A forked process has none of the threads.
 os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
@@ -112,8 +112,8 @@ _scratch = _Scratch()
 
 
 def scratch(size: int, number: int = 0) -> Array:
-    """float32[size], at most `BLOCK`, of any content, for temporaries. It is this thread's own, and
-    the same memory whenever it asks for this number.
+    """float32[size], at most `BLOCK`, of any content, for temporaries. It is local to this thread,
+    and the same memory for every call with this number.
     """
     found = _scratch.arrays.get(number)
     if found is None:

@@ -741,7 +741,7 @@ def test_parameters_that_the_servers_would_round_are_refused(tmp_path):
         'job = { name = "a", task = "train.py:task" }\nalgorithm.name = "sandblaster"\n'
         'servers.fetch_values = "bfloat16"\n'
     )
-    with pytest.raises(UsageError, match="sandblaster needs the parameters as they are") as e:
+    with pytest.raises(UsageError, match="sandblaster needs the exact parameters") as e:
         jobfile.load(tmp_path / "job.toml")
     keys = [problem.key for problem in e.value.problems]
     assert keys == ["algorithm.name", "servers.fetch_values"]

@@ -835,7 +835,7 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
         ),
         (
             '[algorithm]\nname = "sparseloco"\n[optimizer]\nname = "momentum"',
-            "optimizer.name", "error feedback takes the place of its momentum; use sgd",
+            "optimizer.name", "error feedback replaces its momentum; use sgd",
         ),
         ('[schedule]\nkind = "step"', "schedule.kind", "add decay_at"),
         ('[schedule]\nkind = "cosine"\nover = "0 steps"', "schedule.over", "no sample long"),
@@ -849,7 +849,7 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
         ),
         (
             '[inner]\nname = "rprop"\n[schedule]\nwarmup = "0.5%"', "inner.name",
-            "finds its rates by itself",
+            "adapts its rates itself",
         ),
         (
             '[algorithm]\nname = "sandblaster"\n[average]\nema = 0.9', "average.ema",
@@ -861,7 +861,7 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
         ),
         (
             '[algorithm]\nname = "streaming-diloco"\n[average]\nema = 0.9', "average.ema",
-            "momentum would step along those that nobody has pushed",
+            "momentum would step along those without a push",
         ),
         (
             '[algorithm]\nname = "sandblaster"\nreduction = "gram"\nhistory = 31',

@@ -400,7 +400,7 @@ def test_validate_warns_of_what_is_valid_and_will_not_do_what_it_says(
     assert app.run(["validate", "job.toml"]) == 0
     said = capsys.readouterr()
     assert "job.toml is valid" in said.out
-    assert "push_before_fetch: what is fetched lacks steps" in said.err
+    assert "push_before_fetch: fetches lack steps" in said.err
     assert app.run(["validate", "--json", "job.toml"]) == 0
     (warning,) = json.loads(capsys.readouterr().out)["warnings"]
     assert warning in said.err.replace("\n", " ")

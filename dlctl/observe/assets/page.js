@@ -1,4 +1,4 @@
-// All charts have one x axis: what is zoomed in one of them is zoomed in all.
+// All charts share one x axis: zooming in one of them zooms all.
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const COLORS = ["#3b82f6", "#ef4444", "#10b981", "#f59e0b", "#8b5cf6", "#ec4899", "#14b8a6", "#84a016"];
@@ -25,13 +25,13 @@ function clock(at) {
   return shown.max - shown.min > DAY_S ? text.slice(5, 16).replace("T", " ") : text.slice(11, 19);
 }
 
-// No line goes over the times when nobody was at work.
+// Lines are interrupted while the run was not running.
 function pauses(plot) {
   const places = (range) => range.map((at) => plot.valToPos(at, "x", true));
   return axis === "time" ? data.pauses.map(places) : [];
 }
 
-// x and y of a line, without what has no place on this axis: the run went back behind it.
+// x and y of a line, without points that the run was rolled back behind.
 function table(line) {
   const xs = [], ys = [];
   data.sources[line.source][axis].forEach((x, i) => {
@@ -67,7 +67,7 @@ function follow(plot, key) {
 function drawEvents(plot) {
   if (!document.getElementById("marks").checked) return;
   const { left, top, width, height } = plot.bbox, pen = plot.ctx;
-  const marks = new Map();  // Of several at one place the worst is drawn.
+  const marks = new Map();  // Of several marks at one place the most severe is drawn.
   for (const event of data.events) {
     const x = Math.round(plot.valToPos(event[axis], "x", true));
     if (x < left || x > left + width) continue;

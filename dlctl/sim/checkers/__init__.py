@@ -1,13 +1,12 @@
-"""What must be true of every run, whatever goes wrong in it. A checker looks on and raises.
+"""The invariants of every run, whatever faults it has. A checker observes and raises.
 
-One promise a file: `ledger` (nothing acknowledged is lost or applied twice), `acks` (no ack before
-its push would survive), `terms` (epochs and generations), `samples` (every sample, one living
-holder), `staleness` (as it is reported), `clock` (its bound behind a barrier), `fetches` (a model
-is what the shard was), `liveness` (the run goes on once all is well again), `own_steps` (local SGD
-loses none of them on the way), `tables` (those beside the parameters), `quorum` (all shards make a
-step with the same pushes), `norms` (they clip by the same norm), `streams` (every sample of one
-once), `leftovers`.
-`book` is what several of them know of the workers' pushes.
+One invariant per file: `ledger` (nothing acknowledged is lost or applied twice), `acks` (no ack
+before its push would survive), `terms` (epochs and generations), `samples` (every sample, one
+living holder), `staleness` (as reported), `clock` (its bound with a barrier), `fetches` (a model
+equals the shard), `liveness` (the run makes progress after all faults), `own_steps` (local SGD
+loses none of its steps), `tables` (those beside the parameters), `quorum` (all shards make a step
+with the same pushes), `norms` (they clip by the same norm), `streams` (every sample of a stream
+once), `leftovers`. `book` is shared: it records the workers' pushes.
 """
 
 from dlctl.sim.checkers.acks import AcksChecker

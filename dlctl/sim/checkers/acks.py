@@ -1,4 +1,4 @@
-"""No ack before apply: what a worker is told is in the shard would also survive the server."""
+"""No ack before apply: an acknowledged push would also survive the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def durable(server: Process) -> Array:
 
 
 class AcksChecker(Checker):
-    """An ack follows what makes it true; a portion is done when its gradients are on their way."""
+    """An ack follows the commit; a portion is done when its gradients are in flight."""
 
     def __init__(self, book: Book) -> None:
         self.book = book
@@ -39,14 +39,14 @@ class AcksChecker(Checker):
                 if key is not None:
                     self._on_ack(process, key)
             case m.PortionDone():
-                # Pushes of this same event, with what was left behind, are sent after this.
+                # Pushes of the residual in this same event are sent after this.
                 done = self.book.done[-1]
                 process.timeline.after(0.0, lambda: self._on_done(done))
 
     def _on_ack(self, server: Process, key: Key) -> None:
         if key in self._found or key in self.book.dropped:
             return
-        # To open what survives takes longer than all else that is checked: every other push is.
+        # Opening the surviving state takes longer than all other checks: done for every other push.
         weights = durable(server) if key.seq % 2 else server.machine.serving.shard.w  # type: ignore[attr-defined]
         if not weights[self.book.cells[key]].all():
             raise self.broken(f"{key} is acknowledged and not applied")

@@ -1,4 +1,4 @@
-"""Where checkers see what of a model has arrived at a worker, before any step is made with it."""
+"""A hook for checkers: a slice of the model at its arrival at a worker, before any step with it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dlctl.sim.process import Process
 
 
 def when_placed(process: Process, message: Message, then: Callable[[int, Array], None]) -> None:
-    """If this answer is about to be placed in the worker's model: have `then` be called with the
-    shard and a copy of its slice when that is done.
+    """If this answer is about to be placed in the worker's model: call `then` afterwards, with the
+    shard and a copy of its slice.
     """
     training = getattr(process.machine, "training", None)
     if training is None or not isinstance(message, Parameters | SparseParameters):

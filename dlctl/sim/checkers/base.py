@@ -1,4 +1,4 @@
-"""What all checkers have in common: what they see, and how they say that a promise is broken."""
+"""The base of all checkers: what they observe, and how they report a violated invariant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dlctl.sim.world import World
 
 
 class PromiseBroken(AssertionError):
-    """A checker has seen what must never be; `checker` is the name of its class."""
+    """A checker has found a violation; `checker` is the name of its class."""
 
     def __init__(self, checker: str, what: str) -> None:
         super().__init__(f"{checker}: {what}")
@@ -17,10 +17,10 @@ class PromiseBroken(AssertionError):
 
 
 class Checker:
-    """Sees every effect before it is performed and every message before it is handled."""
+    """Observes every effect before it is performed and every message before it is handled."""
 
     def at_start(self, world: World) -> None:
-        """The world in which the run is going to be."""
+        """The world of the run, before its start."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         pass
@@ -29,7 +29,7 @@ class Checker:
         pass
 
     def at_end(self, world: World) -> None:
-        """The run has ended by itself, and what was left of it has had time to go."""
+        """The run has ended on its own, and its remaining processes have had time to exit."""
 
     def broken(self, what: str) -> PromiseBroken:
         return PromiseBroken(type(self).__name__, what)

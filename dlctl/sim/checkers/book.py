@@ -1,6 +1,6 @@
-"""What the workers of a ledger run have computed, pushed and been told; one book for all checkers.
+"""Gradients, pushes and acks of the workers of a ledger run; one book for all checkers.
 
-It must stand before the checkers that read it.
+It must come before the checkers that read it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlctl.sim.process import Process
 
 
 class Key(NamedTuple):
-    """A push, for ever: no other one has its key."""
+    """The identity of a push, unique over the whole run."""
 
     slot: int
     epoch: int
@@ -31,7 +31,7 @@ class Key(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A portion that a worker has called done, and the cells of its gradients."""
+    """A portion that a worker has reported done, and the cells of its gradients."""
 
     process: Process
     message: m.PortionDone
@@ -39,33 +39,33 @@ class Done(NamedTuple):
 
 
 class Book(Checker):
-    """Keeps the account, and sees to it that a push is never changed when it is sent again."""
+    """Keeps the account, and checks that a resent push never changes."""
 
     def __init__(self, objective: Ledger) -> None:
         self.objective = objective
         self.who: dict[Process, tuple[int, int]] = {}
         """Worker -> (slot, epoch)."""
         self._peers: dict[tuple[Process, Peer], tuple[int, int]] = {}
-        """(server, connection) -> whose messages have come over it."""
+        """(server, connection) -> the sender of its messages."""
         self.servers: dict[int, Process] = {}
         """Shard -> the process that has served it last."""
         self.cells: dict[Key, Array] = {}
         """The cells of each push, as positions within its shard."""
         self.bases: dict[Key, int] = {}
-        """The version that each push says its gradients are of."""
+        """The base version that each push states."""
         self.acknowledged: set[Key] = set()
-        """What a server has called applied."""
+        """Pushes acknowledged as applied."""
         self.dropped: set[Key] = set()
-        """What a server has settled without applying it: too late for its barrier, or poison."""
+        """Pushes settled without being applied: too late for their barrier, or poison."""
         self.done: list[Done] = []
         self.is_dense = True
-        """Whether a push takes everything that its worker has."""
+        """Whether a push takes the whole residual."""
         self._numbers: defaultdict[tuple[int, int, int, int, int], list[int]] = defaultdict(list)
         """(slot, epoch, data epoch, shard of a stream, start) -> numbers of the gradients of this
         portion."""
         self._computed: defaultdict[Process, int] = defaultdict(int)
         self._portions: dict[tuple[int, int, int, int, int], Done] = {}
-        """The same -> the newest portion of it that was called done."""
+        """The same -> the newest portion of it that was reported done."""
         self._starts: dict[tuple[int, int], tuple[int, int]] = {}
         """(data epoch, portion) -> shard of a stream, and where it starts."""
 
@@ -96,26 +96,26 @@ class Book(Checker):
             self._peers[process, peer] = (message.slot, message.epoch)
 
     def key(self, server: Process, peer: Peer, ack: m.Ack) -> Key | None:
-        """The push to the parameters that an ack is for, whether its worker still lives or not;
+        """The push to the parameters that an ack is for, whether its worker is still alive or not;
         None if there is none.
         """
         who = self._peers.get((server, peer))
         return Key(*who, ack.shard, ack.seq) if who is not None and not ack.table else None
 
     def unsettled(self, slot: int, epoch: int, shard: int) -> set[int]:
-        """Cells of pushes that nobody has answered for good yet."""
+        """Cells of pushes that are not settled yet."""
         settled = self.acknowledged | self.dropped
         keys = [k for k in self.cells if k[:3] == (slot, epoch, shard) and k not in settled]
         return {int(cell) for key in keys for cell in self.cells[key]}
 
     def dropped_cells(self, shard: int) -> set[int]:
-        """Cells that a method has dropped, as it should."""
+        """Cells that a method has dropped, as intended."""
         return {int(cell) for key in self.dropped if key.shard == shard for cell in self.cells[key]}
 
     def missing(self, done: Done, shard: int, weights: Array) -> list[int]:
-        """Cells of a portion that are nowhere: not in the shard's `weights`, and not dropped by the
-        method. What a sparse push has left behind may also wait in the worker's residual, or be
-        under way in a later push.
+        """Cells of a portion that are lost: not in the shard's `weights`, and not dropped by the
+        method. After a sparse push they may also be in the worker's residual, or in flight in a
+        later push.
         """
         absent = [cell for cell in done.cells if not weights[cell]]
         if not absent:
@@ -134,7 +134,7 @@ class Book(Checker):
         delta = expand(compressor, push.delta, push.delta.length)
         used = np.flatnonzero(delta.values)
         cells = push.at + (used if delta.indices is None else delta.indices[used])
-        if delta.values.size:  # A push of nothing is of no kind.
+        if delta.values.size:  # An empty push is neither dense nor sparse.
             self.is_dense = delta.indices is None and not push.is_part
         known = self.cells.setdefault(key, cells)
         base = self.bases.setdefault(key, push.base_version)
@@ -151,15 +151,15 @@ class Book(Checker):
             self.dropped.add(key)
 
     def _portion(self, process: Process, done: m.PortionDone) -> Done:
-        """A message that is sent again speaks of the same gradients, although the portion may have
-        been leased again to the same worker meanwhile.
+        """A resent message is about the same gradients, although the portion may have been leased
+        again to the same worker meanwhile.
         """
         where = self._starts[done.data_epoch, done.portion]
         key = (done.slot, done.epoch, done.data_epoch, *where)
         known = self._portions.get(key)
         if known is None or known.message is not done:
             numbers = self._numbers[key]
-            # Behind the end of a shard of a stream there is nothing to compute.
+            # After the end of a shard of a stream there is nothing to compute.
             numbers[:] = [n for n in numbers if (*key[:2], n) in self.objective.authors]
             mine, numbers[:] = numbers[: done.steps], numbers[done.steps :]
             cells = tuple(self.objective.authors[*key[:2], number] for number in mine)

@@ -1,4 +1,4 @@
-"""Behind a barrier every gradient is of the newest mean: the bound of staleness that there is."""
+"""With a barrier every gradient is of the newest mean: a bound of staleness."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ Where = tuple[Process, int]
 
 
 class ClockChecker(Checker):
-    """For `sync` and `local-sgd`. Who has pushed for step t computes with what all shards have made
-    of it, and no more with what they were at t; and what is pushed for step t is of what all were
-    at t. If rounds overlap (`ahead` = 1), who has pushed for t may still compute with that.
+    """For `sync` and `local-sgd`. A worker that has pushed for step t computes with the result of
+    step t on all shards, not with their parameters at t; and a push for step t is of all shards'
+    parameters at t. If rounds overlap (`ahead` = 1), a worker that has pushed for t may still
+    compute with these.
 
-    No version that a worker names is believed: what stands in its model is compared.
+    The checker does not trust the versions that a worker states: it compares its model.
     """
 
     def __init__(self, *, ahead: int = 0) -> None:
         self.ahead = ahead
         self._states: defaultdict[tuple[int, bytes], set[int]] = defaultdict(set)
-        """(shard, its parameters, as they were sent to anybody) -> the steps at which it had them:
-        more than one, if nobody had any data at some."""
+        """(shard, its parameters as sent) -> the steps at which it had them: several, if no worker
+        had any data at some."""
         self._placed: dict[Where, Array] = {}
-        """The newest slice that stands in the model, without own steps."""
+        """The newest slice in the model, without own steps."""
         self._steps: dict[Where, set[int]] = {}
-        """The steps whose parameters the last gradient was computed with."""
+        """The steps of the parameters that the last gradient was computed with."""
         self._newest: dict[Process, int] = {}
         """The newest step that a worker has pushed for."""
         self._pushed: set[tuple[Process, int, int]] = set()
-        """(worker, shard, number of a push) of those that have been seen."""
+        """(worker, shard, number of a push) of observed pushes."""
 
     def on_message(self, process: Process, peer: Peer, message: Message) -> None:
-        """A worker is about to get an answer: from now on its model is looked at."""
+        """A worker is about to receive an answer: from now on its model is checked."""
 
         def placed(shard: int, model: Array) -> None:
             self._placed[process, shard] = model

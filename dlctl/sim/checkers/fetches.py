@@ -1,4 +1,4 @@
-"""What is fetched is what the shard was, however little of it has travelled."""
+"""A fetch yields the shard's values, however little of it was sent."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _ANSWERS = (m.Parameters, m.SparseParameters)
 
 
 class FetchesChecker(Checker):
-    """Every slice that a worker puts into its model makes that, to the last bit, what the shard was
-    at the version that the worker takes it for; where answers are rounded, what all workers see of
-    that version, which is nearly that. For methods in which only pushes change "w".
+    """Every slice that a worker writes into its model is bit-identical to the shard at the version
+    that the worker assumes; where answers are rounded, to the rounded values that all workers see
+    of that version. For methods in which only pushes change "w".
     """
 
     def __init__(self) -> None:
         self.whole = self.sparse = 0
-        """Slices that were put into a model."""
+        """Slices that were written into a model."""
         self._largest: dict[tuple[int, int], float] = {}
-        """(shard, generation) -> the largest of all parameters that it has had."""
+        """(shard, generation) -> the largest parameter so far."""
         self._exact: set[tuple[Process, Peer, int]] = set()
-        """(server, who asks, request) of those that are to be exact."""
+        """(server, client, request) of requests for exact values."""
         self._shards: dict[tuple[int, int, int], Array] = {}
-        """(shard, generation, version) -> its parameters, as workers see them."""
+        """(shard, generation, version) -> its parameters, as sent to workers."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
-        """A server answers: as it is now, it is at this version."""
+        """A server answers: its current state is this version."""
         if not isinstance(effect, Send) or not isinstance(effect.message, _ANSWERS):
             return
         answer, serving = effect.message, process.machine.serving  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ class FetchesChecker(Checker):
             raise self.broken(f"of {process} workers see what it has never been")
 
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
-        """A worker is about to get an answer: from now on its model is looked at."""
+        """A worker is about to receive an answer: from now on its model is checked."""
         if isinstance(message, m.Fetch) and message.exact:
             self._exact.add((process, peer, message.request))
         training = getattr(process.machine, "training", None)

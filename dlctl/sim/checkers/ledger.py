@@ -10,14 +10,14 @@ from dlctl.sim.process import Process
 from dlctl.sim.world import World
 
 FAULTLESS = "finished"
-"""How a run must end for its workers' residuals to be looked at: all of them had time to leave."""
+"""The state of a run whose workers' residuals are checked: all of them had time to leave."""
 
 
 class LedgerChecker(Checker):
-    """The final account: every gradient adds 1 to a cell of its own (`objectives.Ledger`).
+    """The final account: every gradient adds 1 to its own cell (`objectives.Ledger`).
 
     With `averages` (a barrier takes the mean of its pushes) a cell has a part of 1; then it must
-    stay at what it was when its push was acknowledged. With `shares`, if each push is of one
+    keep the value that it had when its push was acknowledged. With `shares`, if each push is of one
     gradient, the cells of one step share 1 between them.
     """
 
@@ -27,7 +27,7 @@ class LedgerChecker(Checker):
         self.shares = shares
         self.lost = self.twice = 0
         self._first: dict[Key, float] = {}
-        """What stood in a push's first cell when it was acknowledged first."""
+        """The value of a push's first cell when it was first acknowledged."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if (
@@ -67,10 +67,10 @@ class LedgerChecker(Checker):
                 raise self.broken(f"the steps of server-{shard} add up to {sums:.4f}")
 
     def _check_portions(self, shards: m.Array) -> None:
-        """What a worker has called done is in the servers, or still in its own residual."""
+        """Portions reported done are in the servers, or still in the worker's residual."""
         for done in self.book.done:
             if done.process.status != 0:
-                continue  # A worker that dies takes its residual with it.
+                continue  # If a worker dies, its residual is lost.
             for shard, weights in enumerate(shards):
                 if missing := self.book.missing(done, shard, weights):
                     raise self.broken(

@@ -1,4 +1,4 @@
-"""When a run has ended, none of its processes lives on."""
+"""When a run has ended, none of its processes is still alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Once all is well again, a run goes on; if it does not, somebody waits for somebody: who?"""
+"""After all faults, a run makes progress; if it does not, report which daemon waits for which."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class LivenessChecker(Checker):
         if isinstance(effect, Send) and isinstance(effect.message, m.Report):
             self._reports[process.name] = (now, effect.message)
         if isinstance(effect, Exit) and process.name == COORDINATOR:
-            self._over = True  # What is left behind is another checker's business.
-        if not process.name.startswith("client"):  # It asks also when nobody is left to answer.
-            self._look(now)
+            self._over = True  # Leftover processes are checked by another checker.
+        if not process.name.startswith("client"):  # It retries even if no daemon is left.
+            self._check(now)
 
     def _is_progress(self, effect: Effect) -> bool:
         match effect:
@@ -48,7 +48,7 @@ class LivenessChecker(Checker):
                 return kind in MARKS
         return False
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         if not self._over and now > self._newest_s + self.within_s:
             raise self.broken(f"no progress since {self._newest_s:.1f} s: {self.who_waits(now)}")
 
@@ -59,4 +59,4 @@ class LivenessChecker(Checker):
             waits = f", waits for {report.waiting_for}" if report.waiting_for else ""
             ago = f" ({now - at:.0f} s ago)" if now - at > 2 else ""
             parts.append(f"{name}: {report.phase}{waits}{ago}")
-        return "; ".join(parts) or "nobody has reported"
+        return "; ".join(parts) or "no daemon has reported"

@@ -9,7 +9,7 @@ from dlctl.sim.process import Process
 
 
 class NormChecker(Checker):
-    """What has been said of a clock stands, whoever asks for it again and whoever answers."""
+    """The norm of a clock never changes, whichever coordinator answers which server."""
 
     def __init__(self) -> None:
         self._said: dict[int, float] = {}

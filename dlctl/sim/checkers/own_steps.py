@@ -1,4 +1,4 @@
-"""What replicas of local SGD compute with is what the shards have sent, and their own steps."""
+"""Replicas of local SGD compute with the values sent by the shards, and their own steps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dlctl.sim.process import Process
 
 
 class OwnStepsChecker(Checker):
-    """A replica of local SGD computes with what the shards have sent and its own steps, no others:
-    with all since its push, and with those before only while their mean may be under way.
+    """A replica of local SGD computes with the values sent by the shards and its own steps only:
+    with all steps since its push, and with earlier ones only while their mean may be in flight.
     """
 
     def __init__(self, objective: Ledger) -> None:
         self.objective = objective
         self._sent: dict[tuple[Process, int], Array] = {}
-        """(worker, shard) -> its slice of the model, as it came."""
+        """(worker, shard) -> its slice of the model, as received."""
         self._pushed: defaultdict[Process, list[int]] = defaultdict(lambda: [0, 0])
         """Steps before the last push but one, and before the last one."""
 

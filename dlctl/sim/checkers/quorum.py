@@ -15,12 +15,12 @@ ROUNDING_S = 1e-9
 
 
 class QuorumChecker(Checker):
-    """For methods whose shard sides say of `newest_step` what it was made with. A decision is never
-    changed, and carried out by all shards; but for pushes of the dead that a server has lost.
+    """For methods whose shard sides record the pushes of `newest_step`. A decision never changes,
+    and all shards carry it out; except for lost pushes of dead workers.
     """
 
     def __init__(self, rest_s: float = 0.0) -> None:
-        """rest_s: for which the lead lets every clock wait."""
+        """rest_s: the wait of the lead at every clock."""
         self._rest_s = rest_s
         self._decided: dict[int, Used] = {}
         self._decided_at: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""The data: every sample is computed, and no portion is two living workers' business at once."""
+"""The data: every sample is computed, and no two living workers hold the same portion."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def _has_it(holder: Process) -> bool:
 
 
 class LeasesChecker(Checker):
-    """A portion has one living holder until it is noted as done, and none after that (who is given
-    up does not count, it is fenced); the portions that are noted cover the data epochs that a
-    finished run was asked for. If the coordinator `forgets`, because it dies while the disk is
-    full, only that is asked: the next one may lease again what it knows nothing of. So many others
-    may have backup `copies`.
+    """A portion has one living holder until it is recorded as done, and none after that (a worker
+    that is given up does not count, it is fenced); the recorded portions cover the data epochs of a
+    finished run. If the coordinator `forgets`, because it dies while the disk is full, only the
+    latter is checked: the next one may lease unrecorded portions again. copies: the number of
+    additional holders that may have backup copies.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class LeasesChecker(Checker):
         self._holders: defaultdict[tuple[int, int], list[Process]] = defaultdict(list)
         self._ranges: dict[tuple[int, int], tuple[int, int]] = {}
         self._noted: set[tuple[int, int]] = set()
-        self._heard: set[tuple[int, int]] = set()
-        """Portions that a coordinator has heard to be done; its answer need not get anywhere."""
+        self._reported: set[tuple[int, int]] = set()
+        """Portions reported done to a coordinator; its answer may be lost."""
         self._answered: set[tuple[Process, int]] = set()
         """(worker, number of its request)."""
 
@@ -96,7 +96,7 @@ class LeasesChecker(Checker):
 
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         if isinstance(message, m.PortionDone):
-            self._heard.add((message.data_epoch, message.portion))
+            self._reported.add((message.data_epoch, message.portion))
 
     def _on_lease(self, coordinator: Process, peer: Peer, lease: m.Lease) -> None:
         key = (lease.data_epoch, lease.portion)
@@ -104,7 +104,7 @@ class LeasesChecker(Checker):
         assert isinstance(peer, bytes)
         client = coordinator.network.client(peer)
         if not isinstance(client, Process):
-            return  # Its connection broke: nobody will get this.
+            return  # Its connection broke: this will not be received.
         if (client, lease.request) in self._answered:
             return  # The same answer again, to a question that came again.
         self._answered.add((client, lease.request))
@@ -122,7 +122,7 @@ class LeasesChecker(Checker):
             return
         for data_epoch in range(self.epochs):
             covered = np.zeros(self.samples, np.int64)
-            for key in self._noted | self._heard:
+            for key in self._noted | self._reported:
                 if key[0] == data_epoch:
                     covered[slice(*self._ranges[key])] += 1
             if (covered != 1).any():

@@ -1,4 +1,4 @@
-"""A run that has ended in order leaves its last checkpoint, and nothing else: all is in there."""
+"""A run that has ended in an orderly way leaves only its last checkpoint, which is complete."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dlctl.sim.checkers.book import Book
 from dlctl.sim.world import World
 
 IN_ORDER = ("finished", "stopped")
-"""How a run ends whose servers remove what they have kept."""
+"""Final states of a run whose servers remove their persisted state."""
 
 
 class SavedChecker(Checker):
-    """What was acknowledged is in the newest checkpoint when a run has ended in order."""
+    """After an orderly end of a run, all acknowledged pushes are in the newest checkpoint."""
 
     def __init__(self, book: Book) -> None:
         self.book = book

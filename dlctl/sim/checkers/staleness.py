@@ -1,4 +1,4 @@
-"""Staleness as it is reported is what the history of the shard's versions says."""
+"""The reported staleness agrees with the history of the shard's versions."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from dlctl.sim.process import Process
 
 
 def _gradients(values: Array) -> int:
-    """How many gradients some parameters of a ledger hold; a local step alone moves less."""
+    """The number of gradients in some parameters of a ledger; a local step alone moves less."""
     return int((values > 0.5).sum())
 
 
 class StalenessChecker(Checker):
-    """For methods that apply at once. It believes no version that a daemon names: on the servers'
-    side it counts the pushes that were applied, on the workers' side it reads from the parameters
-    how many gradients are in them.
+    """For methods that apply at once. It does not trust the versions that a daemon states: on the
+    servers' side it counts applied pushes, on the workers' side it derives the number of gradients
+    from the parameters.
     """
 
     def __init__(self, book: Book) -> None:
         self.book = book
         self.reported: list[int] = []
-        """Of every push that was applied, in order."""
+        """For every applied push, in order."""
         self._applied: defaultdict[int, set[Key]] = defaultdict(set)
         self._known: set[Process] = set()
         self._before: dict[int, int] = {}
-        """Shard -> its version when the run began (it goes on from a checkpoint)."""
+        """Shard -> its version when the run began (it may resume from a checkpoint)."""
         self._versions: defaultdict[int, dict[int, set[int]]] = defaultdict(dict)
-        """Shard -> gradients in its parameters -> versions that had as many."""
+        """Shard -> gradients in its parameters -> versions with so many."""
         self._bases: dict[Process, dict[int, set[int]]] = {}
         """Worker -> shard -> the versions that its last gradient but one may be of."""
         self._asked: dict[Process, tuple[float, dict[int, set[int]]]] = {}
-        """Worker -> when it has begun the gradient that it computes now, and the same of it."""
+        """Worker -> when it has begun its current gradient, and the same for that."""
         self._pushed: set[Key] = set()
 
     def on_effect(self, process: Process, effect: Effect) -> None:
@@ -59,7 +59,7 @@ class StalenessChecker(Checker):
                     self._on_ack(key, effect.message)
 
     def _meet(self, server: Process, shard: int) -> None:
-        """A server that is new to us may have applied pushes that it could not acknowledge."""
+        """A new server may have applied pushes that its predecessor could not acknowledge."""
         if server in self._known:
             return
         self._known.add(server)
@@ -111,7 +111,7 @@ class StalenessChecker(Checker):
             return
         self._pushed.add(key)
         begun_s, newest = self._asked.get(worker, (0.0, {}))
-        # Effects of one event: the next gradient is begun, then the push of the last one leaves.
+        # Effects of one event: the next gradient is begun, then the last one is pushed.
         bases = (self._bases if begun_s == worker.timeline.now else {worker: newest})[worker]
         bases_here = bases.get(key.shard, set())
         if push.base_version not in bases_here:

@@ -1,4 +1,4 @@
-"""A stream: every sample is in just one of the portions that are done."""
+"""A stream: every sample is in exactly one of the completed portions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Rows = Counter[tuple[int, int]]
 
 
 class StreamChecker(Checker):
-    """The portions done of a finished run have every row of its first `epochs` data epochs, once;
-    of a run that was stopped, none twice.
+    """The completed portions of a finished run contain every row of its first `epochs` data epochs
+    once; those of a stopped run contain none twice.
     """
 
     def __init__(self, lengths: tuple[int, ...], batch_size: int, epochs: int) -> None:
@@ -29,7 +29,7 @@ class StreamChecker(Checker):
         self.computed: Rows = Counter()
         self.done: Rows = Counter()
         self._leases: dict[tuple[int, int], m.Lease] = {}
-        self._told: set[tuple[int, int]] = set()
+        self._reported: set[tuple[int, int]] = set()
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, Compute):
@@ -42,8 +42,8 @@ class StreamChecker(Checker):
         if not isinstance(message, m.PortionDone):
             return
         key = (message.data_epoch, message.portion)
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._reported:
+            self._reported.add(key)
             lease = self._leases[key]
             for number in range((lease.stop - lease.start) // self.batch_size):
                 self.done += self._rows(lease, number)

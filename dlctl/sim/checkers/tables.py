@@ -1,4 +1,4 @@
-"""Tables beside the parameters: every acknowledged push is in them once, whoever dies."""
+"""Tables beside the parameters: every acknowledged push is in them once, even if daemons die."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Key = tuple[int, int, int]
 
 
 class TablesChecker(Checker):
-    """For a table of rule "add" whose pushes add natural numbers: at the end it has at least what
-    was acknowledged, and at most what was sent.
+    """For a table of rule "add" whose pushes add natural numbers: at the end it contains at least
+    all acknowledged pushes, and at most all sent pushes.
     """
 
     def __init__(self, table: int = 1) -> None:
@@ -65,13 +65,13 @@ class TablesChecker(Checker):
 
 
 class AnswersChecker(Checker):
-    """No replica uses an answer of a process that it knows to be replaced."""
+    """No replica uses an answer of a process that it knows was replaced."""
 
     def __init__(self) -> None:
         self._late: dict[Process, m.Answer] = {}
 
     def on_message(self, process: Process, peer: object, message: m.Message) -> None:
-        self._look(process)
+        self._check(process)
         members = getattr(process.machine, "members", None)
         if isinstance(message, m.Answer) and hasattr(members, "known"):
             known = members.known.get(message.slot)  # type: ignore[union-attr]
@@ -79,9 +79,9 @@ class AnswersChecker(Checker):
                 self._late[process] = message
 
     def on_effect(self, process: Process, effect: Effect) -> None:
-        self._look(process)
+        self._check(process)
 
-    def _look(self, process: Process) -> None:
+    def _check(self, process: Process) -> None:
         late = self._late.pop(process, None)
         asking = getattr(getattr(process.machine, "training", None), "asking", None)
         if late is not None and asking is not None and late.payload.arrays:
@@ -91,8 +91,8 @@ class AnswersChecker(Checker):
 
 
 class LeadChecker(Checker):
-    """The clock of a method's lead goes on where it was, whichever coordinator has it. For a lead
-    that counts portions: at the end it has counted each once.
+    """The clock of a method's lead continues across coordinators. For a lead that counts portions:
+    at the end it has counted each once.
     """
 
     def at_end(self, world: World) -> None:
@@ -105,24 +105,24 @@ class LeadChecker(Checker):
 
 
 class GroupChecker(Checker):
-    """Of a method whose replicas make the same steps together: all who live begin one step with the
-    same model, to the last bit, whoever has died in a sum. Who has finished a sum and dies before
-    it could hand it on leaves the others to make it again, without it. The run fails for want of
-    the model only if nobody who lives has it.
+    """For a method whose replicas make the same steps together: all living replicas begin a step
+    with bit-identical models, even if others have died in a sum. If a replica dies after a sum and
+    before it could transfer the result, the others repeat the sum without it. The run fails because
+    of a lost model only if no living replica has it.
     """
 
     def __init__(self) -> None:
         self._models: dict[int, tuple[Process, Array]] = {}
-        """Step -> whoever has computed with a model at it, and that model."""
+        """Step -> a process that has computed with a model at it, and that model."""
         self._workers: dict[Process, Collecting] = {}
         self._at: dict[Process, int] = {}
-        """The step that it has begun last."""
+        """The step that each has begun last."""
         self._behind: set[Process] = set()
-        """Who has begun a gradient behind a step that is still to be made."""
+        """Processes that compute a gradient queued after a pending step."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, AddEvent) and effect.kind == "state" and LOST in effect.text:
-            self._look_who_has_it()
+            self._check_model_is_lost()
         training = getattr(process.machine, "training", None)
         collecting = getattr(training, "collecting", None)
         if training is None or collecting is None:
@@ -141,12 +141,12 @@ class GroupChecker(Checker):
         elif effect.own_lr is None:
             self._behind.add(process)
         else:
-            self._at[process] = training.side.step  # It steps by itself at once.
+            self._at[process] = training.side.step  # It makes its own step at once.
 
     def _compare(self, process: Process, side: Any) -> None:
         step, model = side.step, side.parameters
         if self._at.get(process) == step:
-            return  # By now it may have stepped by itself.
+            return  # It may have made its own step already.
         self._at[process] = step
         holder, known = self._models.setdefault(step, (process, model.copy()))
         if np.array_equal(known, model):
@@ -155,17 +155,16 @@ class GroupChecker(Checker):
             raise self.broken(f"{process} has another model at step {step} than {holder}")
         self._models[step] = process, model.copy()
 
-    def _look_who_has_it(self) -> None:
+    def _check_model_is_lost(self) -> None:
         for process, collecting in self._workers.items():
             is_there = process.alive and not process.given_up
             if is_there and collecting.has_model and not process.machine.training.parked:  # type: ignore[attr-defined]
-                raise self.broken(f"the run ends for want of its model, which {process} has")
+                raise self.broken(f"the run fails because its model is lost, but {process} has it")
 
 
 class BufferedChecker(Checker):
-    """Of a method that acknowledges pushes before they come into the values: at the end a shard has
-    counted at least as many as were acknowledged, and at most as many as were sent. Empty ones are
-    not counted.
+    """For a method that acknowledges pushes before it applies them: at the end a shard has counted
+    at least all acknowledged and at most all sent pushes. Empty ones are not counted.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Epochs and generations: they grow, are on record before they are given out, have one owner."""
+"""Epochs and generations: they grow, are persisted before they are issued, have one owner."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dlctl.sim.world import World
 
 
 class TermsChecker(Checker):
-    """Also: when a shard's new generation has served, none of an older one takes a push."""
+    """Also: once a new generation of a shard has served, no older one accepts a push."""
 
     def __init__(self) -> None:
         self._on_record: Mapping[str, int] = {}
-        """Of the run: what a coordinator has issued may be lost with it while the disk is full."""
+        """Of the run: while the disk is full, terms issued by a coordinator are lost if it dies."""
         self._issued: dict[tuple[Process, str], int] = {}
         """(coordinator, name) -> the newest that it has issued."""
         self._given: dict[str, int] = {}
-        """The newest that a process has got: while the disk is full others may be lost, and come
-        again."""
+        """The newest that a process has received: while the disk is full others may be lost, and
+        issued again."""
         self._owners: dict[tuple[str, int], int] = {}
-        """(name, term) -> the incarnation that was given it."""
+        """(name, term) -> the incarnation that received it."""
         self._serving: dict[int, int] = {}
         """Shard -> the newest generation that has served it."""
         self._workers: dict[tuple[Process, Peer], tuple[int, int]] = {}
-        """(server, connection) -> (slot, epoch) of the worker that has it, also when it is gone."""
+        """(server, connection) -> (slot, epoch) of its worker, even if that is gone."""
         self._joined: dict[tuple[int, int], int] = {}
-        """(shard, slot) -> the newest epoch that the shard has let in."""
+        """(shard, slot) -> the newest epoch that the shard has admitted."""
 
     def at_start(self, world: World) -> None:
         self._on_record = world.store.terms
