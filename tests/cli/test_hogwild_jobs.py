@@ -49,7 +49,7 @@ def test_it_is_for_one_host_and_its_replicas_for_several(tmp_path: Path, text: s
         (HOGWILD + REPLICA, "replicas of hogwild do not both step by themselves and push"),
         (REPLICA + "[algorithm]\nname = 'sync'", 'use "downpour"'),
         (REPLICA + "[algorithm]\nname = 'diloco'", 'use "downpour"'),
-        (REPLICA + "[inner]\nname = 'adamw'", "what adamw keeps"),
+        (REPLICA + "[inner]\nname = 'adamw'", "the state of adamw"),
         (REPLICA + "[workers]\nloader_processes = 2", "each process loads its own data"),
         (REPLICA + "[gradient]\nprecision = 'fp16'", 'use "bf16"'),
     ],

@@ -873,7 +873,7 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
         ),
         (
             '[algorithm]\nname = "easgd-atomic"\n[average]\nema = 0.9', "average.ema",
-            "the centre is updated by no optimiser",
+            "easgd-atomic has no optimiser on its servers",
         ),
         (
             '[algorithm]\nname = "dc-asgd"\n[servers]\nfetch_values = "float16"',
