@@ -245,7 +245,7 @@ class _Member:
 
     def open(self) -> None:
         dist = _torch()
-        # With a socket of its own the store would listen on all addresses of this machine.
+        # If the store opened a socket itself, it would listen on all addresses of this machine.
         family = socket.AF_INET6 if ":" in self._owner.host else socket.AF_INET
         listener = socket.create_server((self._owner.host, 0), family=family)
         port = listener.getsockname()[1]

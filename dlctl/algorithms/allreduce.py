@@ -177,8 +177,8 @@ class Replica(ReplicaSide):
         return Sum(second, low_rank.commit(mean, is_counted=is_in), is_counted, joined)
 
     def _mean_of(self, summed: Summed, computed: Step | None) -> Array | None:
-        """It reuses the memory of the previous mean if that is free: if this gradient was computed
-        after the step along that mean.
+        """float32[d], the mean gradient; None: no replica had one. It reuses the memory of the mean
+        before if this replica computed its gradient after the step along that.
         """
         if not summed.weight:
             return None

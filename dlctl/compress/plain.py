@@ -53,7 +53,7 @@ def take_plain(kind: str, u: Vector, dense_below: int) -> Packed | None:
 
 
 def take_whole(kind: str, u: Vector) -> Packed:
-    """All of `u` as float32; rounding errors of float64 stay."""
+    """All of `u` as float32; what float32 cannot express of float64 stays in `u`."""
     return Packed(kind, len(u), (take_values(u, "float32"),))
 
 

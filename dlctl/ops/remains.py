@@ -33,6 +33,7 @@ KEEPS_NOTHING = 'its server is gone, and durability = "none" stores nothing'
 NOT_ASKED = "its host was not queried"
 NO_MEMORY = "the coordinator left no memory to resume from"
 IN_COORDINATOR = "this method's state was in the coordinator's process"
+RESTORED = "the directory was moved or restored: stored shards may be of another time"
 Json = dict[str, Any]
 Good = tuple[Path, Json]
 """A checkpoint and its manifest."""
@@ -229,7 +230,7 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
 
     Raises DlctlError for a directory that is not the run's own (see `dlctl.runs.lock`).
     """
-    lock.check(snapshot)
+    in_place = lock.check(snapshot)
     memory = read_memory(snapshot.directory)
     job = read_jobfile(snapshot.directory)
     left = look(snapshot, job, ask_hosts=ask_hosts)
@@ -240,6 +241,8 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
         obstacles.insert(0, IN_COORDINATOR)
     if not memory:
         obstacles.insert(0, NO_MEMORY)
+    if not in_place:
+        obstacles.insert(0, RESTORED)
     steps = [values.number(memory["work"][0] if memory else None)]
     steps.append(values.number(snapshot.run.get("step")))
     living = [*_living(snapshot), *left.living]

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def explained(error: Unreadable) -> Unreadable:
     """The same error with the next command."""
     directory, where = error.directory, error.where or str(error.directory / database.FILE)
-    text, original = error.message, lock.original_of(select.load_any(directory))
+    text = error.message
     if isinstance(error, lock.Copied):
-        return Unreadable(directory, text, where, _beside(directory, original))
-    if original is not None:
+        return Unreadable(directory, text, where, _beside(directory, error.original))
+    if (original := lock.original_of(directory)) is not None:
         text += f"\n  this directory is a copy, and the run is in {original}"
         return Unreadable(directory, text, where, _beside(directory, original))
     if there := [found.name for found in living(directory)]:
@@ -35,12 +35,10 @@ def explained(error: Unreadable) -> Unreadable:
     return Unreadable(directory, text, where, way_on(directory, job_file(directory)))
 
 
-def _beside(directory: Path, original: Path | None) -> str:
+def _beside(directory: Path, original: Path) -> str:
     """What to do with a copy: use its original, or start a new run from its checkpoint."""
-    look = "" if original is None else f"dlctl status -j {shlex.quote(str(original))}"
-    if original is not None and newest_whole(directory) is None:
-        return look
-    return hints.either(look, way_on(directory, job_file(directory)))
+    look, has_saved = lock.where_to_look(original), newest_whole(directory) is not None
+    return hints.either(look, way_on(directory, job_file(directory)) if has_saved else "")
 
 
 def _ending(directory: Path) -> str:

@@ -275,7 +275,8 @@ def read_worker(
             path = directory / worker["file"]
             with tensorfile.opened(path) as file:
                 keys = file.keys()
-                found = tensorfile.mapped(path, file, filter(lambda k: k.startswith(mapped), keys))
+                chosen = [key for key in keys if key.startswith(mapped)]
+                found = tensorfile.mapped(path, file, chosen) if chosen else {}
                 rest = (key for key in keys if key not in found)
                 return found | {key: tensorfile.read(path, file, key) for key in rest}
     return {}

@@ -12,6 +12,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shlex
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -25,12 +27,12 @@ from dlctl.util.flock import is_locked_within
 
 
 class Copied(Unreadable):
-    """The directory is not the run's own: it was copied, or restored from a backup."""
+    """The directory is a copy of a run: its daemons are found by the name of the run."""
 
-    def __init__(self, directory: Path, original: Path | None) -> None:
-        """original: the run's own directory, if known."""
-        known = "its original is not known" if original is None else f"the run is in {original}"
-        super().__init__(directory, f"this directory is a copy: {known}", str(directory))
+    def __init__(self, directory: Path, original: Path, why: str) -> None:
+        """original: the run's own directory. why: the evidence."""
+        super().__init__(directory, f"this directory is a copy: {why}", str(directory))
+        self.original = original
 
 
 def place(directory: Path) -> dict[str, Any]:
@@ -45,31 +47,33 @@ def check_database(directory: Path) -> None:
         raise Unreadable(directory, text, str(directory / database.FILE))
 
 
-def check(snapshot: Snapshot) -> None:
-    """Raises DlctlError as `require_own`, and for a directory that was moved while daemons ran in
-    it: they use its old path, so commands would not find them.
+def check(snapshot: Snapshot) -> bool:
+    """Whether the directory is where it was when the run was started last.
+
+    False if it was moved to another file system, or restored from a backup: what servers have
+    stored elsewhere may be of another time then. Raises DlctlError as `require_own`, and for a
+    directory that was moved while daemons ran in it: they use its old path, so commands would not
+    find them.
     """
     require_own(snapshot)
-    directory, before = snapshot.directory, _recorded(snapshot).get("path")
-    if not isinstance(before, str) or before == os.path.realpath(directory):
-        return
-    rows = [{**snapshot.run, "name": "coordinator"}, *filter(is_here, snapshot.daemons)]
-    for row in processes.living(rows):
+    directory = snapshot.directory
+    for name, other in _running_elsewhere(snapshot):
         raise DlctlError(
-            f"{row['name']} is running in {before}, from where this directory was moved",
+            f"{name} is running in {other}, from where this directory was moved",
             where=str(directory),
             hint=f"dlctl stop -j {directory}",
         )
+    recorded = _recorded(snapshot)
+    return not recorded or _is_at(directory, recorded)
 
 
 def require_own(snapshot: Snapshot) -> None:
     """Raises Copied for a copy, and DlctlError for a renamed directory; see above. A moved
-    directory is the run's own, live or not, and so is the only directory of a run that had ended.
+    directory is the run's own, live or not.
     """
     directory, run_id = snapshot.directory, _run_id(snapshot)
-    original, is_known = original_of(snapshot), "inode" in _recorded(snapshot)
-    if original is not None or (is_known and not (_is_itself(snapshot) or _had_ended(snapshot))):
-        raise Copied(directory, original)
+    if (found := _origin(snapshot)) is not None:
+        raise Copied(directory, *found)
     if run_id != directory.name:
         own = directory.parent / run_id
         raise DlctlError(
@@ -84,41 +88,54 @@ def is_copy(snapshot: Snapshot) -> bool:
     the run, except under another name, as a backup.
     """
     is_renamed = _run_id(snapshot) != snapshot.directory.name
-    return (is_renamed or not _had_ended(snapshot)) and original_of(snapshot) is not None
+    return (is_renamed or not _had_ended(snapshot)) and _origin(snapshot) is not None
 
 
 def require_current(snapshot: Snapshot) -> None:
     """Raises Copied for a copy of a run that had not ended: its state may be stale, and its
     processes are those of the original, which do not report to the copy.
     """
-    if not _had_ended(snapshot) and (original := original_of(snapshot)) is not None:
-        raise Copied(snapshot.directory, original)
+    if not _had_ended(snapshot) and (found := _origin(snapshot)) is not None:
+        raise Copied(snapshot.directory, *found)
 
 
 def _had_ended(snapshot: Snapshot) -> bool:
     return snapshot.run.get("state") in ENDED
 
 
-def original_of(snapshot: Snapshot) -> Path | None:
-    """The run directory of which this is a copy; None if this is the run's own, or if the original
-    is not known.
+def original_of(directory: Path) -> Path | None:
+    """The run directory of which this is a copy with an unreadable database; None if it is the
+    run's own, if known. A live run is often damaged in copying.
     """
-    directory, run_id = snapshot.directory, _run_id(snapshot)
-    if _is_itself(snapshot):
-        return None
-    recorded = str(_recorded(snapshot).get("path") or directory)
-    known = Path(recorded), directory.parent / run_id, (paths.index_dir() / run_id).resolve()
-    others = (p for p in known if (p / database.FILE).exists() and not p.samefile(directory))
-    return next(others, None)
+    found = _origin(Snapshot(directory, {}, [], "unknown", "", False, time.time()))
+    return None if found is None else found[0]
 
 
-def _is_itself(snapshot: Snapshot) -> bool:
-    """Whether this is the recorded directory, wherever it has been moved to; False without a
-    record.
-    """
-    with suppress(OSError):
-        return bool(snapshot.directory.stat().st_ino == _recorded(snapshot).get("inode"))
-    return False
+def where_to_look(original: Path) -> str:
+    """The command that shows the run of which there is a copy."""
+    if _has_run(original):
+        return f"dlctl status -j {shlex.quote(str(original))}"
+    return f"pgrep -af {shlex.quote(str(original))}"
+
+
+def _origin(snapshot: Snapshot) -> tuple[Path, str] | None:
+    """(the original's directory, the evidence) if this directory is a copy; None if not."""
+    directory, run_id, recorded = snapshot.directory, _run_id(snapshot), _recorded(snapshot)
+    is_itself = run_id == directory.name and _is_at(directory, recorded)
+    for name, other in _running_elsewhere(snapshot):
+        # Where the run was moved from, a checkpoint or a log may have been written since.
+        if _has_run(other) or not is_itself:
+            return other, f"{name} is running in {other}"
+    original = Path(str(recorded.get("path")))
+    known = [original] if _is_at(original, recorded) else []
+    if not is_itself:
+        known += filter(
+            _has_run, (directory.parent / run_id, (paths.index_dir() / run_id).resolve())
+        )
+    for other in known:
+        if not other.samefile(directory):
+            return other, f"the run is in {other}"
+    return None
 
 
 def _run_id(snapshot: Snapshot) -> str:
@@ -130,6 +147,32 @@ def _recorded(snapshot: Snapshot) -> Mapping[str, Any]:
     """The run's `place`; {} if it has none."""
     found = snapshot.run.get("place")
     return found if isinstance(found, Mapping) else {}
+
+
+def _has_run(directory: Path) -> bool:
+    return (directory / database.FILE).exists()
+
+
+def _is_at(directory: Path, recorded: Mapping[str, Any]) -> bool:
+    """Whether this is the directory of a `place`, wherever it has been moved to."""
+    with suppress(OSError):
+        return bool(directory.stat().st_ino == recorded.get("inode"))
+    return False
+
+
+def _running_elsewhere(snapshot: Snapshot) -> Iterator[tuple[str, Path]]:
+    """(name, directory) of live daemons on record here that run in another directory.
+
+    Daemons of another host rightly do, also if that host is this machine.
+    """
+    rows = [{**snapshot.run, "name": "coordinator"}, *filter(is_here, snapshot.daemons)]
+    for row in rows:
+        words = processes.command_line(row.get("pid"), row.get("pid_start"))
+        if len(words) != 8 or not words[3].startswith("daemons."):
+            continue
+        other = Path(words[4])
+        if not other.exists() or not other.samefile(snapshot.directory):
+            yield str(row["name"]), other
 
 
 # ---------------------------------------------------------------- one command at a time

@@ -224,7 +224,9 @@ class Follower:
 
     def rest(self) -> list[Line]:
         """The final poll, which includes last lines without a line feed."""
-        return self._poll(at_end=True)
+        return in_order(
+            [*self.poll(), *self._poll(at_end=True)]
+        )  # A rotation may hide a part once.
 
     def _poll(self, *, at_end: bool) -> list[Line]:
         lines = []

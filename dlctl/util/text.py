@@ -31,7 +31,7 @@ _EXITS = {
     79: "nothing that it computes can be used",
 }
 """The meanings of exit codes that only daemons use."""
-_BIRTH = re.compile(r"INFO [\w-]+ starts, pid \d+")
+_BIRTH = re.compile(r"INFO (?:\w+ )?[\w-]+ starts, pid \d+")
 _HARMLESS_SPACES = "\u00a0\u202f\u3000"
 
 

@@ -81,7 +81,7 @@ def test_who_acts_on_a_copy_does_not_reach_the_run(living, dlctl_command, comman
         code, out, err = dlctl_command(*command, "-j", str(copy))
         assert (content(living.path), content(copy)) == before
     assert (code, out, heard) == (1, "", [])
-    assert f"error: this directory is a copy: the run is in {living.path}\n" in err
+    assert f"error: this directory is a copy: coordinator is running in {living.path}\n" in err
     assert err.endswith(f"\n  --> {copy}\n  next: dlctl status -j {living.path}\n")
 
 
@@ -95,7 +95,7 @@ def test_a_copy_of_before_its_coordinator_was_replaced_ends_nobody(
     copy, path = copied(run), socket(run)
     run.run(**daemon("coordinator", run.path))
     code, _, err = dlctl_command(*command, "-j", str(copy))
-    assert (code, f"copy: the run is in {run.path}" in err) == (1, True), err
+    assert (code, f"copy: server-0 is running in {run.path}" in err) == (1, True), err
     assert (identity(server["pid"]), path.exists()) == (server, True)
 
 
@@ -160,7 +160,7 @@ def test_what_is_left_of_a_living_run_whose_directory_was_removed_is_a_copy(livi
     copy = copied(living)
     shutil.rmtree(living.path)
     code, _, err = dlctl_command("stop", "-j", str(copy))
-    assert (code, "copy: its original is not known\n" in err) == (1, True), err
+    assert (code, f"next: pgrep -af {living.path}\n" in err) == (1, True), err
 
 
 def test_nobody_is_given_a_key_that_a_copy_has(run, own_place, dlctl_command):
@@ -259,7 +259,7 @@ def test_who_acts_beside_a_copy_does_not_reach_another_project(
         (place / "copied").mkdir()  # Its name is the job's, and it is no run.
         code, out, err = dlctl_command(*command, *words)
         assert (code, out, heard) == (1, "", [])
-        assert f"copy: the run is in {living.path}" in err
+        assert f"copy: coordinator is running in {living.path}" in err
         assert dlctl_command("scale", "worker=2", "-j", living.path.name).code == 0
     assert [request.verb for request in heard] == ["scale"]
 
@@ -271,7 +271,7 @@ def test_checkpoints_are_not_removed_in_another_project(living, dlctl_command, m
     shutil.copytree(living.path, place / "runs" / living.path.name)
     monkeypatch.chdir(place)
     code, _, err = dlctl_command("checkpoint", "prune", "--keep", "1")
-    assert (code, f"copy: the run is in {living.path}" in err) == (1, True), err
+    assert (code, f"copy: coordinator is running in {living.path}" in err) == (1, True), err
     assert len([*living.path.glob("ckpt/*-*")]) == 2
 
 

@@ -430,26 +430,24 @@ def test_a_copy_is_refused_whether_or_not_the_run_lives(dead, dlctl_command):
         assert f"next: dlctl status -j {dead.path}" in ended.err
 
 
-def test_a_run_that_was_restored_is_refused_unless_it_had_ended(dead, dlctl_command):
-    """What servers have kept elsewhere may be of another time."""
+def test_a_run_that_was_restored_goes_back_to_its_checkpoint(dead, dlctl_command):
     remember(dead)
     save(dead, step=30, number=1)
-    restored = dead.path.parent.parent / "restored" / dead.path.name
-    shutil.copytree(dead.path, restored)
+    moved = dead.path.parent.parent / "moved" / dead.path.name
+    shutil.copytree(dead.path, moved)
     shutil.rmtree(dead.path)
-    for command in (("recover",), ("recover", "--dry-run"), ("stop", "--kill", "-j")):
-        code, out, err = dlctl_command(*command, str(restored))
-        assert (code, out, "this directory is a copy: its original is not known" in err) == (
-            1,
-            "",
-            True,
-        ), err
-        (way,) = commands_of(err)
-        assert way.startswith("dlctl start --from ")
-    with closing(database.RunDb(restored)) as db:
-        db.put_run(state="stopped")
-        db.commit()
-    assert dlctl_command("stop", "-j", str(restored)).code == 0
+    found = look(dlctl_command, str(moved))
+    assert found["way"] == "resume"
+    assert "moved or restored" in found["obstacles"][0]
+
+
+def test_a_copy_is_told_how_a_new_run_goes_on_from_its_checkpoint(dead, dlctl_command):
+    save(dead, step=30, number=1)
+    copy = dead.path.parent.parent / "copies" / dead.path.name
+    shutil.copytree(dead.path, copy)
+    look_on, start = commands_of(dlctl_command("recover", str(copy)).err)
+    assert look_on == f"dlctl status -j {dead.path}"
+    assert start.startswith("dlctl start --from ")
 
 
 def test_a_run_that_was_moved_on_its_file_system_is_itself(dead, dlctl_command):

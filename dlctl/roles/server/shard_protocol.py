@@ -74,7 +74,7 @@ class AveragedBuffers:
 
     def keep(self, members: Set[int]) -> None:
         """Drop the buffers of replicas that have left, once the others have pushed `FORGET_AFTER`
-        times.
+        times each, on average.
 
         Not immediately: at the end of a run all replicas leave, one after the other, and the final
         checkpoint must include all of them.
