@@ -189,7 +189,7 @@ def test_shards_in_memory_only_are_not_given_up_for_new_keys(place: Workplace) -
     before = keys.read(place.directory)
     ended = place.dlctl("keys", "rotate")
     assert ended.code == 1
-    assert "Through a checkpoint it can: dlctl stop" in ended.err
+    assert "Use a checkpoint: dlctl stop, dlctl keys rotate" in ended.err
     assert keys.read(place.directory) == before
     assert place.dlctl("stop", "--kill").code == 0
     assert Path(place.directory / "key").stat().st_mode == 0o100600

@@ -88,6 +88,11 @@ class Clouds:
 task = Clouds()
 '''
 
+OPTIMIZER = """
+[optimizer]
+name = "adagrad"
+lr = 0.1
+"""
 DOWNPOUR = 'name = "downpour"\nfetch_every_steps = 2\npush_every_steps = 2'
 JOB = """
 [job]
@@ -97,11 +102,7 @@ stop = {stop}
 
 [algorithm]
 {algorithm}
-
-[optimizer]
-name = "adagrad"
-lr = 0.1
-
+{optimizer}
 [servers]
 count = {servers}
 {more_servers}
@@ -255,6 +256,7 @@ class Workplace:
                 servers=servers,
                 batch_size=batch_size,
                 algorithm=algorithm,
+                optimizer=OPTIMIZER if servers else "",
                 more=more,
                 more_workers=more_workers,
                 more_servers=more_servers,
