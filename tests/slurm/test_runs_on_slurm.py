@@ -276,7 +276,7 @@ def test_a_run_that_comes_back_to_nodes_without_its_shards_says_so_and_start_goe
         shutil.rmtree(slurm.cluster.files(node) / f"dev/shm/dlctl-{os.getuid()}")
     slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
     place.until_state("failed", timeout_s=LONG_S)
-    said = "there is none; start the run again: it goes on from its newest checkpoint"
+    said = "there is none; start the run again: it resumes from its newest checkpoint"
     assert said in place.run()["reason"]
     place.nothing_left(timeout_s=20.0)
     assert not slurm.jobs(), "its nodes are given back"
