@@ -31,8 +31,8 @@ from benchmarks.sandbox import Dlctl, sandbox
 CHAPTER = "allreduce"
 EXAMPLE = ROOT / "examples" / "chargpt"
 WORKERS, ASKED_KILL_S = 4, 10.0
-BATCHES = {16: 1.05, 4: None}
-"""Samples of a worker's step -> its target."""
+BATCH_SIZES, ASKED = (16, 4), 1.05
+"""Samples of a worker's step, and the limit for each."""
 MEASURE_S, WARM_STEPS = 20.0, 40
 UNTIL_S_MAX, GAP_S_MAX = 120.0, 40.0
 TASK = '''"""The example, which notes when a step begins."""
@@ -80,7 +80,7 @@ every_s = 0
 def measure(*, quick: bool) -> list[Figure]:
     ours_gap_s, ddp_gap_s = list[float](), list[float]()
     found = []
-    for batch_size, asked in BATCHES.items():
+    for batch_size in BATCH_SIZES:
         ours_s, ddp_s = list[float](), list[float]()
         for _ in range(1 if quick else 3):
             for running, steps_s, gaps_s in (
@@ -94,7 +94,7 @@ def measure(*, quick: bool) -> list[Figure]:
                     if not gaps_s:  # torchrun may take long, or not recover.
                         gaps_s.append(_gap_s(directory))
         told = f"a step, {WORKERS} workers, batches of {batch_size}, to DDP's"
-        found.append(ratio(CHAPTER, told, ours_s, ddp_s, None if quick else asked))
+        found.append(ratio(CHAPTER, told, ours_s, ddp_s, None if quick else ASKED))
     of_torchrun = median(ddp_gap_s)
     restart = f"torchrun: {seconds(of_torchrun) if of_torchrun < math.inf else 'never'}"
     what = "no step after kill -9 of a worker"
