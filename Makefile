@@ -22,17 +22,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
-# What only computes, and waits for no clock, takes the time that is left over by the processes that
-# all others start and wait for. Four seconds of theirs can take two minutes then, so only a machine
-# that never ends is to find the end of its time.
+# What only computes and waits for no clock; then what starts processes, which wait for each other.
 MACHINES = $(addprefix tests/,algorithms compress contracts fuzz models optim roles shards sim wire)
 PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder
-test: install
-	$(MAKE) --no-print-directory -j 2 --output-sync=target test-machines test-processes
-test-machines:
-	nice -n 19 $(PYTEST) -n auto --timeout 300 $(MACHINES)
-test-processes:
-	$(PYTEST) -n 3 $(addprefix --ignore=,$(MACHINES)) tests
+test: test-machines test-processes
+test-machines: install
+	$(PYTEST) -n auto --timeout 120 $(MACHINES)
+test-processes: install
+	$(PYTEST) -n 4 $(addprefix --ignore=,$(MACHINES)) tests
 
 # Every method next to a loop of its paper, torch, scipy or another method, as a table: how far they
 # are apart, and how far they may be.

@@ -23,6 +23,7 @@ from dlctl.runs.database import RunDb
 sys.path.insert(0, str(Path(__file__).parent / "toys"))
 START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
+LONGEST_FIRST = ("sim", "integ", "cli", "daemons")
 ONE_BY_ONE = ("test_deaths.py", "test_ends.py", "test_recover.py", "test_surroundings.py")
 """Files whose tests share nothing and take long: each of them may run anywhere."""
 
@@ -51,12 +52,17 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first, for no core is to wait for the last of it: the simulator, and
-    the files that stay together, as their tests share what they have set up.
+    """What takes longest comes first, for no core is to wait for the last of it: the simulator,
+    whole runs, commands and daemons; and of them the files that stay together, as their tests
+    share what they have set up.
     """
     leave_most_of_a_matrix_to_the_long_run(items)
-    items.sort(key=lambda item: item.path.name in ONE_BY_ONE)
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/sim/"))
+
+    def folder(item: pytest.Item) -> int:
+        of = item.nodeid.split("/")[1]
+        return LONGEST_FIRST.index(of) if of in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=lambda item: (folder(item), item.path.name in ONE_BY_ONE))
 
 
 def leave_most_of_a_matrix_to_the_long_run(items: list[pytest.Item]) -> None:

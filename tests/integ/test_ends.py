@@ -22,7 +22,7 @@ def _newest_checkpoint(place: Workplace) -> Path:
 
 
 def test_a_stopped_job_goes_on_where_it_was_and_takes_every_sample_once(place: Workplace) -> None:
-    place.task(pause_s=0.2, samples=128)
+    place.task(pause_s=0.3, samples=128)
     seen = place.count_samples()
     place.job(stop="{ epochs = 2 }", workers=2, servers=2)
     first = place.start()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:Deprecati
 def loader(request: pytest.FixtureRequest):
     """Makes loaders, and checks that their processes end with them."""
     made: list[PortionLoader] = []
-    before = set(multiprocessing.active_children())  # Others of this session, as the simulator's.
+    before = set(multiprocessing.active_children())
 
     def make(dataset: Any = range(20), **options: Any) -> PortionLoader:
         given = {"batch_size": 4, "seed": 5, "shuffle": True, "processes": request.param, **options}

@@ -1,20 +1,10 @@
 """What the tests of simulated runs share."""
 
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from seeds import pool
 
 from dlctl.roles.worker.bad_gradients import BadGradients
-
-
-@pytest.fixture(scope="session")
-def cores() -> Iterator[ProcessPoolExecutor]:
-    """All cores of this machine."""
-    with pool() as executor:
-        yield executor
 
 
 @pytest.fixture

@@ -1,16 +1,10 @@
-"""Run many seeds: one after the other, or on all cores; every failure with its replay command."""
+"""Run many seeds of a scenario; every failure has its replay command."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 
 from scenarios import LIMIT_S, SCENARIOS
 
@@ -20,15 +14,12 @@ from dlctl.sim.checkers.saved import IN_ORDER
 from dlctl.sim.disk import NO_SPACE
 from dlctl.sim.simulation import Outcome, Simulation
 
-_PR_SET_PDEATHSIG = 1
 PER_COMMIT = {
     "downpour": 28, "downpour-topk": 12, "sync": 7, "backups": 6, "local-sgd": 15, "ways": 12,
     "sandblaster": 9, "recovery": 14, "sync-recovery": 10, "full-disks": 24, "stops": 29,
     "streams": 10, "toys": 14, "serverless": 10,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
-BLOCK = 25
-"""Seeds that a process runs before it reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +90,6 @@ def run_seed(scenario: str, seed: int) -> Result:
     return examine(scenario, seed)[0]
 
 
-def run_block(scenario: str, seeds: range) -> list[Result]:
-    return [run_seed(scenario, seed) for seed in seeds]
-
-
 @dataclass(slots=True)
 class Summary:
     """Of many seeds."""
@@ -146,40 +133,11 @@ class Summary:
         return "\n".join(lines)
 
 
-def pool() -> ProcessPoolExecutor:
-    """One process per core. They are fresh ones, so that nothing of the parent is in them."""
-    return ProcessPoolExecutor(
-        os.cpu_count(), mp_context=get_context("spawn"), initializer=_end_with_parent
-    )
-
-
-def _end_with_parent() -> None:
-    """Otherwise they would wait for work for ever if the parent was killed."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def explore(
-    executor: ProcessPoolExecutor, scenarios: list[str], seeds: range, time_s: float = 1e9
-) -> Iterator[Result]:
-    """Every seed of every scenario, in order of their ends; nothing new is begun after `time_s`."""
-    until = time.monotonic() + time_s
-    blocks = [range(first, min(first + BLOCK, seeds.stop)) for first in seeds[::BLOCK]]
-    jobs = iter([(name, block) for block in blocks for name in scenarios])
-    waiting: list[Future[list[Result]]] = []
-    for _ in range(2 * (os.cpu_count() or 1)):
-        waiting += [executor.submit(run_block, *job) for job in [next(jobs, None)] if job]
-    while waiting:
-        yield from waiting.pop(0).result()
-        job = next(jobs, None) if time.monotonic() < until else None
-        waiting += [executor.submit(run_block, *job)] if job else []
-
-
-def summarise(
-    executor: ProcessPoolExecutor, scenarios: list[str], seeds: range, time_s: float = 1e9
-) -> Summary:
+def summarise(scenario: str, seeds: range) -> Summary:
+    """Run them one after the other."""
     begun = time.monotonic()
     summary = Summary()
-    for result in explore(executor, scenarios, seeds, time_s):
-        summary.add(result)
+    for seed in seeds:
+        summary.add(run_seed(scenario, seed))
     summary.seconds = time.monotonic() - begun
     return summary

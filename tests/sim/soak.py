@@ -7,14 +7,55 @@ there is one.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 
 from scenarios import SCENARIOS
-from seeds import Summary, explore, pool
+from seeds import Result, Summary, run_seed
 
+_PR_SET_PDEATHSIG = 1
+BLOCK = 25
+"""Seeds that a process runs before it reports."""
 SHOW_S = 10.0
 """Between two lines that say how far it is."""
+
+
+def pool() -> ProcessPoolExecutor:
+    """One process per core. They are fresh ones, so that nothing of the parent is in them."""
+    return ProcessPoolExecutor(
+        os.cpu_count(), mp_context=get_context("spawn"), initializer=_end_with_parent
+    )
+
+
+def _end_with_parent() -> None:
+    """Otherwise they would wait for work for ever if the parent was killed."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_block(scenario: str, seeds: range) -> list[Result]:
+    return [run_seed(scenario, seed) for seed in seeds]
+
+
+def explore(
+    executor: ProcessPoolExecutor, scenarios: list[str], seeds: range, time_s: float
+) -> Iterator[Result]:
+    """Every seed of every scenario, in order of their ends; nothing new is begun after `time_s`."""
+    until = time.monotonic() + time_s
+    blocks = [range(first, min(first + BLOCK, seeds.stop)) for first in seeds[::BLOCK]]
+    jobs = iter([(name, block) for block in blocks for name in scenarios])
+    waiting: list[Future[list[Result]]] = []
+    for _ in range(2 * (os.cpu_count() or 1)):
+        waiting += [executor.submit(run_block, *job) for job in [next(jobs, None)] if job]
+    while waiting:
+        yield from waiting.pop(0).result()
+        job = next(jobs, None) if time.monotonic() < until else None
+        waiting += [executor.submit(run_block, *job)] if job else []
 
 
 def main() -> int:
