@@ -24,7 +24,8 @@ demo: install
 
 # What only computes and waits for no clock; then what starts processes, which wait for each other.
 MACHINES = $(addprefix tests/,algorithms compress contracts fuzz models optim roles shards sim wire)
-PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder
+# Without the last option, xdist waits for ever for the tests of a worker that has crashed.
+PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder --max-worker-restart=0
 test: test-machines test-processes
 test-machines: install
 	$(PYTEST) -n auto --timeout 120 $(MACHINES)

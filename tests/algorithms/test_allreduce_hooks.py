@@ -46,10 +46,17 @@ class Bucket:
         return [self._vector[lo:hi].view(entry.shape) for entry, lo, hi in LAYOUT.slices(TRAINED)]
 
 
+KEPT: list[Any] = []
+"""Groups that have been destroyed. A thread of gloo may still end the last future of torch's hook;
+if it dropped the last reference to its own group, the process would abort.
+"""
+
+
 @pytest.fixture
 def alone():
     """A group of this process, as torch's hook needs one."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    KEPT.append(dist.group.WORLD)
     yield
     dist.destroy_process_group()
 
