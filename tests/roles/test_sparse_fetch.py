@@ -202,7 +202,7 @@ class World:
 
     def placed(self, channel: ShardClient, arrived: Slice, model: Array) -> None:
         self.sparse += arrived.where is not None
-        assert channel.version == arrived.version
+        assert channel.basis.version == arrived.version
         assert np.array_equal(model, self.seen[arrived.generation, arrived.version])
 
 

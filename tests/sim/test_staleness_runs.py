@@ -196,11 +196,11 @@ class ComputesWithItsCopy(Checker):
         for channel in training.channels:
             serving = getattr(self._world.machine(f"server-{channel.shard}"), "serving", None)
             shown = serving and serving.initialised and serving.side.shown(slot)
-            if not shown or not serving.dedup.is_current(slot, training.identity.epoch):
+            if not shown or not serving.parameters.dedup.is_current(slot, training.identity.epoch):
                 continue
             self.compared += 1
             model = training.side.parameters[channel.lo : channel.hi]
-            if not np.array_equal(model, shown[1]) or channel.version != shown[0]:
+            if not np.array_equal(model, shown[1]) or channel.basis.version != shown[0]:
                 raise self.broken(f"{process} computes with what server-{channel.shard} has not")
 
 

@@ -174,7 +174,7 @@ def test_a_server_refuses_a_poisoned_push_and_says_why(delta, reason):
     simulation = in_the_middle()
     server = simulation.world.machine("server-0").serving
     before = server.shard.w.copy()
-    push = m.Push(0, 1, 1, server.dedup.next_seq(0), 0, 0, 0, 8, 0, delta, 0)
+    push = m.Push(0, 1, 1, server.parameters.dedup.next_seq(0), 0, 0, 0, 8, 0, delta, 0)
     join = m.Join(RUN_ID, 0, 1, sign(KEY, RUN_ID, 0, 1))
     (answer,) = _refused(tell(simulation, "server-0", b"a worker that lies", [join, push]))
     assert reason in answer
@@ -200,7 +200,7 @@ def test_who_has_not_shown_a_token_on_a_connection_gets_nothing_in_and_nothing_o
     before = server.shard.w.copy()
     delta = Packed("none", 300, (np.ones(300, "f4"),))
     forged = [
-        m.Push(0, 1, 1, server.dedup.next_seq(0), 0, 0, 0, 8, 0, delta, 0),
+        m.Push(0, 1, 1, server.parameters.dedup.next_seq(0), 0, 0, 0, 8, 0, delta, 0),
         m.Push(0, 1, 1, 0, 0, 0, 0, 8, 0, delta, 0),
         m.Fetch(0, 1, 7, 0),
         m.Initialise(0, 1, np.ones(300, "f4"), np.zeros(0)),

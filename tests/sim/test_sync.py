@@ -28,7 +28,7 @@ class OneVersion(Checker):
 
     def on_effect(self, process, effect):
         if isinstance(effect, Compute):
-            versions = {channel.version for channel in process.machine.training.channels}
+            versions = {channel.basis.version for channel in process.machine.training.channels}
             assert len(versions) == 1, f"{process} computes on steps {versions}"
 
 

@@ -269,7 +269,13 @@ class Server:
         workers = self.job.workers.count
         optimizer = optimizer_of(table, self.algorithm, options, parameters, workers)
         storages = self.storages.of_table(table.name) if number else self.storages
-        spec = self._spec(message, layout, index, number, table, optimizer)
+        lo, hi = self._bounds(table, layout, index) if number else (message.lo, message.hi)
+        # The most workers that `dlctl scale` accepts, whatever the job says.
+        spec = Spec(
+            self.birth.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
+            table=table.name if number else "", dtype=table.dtype,
+            averaged=0 if index or number else layout.size(AVERAGED),
+        )  # fmt: skip
         storage = storages.reopen(spec) if message.keep else storages.create(spec)
         shard = Shard(optimizer, storage)
         if takes_gradients:
@@ -279,23 +285,6 @@ class Server:
             shard.clip_norm = gradient.clip_norm if gradient.clip == "global" else 0.0
             shard.shares_norm = shard.clip_norm > 0 and self.job.servers.count > 1
         return shard
-
-    def _spec(
-        self,
-        message: m.Assign,
-        layout: Layout,
-        index: int,
-        number: int,
-        table: Table,
-        optimizer: Optimizer,
-    ) -> Spec:
-        averaged = layout.size(AVERAGED) if index == 0 and not number else 0
-        lo, hi = (message.lo, message.hi) if not number else self._bounds(table, layout, index)
-        # The most that `dlctl scale` accepts, whatever the job says.
-        return Spec(
-            self.birth.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
-            table=table.name if number else "", dtype=table.dtype, averaged=averaged,
-        )  # fmt: skip
 
     def _bounds(self, table: Table, layout: Layout, index: int) -> tuple[int, int]:
         return table.bounds(layout, self.job.servers.count, index)
@@ -370,24 +359,15 @@ class Server:
                 self.serving.shard.follow(factor)
         self.serving.on_members(frozenset(message.slots))
 
-    def _on_decided(self, message: m.Decided, now: float) -> None:
-        if self._asks_lead is not None:
-            self._asks_lead.on_decided(message)
-
-    def _on_norm_total(self, message: m.NormTotal, now: float) -> None:
-        if self._norms is not None:
-            self._norms.on_total(message)
-
     def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
         serving = self.serving
-        if serving is None or self._vectors is None or not self._is_open_to_changes(serving):
+        if serving is None or self._vectors is None or self._restoring:
+            return
+        if not serving.initialised or serving.last_checkpoint:
             return
         sums = self._vectors.run(message)
         of = (message.number, serving.index, self._vectors.newest)
         self.context.send(COORDINATOR, m.VectorResult(*of, sums))
-
-    def _is_open_to_changes(self, serving: ShardProtocol) -> bool:
-        return serving.initialised and not self._restoring and not serving.last_checkpoint
 
     def _on_change(self, message: m.Change, now: float) -> None:
         before = self.settings()
@@ -447,9 +427,6 @@ class Server:
 
     # ------------------------------------------------------------ exit and reports
 
-    def _on_dismiss(self, message: m.Dismiss, now: float) -> None:
-        self.context.do(Exit(EXIT_FENCED, message.reason))
-
     def _on_shutdown(self, message: m.Shutdown, now: float) -> None:
         self._report_at = now
         self._report_if_due(now)
@@ -460,7 +437,8 @@ class Server:
 
     def _close(self) -> None:
         if self.serving is not None:
-            self.serving.close_storages()
+            for table in self.serving.tables:
+                table.shard.storage.close()
 
     def phase(self) -> tuple[str, str]:
         """(what this server does, which process it waits for)."""
@@ -499,13 +477,15 @@ class Server:
         m.Members: _on_members,
         m.Guests: _on_guests,
         m.VectorOp: _on_vector_op,
-        m.Decided: _on_decided,
-        m.NormTotal: _on_norm_total,
+        m.Decided: lambda self, message, now: (
+            self._asks_lead and self._asks_lead.on_decided(message)
+        ),
+        m.NormTotal: lambda self, message, now: self._norms and self._norms.on_total(message),
         m.Change: _on_change,
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),
         m.FileData: lambda self, message, now: self._gathering.on_data(message, now),
-        m.Dismiss: _on_dismiss,
+        m.Dismiss: lambda self, message, now: self.context.do(Exit(EXIT_FENCED, message.reason)),
         m.Shutdown: _on_shutdown,
     }
     _FROM_WORKERS: ClassVar[dict[type, Callable[[ShardProtocol, Peer, Any], None]]] = {

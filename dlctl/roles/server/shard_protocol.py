@@ -25,10 +25,9 @@ from dlctl.messages import FENCED, Array, Json
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.protocol.token import is_genuine
-from dlctl.roles.server.dedup import NEW, Dedup
+from dlctl.roles.server.dedup import NEW
 from dlctl.roles.server.table_shard import COUNTED, TableShard
 from dlctl.shards.base import Extras, Shard
-from dlctl.shards.summary import Summary
 
 FORGET_AFTER = 4
 """Average number of pushes of buffers per replica after which the buffers of a replica that is no
@@ -152,30 +151,9 @@ class ShardProtocol:
             )
             for number, (name, shard, side) in enumerate(tables)
         ]
-
-    @property
-    def parameters(self) -> TableShard:
-        return self.tables[0]
-
-    @property
-    def shard(self) -> Shard:
+        self.parameters = self.tables[0]
+        self.shard, self.side = self.parameters.shard, self.parameters.side
         """Of the parameters."""
-        return self.parameters.shard
-
-    @property
-    def side(self) -> ShardSide:
-        """Of the parameters."""
-        return self.parameters.side
-
-    @property
-    def dedup(self) -> Dedup:
-        """Of the parameters."""
-        return self.parameters.dedup
-
-    @property
-    def summary(self) -> Summary:
-        """Of the parameters."""
-        return self.parameters.summary
 
     def metrics(self, now: float) -> dict[str, Any]:
         refused = sum((table.refused for table in self.tables), Counter())
@@ -245,10 +223,6 @@ class ShardProtocol:
             self.last_checkpoint = 0
             self.commit()
 
-    def close_storages(self) -> None:
-        for table in self.tables:
-            table.shard.storage.close()
-
     # ------------------------------------------------------------ workers join
 
     def on_join(self, peer: Peer, message: m.Join) -> None:
@@ -260,10 +234,10 @@ class ShardProtocol:
                 "warning", f"worker-{message.slot}: the token of its epoch is not genuine"
             )
             return
-        if self.dedup.is_fenced(message.slot, message.epoch):
+        if self.parameters.dedup.is_fenced(message.slot, message.epoch):
             self.context.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
             return
-        is_new = not self.dedup.is_current(message.slot, message.epoch)
+        is_new = not self.parameters.dedup.is_current(message.slot, message.epoch)
         if is_new and self.last_checkpoint:
             return  # Barriers would release the pushes that they hold.
         self._peers[message.slot] = peer  # before acks of what the join settles
@@ -276,7 +250,7 @@ class ShardProtocol:
             peer,
             m.Joined(
                 self.index, self.generation, self.shard.version, self.assigned.lo,
-                self.assigned.hi, self.initialised, self.dedup.next_seq(slot),
+                self.assigned.hi, self.initialised, self.parameters.dedup.next_seq(slot),
             ),
         )  # fmt: skip
 
@@ -306,7 +280,7 @@ class ShardProtocol:
 
     def _is_joined(self, peer: Peer, slot: int, epoch: int) -> bool:
         """Whether a connection is that worker's; if not, it is asked to join again."""
-        known = self.dedup.is_current(slot, epoch) and self._peers.get(slot) == peer
+        known = self.parameters.dedup.is_current(slot, epoch) and self._peers.get(slot) == peer
         if not known:
             self._ask_to_join(peer)
         return known

@@ -28,20 +28,7 @@ from dlctl.compress.plain import expand, whole_values
 from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
-from dlctl.messages import (
-    APPLIED,
-    BUFFERED,
-    DUPLICATE,
-    FENCED,
-    GAP,
-    HELD,
-    LATE,
-    REFUSED,
-    Ack,
-    Json,
-    Push,
-)
-from dlctl.optim.plain import Accrue, Set
+from dlctl.messages import Json
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.server.dedup import NEW, Dedup
@@ -67,7 +54,7 @@ class EarlyApply:
         self._waiting = -1
         """The slot whose push found the shard busy since the begun push last made progress."""
 
-    def comes(self, push: Push, come: Sequence[int]) -> None:
+    def comes(self, push: m.Push, come: Sequence[int]) -> None:
         """`come` bytes of each array have arrived of a push that may be the next one."""
         values = whole_values(push.delta)
         if values is None or values.size != self.shard.size:
@@ -96,7 +83,8 @@ class EarlyApply:
 
 
 COUNTED = {
-    DUPLICATE: "duplicates", GAP: "gaps", FENCED: "fenced", LATE: "late", REFUSED: "refused",
+    m.DUPLICATE: "duplicates", m.GAP: "gaps", m.FENCED: "fenced", m.LATE: "late",
+    m.REFUSED: "refused",
 }  # fmt: skip
 HELD_FETCHES_MAX = 8
 """Per worker, reads that wait for a clock or a push. A newer one replaces the oldest."""
@@ -229,10 +217,6 @@ class TableShard:
         outcomes = self.side.norm_known(clock, squared)
         self._settle(outcomes, at_once=self.shard.version != before)
 
-    def takes_changes(self) -> bool:
-        """Whether operations of the lead may change it."""
-        return isinstance(self.shard.optimizer, Accrue | Set)
-
     def _ignores_members(self) -> bool:
         """Whether the table can ignore joins, which saves one commit per joining worker."""
         return self.table > 0 and not self.side.takes_pushes
@@ -258,8 +242,8 @@ class TableShard:
         if verdict == NEW:
             self._take(push)
             return
-        self._count(verdict)
-        fate = self.dedup.fate(push) if verdict == DUPLICATE else verdict
+        self.rates.add(COUNTED[verdict], 1)
+        fate = self.dedup.fate(push) if verdict == m.DUPLICATE else verdict
         self.ack(peer, push.seq, fate, slot=push.slot)
 
     def on_push_coming(self, push: m.Push, come: Sequence[int]) -> None:
@@ -313,7 +297,10 @@ class TableShard:
         if norm > self.push_norm_max:
             limit = f"servers.push_norm_max = {self.push_norm_max:g}"
             raise RemoteProtocolError(f"its norm is {norm:.3g}, above {limit}")
-        return _moved(delta, push.at, length) if push.is_part else delta
+        if not push.is_part:
+            return delta
+        where = np.arange(length) if delta.indices is None else delta.indices
+        return Delta(delta.values, where + push.at)
 
     def _settle(self, outcomes: list[Outcome], *, at_once: bool = False) -> None:
         """Commit the outcomes of pushes, ack them, and answer fetches that waited for them.
@@ -321,38 +308,35 @@ class TableShard:
         at_once: something else has changed, too; commit even if nothing was settled.
         """
         for slot, epoch, seq, kind, *_ in outcomes:
-            if kind == HELD:
+            if kind == m.HELD:
                 self.dedup.hold(slot, epoch, seq)
             else:
                 self.dedup.settle(slot, epoch, seq, kind)
-            if kind == REFUSED:
+            if kind == m.REFUSED:
                 self.refused[slot] += 1
-        if at_once or any(outcome.kind != HELD for outcome in outcomes):
+        if at_once or any(outcome.kind != m.HELD for outcome in outcomes):
             self.commit()
         for outcome in outcomes:
             peer = self.peers.get(outcome.slot)
-            if outcome.kind in (APPLIED, BUFFERED):
+            if outcome.kind in (m.APPLIED, m.BUFFERED):
                 self.staleness.add(outcome.staleness)
-            elif outcome.kind != HELD:
-                self._count(outcome.kind)
+            elif outcome.kind != m.HELD:
+                self.rates.add(COUNTED[outcome.kind], 1)
             if peer is not None and self.dedup.is_current(outcome.slot, outcome.epoch):
                 self.ack(peer, *outcome[2:], slot=outcome.slot)
         self._answer_held_fetches()
-
-    def _count(self, verdict: str) -> None:
-        self.rates.add(COUNTED[verdict], 1)
 
     def ack(
         self, peer: Peer, seq: int, outcome: str, staleness: int = 0, reason: str = "", *, slot: int
     ) -> None:
         next_seq = self.dedup.next_seq(slot)
         of = (self.shard.version, staleness, next_seq, reason, self.table)
-        self.context.send(peer, Ack(self.index, self.generation, seq, outcome, *of))
+        self.context.send(peer, m.Ack(self.index, self.generation, seq, outcome, *of))
 
     def fence(self, peer: Peer, push: m.Push) -> None:
         """Notify a worker that its slot has a newer epoch."""
-        self._count(FENCED)
-        self.ack(peer, push.seq, FENCED, slot=push.slot)
+        self.rates.add(COUNTED[m.FENCED], 1)
+        self.ack(peer, push.seq, m.FENCED, slot=push.slot)
 
     # ------------------------------------------------------------ reads
 
@@ -393,10 +377,14 @@ class TableShard:
     def _answer_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
         """Send the changes since the version that the worker has, if they are known here."""
         shard = self.shard
-        if isinstance(fetch, m.FetchRows):
-            self._answer_rows(peer, fetch)
-            return
         told = (self.table, self.side.clock(), shard.samples)
+        if isinstance(fetch, m.FetchRows):
+            assert self.rows is not None
+            values = self.rows.take(shard.w, fetch.rows)
+            self.rates.add("fetch_bytes", values.nbytes)
+            of = (self.index, self.generation, fetch.request, shard.version)
+            self.context.send(peer, m.Parameters(*of, values, False, *told))
+            return
         shown = None if fetch.exact else self.side.shown(fetch.slot)
         version, seen = shown or (shard.version, self._requested(fetch))
         of = (self.index, self.generation, fetch.request, version)
@@ -413,21 +401,12 @@ class TableShard:
             self.rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
             self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes, *told))
 
-    def _answer_rows(self, peer: Peer, fetch: m.FetchRows) -> None:
-        assert self.rows is not None
-        values = self.rows.take(self.shard.w, fetch.rows)
-        self.rates.add("fetch_bytes", values.nbytes)
-        of = (self.index, self.generation, fetch.request, self.shard.version)
-        told = (self.table, self.side.clock(), self.shard.samples)
-        self.context.send(peer, m.Parameters(*of, values, False, *told))
-
     def _requested(self, fetch: m.Fetch) -> m.Array:
+        """The current version: its average, exact, or as workers get it."""
         if fetch.average:
             return self.shard.slots[AVERAGE]
-        return self.shard.w if fetch.exact else self._seen()
-
-    def _seen(self) -> m.Array:
-        """The current version as workers get it."""
+        if fetch.exact:
+            return self.shard.w
         precision = self.summary.precision
         seen = self.summary.of(self.shard)
         if self.summary.precision != precision:
@@ -435,9 +414,3 @@ class TableShard:
                 "warning", f"a parameter is too large for {precision}: from now on all are float32"
             )
         return seen
-
-
-def _moved(delta: Delta, at: int, length: int) -> Delta:
-    """The same update, of elements that begin at `at` of a longer slice."""
-    where = np.arange(length) if delta.indices is None else delta.indices
-    return Delta(delta.values, where + at)

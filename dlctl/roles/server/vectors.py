@@ -20,6 +20,7 @@ from dlctl.algorithms.base import Change, Sum
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, VectorOp
+from dlctl.optim.plain import Accrue, Set
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.shards.base import Diverged
 from dlctl.util import threads
@@ -65,7 +66,7 @@ class Vectors:
             if len({self._tables[name].shard.size for name in names}) > 1:
                 raise RemoteProtocolError(f'the tables "{x:.20}" and "{y:.20}" differ in size')
             if op in ("copy", "axpy") and not sums:
-                if not self._tables[y].takes_changes():
+                if not isinstance(self._tables[y].shard.optimizer, Accrue | Set):
                     raise RemoteProtocolError(f'the table "{y:.20}" is not changed by operations')
                 changes.append(Change(op, x, y, a))
             elif op in ("dot", "norm1"):

@@ -110,7 +110,3 @@ class SendQueue:
                 queued = sum(waiting.nbytes for waiting in self._queues[direction])
                 found[f"{direction}_waiting_bytes"] = queued + round(limiter.owed_bytes(now))
         return found
-
-    def held_back(self) -> bool:
-        """Whether messages wait for a limit."""
-        return any(self._queues.values())

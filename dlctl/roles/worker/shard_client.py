@@ -12,27 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Send
-from dlctl.messages import (
-    APPLIED,
-    BUFFERED,
-    DUPLICATE,
-    FENCED,
-    GAP,
-    HELD,
-    LATE,
-    REFUSED,
-    Ack,
-    Fetch,
-    FetchRows,
-    Join,
-    Joined,
-    Packed,
-    Parameters,
-    Push,
-    SparseParameters,
-)
 from dlctl.roles.protocol.limits import REACH
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.worker.basis import Basis, Slice, answer_bytes, slice_in
@@ -40,7 +22,7 @@ from dlctl.rows import RowSlice
 
 WINDOW = 4
 """Unacknowledged pushes per shard: bounds the memory of a worker."""
-SETTLED = {APPLIED, BUFFERED, DUPLICATE, LATE, REFUSED}
+SETTLED = {m.APPLIED, m.BUFFERED, m.DUPLICATE, m.LATE, m.REFUSED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +74,8 @@ class Link:
     def join(self, now: float) -> Send:
         self.joined = False
         me = self.identity
-        return self.retries.add(
-            ("join", self.shard), self.peer, Join(me.run_id, me.slot, me.epoch, me.token), now
-        )
+        join = m.Join(me.run_id, me.slot, me.epoch, me.token)
+        return self.retries.add(("join", self.shard), self.peer, join, now)
 
     def on_join_again(self, generation: int, now: float) -> list[Send]:
         """The shard does not know this worker. It reports that for every message; join once."""
@@ -102,7 +83,7 @@ class Link:
             return []
         return [self.join(now)]
 
-    def on_joined(self, message: Joined, now: float) -> list[Send] | None:
+    def on_joined(self, message: m.Joined, now: float) -> list[Send] | None:
         """The server's answer to a join; None if it is stale.
 
         Pushes that the server has received are settled by their acks, which are resent.
@@ -136,8 +117,6 @@ class ShardClient:
         """Of its slice, if it is a table of rows."""
         self.basis = Basis()
         """The slice in the model."""
-        self.clock = 0
-        """The shard's clock in that answer."""
         self._answer_bytes = 0
         """Of the last answer to a fetch that allowed changes only; 0: there was none."""
         self.base_version = 0
@@ -147,10 +126,6 @@ class ShardClient:
         """Number of a push -> its bytes, 0 once the shard has them; in ascending order."""
         self._gap_at = -1
         """The number that the shard is missing, until another push is settled."""
-
-    @property
-    def generation(self) -> int:
-        return self.link.generation
 
     def joined_again(self, now: float) -> list[Send]:
         """The server knows this worker: resend everything that is not settled."""
@@ -180,18 +155,18 @@ class ShardClient:
         last_step: int,
         samples: int,
         clock: int,
-        delta: Packed,
+        delta: m.Packed,
         portion: int = 0,
         at: int | None = None,
         weight: float = 0.0,
-    ) -> Push:
+    ) -> m.Push:
         """The next push, which has to be sent through the worker's send_queue under `push_key`."""
         me = self.identity
         seq = self.next_seq
         self.next_seq += 1
         self._unsettled[seq] = delta.nbytes
-        return Push(
-            me.slot, me.epoch, self.generation, seq, self.base_version, first_step, last_step,
+        return m.Push(
+            me.slot, me.epoch, self.link.generation, seq, self.base_version, first_step, last_step,
             samples, clock, delta, portion, self.table, at is not None, at or 0,
             weight,
         )  # fmt: skip
@@ -199,22 +174,24 @@ class ShardClient:
     def push_key(self, seq: int) -> tuple[str, int, int, int]:
         return ("push", self.table, self.shard, seq)
 
-    def on_ack(self, ack: Ack, now: float) -> tuple[float | None, list[Send]]:
+    def on_ack(self, ack: m.Ack, now: float) -> tuple[float | None, list[Send]]:
         """(seconds since the push was sent if this ack settles it, messages to send now).
 
         Raises Fenced. An ack of an older generation is from a replaced server, and is ignored.
         """
-        if ack.generation < self.generation:
+        if ack.generation < self.link.generation:
             return None, []
-        if ack.outcome == FENCED:
+        if ack.outcome == m.FENCED:
             raise Fenced(ack.reason)
-        if ack.outcome == GAP:
-            return None, self._on_gap(ack.next_seq, now)
-        if ack.outcome == HELD:
+        if ack.outcome == m.GAP:
+            # Every push behind the lost one reports the same gap; resend once.
+            is_known, self._gap_at = ack.next_seq == self._gap_at, ack.next_seq
+            return None, [] if is_known else self._resend_from(ack.next_seq, now)
+        if ack.outcome == m.HELD:
             self.retries.put_off(self.push_key(ack.seq), now)
             if ack.seq in self._unsettled:
                 self._unsettled[ack.seq] = 0
-        if ack.outcome == HELD or ack.seq not in self._unsettled:
+        if ack.outcome == m.HELD or ack.seq not in self._unsettled:
             return None, []
         if ack.outcome not in SETTLED:
             raise RemoteProtocolError(f'{self.peer} acknowledged with "{ack.outcome}"')
@@ -222,36 +199,24 @@ class ShardClient:
         self._gap_at = -1
         return self.retries.done(self.push_key(ack.seq), now), []
 
-    def _on_gap(self, seq: int, now: float) -> list[Send]:
-        """Every push behind the lost one reports the same gap; resend once."""
-        if seq == self._gap_at:
-            return []
-        self._gap_at = seq
-        return self._resend_from(seq, now)
-
     def _resend_from(self, seq: int, now: float) -> list[Send]:
         sends = []
         for key in (self.push_key(s) for s in self._unsettled if s >= seq):
             push = self.retries.message(key)
-            if isinstance(push, Push) and push.generation != self.generation:
-                self.retries.update(key, replace(push, generation=self.generation))
+            if isinstance(push, m.Push) and push.generation != self.link.generation:
+                self.retries.update(key, replace(push, generation=self.link.generation))
             sends += self.retries.resend_now(key, now)
         return sends
 
     # ------------------------------------------------------------ fetching
 
-    @property
-    def version(self) -> int:
-        """Of the slice in the model."""
-        return self.basis.version
-
-    def expected_bytes(self, fetch: Fetch | FetchRows) -> int:
+    def expected_bytes(self, fetch: m.Fetch | m.FetchRows) -> int:
         """Expected size of the answer: that of the last one, or of all requested elements."""
         return (fetch.have_generation and self._answer_bytes) or 4 * self._elements(fetch)
 
-    def _elements(self, fetch: Fetch | FetchRows) -> int:
+    def _elements(self, fetch: m.Fetch | m.FetchRows) -> int:
         """Number of requested elements."""
-        if isinstance(fetch, FetchRows):
+        if isinstance(fetch, m.FetchRows):
             assert self.rows is not None
             return self.rows.tables.count(fetch.rows.astype(np.int64) + self.rows.lo)
         return fetch.hi - fetch.lo if fetch.hi else self.hi - self.lo
@@ -259,17 +224,21 @@ class ShardClient:
     def fetch_key(self, request: int) -> tuple[str, int, int, int]:
         return ("fetch", self.table, self.shard, request)
 
-    def on_parameters(self, message: Parameters | SparseParameters, now: float) -> Answer | None:
+    def on_parameters(
+        self, message: m.Parameters | m.SparseParameters, now: float
+    ) -> Answer | None:
         """An answer to a fetch; None if it is stale or was not awaited.
 
         Raises RemoteProtocolError if it does not fit the shard.
         """
         key = self.fetch_key(message.request)
         asked = self.retries.message(key)
-        if message.generation < self.generation or not isinstance(asked, Fetch | FetchRows):
+        if message.generation < self.link.generation or not isinstance(
+            asked, m.Fetch | m.FetchRows
+        ):
             return None
         arrived = slice_in(message, self._elements(asked))
-        have_version = asked.have_version if isinstance(asked, Fetch) else 0
+        have_version = asked.have_version if isinstance(asked, m.Fetch) else 0
         base = (asked.have_generation, have_version)
         if arrived.where is not None and (arrived.generation, arrived.since) != base:
             return None

@@ -42,12 +42,12 @@ class FetchesChecker(Checker):
         answer, serving = effect.message, process.machine.serving  # type: ignore[attr-defined]
         if answer.table:
             return  # It is read beside the model.
-        is_rounded = serving.summary.precision != "float32"
+        is_rounded = serving.parameters.summary.precision != "float32"
         if is_rounded and (process, effect.peer, answer.request) in self._exact:
             return  # It is evaluated, and no model is made of it.
         if is_rounded and answer.values.itemsize != 2:
             raise self.broken(f"{process} does not round what {effect.peer!r} trains with")
-        seen = as_float32(serving.summary.of(serving.shard))
+        seen = as_float32(serving.parameters.summary.of(serving.shard))
         key = (answer.shard, answer.generation, answer.version)
         if not np.array_equal(self._shards.setdefault(key, seen.copy()), seen):
             raise self.broken(f"{process} has two states that are version {answer.version}")
@@ -73,10 +73,10 @@ class FetchesChecker(Checker):
     ) -> None:
         self.whole += arrived.where is None
         self.sparse += arrived.where is not None
-        key = (channel.shard, arrived.generation, channel.version)
+        key = (channel.shard, arrived.generation, channel.basis.version)
         shard = self._shards.get(key)
         if shard is None or not np.array_equal(shard, model):
             raise self.broken(
                 f"the model of {worker} is not what server-{channel.shard} (generation "
-                f"{arrived.generation}) was at version {channel.version}"
+                f"{arrived.generation}) was at version {channel.basis.version}"
             )

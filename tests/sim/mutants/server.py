@@ -93,7 +93,7 @@ def no_fencing(patch: Patch) -> None:
     def is_joined(self, peer, slot, epoch):
         """Connections would be told apart otherwise, and fencing not be needed."""
         self._peers[slot] = peer
-        return self.dedup.is_current(slot, epoch)
+        return self.parameters.dedup.is_current(slot, epoch)
 
     patch.setattr(Dedup, "judge", judge)
     patch.setattr(ShardProtocol, "_is_joined", is_joined)

@@ -62,7 +62,7 @@ def too_fresh(patch: Patch) -> None:
     honest = ShardClient.push
 
     def push(self, *arguments):
-        self.base_version = self.version
+        self.base_version = self.basis.version
         return honest(self, *arguments)
 
     patch.setattr(ShardClient, "push", push)
@@ -94,7 +94,7 @@ def generations_are_not_compared(patch: Patch) -> None:
 
     def message(self, fetched, client, again):
         asked = honest_message(self, fetched, client, again)
-        return replace(asked, have_generation=asked.have_generation and client.generation)
+        return replace(asked, have_generation=asked.have_generation and client.link.generation)
 
     def since(self, base, version, w):
         known = honest_since(self, base, version, w)

@@ -122,10 +122,8 @@ class Members:
         if "" not in keys:
             self.authz.admit(keys)
         for slot, member in others.items():
-            is_new = (
-                known := before.get(slot)
-            ) is None or known.address_of() != member.address_of()
-            if member.address and is_new:
+            known = before.get(slot)
+            if member.address and (known is None or known.address_of() != member.address_of()):
                 self.context.do(Connect(f"worker-{slot}", member.address, member.key))
 
 
@@ -146,26 +144,26 @@ class Question(NamedTuple):
     """Of the replica that it was sent to."""
 
 
+@dataclass(eq=False)
 class Asking:
     """Serves `Ask`. At most one question per replica is in flight."""
 
-    def __init__(
-        self, context: Context, identity: Identity, members: Members, size: int, rates: Rates
-    ) -> None:
-        """size: elements of the model, which bounds the size of questions and answers. rates:
-        counts the bytes of questions as pushed, and those of answers as fetched.
-        """
-        self.context = context
-        self.rates = rates
-        self.identity = identity
-        self.members = members
+    context: Context
+    identity: Identity
+    members: Members
+    size: int
+    """Elements of the model, which bounds the size of questions and answers."""
+    rates: Rates
+    """Counts the bytes of questions as pushed, and those of answers as fetched."""
+
+    def __post_init__(self) -> None:
         self.unanswered = 0
         """Number of questions without an answer."""
         self.newest: tuple[m.Array, ...] = ()
         """The answer that arrived last."""
         # Answers wait for the end of a step, so their latency must not distort other estimates.
-        self._outstanding = context.measures_apart()
-        self._bytes_max = bytes_max(size)
+        self._outstanding = self.context.measures_apart()
+        self._bytes_max = bytes_max(self.size)
         self._number = 0
         self._open: dict[int, Question] = {}
         """Number -> a question in flight."""
@@ -181,16 +179,12 @@ class Asking:
 
     def begin(self, need: Ask, now: float) -> None:
         """Raises TypeError for a question that every replica would refuse."""
-        self._abandon(self._waits_for)
+        if self._waits_for in self._open:
+            self._give_up(self._waits_for)
+        self._queued = [each for each in self._queued if each.number != self._waits_for]
         self._answer, self._waits_for = None, self._number + 1 if need.wait else 0
         then: Then = self._on_awaited if need.wait else partial(self._on_completed, need.slot)
         self.ask(need.slot, need.op, need.arrays, now + need.within_s, then, now)
-
-    def _abandon(self, number: int) -> None:
-        """Abandon this question."""
-        if number in self._open:
-            self._give_up(number)
-        self._queued = [question for question in self._queued if question.number != number]
 
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
         self.go_on(now)
@@ -314,25 +308,20 @@ def _key(number: int) -> tuple[str, int]:
     return ("ask", number)
 
 
+@dataclass(eq=False)
 class Answering:
     """Answers other replicas, between two steps of this one."""
 
-    def __init__(
-        self,
-        context: Context,
-        identity: Identity,
-        members: Members,
-        side: ReplicaSide,
-        has_model: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """has_model: whether this replica holds a model of the run."""
-        self.context = context
-        self.identity = identity
-        self.members = members
-        self.side = side
-        self._has_model = has_model
+    context: Context
+    identity: Identity
+    members: Members
+    side: ReplicaSide
+    has_model: Callable[[], bool] = lambda: True
+    """Whether this replica holds a model of the run."""
+
+    def __post_init__(self) -> None:
         self.served = 0
-        self._bytes_max = bytes_max(len(side.parameters))
+        self._bytes_max = bytes_max(len(self.side.parameters))
         self._waiting: dict[int, tuple[Peer, m.Ask]] = {}
         """Slot -> its newest question, not answered yet."""
         self._answers: dict[int, tuple[int, m.Answer]] = {}
@@ -401,7 +390,7 @@ class Answering:
 
     def _answer(self, ask: m.Ask) -> m.Answer:
         where = type(self.side).__module__
-        if ask.op == MODEL and not self._has_model():
+        if ask.op == MODEL and not self.has_model():
             return self._reply(ask, error=NO_MODEL)
         if ask.op == MODEL:
             return self._reply(ask, pack((to_host(self.side.parameters),)))

@@ -12,6 +12,7 @@ members have the same results in the same order, whichever member dies in betwee
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -43,31 +44,23 @@ BYTES_PER_S_MIN = 1e6
 REASON_CHARS_MAX = 200
 
 
+@dataclass(eq=False)
 class Collecting:
     """Serves `Collective`: one at a time."""
 
-    def __init__(
-        self,
-        context: Context,
-        name: str,
-        identity: Identity,
-        timeout_s: float,
-        *,
-        begins: bool = False,
-        hands_on: bool = True,
-    ) -> None:
-        """timeout_s: how long the others may be silent in a sum that all have begun. begins: this
-        replica has the model that the run begins with or resumes from. hands_on: a joining replica
-        gets the model from the others, not from servers.
-        """
-        self.context = context
-        self.name = name
-        self.identity = identity
-        self.timeout_s = timeout_s
-        self.finished: Callable[[], None] = lambda: None
-        """Called with each sum."""
-        self._begins = begins
-        self._hands_on = hands_on
+    context: Context
+    name: str
+    identity: Identity
+    timeout_s: float
+    """How long the others may be silent in a sum that all have begun."""
+    begins: bool = field(default=False, kw_only=True)
+    """This replica has the model that the run begins with or resumes from."""
+    hands_on: bool = field(default=True, kw_only=True)
+    """A joining replica gets the model from the others, not from servers."""
+    finished: Callable[[], None] = field(default=lambda: None, init=False)
+    """Called with each sum."""
+
+    def __post_init__(self) -> None:
         self._is_new = False
         """Nothing is trained yet (`Group.is_new`)."""
         self._is_over = False
@@ -78,13 +71,14 @@ class Collecting:
         self.number = 0
         """Sums that are finished here."""
         self._has_summed = False
-        self._joins = not begins
+        self._joins = not self.begins
         """This replica has taken part in no sum yet, and the others have trained without it."""
         self._is_behind = False
         """It has joined, but has not received the others' current model."""
         self._join_error = ""
         """Why the newest group could not be formed, until one is."""
-        self._is_ready = self._is_reducing = False
+        self.is_made = self._is_reducing = False
+        """Whether the newest group is formed; whether a sum is in progress."""
         self._store = 0, ""
         """The generation whose rendezvous was opened here, and its address."""
         self._joined_to = 0
@@ -110,7 +104,7 @@ class Collecting:
     def poll(self, now: float) -> tuple[bool, Summed | None]:
         if self._until is not None and now >= self._until:
             self.context.do(LeaveGroup(self.generation))
-            why = "" if self._is_ready else m.UNMADE
+            why = "" if self.is_made else m.UNMADE
             self._break("the group's thread does not answer", now, why)
         if self._result is None and self._need is not None:
             self._reduce_if_ready(self._need, now)
@@ -120,7 +114,7 @@ class Collecting:
         return True, self._result
 
     def _reduce_if_ready(self, need: Collective, now: float) -> None:
-        if not self._is_ready or self._is_reducing:
+        if not self.is_made or self._is_reducing:
             return
         assert self._vector is not None
         self._is_reducing = True
@@ -138,14 +132,9 @@ class Collecting:
         self._until = now + PATIENCE * self.timeout_s + nbytes / BYTES_PER_S_MIN
 
     @property
-    def is_made(self) -> bool:
-        """Whether the newest group is formed."""
-        return self._is_ready
-
-    @property
     def has_model(self) -> bool:
         """Whether the replica, or the servers, have the group's current model."""
-        return not self._hands_on or not (self._joins or self._is_behind)
+        return not self.hands_on or not (self._joins or self._is_behind)
 
     def phase(self) -> Phase:
         others = tuple(slot for slot in self.slots if slot != self.identity.slot)
@@ -165,7 +154,7 @@ class Collecting:
     def cancel(self) -> None:
         """The coordinator notifies the others and forms a group without this replica."""
         self._need = self._vector = self._until = None
-        self._is_ready = self._is_reducing = False
+        self.is_made = self._is_reducing = False
         self._is_over = True
         self.context.retries.drop(BROKEN)
         self.context.do(LeaveGroup(self.generation))
@@ -201,7 +190,7 @@ class Collecting:
             self._join(message.store, now)
 
     def _forget_sum(self) -> None:
-        self._is_ready = self._is_reducing = False
+        self.is_made = self._is_reducing = False
         self._missing = self._until = None
 
     def _join(self, store: str, now: float) -> None:
@@ -226,10 +215,10 @@ class Collecting:
             self.on_reduced(event.result, now)
         self.number = event.number
         if not self._has_summed:
-            begins = self._begins or self._is_new or not self._hands_on
+            begins = self.begins or self._is_new or not self.hands_on
             self._joins = event.number > 0 or not begins
         if event.generation == self.generation:
-            self._is_ready, self._until, self._join_error = True, None, ""
+            self.is_made, self._until, self._join_error = True, None, ""
 
     def on_reduced(self, event: Reduced, now: float) -> None:
         """Take a result, even of a stale generation: others may have continued from it."""
@@ -239,7 +228,7 @@ class Collecting:
             self._is_reducing, self._missing, self._until = False, None, None
         is_handed = bool(event.weight) and self._need is not None and self._need.hands_on
         is_behind = not is_handed and (self._is_behind or not event.is_counted)
-        self._is_behind = is_behind and self._hands_on
+        self._is_behind = is_behind and self.hands_on
         self.number, self._joins, self._has_summed = event.number, False, True
         self._result = Summed(
             event.vector, event.weight, event.members, event.step, event.is_counted, event.joined,

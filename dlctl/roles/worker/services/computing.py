@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
@@ -61,36 +62,25 @@ RUNNING = "running its engine"
 STEPPING = "making a step"
 
 
+@dataclass(eq=False)
 class Computing:
     """Serves `NextData`, `Gradient` and `Done`."""
 
-    def __init__(
-        self,
-        context: Context,
-        identity: Identity,
-        portions: Portions,
-        writing: Writing,
-        bad_gradients: BadGradients,
-        pacing: Pacing,
-        rates: Rates,
-        averaged: m.Array,
-        progress: Progress,
-        own_rate: OwnRate,
-    ) -> None:
-        """averaged: float64[n], the model's current averaged buffers. own_rate: the learning rate
-        of the replica's own steps.
-        """
-        self.context = context
-        self.identity = identity
-        self.portions = portions
-        self.leasing = Leasing(context, identity, portions)
-        self.writing = writing
-        self.bad_gradients = bad_gradients
-        self.pacing = pacing
-        self.rates = rates
-        self.averaged = averaged
-        self.progress = progress
-        self.own_rate = own_rate
+    context: Context
+    identity: Identity
+    portions: Portions
+    writing: Writing
+    bad_gradients: BadGradients
+    pacing: Pacing
+    rates: Rates
+    averaged: m.Array
+    """float64[n], the model's current averaged buffers."""
+    progress: Progress
+    own_rate: OwnRate
+    """The learning rate of the replica's own steps."""
+
+    def __post_init__(self) -> None:
+        self.leasing = Leasing(self.context, self.identity, self.portions)
         self.holds = False
         """A save waits: no batch is begun while all steps are pushed."""
         self.loss: float | None = None
@@ -235,7 +225,7 @@ class Computing:
         self._running, self._busy_since = (portion, number, count), now
         for clients in self.writing.tables[:1]:
             for c in clients:
-                c.base_version = c.version
+                c.base_version = c.basis.version
         lease = portion.lease
         own_lr = self.own_rate.at(self.progress.samples) if need.step else None
         limit = self.bad_gradients.norm_max(None if need.gather else own_lr)

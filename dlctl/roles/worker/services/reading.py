@@ -63,26 +63,20 @@ class OneRead:
         return View(min(v.clock_min for v in views), max(v.clock_max for v in views))
 
 
+@dataclass(eq=False)
 class Reading:
     """One read into the model at a time: an older slice must not overwrite a newer one. Reads
     requested meanwhile are merged into one that follows, unless the one in flight can serve them.
     """
 
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        side: ReplicaSide,
-        shape: Shape,
-        pacing: Pacing,
-        writing: Writing,
-        progress: Progress,
-    ) -> None:
-        self.fetcher = fetcher
-        self.side = side
-        self.shape = shape
-        self.pacing = pacing
-        self.writing = writing
-        self.progress = progress
+    fetcher: Fetcher
+    side: ReplicaSide
+    shape: Shape
+    pacing: Pacing
+    writing: Writing
+    progress: Progress
+
+    def __post_init__(self) -> None:
         self.has_parameters = False
         """Whether anything was read into the model yet; before that nothing is computed."""
         self._need: Read | None = None

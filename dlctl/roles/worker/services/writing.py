@@ -51,43 +51,31 @@ class _Pushed:
     outcomes: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class Writing:
-    def __init__(
-        self,
-        context: Context,
-        identity: Identity,
-        tables: list[list[ShardClient]],
-        shape: Shape,
-        compressor: Compressor,
-        compression: str,
-        send_queue: SendQueue,
-        portions: Portions,
-        bad_gradients: BadGradients,
-        pacing: Pacing,
-        rates: Rates,
-        model: Vector,
-        pushed: Callable[[], None],
-    ) -> None:
-        """compression: the compressor's name. model: float32[d]. pushed: called after parameters
-        were pushed.
-        """
-        self.context = context
-        self.identity = identity
-        self.tables = tables
-        self.shape = shape
-        self._progress = shape.table(shape.progress) if tables else 0
+    context: Context
+    identity: Identity
+    tables: list[list[ShardClient]]
+    shape: Shape
+    compressor: Compressor
+    compression: str
+    """The compressor's name."""
+    send_queue: SendQueue
+    portions: Portions
+    bad_gradients: BadGradients
+    pacing: Pacing
+    rates: Rates
+    model: Vector
+    """float32[d]"""
+    pushed: Callable[[], None]
+    """Called after parameters were pushed."""
+
+    def __post_init__(self) -> None:
+        self._progress = self.shape.table(self.shape.progress) if self.tables else 0
         """The table whose pushes contain the steps."""
         # A late part of a batch is in the sum already: another replica has pushed it.
-        self._drops_late = bool(tables) and shape.tables[self._progress].rule != "parts"
-        self.compressor = compressor
-        self.compression = compression
-        self.send_queue = send_queue
-        self.portions = portions
-        self.bad_gradients = bad_gradients
-        self.pacing = pacing
-        self.rates = rates
-        self.model = model
-        self.pushed = pushed
+        rule = self.shape.tables[self._progress].rule if self.tables else "parts"
+        self._drops_late = rule != "parts"
         self.latency = Latency()
         self.staleness_sum = self.staleness_number = 0
         self.steps = 0
@@ -187,7 +175,6 @@ class Writing:
             self._send(client, lo, values, need, number, steps)
         if table == self._progress:
             self.pacing.pushed(number, now)
-        if table == self._progress:
             self._count(need, number)
             self.pushed()
 
