@@ -151,7 +151,7 @@ def test_what_comes_back_from_an_epoch_that_is_over_is_dropped():
     assert work.lead.data_epoch == 1
     work.pool.release(1)
     assert work.take(0) == (1, 0)
-    assert 0 in work.pool.complete_epochs()
+    assert 0 in work.pool.to_json()["complete_epochs"]
 
 
 def test_after_a_death_the_others_have_its_share():

@@ -491,7 +491,7 @@ class Replicas:
 
     def portions(self, clock):
         samples = self.problem.samples
-        pool = PortionPool(samples, self.portion_samples, first_epoch=clock)
+        pool = PortionPool(samples, self.portion_samples)
         pool.limit = pool.per_epoch
         while (taken := pool.take(0)) is not None:
             lease = m.Lease(0, taken.portion, clock, taken.start, taken.stop)

@@ -61,8 +61,9 @@ class Driver:
         if before is not None:
             self.lead.resume(json.loads(json.dumps(before.driven.state())))
             journal = json.loads(json.dumps(before.driven.to_json()))
-            portions = before.pool.done() if portion == 10 else []
-            self.pool.restore(before.pool.complete_epochs(), portions)
+            saved = before.pool.to_json()
+            portions = saved["portions"] if portion == 10 else []
+            self.pool.restore(saved["complete_epochs"], portions)
         self.driven = DrivenMethod(self.context, self.lead, self.pool, TABLES, SERVERS, journal)
         self.driven.advance(0.0)
 

@@ -65,8 +65,8 @@ def test_there_is_room_for_all_that_the_workers_of_the_largest_run_may_have_done
     serving.commit()
     second = Life(keeping, 2, keep=True, algorithm=sync).server.serving
     assert second is not None
-    assert second.dedup.to_json() == serving.dedup.to_json()
-    assert second.dedup.fates() == serving.dedup.fates()
+    assert second.parameters.dedup.to_json() == serving.parameters.dedup.to_json()
+    assert second.parameters.dedup.fates() == serving.parameters.dedup.fates()
     assert second.side.state() == serving.side.state()
 
 

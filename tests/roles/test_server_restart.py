@@ -374,7 +374,7 @@ def test_what_is_acknowledged_is_committed_before() -> None:
         kept = Life(keeping, 2, keep=True).server.serving
         assert kept is not None
         assert life.server.serving is not None
-        assert kept.dedup.to_json() == life.server.serving.dedup.to_json()
+        assert kept.parameters.dedup.to_json() == life.server.serving.parameters.dedup.to_json()
 
 
 # ---------------------------------------------------------------- the barrier

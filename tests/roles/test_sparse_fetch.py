@@ -182,7 +182,7 @@ class World:
 
     def note_seen(self) -> None:
         """It is the same for whoever asks for this version, and close to what is there."""
-        seen = as_float32(self.serving.summary.of(self.serving.shard)).copy()
+        seen = as_float32(self.serving.parameters.summary.of(self.serving.shard)).copy()
         assert np.array_equal(self.seen.setdefault(self.key, seen), seen)
         w = self.serving.shard.w
         largest = max(float(np.abs(state).max()) for state in self.states.values())

@@ -70,7 +70,7 @@ class Run:
 
     def resume(self) -> None:
         """From a checkpoint: nobody has anything."""
-        saved = json.loads(json.dumps(self.pool.to_json()))
+        saved = json.loads(json.dumps(self.pool.to_json()["stream"]))
         self.pool, self.held, self.record = self.new(), {}, {}
         self.pool.restore(saved, PORTION)
 
@@ -167,7 +167,7 @@ def test_other_portions_than_at_the_checkpoint_begin_behind_what_is_done():
         run.take(0)
         run.finish(0)
     pool = StreamPool(2, 12, 4, 100)
-    pool.restore(run.pool.to_json(), PORTION)
+    pool.restore(run.pool.to_json()["stream"], PORTION)
     assert (pool.samples_done, pool.steps_done) == (24, 6)
     assert [pool.take(0), pool.take(1)] == [Range(0, 0, 24, 36, 0), Range(0, 1, 0, 12, 1)]
 

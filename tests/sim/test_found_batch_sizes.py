@@ -120,4 +120,4 @@ def test_a_run_that_goes_on_from_a_checkpoint_keeps_it() -> None:
     led = Led(Past(restore="checkpoints/1", manifest={"layout": rows, "data": data}))
     assert not led.registers("worker-0").finds
     led.builds("worker-0")
-    assert led.machine.scheduler.pool.done() == [[0, 1]]
+    assert led.machine.scheduler.pool.to_json()["portions"] == [[0, 1]]

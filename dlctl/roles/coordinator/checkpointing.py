@@ -195,16 +195,10 @@ class Checkpointing:
             self._current.listeners.append(listener)
 
     def on_event(self, event: CheckpointBegun | CheckpointEnded, now: float) -> None:
-        if isinstance(event, CheckpointBegun):
-            self.on_begun(event, now)
-        elif self._current is not None and self._current.number == event.number:
-            self._end(event.error, now)
-
-    def on_begun(self, event: CheckpointBegun, now: float) -> None:
         current = self._current
         if current is None or current.number != event.number:
             return
-        if event.error:
+        if event.error or isinstance(event, CheckpointEnded):
             self._end(event.error, now)
             return
         current.directory, current.heard_at = event.directory, now

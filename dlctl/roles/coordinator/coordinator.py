@@ -176,7 +176,9 @@ class Coordinator:
             m.Register: self._on_register,
             m.Spawned: self.registration.on_spawned,
             m.ModelReady: self._on_model_ready,
-            m.Noted: self._on_noted,
+            m.Noted: lambda peer, message, now: self.context.noted(
+                (message.what, message.name), now, number=message.number
+            ),
             m.GroupNoted: self.groups.on_noted,
             m.GroupBroken: self.groups.on_broken,
             m.Listening: self.peers.on_listening,
@@ -193,7 +195,8 @@ class Coordinator:
             m.Failed: self.failure_detector.on_failed,
             m.Drained: self._on_drained,
             m.Changed: self.settings.on_changed,
-            m.ReadFile: self._on_read_file,
+            # A server or worker reads from the checkpoint that it resumes from.
+            m.ReadFile: lambda peer, question, now: self.context.do(ReadBytes(peer, question)),
             m.FileData: self._on_file_data,
             m.FrozenKept: self.frozen.on_kept,
             m.Saved: self.checkpointing.on_saved,
@@ -328,13 +331,14 @@ class Coordinator:
         self.quorums.advance(now)
         self.norms.advance()
         self.requests.tell(now)
-        self.status.report_if_due(now)
+        if self.run.status_due_at <= now:
+            self.status.report(now)
 
     # ------------------------------------------------------------ starting
 
     def _start(self, now: float) -> None:
         self.run.started_at = now
-        if self.persistence.is_there():
+        if self.persistence.past.memory:
             self.persistence.go_on(now)
             self.admit_members(now)
             return
@@ -399,27 +403,23 @@ class Coordinator:
             elif now - self.run.started_at > self.run.job.timeouts.ready_s:
                 self.end("failed", self.status.not_ready(), now)
         elif self.run.is_working:
-            self._update_health(now)
+            state, reason = self.status.health()
+            if state != self.run.state:
+                self.change_state(state, reason, now)
+            self.run.reason = reason  # It changes too often for an event each time.
             if fault := self.scheduler.failed():
                 self.end("failed", fault, now)
             elif reason := self.scheduler.enough(now):
                 self.end("finished", reason, now)
-            elif self.checkpointing.is_due(now) or self._has_better_to_save():
+            elif self.checkpointing.is_due(now) or (
+                self.evaluations.is_to_save and not self.checkpointing.active
+            ):
                 self.evaluations.is_to_save = False
-                self.begin_checkpoint(now, None)
+                self.begin_checkpoint(now)
             elif self.scheduler.evaluation_due():
                 self.evaluations.begin(now)
             if self.run.shutdown is None and not self.checkpointing.active:
                 self.scheduler.drive(now)
-
-    def _has_better_to_save(self) -> bool:
-        return self.evaluations.is_to_save and not self.checkpointing.active
-
-    def _update_health(self, now: float) -> None:
-        state, reason = self.status.health()
-        if state != self.run.state:
-            self.change_state(state, reason, now)
-        self.run.reason = reason  # It changes too often for an event each time.
 
     def admit_members(self, now: float) -> None:
         """Admit the run's daemons and clients here, and its workers at the servers."""
@@ -436,9 +436,6 @@ class Coordinator:
         for receiver in [server] if server is not None else self.members.of_role("server"):
             members = m.Members(self.members.live_slots(), self.scheduler.scale or ())
             self.context.send(receiver.name, members)
-
-    def _on_noted(self, peer: Peer, message: m.Noted, now: float) -> None:
-        self.context.noted((message.what, message.name), now, number=message.number)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:
         worker = self.members.worker(done.slot, done.epoch)
@@ -458,16 +455,12 @@ class Coordinator:
             self.context.event("error", worker.name, error, detail=message.detail)
             self.end("failed", f"{worker.name}: {error}", now)
 
-    def _on_read_file(self, peer: Peer, question: m.ReadFile, now: float) -> None:
-        """A server or worker reads from the checkpoint that it resumes from."""
-        self.context.do(ReadBytes(peer, question))
-
     def _on_file_data(self, peer: Peer, message: m.FileData, now: float) -> None:
         """Raises RemoteProtocolError if the sender's host was not asked for the file."""
         is_whole = message.file.startswith((CHECKPOINTS, FROZEN))
         (self.transfers if is_whole else self.mirror).on_data(message, now)
 
-    def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
+    def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None = None) -> None:
         end, layout = self.run.shutdown, self.registration.layout
         assert layout is not None
         is_last = end is not None and end.step == shutdown.SAVING
@@ -503,7 +496,7 @@ class Coordinator:
         self.run.shutdown = RunShutdown(
             state, reason, [step for step, yes in wanted.items() if yes],
             self.run.job.timeouts.grace_s if grace_s is None else grace_s, self.context,
-            self.members, self.evaluations, self.checkpointing, self._save_last,
+            self.members, self.evaluations, self.checkpointing, self.begin_checkpoint,
             self.run.keeps_shards(), self.mirror,
         )  # fmt: skip
         self.scheduler.stopped = True
@@ -511,10 +504,6 @@ class Coordinator:
         self.run.shutdown.begin(now)
         self.scheduler.grant(now)
         self.requests.tell_stopping(False, now)
-
-    def _save_last(self, now: float) -> None:
-        """After the drain: the shards now contain what the workers had accumulated."""
-        self.begin_checkpoint(now, None)
 
     def _on_drained(self, peer: Peer, message: m.Drained, now: float) -> None:
         worker = self.members.get(message.name)

@@ -84,7 +84,7 @@ class HostFailures(Part):
             case HostsTaken("saving", reason):
                 self.context.event("notice", "", f"{reason}: a checkpoint is saved")
                 if self.run.is_working:
-                    self.control.begin_checkpoint(now, None)
+                    self.control.begin_checkpoint(now)
             case HostsTaken("over", reason):
                 self._lose_all(reason, now)
 

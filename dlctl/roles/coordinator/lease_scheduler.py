@@ -66,6 +66,8 @@ class LeaseScheduler:
         self._pool: PortionPool | StreamPool | None = None
         self._end_reported = False
         """Whether the event that the stream has ended and is read again was sent."""
+        self.dataset = Dataset()
+        """The dataset of `pool`."""
         self._built = Dataset()
         """As the first worker that reported built it."""
         self._step_samples_min = 1
@@ -129,21 +131,6 @@ class LeaseScheduler:
         self.side.clock, state, self._journal = lead
         self.side.resume(state)
 
-    @property
-    def dataset_samples(self) -> int:
-        """0 until a worker has built the dataset, and for a stream."""
-        return self._pool.samples if isinstance(self._pool, PortionPool) else 0
-
-    @property
-    def stream_shards(self) -> int:
-        """0 if the dataset is no stream."""
-        return self._pool.shards if isinstance(self._pool, StreamPool) else 0
-
-    @property
-    def clients(self) -> tuple[int, ...]:
-        """The samples of each; (): the dataset is not cut into clients."""
-        return self._pool.sizes if isinstance(self._pool, ClientPool) else ()
-
     def changed_portions(self) -> Iterator[tuple[str, Any]]:
         """Keys and values for `Persistence`."""
         for epoch, portion, standing in self._pool.take_changes() if self._pool else ():
@@ -151,8 +138,8 @@ class LeaseScheduler:
 
     def memory(self) -> Iterator[tuple[str, Any]]:
         """All but the portions (`changed_portions`)."""
-        yield "stream", self.stream_shards
-        yield "clients", self.clients
+        yield "stream", self.dataset.shards
+        yield "clients", self.dataset.clients
         yield "metrics", dict(self.metrics)
         yield "batch_size", self.batch_size
         yield "lead", self.lead()
@@ -166,7 +153,7 @@ class LeaseScheduler:
     def work(self) -> tuple[Any, ...]:
         """Steps, samples and loss, the size of the dataset, and the next portion."""
         next_ = self._pool.next if self._pool is not None else (0, 0)
-        return self.steps, self.samples, self.loss, self.dataset_samples, next_
+        return self.steps, self.samples, self.loss, self.dataset.samples, next_
 
     def recall(self, memory: Json, now: float) -> None:
         self.find_batch_size(memory.get("batch_size", 0))
@@ -201,8 +188,7 @@ class LeaseScheduler:
         """A worker has built the dataset; order: digest of its task's sample order. Raises
         DlctlError if the dataset or the order differs from that of other workers or of before.
         """
-        opened = Dataset(self.dataset_samples, self.stream_shards, self.clients)
-        known = opened if self._pool else self._built
+        known = self.dataset if self._pool else self._built
         if any(known) and known != dataset:
             raise DlctlError(
                 f"the dataset of {worker} has {dataset}; in this run it has {known}",
@@ -249,6 +235,7 @@ class LeaseScheduler:
         except ValueError as error:
             raise DlctlError(str(error), hint=SCHEDULE) from None
         self._pool = self._stream(shards) if shards else self._portions(samples, clients)
+        self.dataset = dataset
         if isinstance(self._pool, PortionPool) and not clients:
             self._check_steps(self._pool)
         self._step_samples_min = batches.smallest(job)
@@ -321,30 +308,20 @@ class LeaseScheduler:
         """
         after = schedule.multiple(self.run.job, workers)
         if self.scale is not None and self.scale.after != after:
-            warmup = schedule.warmup_samples(self.run.job, self.dataset_samples)
+            warmup = schedule.warmup_samples(self.run.job, self.dataset.samples)
             since = max(self.pool.samples_leased(), self.samples)
             self.scale = self.scale.to(after, since, warmup)
 
     def to_json(self) -> Json:
         """For a checkpoint's manifest."""
-        pool = self.pool
-        if isinstance(pool, StreamPool):
-            done = {"stream_shards": pool.shards, "stream": pool.to_json()}
-        else:
-            epochs, portions = pool.complete_epochs(), pool.done()
-            done = {
-                "dataset_samples": pool.samples,
-                "complete_epochs": epochs,
-                "portions": portions,
-            }
         return {
             "steps": self.steps,
             "samples": self.samples,
             "loss": self.loss,
             **({"metrics": dict(self.metrics)} if self.metrics else {}),
-            "portion_samples": pool.portion_samples,
+            "portion_samples": self.pool.portion_samples,
             **({"batch_size": self.batch_size} if self.batch_size else {}),
-            **done,
+            **self.pool.to_json(),
             "lead": self.lead(),
             **({"scale": self.scale} if self.scale is not None else {}),
         }
@@ -492,12 +469,11 @@ class LeaseScheduler:
         return self.pool.take(slot)
 
     def _answer(self, slot: int, request: m.LeaseRequest, taken: Range | None) -> None:
-        lease = m.Lease(request.request, 0, 0, 0, 0, self.samples)
-        if taken is not None:
-            lease = m.Lease(
-                request.request, taken.portion, taken.data_epoch, taken.start, taken.stop,
-                self.samples, taken.shard,
-            )  # fmt: skip
+        taken = taken or Range(0, 0, 0, 0)
+        lease = m.Lease(
+            request.request, taken.portion, taken.data_epoch, taken.start, taken.stop,
+            self.samples, taken.shard,
+        )  # fmt: skip
         self.answered[slot] = lease
         self.context.send(f"worker-{slot}", lease)
 
@@ -539,7 +515,9 @@ class LeaseScheduler:
         self.side.steps_done = self.steps
         self.side.portion_done(done.slot, done.steps, done.samples, done.data_epoch)
         if done.samples:
-            self._take_loss(done.loss_sum / done.samples)
+            loss = done.loss_sum / done.samples
+            mean = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
+            self.loss = mean if math.isfinite(mean) else self.loss  # It is persisted.
             follow(self.metrics, _means(done), LOSS_WEIGHT)
         if self.driving is not None:
             self.driving.on_portion(done)
@@ -552,11 +530,6 @@ class LeaseScheduler:
         if done.steps > steps or done.samples > stop - start:
             said = f"{done.steps} steps and {done.samples} samples"
             raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
-
-    def _take_loss(self, loss: float) -> None:
-        """Add it to the running mean, unless the mean would not be finite: it is persisted."""
-        mean = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
-        self.loss = mean if math.isfinite(mean) else self.loss
 
     def enough(self, now: float) -> str:
         """Why the run has finished; "" if it has not."""
@@ -573,7 +546,7 @@ class LeaseScheduler:
             return f"{self.steps:,} steps are done"
         if stop.seconds is not None and now - self.released_at >= stop.seconds:
             return f"{stop.seconds:g} seconds are over"
-        if self.clients and stop.samples and self.samples >= stop.samples:
+        if self.dataset.clients and stop.samples and self.samples >= stop.samples:
             return f"{self.samples:,} samples are done"
         return ""
 

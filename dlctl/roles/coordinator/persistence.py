@@ -110,10 +110,6 @@ class Persistence(Part):
     _begun: float | None = field(default=None, init=False)
     _clock_at: float = field(default=-math.inf, init=False)
 
-    def is_there(self) -> bool:
-        """Whether this coordinator continues the run of an earlier one."""
-        return bool(self.past.memory)
-
     # ------------------------------------------------------------ writing
 
     def changes(self, now: float) -> list[Effect]:
@@ -128,7 +124,7 @@ class Persistence(Part):
         ]
         changed += [Remember(key, None) for key in sorted(self._known.keys() - memory.keys())]
         self._known = memory
-        portions = [*self._changed_portions()]
+        portions = [Remember(*changed) for changed in self.scheduler.changed_portions()]
         return [*changed, *portions, *self._clock(bool(changed or portions), now)]
 
     def _clock(self, is_beside: bool, now: float) -> Iterator[Effect]:
@@ -159,10 +155,6 @@ class Persistence(Part):
             yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
         yield from self.run.members.memory()
 
-    def _changed_portions(self) -> Iterator[Effect]:
-        for key, value in self.scheduler.changed_portions():
-            yield Remember(key, value)
-
     # ------------------------------------------------------------ reading
 
     def go_on(self, now: float) -> None:
@@ -180,7 +172,10 @@ class Persistence(Part):
             since_s = 0.0 if state == "failed" else checkpoint_s + self.past.gone_s
             self.checkpointing.schedule(now, since_s)
         gone = f" after {self.past.gone_s:.0f} s" if self.past.gone_s else ""
-        forgotten = self._forgotten()
+        forgotten, unwritten_s = "", self.past.unwritten_s
+        if unwritten_s >= UNWRITTEN_S_MIN:
+            since = f"the {unwritten_s:.0f} s before it died are not on record"
+            forgotten = f"{since}: what was trained in them is trained again"
         text = f"the coordinator is back{gone}: {forgotten or 'it goes on where it was'}"
         self.run.context.event(
             "recover", "coordinator", text, forgotten=forgotten, code="coordinator-restarted"
@@ -205,13 +200,6 @@ class Persistence(Part):
             self.control.end(end_state, end_reason, now, grace_s=grace_s, at_once=is_shutting_down)
         else:
             self.scaling.go_on(now)
-
-    def _forgotten(self) -> str:
-        """What the predecessor did but could not write, as a sentence; "" if it could."""
-        if self.past.unwritten_s < UNWRITTEN_S_MIN:
-            return ""
-        since = f"the {self.past.unwritten_s:.0f} s before it died are not on record"
-        return f"{since}: what was trained in them is trained again"
 
     def _restore(self, values: Json, now: float) -> None:
         self.run.members.daemons.clear()

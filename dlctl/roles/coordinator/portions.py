@@ -17,6 +17,7 @@ from typing import NamedTuple
 from dlctl.algorithms.base import DataEpoch
 from dlctl.clients import cohort
 from dlctl.flat import slice_bounds
+from dlctl.messages import Json
 
 Key = tuple[int, int]
 """A portion: data epoch and number."""
@@ -107,16 +108,13 @@ class PortionPool(Leases):
     """At most so many in a portion."""
     limit: float = math.inf
     """Portions that are leased in total."""
-    first_epoch: int = 0
-    _next: Key = (0, 0)
+    next: Key = (0, 0)
+    """The first portion in order that has never been leased."""
     _done: dict[int, set[int]] = field(default_factory=dict)
     """Data epoch -> its portions that are done."""
     _complete: set[int] = field(default_factory=set)
     """Data epochs of which all portions are done."""
     done_count: int = 0
-
-    def __post_init__(self) -> None:
-        self._next = (self.first_epoch, 0)
 
     @property
     def per_epoch(self) -> int:
@@ -162,7 +160,7 @@ class PortionPool(Leases):
 
     def samples_leased(self) -> int:
         """Samples of all portions that have ever been leased."""
-        epoch, portion = self._next
+        epoch, portion = self.next
         return epoch * self.samples + self.samples_before(portion)
 
     def steps_before(self, portion: int, batch_size: int) -> int:
@@ -177,7 +175,8 @@ class PortionPool(Leases):
     def finish(self, data_epoch: int, portion: int, end: int = -1) -> bool:
         """A portion is done. False if it was done before, or was never leased. end: of streams."""
         key = (data_epoch, portion)
-        if self._is_done(key) or not self._was_given(key):
+        was_given = data_epoch >= 0 and 0 <= portion < self.per_epoch and key < self.next
+        if self._is_done(key) or not was_given:
             return False
         self._forget(key)
         self._mark(key)
@@ -194,19 +193,19 @@ class PortionPool(Leases):
         """Progress of the run, 0..1; None without a limit."""
         return None if self.limit == math.inf else min(1.0, self.done_count / self.limit)
 
-    def done(self) -> list[list[int]]:
-        """[[data epoch, portion], ...] of the epochs that are not complete, for a checkpoint."""
-        return [[epoch, p] for epoch in sorted(self._done) for p in sorted(self._done[epoch])]
-
-    def complete_epochs(self) -> list[int]:
-        """Data epochs that are completely done, for a checkpoint."""
-        return sorted(self._complete)
+    def to_json(self) -> Json:
+        """What is done, for a checkpoint: data epochs, and portions of the others."""
+        portions = [[epoch, p] for epoch in sorted(self._done) for p in sorted(self._done[epoch])]
+        complete = sorted(self._complete)
+        return {
+            "dataset_samples": self.samples, "complete_epochs": complete, "portions": portions,
+        }  # fmt: skip
 
     def restore(self, complete_epochs: list[int], done: list[list[int]]) -> None:
         """Resume from a checkpoint: these are done, everything else is leased (again)."""
         self._complete = set(complete_epochs)
-        while self._next[0] in self._complete:  # Complete epochs need no further scan.
-            self._next = (self._next[0] + 1, 0)
+        while self.next[0] in self._complete:  # Complete epochs need no further scan.
+            self.next = (self.next[0] + 1, 0)
         self._changed |= dict.fromkeys((epoch, -1) for epoch in complete_epochs)
         self.done_count = len(complete_epochs) * self.per_epoch
         for data_epoch, portion in done:
@@ -220,8 +219,8 @@ class PortionPool(Leases):
 
     def standing(self, data_epoch: int) -> DataEpoch:
         """Progress of a data epoch."""
-        before = (data_epoch - self.first_epoch) * self.per_epoch
-        portions = int(min(self.per_epoch, max(0, self.limit - before)))
+        left = self.limit - data_epoch * self.per_epoch
+        portions = int(min(self.per_epoch, max(0, left)))
         under_way = Counter(owner for key, owner in self._leased.items() if key[0] == data_epoch)
         is_complete = data_epoch in self._complete
         done = portions if is_complete else len(self._done.get(data_epoch, ()))
@@ -230,9 +229,9 @@ class PortionPool(Leases):
     def drop(self, before: int) -> None:
         """Count the unleased portions of the data epochs before this one as done."""
         dropped = {key for key in self._returned if key[0] < before}
-        while self._next[0] < before:
-            epoch, index = self._next
-            self._next = (epoch + 1, 0)
+        while self.next[0] < before:
+            epoch, index = self.next
+            self.next = (epoch + 1, 0)
             last = self.standing(epoch).portions
             dropped.update((epoch, p) for p in range(index, last) if not self._is_done((epoch, p)))
         for key in sorted(dropped):
@@ -247,10 +246,7 @@ class PortionPool(Leases):
         The portions of a complete epoch are None; (epoch, -1, DONE) stands for all of them.
         """
         changed, self._changed = list(self._changed), {}
-        found: list[tuple[int, int, int | None]] = []
-        for epoch, portion in changed:
-            found.append((epoch, portion, self._standing(epoch, portion)))
-        return found
+        return [(*key, self._standing(*key)) for key in changed]
 
     def _standing(self, epoch: int, portion: int) -> int | None:
         if epoch in self._complete:
@@ -258,11 +254,6 @@ class PortionPool(Leases):
         if self._is_done((epoch, portion)):
             return DONE
         return self._leased.get((epoch, portion), RETURNED)
-
-    @property
-    def next(self) -> Key:
-        """(data epoch, portion) of the first portion in order that has never been leased."""
-        return self._next
 
     def go_on(self, next_: Key, standing: dict[Key, int]) -> None:
         """Rebuild the state from all that `take_changes` returned; `standing`: what is not None."""
@@ -280,20 +271,17 @@ class PortionPool(Leases):
                 self._leased[key] = slot
         self._doubtful = {*self._leased, *self._returned}
         self._returned.sort()
-        self._next = next_
+        self.next = next_
         self._changed = {}
 
     def _advance(self) -> Key | None:
         while True:
-            epoch, index = key = self._next
-            if (epoch - self.first_epoch) * self.per_epoch + index >= self.limit:
+            epoch, index = key = self.next
+            if epoch * self.per_epoch + index >= self.limit:
                 return None
-            self._next = (epoch, index + 1) if index + 1 < self.per_epoch else (epoch + 1, 0)
+            self.next = (epoch, index + 1) if index + 1 < self.per_epoch else (epoch + 1, 0)
             if not self._is_done(key):
                 return key
-
-    def _was_given(self, key: Key) -> bool:
-        return self.first_epoch <= key[0] and 0 <= key[1] < self.per_epoch and key < self._next
 
     def _is_done(self, key: Key) -> bool:
         return key[0] in self._complete or key[1] in self._done.get(key[0], ())

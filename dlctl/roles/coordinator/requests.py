@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from itertools import takewhile
 from typing import Any
 
 from dlctl.errors import DlctlError
@@ -22,7 +23,7 @@ from dlctl.messages import Json, Message, Reply, Request
 from dlctl.roles.coordinator import shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.rotation import Rotation
-from dlctl.roles.coordinator.run_state import Control, RunState
+from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.status import StatusReport
@@ -44,8 +45,8 @@ class Clients:
         self._answers: dict[int, Reply] = {}
 
     def serve(self, verbs: dict[str, Verb], looks: dict[str, Look]) -> None:
-        """`looks`: read-only requests, answered at once and not stored, so that they evict no
-        other answers.
+        """`looks`: read-only requests (`authz.READABLE`), answered at once and not stored, so that
+        they evict no other answers.
         """
         self.verbs, self.looks = verbs, looks
 
@@ -61,7 +62,9 @@ class Clients:
             return
         self.answer(request.request, False, "", {"phase": "received"})
         try:
-            self._verb(request.verb)(request, now)
+            if request.verb not in self.verbs:
+                raise DlctlError(f'the coordinator does not know the request "{request.verb:.40}"')
+            self.verbs[request.verb](request, now)
         except DlctlError as error:
             self.answer(request.request, True, error.message, _how(error))
         except (*NOT_VALID, KeyError, AttributeError) as error:
@@ -81,11 +84,6 @@ class Clients:
         """Refuse a message that the sender's key does not permit; store no answer."""
         if isinstance(message, Request):
             self.context.send(peer, Reply(message.request, True, error.message, _how(error)))
-
-    def _verb(self, name: str) -> Verb:
-        if name not in self.verbs:
-            raise DlctlError(f'the coordinator does not know the request "{name:.40}"')
-        return self.verbs[name]
 
     def answer(self, request: int, done: bool, error: str, result: Json) -> None:
         """Send the client the progress or the result of its request."""
@@ -126,25 +124,15 @@ class _Room:
     def fill(self, value: Any, levels: int) -> Any:
         self.left_bytes -= VALUE_BYTES
         if isinstance(value, str):
-            return self._text(value)
+            data = value.encode(errors="backslashreplace")[:TEXT_BYTES_MAX]
+            self.left_bytes -= len(data)
+            return data.decode(errors="ignore")
         if isinstance(value, dict):
             return self._object(value, levels) if levels else {}
         if isinstance(value, (list, tuple)):
-            return self._list(value, levels) if levels else []
+            fitting = takewhile(lambda _: levels > 0 and self.left_bytes > 0, value)
+            return [self.fill(part, levels - 1) for part in fitting]
         return value
-
-    def _text(self, text: str) -> str:
-        data = text.encode(errors="backslashreplace")[:TEXT_BYTES_MAX]
-        self.left_bytes -= len(data)
-        return data.decode(errors="ignore")
-
-    def _list(self, values: list[Any] | tuple[Any, ...], levels: int) -> list[Any]:
-        found: list[Any] = []
-        for value in values:
-            if self.left_bytes <= 0:
-                break
-            found.append(self.fill(value, levels - 1))
-        return found
 
     def _object(self, values: dict[str, Any], levels: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -165,36 +153,18 @@ ROW_BYTES, RUN_BYTES = 5_000, 12_000
 """Room in an answer for one daemon, and for the run; in total less than a header's limit."""
 
 
-class Requests:
-    def __init__(
-        self,
-        run: RunState,
-        control: Control,
-        clients: Clients,
-        *,
-        status: StatusReport,
-        settings: SettingChanges,
-        checkpointing: Checkpointing,
-        scaling: Scaling,
-        rotation: Rotation,
-    ) -> None:
-        self.run = run
-        self.control = control
-        self.clients = clients
-        self.status = status
-        self.settings = settings
-        self.checkpointing = checkpointing
-        self.scaling = scaling
-        self.rotation = rotation
-        clients.serve(self.table(), self.looks())
-        self._stop_requests: list[int] = []
-        self._save_requests: list[int] = []
-        self._sent: tuple[Any, ...] = ()
-        """Key of the newest progress message (`_key`)."""
-        self._send_at = 0.0
+@dataclass(eq=False)
+class Requests(Part):
+    clients: Clients
+    _: KW_ONLY
+    status: StatusReport
+    settings: SettingChanges
+    checkpointing: Checkpointing
+    scaling: Scaling
+    rotation: Rotation
 
-    def table(self) -> dict[str, Verb]:
-        return {
+    def __post_init__(self) -> None:
+        verbs: dict[str, Verb] = {
             "stop": self._stop,
             "set": self._set,
             "checkpoint": self._save,
@@ -202,10 +172,12 @@ class Requests:
             "restart": self._restart,
             "rotate": self.rotation.begin,
         }
-
-    def looks(self) -> dict[str, Look]:
-        """Read-only requests, answered at once (`authz.READABLE`)."""
-        return {"status": self._status}
+        self.clients.serve(verbs, looks={"status": self._status})
+        self._stop_requests: list[int] = []
+        self._save_requests: list[int] = []
+        self._sent: tuple[Any, ...] = ()
+        """Key of the newest progress message (`_key`)."""
+        self._send_at = 0.0
 
     def _status(self, request: Request, now: float) -> Json:
         """The state of the run, and `ROWS_MAX` daemons from number `first` on: an answer has to

@@ -40,7 +40,7 @@ class Control(Protocol):
 
     def change_state(self, state: str, reason: str, now: float) -> None: ...
 
-    def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
+    def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None = None) -> None:
         """`listener` gets the checkpoint's row when it is done."""
         ...
 

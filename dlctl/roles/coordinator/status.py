@@ -5,6 +5,7 @@ daemons' reports, once a second, and results of evaluations.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dlctl import messages as m
 from dlctl.algorithms.noise import noise_scale
@@ -17,7 +18,7 @@ from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, Snapshot
-from dlctl.roles.coordinator.run_state import Control, RunState
+from dlctl.roles.coordinator.run_state import Part, RunState
 from dlctl.roles.protocol.meters import Pace
 from dlctl.runs.best import is_only_stop
 from dlctl.runs.series import EVALUATION, RUN
@@ -76,27 +77,18 @@ RATE_S = 2.0
 """The window over which rates are measured."""
 
 
+@dataclass(eq=False)
 class StatusReport:
-    def __init__(
-        self,
-        run: RunState,
-        scheduler: LeaseScheduler,
-        checkpointing: Checkpointing,
-        evaluations: Evaluations,
-        totals: Totals,
-    ) -> None:
-        self.run = run
-        self.scheduler = scheduler
-        self.checkpointing = checkpointing
-        self.evaluations = evaluations
-        self.totals = totals
+    run: RunState
+    scheduler: LeaseScheduler
+    checkpointing: Checkpointing
+    evaluations: Evaluations
+    totals: Totals
+
+    def __post_init__(self) -> None:
         self._row_due_at = 0.0
         self._pace = Pace(RATE_S)
         self._seen: Json = {}
-
-    def report_if_due(self, now: float) -> None:
-        if self.run.status_due_at <= now:
-            self.report(now)
 
     def report(self, now: float) -> None:
         self.run.status_due_at = now + REPORT_S
@@ -155,9 +147,7 @@ class StatusReport:
             "checkpoint_error": checkpointing.last_error,
             "saving": checkpointing.to_json(),
             "totals": self.totals.look(now, is_working=self.run.is_working),
-            "settings": {
-                d.name: d.settings for d in self.run.members.daemons.values() if d.settings
-            },
+            "settings": {d.name: d.settings for d in daemons if d.settings},
         }
         if figures := scheduler.side.figures():
             run["method"] = figures
@@ -252,23 +242,12 @@ class StatusReport:
 # ---------------------------------------------------------------- what daemons report
 
 
-class Reports:
-    def __init__(
-        self,
-        run: RunState,
-        control: Control,
-        scheduler: LeaseScheduler,
-        evaluations: Evaluations,
-        failure_detector: FailureDetector,
-        totals: Totals,
-    ) -> None:
-        self.run = run
-        self.control = control
-        self.context = run.context
-        self.scheduler = scheduler
-        self.evaluations = evaluations
-        self.failure_detector = failure_detector
-        self.totals = totals
+@dataclass(eq=False)
+class Reports(Part):
+    scheduler: LeaseScheduler
+    evaluations: Evaluations
+    failure_detector: FailureDetector
+    totals: Totals
 
     def heard(self, daemon: Daemon, peer: Peer, now: float) -> None:
         """A daemon is alive. If its message came over a new connection, messages sent over the old

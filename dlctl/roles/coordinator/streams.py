@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlctl.messages import Json
 from dlctl.roles.coordinator.portions import DONE, RETURNED, Leases, Range
 
 UNKNOWN = -1
@@ -189,15 +190,14 @@ class StreamPool(Leases):
 
     # ------------------------------------------------------------ persisted state
 
-    def to_json(self) -> list[Any]:
-        """What is done, for a checkpoint."""
-        return [
-            [[epoch, *counted] for epoch, counted in sorted(self._complete.items())],
-            [
-                [epoch, [[s.base, s.done_to, s.end, sorted(s.done)] for s in found.shards]]
-                for epoch, found in sorted(self._passes.items())
-            ],
+    def to_json(self) -> Json:
+        """What is done, for a checkpoint: data epochs, and shards in the others."""
+        complete = [[epoch, *counted] for epoch, counted in sorted(self._complete.items())]
+        passes = [
+            [epoch, [[s.base, s.done_to, s.end, sorted(s.done)] for s in found.shards]]
+            for epoch, found in sorted(self._passes.items())
         ]
+        return {"stream_shards": self.shards, "stream": [complete, passes]}
 
     def restore(self, data: list[Any], portion_samples: int) -> None:
         """Resume from a checkpoint: this is done, everything else is leased (again).

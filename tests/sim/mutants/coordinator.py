@@ -12,7 +12,7 @@ from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.norms import Norms
-from dlctl.roles.coordinator.persistence import Lasting, Persistence
+from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.coordinator.portions import Leases, PortionPool, Range
 from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import IssueTerm
@@ -136,7 +136,7 @@ def given_back_is_done(patch: Patch) -> None:
     scenario="recovery", seeds=20,
 )  # fmt: skip
 def portions_are_not_remembered(patch: Patch) -> None:
-    patch.setattr(Persistence, "_changed_portions", lambda self: iter(()))
+    patch.setattr(LeaseScheduler, "changed_portions", lambda self: iter(()))
 
 
 @mutant(
@@ -208,13 +208,13 @@ def drained_for_nobody(patch: Patch) -> None:
     scenario="stops", first=2,
 )  # fmt: skip
 def nothing_noted_nothing_saved(patch: Patch) -> None:
-    honest = Coordinator._save_last
+    honest = Coordinator.begin_checkpoint
 
-    def save_last(self, now):
-        if self.scheduler.steps:
-            honest(self, now)
+    def begin_checkpoint(self, now, listener=None):
+        if self.run.shutdown is None or self.scheduler.steps:
+            honest(self, now, listener)
 
-    patch.setattr(Coordinator, "_save_last", save_last)
+    patch.setattr(Coordinator, "begin_checkpoint", begin_checkpoint)
 
 
 @mutant(

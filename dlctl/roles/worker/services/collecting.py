@@ -57,10 +57,10 @@ class Collecting:
     """This replica has the model that the run begins with or resumes from."""
     hands_on: bool = field(default=True, kw_only=True)
     """A joining replica gets the model from the others, not from servers."""
-    finished: Callable[[], None] = field(default=lambda: None, init=False)
-    """Called with each sum."""
 
     def __post_init__(self) -> None:
+        self.finished: Callable[[], None] = lambda: None
+        """Called with each sum."""
         self._is_new = False
         """Nothing is trained yet (`Group.is_new`)."""
         self._is_over = False
