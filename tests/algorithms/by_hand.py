@@ -43,11 +43,8 @@ from dlctl.roles.protocol.effects import (
     Computed,
     EngineRan,
     ExchangeOwn,
-    GroupFailed,
-    GroupJoined,
     JoinGroup,
     Reduce,
-    Reduced,
     RunEngine,
     StepAlong,
 )
@@ -479,13 +476,7 @@ class Player:
     def _hear_of_group(self) -> None:
         events, self._own_thread.events = self._own_thread.events, []
         for event in events:
-            match event:
-                case GroupJoined():
-                    self.training.collecting.on_joined(event, self._now)
-                case Reduced():
-                    self.training.collecting.on_reduced(event, self._now)
-                case GroupFailed():
-                    self.training.collecting.on_failed(event, self._now)
+            self.training.collecting.on_event(event, self._now)
 
 
 MOMENT_S = 2 * LATENCY_S

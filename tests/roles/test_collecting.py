@@ -18,9 +18,7 @@ from dlctl.roles.coordinator.groups import LOST, Groups
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
-    GroupFailed,
     GroupJoined,
-    GroupWaits,
     Reduce,
     Reduced,
 )
@@ -55,16 +53,8 @@ class _Worker:
                 self.service.on_group(message, now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
-            case GroupJoined():
-                self.service.on_joined(event, now)
-            case Reduced():
-                self.service.on_reduced(event, now)
-            case GroupWaits():
-                self.service.on_waits(event, now)
-            case GroupFailed():
-                self.service.on_failed(event, now)
             case _:
-                self.service.on_store(event)  # type: ignore[arg-type]
+                self.service.on_event(event, now)  # type: ignore[arg-type]
         self.work(now)
         return self.context.clear()
 
@@ -323,7 +313,7 @@ def test_a_driver_that_does_not_answer_is_given_up():
     context = Context(1.0)
     service = Collecting(context, "worker-0", Identity("run", 0, 1, b""), SILENT_S)
     service.on_group(m.Group(1, (0,), "here:1", True), 0.0)
-    service.on_joined(GroupJoined(1, 0, None), 0.1)
+    service.on_event(GroupJoined(1, 0, None), 0.1)
     service.begin(Collective(vector=np.ones(1, np.float32)), 0.1)
     assert service.poll(0.1) == (False, None)
     due = service.deadline()
@@ -417,7 +407,7 @@ def test_members_at_work_on_a_model_of_the_servers_need_nobody_who_has_it():
         Context(1.0), "worker-0", Identity("run", 0, 2, b""), SILENT_S, hands_on=False
     )
     service.on_group(m.Group(1, (0,), "here:1", False), 0.0)
-    service.on_joined(GroupJoined(1, 0, None), 0.1)
+    service.on_event(GroupJoined(1, 0, None), 0.1)
     service.begin(Collective(vector=np.ones(1, np.float32)), 0.1)
     service.poll(0.1)
     reduce = next(e for e in service.context.clear() if isinstance(e, Reduce))

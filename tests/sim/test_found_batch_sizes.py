@@ -103,7 +103,7 @@ def test_only_the_first_worker_is_told_to_find_it_and_the_others_wait() -> None:
     assert led.registers("worker-0").finds
     assert not led.registers("worker-1").finds
     led.builds("worker-1")
-    assert led.machine.scheduler.dataset_samples == 0, "how large are portions?"
+    assert led.machine.scheduler.dataset.samples == 0, "how large are portions?"
     led.builds("worker-0", 16)
     assert led.machine.scheduler.pool.portion_samples == 2 * 16
     led.builds("worker-0", 64)

@@ -120,7 +120,10 @@ class Agent:
                 self._on_deadline(now)
         self._report_if_due(now)
         if self._leaving and not self._alive_children():
-            self._report_own_exit()
+            birth = self.birth
+            if birth.name != HOME_AGENT:  # The coordinator detects the exit of that agent.
+                gone = m.ProcessExited(birth.name, birth.incarnation, 0, (), "")
+                self.context.send(COORDINATOR, gone)
             self.context.do(Exit(0, self._leaving))
         return self.context.clear()
 
@@ -132,14 +135,6 @@ class Agent:
 
     def _register(self, now: float) -> None:
         self.context.ask("register", COORDINATOR, self.birth.register(), now)
-
-    def _reported_children(self) -> dict[str, int]:
-        """Name -> incarnation of daemons that are alive, or whose exit is not acknowledged."""
-        return {
-            name: child.incarnation
-            for name, child in self._children.items()
-            if child.alive or ("exit", name, child.incarnation) in self.context.retries
-        }
 
     def _alive_children(self) -> list[tuple[str, _Child]]:
         return [(name, child) for name, child in self._children.items() if child.alive]
@@ -226,13 +221,6 @@ class Agent:
             for name, child in self._alive_children():
                 self.context.do(SignalProcess(name, child.incarnation, 15))
 
-    def _report_own_exit(self) -> None:
-        """The coordinator detects the exit of the agent on its machine; others report theirs."""
-        birth = self.birth
-        if birth.name != HOME_AGENT:
-            gone = m.ProcessExited(birth.name, birth.incarnation, 0, (), "")
-            self.context.send(COORDINATOR, gone)
-
     def _on_deadline(self, now: float) -> None:
         self.context.do(*self.context.retries.due(now))
         if self._kill_at is not None and self._kill_at <= now:
@@ -264,10 +252,12 @@ class Agent:
     def _report_if_due(self, now: float) -> None:
         if self._welcomed and now >= self._report_at:
             self._report_at = now + REPORT_S
-            metrics = {
-                "children": self._reported_children(),
-                "settings": {"log_level": self.log_level},
+            birth, unanswered = self.birth, self.context.retries
+            children = {
+                name: child.incarnation
+                for name, child in self._children.items()
+                if child.alive or ("exit", name, child.incarnation) in unanswered
             }
-            birth = self.birth
+            metrics = {"children": children, "settings": {"log_level": self.log_level}}
             report = m.Report(birth.name, birth.incarnation, "watching", "", metrics)
             self.context.send(COORDINATOR, report)

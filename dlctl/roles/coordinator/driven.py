@@ -80,7 +80,11 @@ class DrivenMethod:
         self._request: VectorRequest | BatchRequest | None = None
         """The current request."""
         self._begun_at: float | None = None
-        self._limit_portions()
+        if pool.per_epoch > PARTS_MAX:
+            self.failed = (
+                f"a batch has {pool.per_epoch} portions; at most {PARTS_MAX} are possible: "
+                "make them larger with data.portion_batches"
+            )
         self._replay(journal)
 
     def to_json(self) -> Json:
@@ -172,13 +176,6 @@ class DrivenMethod:
             names = {each.x} if each.op == "norm1" else {each.x, each.y}
             if each.op not in _SUMS or names - self._rules.keys():
                 raise ValueError(f"{each} is no operation on its tables")
-
-    def _limit_portions(self) -> None:
-        if self.pool.per_epoch > PARTS_MAX:
-            self.failed = (
-                f"a batch has {self.pool.per_epoch} portions; at most {PARTS_MAX} are possible: "
-                "make them larger with data.portion_batches"
-            )
 
     # ------------------------------------------------------------ its requests
 

@@ -121,7 +121,8 @@ class Evaluations:
             self._ask(asked, now)
 
     def _able(self) -> list[Daemon]:
-        return [d for d in self.members.of_role("worker") if _can_evaluate(d)]
+        workers = (d for d in self.members.of_role("worker") if d.alive and d.asked_for_data)
+        return [d for d in workers if not (d.out_of_touch or d.killed_for)]
 
     def pass_over(self) -> None:
         """Stop waiting for a worker that hangs in its batch, if another one is healthy."""
@@ -194,11 +195,6 @@ class Evaluations:
         if name == self.worker:
             self.context.retries.drop("evaluate")
             self.asked = None
-
-
-def _can_evaluate(worker: Daemon) -> bool:
-    is_lost = worker.out_of_touch or worker.killed_for
-    return worker.alive and worker.asked_for_data and not is_lost
 
 
 def _seems_to_hang(worker: Daemon) -> bool:

@@ -100,7 +100,8 @@ class FailureDetector(Part):
             for daemon in self.members.daemons.values():
                 daemon.heard_at = now
         self._was_cut_off = is_cut_off
-        is_held_up = bool(self.context.unwritten) or self._is_without_room()
+        is_full = any(server.phase == NO_ROOM for server in self.members.of_role("server"))
+        is_held_up = bool(self.context.unwritten) or is_full
         for daemon in self.members.daemons.values():
             self._watch(daemon, now, is_cut_off)
             self._watch_start(daemon, now, is_held_up)
@@ -131,9 +132,6 @@ class FailureDetector(Part):
             daemon.started_at = now
             self._kill(daemon, f"not ready after {ready_s:.0f} s ({daemon.phase})", now)
 
-    def _is_without_room(self) -> bool:
-        return any(server.phase == NO_ROOM for server in self.members.of_role("server"))
-
     def _kill(self, daemon: Daemon, why: str, now: float, **data: str) -> None:
         daemon.killed_for = f"killed: {why}"
         self.context.event("silent", daemon.name, f"{daemon.name}: {why}: it is killed", **data)
@@ -150,19 +148,16 @@ class FailureDetector(Part):
         if not daemon.alive or not daemon.registered or silent_s <= self.limit_s or is_cut_off:
             return
         if self.host_failures.is_away(daemon):
-            self._stop_waiting_for(daemon, now)
+            # No agent can be reached to kill it, and it may be alive; stop waiting for it.
+            daemon.out_of_touch = True
+            if daemon.role == "worker":
+                self.checkpointing.on_host_gone([daemon.name], now)
+                self.evaluations.gone(daemon.name)
             return
         if self.members.agent_of(daemon).killed_for:
             return  # The kill of its agent is in flight.
         daemon.heard_at = now  # Once per limit.
         self._kill(daemon, f"no heartbeat for {self.limit_s:.0f} s", now, code="heartbeat-late")
-
-    def _stop_waiting_for(self, daemon: Daemon, now: float) -> None:
-        """No agent can be reached to kill it, and it may be alive; stop waiting for it."""
-        daemon.out_of_touch = True
-        if daemon.role == "worker":
-            self.checkpointing.on_host_gone([daemon.name], now)
-            self.evaluations.gone(daemon.name)
 
     def compare(self, agent: Daemon, children: object, now: float) -> None:
         """Reconcile an agent's report of the daemons on its host with our records.
@@ -213,7 +208,8 @@ class FailureDetector(Part):
         """
         daemon = self.members.get(message.name)
         if daemon is not None and self.members.agent_of(daemon).peer not in (peer, None):
-            if not self._is_an_agent(peer):  # If it is one, its next report identifies it.
+            # If it is an agent at all, its next report identifies it.
+            if not any(agent.peer == peer for agent in self.members.of_role("agent")):
                 raise RemoteProtocolError("the sender is not the agent of this daemon")
             self.context.send(peer, m.ExitNoted(message.name, message.incarnation))
             return
@@ -226,9 +222,6 @@ class FailureDetector(Part):
             ),
             now,
         )
-
-    def _is_an_agent(self, peer: Peer) -> bool:
-        return any(agent.peer == peer for agent in self.members.of_role("agent"))
 
     def on_exit(self, end: ProcessEnded, now: float) -> None:
         name = end.name

@@ -43,6 +43,7 @@ class Groups:
         self.run = run
         self.control = control
         self.steps_done = steps_done
+        self.limit_s = run.job.timeouts.silent_s
         self.is_wanted = "group" in run.algorithm.shape.links
         self.generation = 0
         """Unique among the groups of a run."""
@@ -69,10 +70,6 @@ class Groups:
 
     def recall(self, memory: Json, now: float) -> None:
         self.left_out = {(slot, epoch) for slot, epoch in memory.get("group", [])}
-
-    @property
-    def limit_s(self) -> float:
-        return self.run.job.timeouts.silent_s
 
     def advance(self, now: float) -> None:
         """Begin a new generation if one is needed."""

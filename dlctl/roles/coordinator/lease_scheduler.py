@@ -237,17 +237,14 @@ class LeaseScheduler:
         self._pool = self._stream(shards) if shards else self._portions(samples, clients)
         self.dataset = dataset
         if isinstance(self._pool, PortionPool) and not clients:
-            self._check_steps(self._pool)
+            # The run may be too short for its method to have an effect.
+            steps = self._pool.limit * -(-self._pool.portion_samples // batches.smallest(job))
+            method = registry.load("algorithms", job.algorithm.name)
+            for path, what, instead in method.check_steps(job, steps):
+                raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
         self._step_samples_min = batches.smallest(job)
         self.evaluated_at = self._evaluation_clock()
         self.rescale(job.workers.count)
-
-    def _check_steps(self, pool: PortionPool) -> None:
-        """Raises DlctlError if the run is too short for its method to have an effect."""
-        steps = pool.limit * -(-pool.portion_samples // batches.smallest(self.run.job))
-        method = registry.load("algorithms", self.run.job.algorithm.name)
-        for path, what, instead in method.check_steps(self.run.job, steps):
-            raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
 
     def _check_stream(self) -> None:
         """Raises DlctlError if the job needs a dataset of known length."""

@@ -86,7 +86,8 @@ class Peers:
             if worker.alive and worker.model_ready:
                 self._send_list(worker, now)
             elif worker.name in self._sent:
-                self._forget(worker.name)
+                del self._sent[worker.name]
+                self.run.context.retries.drop(("peers", worker.name))
 
     def _send_list(self, worker: Daemon, now: float) -> None:
         newest = (worker.incarnation, self._number)
@@ -100,7 +101,3 @@ class Peers:
         keys = tuple(keyring.public(f"worker-{slot}") if self.has_links else "" for slot in slots)
         message = m.Peers(self._number, slots, joining, epochs, addresses, keys)
         self.run.context.ask(("peers", worker.name), worker.name, message, now)
-
-    def _forget(self, name: str) -> None:
-        del self._sent[name]
-        self.run.context.retries.drop(("peers", name))

@@ -211,23 +211,19 @@ class Persistence(Part):
                 self.registration.keep_term(daemon)
             if kind != "portion":  # `changes` would delete them: `_memory` has no portions.
                 self._known[key] = value
-        self._find_agent(now)
+        # The agent on this machine may be a newer process than the one on record, if its start
+        # could not be written. It keeps running, and registers as if it had just been started.
+        agent = self.run.members.daemons[HOME_AGENT]
+        newest = self.past.agents.get(agent.name, 0)
+        if newest > agent.incarnation:
+            agent.incarnation = newest - 1
+            agent.begin(now)
         for part in self.parts:
             part.recall(values, now)
         self.evaluations.newest = values["work"][5]
         if "finish" in values:
             self.evaluations.has_finish = True
             self.evaluations.finishes, self.evaluations.finished = values["finish"]
-
-    def _find_agent(self, now: float) -> None:
-        """The agent on this machine may be a newer process than the one on record, if its start
-        could not be written. It keeps running, and registers as if it had just been started.
-        """
-        agent = self.run.members.daemons[HOME_AGENT]
-        newest = self.past.agents.get(agent.name, 0)
-        if newest > agent.incarnation:
-            agent.incarnation = newest - 1
-            agent.begin(now)
 
     def _recover(self, daemon: Daemon, is_ending: bool, now: float) -> None:
         """Repeat requests that may have been lost; agents report the state of the rest."""

@@ -268,21 +268,19 @@ class Registration:
 
     def introduce(self) -> None:
         """Send the waiting workers the servers' addresses, once all servers serve."""
-        addresses = tuple(server.address for server in self.members.of_role("server"))
+        servers = self.members.of_role("server")
+        addresses = tuple(server.address for server in servers)
+        keys = tuple(self.keyring.public(server.name) for server in servers)
         frozen = self.frozen()
         if frozen is None or not all(addresses) or batches.is_open(self.run.job):
             return
         for worker in self.members.of_role("worker"):
             if worker.model_ready and not worker.asked_for_data:
-                self.context.send(worker.name, self._topology(worker, addresses, frozen))
-
-    def _topology(self, worker: Daemon, addresses: tuple[str, ...], frozen: bytes) -> m.Topology:
-        """Before the release no worker has pushed anything, so a replacement restores what its
-        predecessor restored.
-        """
-        initialise = worker.index == 0 and not self.restore
-        keys = tuple(self.keyring.public(server.name) for server in self.members.of_role("server"))
-        return m.Topology(
-            addresses, keys, initialise, self.restore, self.under_way, frozen,
-            batches.size(self.run.job, worker.agent),
-        )  # fmt: skip
+                # Before the release no worker has pushed anything, so a replacement restores what
+                # its predecessor restored.
+                initialise = worker.index == 0 and not self.restore
+                topology = m.Topology(
+                    addresses, keys, initialise, self.restore, self.under_way, frozen,
+                    batches.size(self.run.job, worker.agent),
+                )  # fmt: skip
+                self.context.send(worker.name, topology)

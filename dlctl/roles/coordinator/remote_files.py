@@ -68,11 +68,6 @@ class _File:
     def pause_s_min(self) -> float:
         return LOOK_S if self.is_log else RECORD_LOOK_S
 
-    def writer(self) -> tuple[str, int]:
-        """(name, incarnation) of the process that writes it."""
-        name, _, incarnation = self.label.rpartition(".")
-        return name, int(incarnation)
-
 
 class LogMirror:
     def __init__(
@@ -167,8 +162,8 @@ class LogMirror:
         self.context.do(self._outstanding.add(file.request, file.agent, question, now))
 
     def _has_ended(self, file: _File) -> bool:
-        name, incarnation = file.writer()
-        daemon = self.members.get(name, incarnation)
+        name, _, incarnation = file.label.rpartition(".")
+        daemon = self.members.get(name, int(incarnation))
         return self._is_ending or daemon is None or not daemon.alive
 
     # ------------------------------------------------------------ answers

@@ -24,11 +24,6 @@ from dlctl.util.names import HOME_AGENT
 RESTART, REMOVAL = "restart", "removal"
 
 
-def _leaves_first(worker: Daemon) -> tuple[bool, int]:
-    """Sort key: quarantined workers first, then the highest index."""
-    return worker.state != "quarantined", -worker.index
-
-
 @dataclass(eq=False)
 class Scaling(Part):
     scheduler: LeaseScheduler
@@ -47,7 +42,8 @@ class Scaling(Part):
         before = len(staying)
         started, left = [], []
         for _ in range(count - before):
-            worker = self._slot_that_leaves() or self.members.add_worker()
+            leaving = (d for d in self.members.of_role("worker") if d.leaving == REMOVAL)
+            worker = next(leaving, None) or self.members.add_worker()
             started.append(worker.name)
             if worker.leaving:
                 worker.leaving = RESTART
@@ -55,7 +51,11 @@ class Scaling(Part):
                 self.control.start_daemon(worker, now)
         if started:
             self.control.admit_members(now)
-        for worker in sorted(staying, key=_leaves_first)[: max(0, before - count)]:
+        # Quarantined workers leave first, then those of the highest index.
+        in_order = sorted(
+            staying, key=lambda worker: (worker.state != "quarantined", -worker.index)
+        )
+        for worker in in_order[: max(0, before - count)]:
             left.append(worker.name)
             self.leave(worker, REMOVAL, now)
         if count != before:
@@ -87,10 +87,6 @@ class Scaling(Part):
     def _check_running(self) -> None:
         if not self.run.is_working:
             raise DlctlError(f"the run is {self.run.state}: this can be done while it is running")
-
-    def _slot_that_leaves(self) -> Daemon | None:
-        leaving = [d for d in self.members.of_role("worker") if d.leaving == REMOVAL]
-        return min(leaving, key=lambda d: d.index, default=None)
 
     # ------------------------------------------------------------ leaving
 
@@ -178,13 +174,10 @@ class Scaling(Part):
         self._hands_over = why
 
     def advance(self) -> None:
-        if self.run.shutdown is not None:
-            self._hands_over = ""  # This coordinator exits with the run.
-        elif self._hands_over and self._is_agent_there():
-            self.context.leave(self._hands_over)
-            self._hands_over = ""
-
-    def _is_agent_there(self) -> bool:
         agent = self.members.daemons[HOME_AGENT]
         is_going = agent.leaving or agent.killed_for
-        return agent.state == "running" and agent.registered and not is_going
+        if self.run.shutdown is not None:
+            self._hands_over = ""  # This coordinator exits with the run.
+        elif self._hands_over and agent.state == "running" and agent.registered and not is_going:
+            self.context.leave(self._hands_over)
+            self._hands_over = ""

@@ -125,12 +125,9 @@ class SettingChanges:
             daemon.settings = daemon.settings | values
             # One request for all that is unacknowledged: an older request that is resent would undo
             # a newer one.
-            unanswered = self._unanswered(name) | values
-            self.context.ask(("change", name), name, m.Change(number, unanswered), now)
-
-    def _unanswered(self, name: str) -> Json:
-        message = self.context.retries.message(("change", name))
-        return message.settings if isinstance(message, m.Change) else {}
+            older = self.context.retries.message(("change", name))
+            unanswered = older.settings if isinstance(older, m.Change) else {}
+            self.context.ask(("change", name), name, m.Change(number, unanswered | values), now)
 
     def on_changed(self, peer: Peer, message: m.Changed, now: float) -> None:
         self.context.noted(("change", message.name), now, change=message.change)

@@ -128,8 +128,8 @@ class Authz:
         """Raises RemoteProtocolError if this message is not authorized, and NotPermitted if a
         reader sends a request that is not read-only, which is no offence.
         """
-        if identity == READER and isinstance(message, m.Request):
-            _require_readable(message)
+        if identity == READER and isinstance(message, m.Request) and message.verb not in READABLE:
+            raise NotPermitted(f'a reader may not ask for "{message.verb:.40}"')
         if identity and identity not in self._admitted:
             raise RemoteProtocolError(f"{identity} is not admitted any more")
         reason = offence(identity, message)
@@ -153,11 +153,6 @@ class Authz:
         names = {key: name for key, name in self._names.items() if not self._is_revoked(name)}
         self._admitted = frozenset(names.values())
         self.context.do(Admit(names))
-
-
-def _require_readable(request: m.Request) -> None:
-    if request.verb not in READABLE:
-        raise NotPermitted(f'a reader may not ask for "{request.verb:.40}"')
 
 
 def guests_in(data: bytes) -> dict[str, str]:

@@ -128,11 +128,8 @@ class Staleness:
         """{"staleness": {"0": n, "1": n, "2-3": n, "4-7": n, ...}, "staleness_mean": x}."""
         if not self._number:
             return {}
-        histogram = {_bucket(bits): self._counts[bits] for bits in sorted(self._counts)}
+        histogram = {}
+        for bits in sorted(self._counts):
+            bucket = str(bits) if bits <= 1 else f"{2 ** (bits - 1)}-{2**bits - 1}"
+            histogram[bucket] = self._counts[bits]
         return {"staleness": histogram, "staleness_mean": round(self._sum / self._number, 2)}
-
-
-def _bucket(bits: int) -> str:
-    if bits <= 1:
-        return str(bits)
-    return f"{2 ** (bits - 1)}-{2**bits - 1}"

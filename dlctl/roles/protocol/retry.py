@@ -89,21 +89,13 @@ class Retries:
 
     def _measure(self, item: _Item, took_s: float) -> None:
         if item.nbytes >= MEASURED_BYTES_MIN:
-            self._measure_link(item.peer, item.nbytes, took_s)
-        else:
-            self._measure_round_trip(took_s, is_sure=item.copies == 1)
-
-    def _measure_round_trip(self, took_s: float, *, is_sure: bool) -> None:
-        if is_sure:
+            before = self._bytes_per_s.get(item.peer, PATIENCE * BYTES_PER_S_FIRST)
+            self._bytes_per_s[item.peer] = min(item.nbytes / max(took_s, 1e-6), 2 * before)
+        elif item.copies == 1:
             weight = 0.1 if self._round_trip_s else 1.0
             self._round_trip_s += weight * (took_s - self._round_trip_s)
-        else:
+        else:  # It is uncertain which copy was answered.
             self._round_trip_s = max(self._round_trip_s, min(took_s, AGE_S_MAX) / PATIENCE)
-
-    def _measure_link(self, peer: str, nbytes: int, took_s: float) -> None:
-        measured = nbytes / max(took_s, 1e-6)
-        before = self._bytes_per_s.get(peer, PATIENCE * BYTES_PER_S_FIRST)
-        self._bytes_per_s[peer] = min(measured, 2 * before)
 
     def _needs_s(self, item: _Item) -> float:
         """How long its bytes may take before they count as lost."""

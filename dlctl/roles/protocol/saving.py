@@ -7,10 +7,9 @@ manifest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
-from dlctl import messages as m
 from dlctl.machine import Exit
 from dlctl.messages import Array, Json, Save, Saved
 from dlctl.roles.protocol.context import COORDINATOR, Context
@@ -18,18 +17,12 @@ from dlctl.roles.protocol.effects import ArraysSaved, LoadArrays, LoadFrozen, Sa
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, Transfers
 
 
-@dataclass(frozen=True, slots=True)
-class _Current:
-    checkpoint: int
-    file: str
-    state: Json
-
-
 class Saving:
     def __init__(self, context: Context, name: str) -> None:
         self.context = context
         self.name = name
-        self._current: _Current | None = None
+        self._current: Saved | None = None
+        """The answer once the file is written, which lacks its checksum and size."""
         self._answer: Saved | None = None
 
     @property
@@ -52,7 +45,7 @@ class Saving:
 
     def begin(self, save: Save, file: str, arrays: Mapping[str, Array], state: Json) -> None:
         """Write `file`; the arrays must not change any more."""
-        self._current = _Current(save.checkpoint, file, state)
+        self._current = Saved(save.checkpoint, self.name, file, "", 0, state, "")
         self.context.do(SaveArrays(save.checkpoint, save.directory, file, arrays))
 
     def on_saved(self, event: ArraysSaved) -> None:
@@ -60,11 +53,10 @@ class Saving:
         if current is None or current.checkpoint != event.checkpoint:
             return
         self._current = None
-        file = current.file if not event.error else ""
         self._reply(
-            Saved(
-                event.checkpoint, self.name, file, event.sha256, event.nbytes, current.state,
-                event.error,
+            replace(
+                current, file="" if event.error else current.file, sha256=event.sha256,
+                nbytes=event.nbytes, error=event.error,
             )
         )  # fmt: skip
 
@@ -87,7 +79,7 @@ class Restoring:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._transfers = Transfers(context)
+        self.transfers = Transfers(context)
         self._load: LoadArrays | LoadFrozen | None = None
         self._missing: set[str] = set()
 
@@ -100,16 +92,12 @@ class Restoring:
 
     def on_event(self, event: FilesMissing | FileSealed, now: float) -> None:
         if isinstance(event, FileSealed):
-            self._transfers.on_sealed(event, now)
+            self.transfers.on_sealed(event, now)
             return
         self._missing = {wanted.file for wanted in event.files}
         for wanted in event.files:
             done = partial(self._on_fetched, wanted.file)
-            self._transfers.fetch(COORDINATOR, wanted, done, now)
-
-    def on_data(self, message: m.FileData, now: float) -> None:
-        """A piece of a file. Raises RemoteProtocolError if it is not the coordinator's."""
-        self._transfers.on_data(message, now)
+            self.transfers.fetch(COORDINATOR, wanted, done, now)
 
     def _on_fetched(self, file: str, error: str, now: float) -> None:
         self._missing.discard(file)
@@ -119,9 +107,3 @@ class Restoring:
             self.context.do(Exit(1, text))
         elif not self._missing and self._load is not None:
             self.context.do(self._load)
-
-    def deadline(self) -> float | None:
-        return self._transfers.deadline()
-
-    def on_deadline(self, now: float) -> None:
-        self._transfers.on_deadline(now)

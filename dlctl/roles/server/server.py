@@ -126,7 +126,7 @@ class Server:
                     asks.tell_again(now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
-                self._gathering.on_deadline(now)
+                self._gathering.transfers.on_deadline(now)
                 if self._lifeline.is_over(now):
                     self.context.do(Exit(0, "no heartbeat from the coordinator for too long"))
             case ArraysLoaded(arrays, state):
@@ -148,7 +148,7 @@ class Server:
 
     def deadline(self) -> float | None:
         times = [self.context.retries.deadline(), self._report_at if self._welcome else None]
-        times += [self._lifeline.deadline(), self._gathering.deadline()]
+        times += [self._lifeline.deadline(), self._gathering.transfers.deadline()]
         times += [asks.deadline() for asks in self._asking()]
         return min((t for t in times if t is not None), default=None)
 
@@ -484,7 +484,7 @@ class Server:
         m.Change: _on_change,
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),
-        m.FileData: lambda self, message, now: self._gathering.on_data(message, now),
+        m.FileData: lambda self, message, now: self._gathering.transfers.on_data(message, now),
         m.Dismiss: lambda self, message, now: self.context.do(Exit(EXIT_FENCED, message.reason)),
         m.Shutdown: _on_shutdown,
     }

@@ -19,7 +19,6 @@ from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
 from dlctl.roles.protocol.effects import (
     BuildModel,
     FrozenWritten,
-    LoadBuffers,
     LoadFrozen,
     ModelBuilt,
     WriteFrozen,
@@ -130,17 +129,14 @@ class Joining:
             link = Link(shard, self.identity, self.context.retries, address)
             self.links.append(link)
             self.context.do(Connect(link.peer, address, key), link.join(now))
-        self._make_clients(self.links)
-
-    def _make_clients(self, links: list[Link]) -> None:
         assert self.model is not None
-        layout = Layout.from_bytes(self.model.ready.layout)
+        layout, servers = Layout.from_bytes(self.model.ready.layout), len(self.links)
         for number, table in enumerate(self.shape.of_replicas()):
             clients = []
-            for link in links:
-                client = ShardClient(link, number, *table.bounds(layout, len(links), link.shard))
+            for link in self.links:
+                client = ShardClient(link, number, *table.bounds(layout, servers, link.shard))
                 if table.of_rows:
-                    client.rows = RowSlice(RowTables(layout), len(links), link.shard)
+                    client.rows = RowSlice(RowTables(layout), servers, link.shard)
                 clients.append(client)
             self.tables.append(clients)
 
@@ -185,7 +181,11 @@ class Joining:
             self._initialise_or_wait(link, now)
         elif not self.is_complete and all(each.joined and each.initialised for each in self.links):
             self.is_complete = True
-            self._request_buffers(link.identity, now)
+            if self.has_buffers():  # So that BatchNorm continues with the run's statistics.
+                self._phase = "loading the buffers"
+                request = m.FetchBuffers(link.identity.slot, link.identity.epoch, 0)
+                nbytes = self.model.averaged.nbytes
+                self.context.ask(buffers_key(0), "server-0", request, now, nbytes)
         return True
 
     def _initialise_or_wait(self, link: Link, now: float) -> None:
@@ -201,20 +201,9 @@ class Joining:
         nbytes = values.nbytes + averaged.nbytes
         self.context.ask(("join", link.shard), link.peer, initialise, now, nbytes)
 
-    def _request_buffers(self, me: Identity, now: float) -> None:
-        """Load the run's buffers, so that BatchNorm continues with its statistics."""
-        if self.has_buffers():
-            self._phase = "loading the buffers"
-            request = m.FetchBuffers(me.slot, me.epoch, 0)
-            self.context.ask(buffers_key(0), "server-0", request, now, self._buffers_bytes())
-
-    def _buffers_bytes(self) -> int:
-        assert self.model is not None
-        return self.model.averaged.nbytes
-
     def has_buffers(self) -> bool:
         """Whether the servers have buffers that this replica loads."""
-        return bool(self.links) and bool(self._buffers_bytes())
+        return bool(self.links) and self.model is not None and self.model.averaged.nbytes > 0
 
     def is_under_way(self) -> bool:
         """Whether the run had begun, possibly before a stop, when this replica joined."""
@@ -231,9 +220,6 @@ class Joining:
         if message.averaged.size != self.model.averaged.size:
             raise RemoteProtocolError(f"it has {message.averaged.size} averaged values")
         return self.context.retries.done(buffers_key(message.request), now) is not None
-
-    def load(self, message: m.Buffers) -> None:
-        self.context.do(LoadBuffers(message.averaged))
 
     def batch_size(self, job: JobFile) -> int:
         """Samples of one batch of this worker."""

@@ -78,7 +78,7 @@ from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import RUNNING, STEPPING
 from dlctl.roles.worker.services.taking_over import Sharing
 from dlctl.roles.worker.settings import WorkerSettings
-from dlctl.roles.worker.shard_client import Fenced, Identity
+from dlctl.roles.worker.shard_client import Fenced
 from dlctl.roles.worker.stall import StallDetector
 from dlctl.roles.worker.training import Training
 from dlctl.util.text import DISCARDED, REFUSED
@@ -86,6 +86,8 @@ from dlctl.vector import copy_into, to_host
 
 PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUNNING, STEPPING}
 """Phases that change with every step: they are reported once a second, not at each change."""
+BUSY = {"computing", "saving", "evaluating", RUNNING, STEPPING, "building the model", "drained"}
+"""Phases in which it waits for nobody."""
 DETAIL_CHARS_MAX = 16_000
 OF_TORCH = (engines.SAVED_AS, inner.SAVED_AS)
 """Name prefixes of torch's state among the arrays that a replica saves."""
@@ -156,7 +158,11 @@ class Worker:
 
     def deadline(self) -> float | None:
         times = [self.context.retries.deadline(), self.send_queue.deadline()]
-        times += [self.joining.rejoin_at, self._lifeline.deadline(), self._gathering.deadline()]
+        times += [
+            self.joining.rejoin_at,
+            self._lifeline.deadline(),
+            self._gathering.transfers.deadline(),
+        ]
         times += [self.training.deadline()] if self.training else []
         times += [self._report_at] if self.joining.identity else []
         return min((t for t in times if t is not None), default=None)
@@ -168,7 +174,8 @@ class Worker:
             case Computed() if self.training:
                 self.training.on_computed(event, now)
             case StoreOpened() | GroupJoined() | Reduced() | GroupWaits() | GroupFailed():
-                self._on_group_event(event, now)
+                if self.training is not None and self.training.collecting is not None:
+                    self.training.collecting.on_event(event, now)
             case RowsWanted(rows) if self.training and self._evaluation:
                 self._evaluation.want(rows, self.training)
             case RowsNamed() if self.training:
@@ -220,7 +227,8 @@ class Worker:
             if isinstance(message, m.Ask) and isinstance(peer, bytes):
                 self._on_ask(peer, message, identity)
             elif isinstance(message, m.Answer) and not isinstance(peer, bytes):
-                self._on_answer(peer, message, now)
+                if self.training is not None and self.training.asking is not None:
+                    self.training.asking.on_answer(peer, message, now)
             elif handler is None or not (is_control or self._is_from_shard(peer, message)):
                 raise RemoteProtocolError("it has no business here")
             else:
@@ -232,12 +240,12 @@ class Worker:
     def _is_from_shard(self, peer: Peer, message: m.Message) -> bool:
         """Whether the message is about the shard of the server that sent it."""
         shards = [link.shard for link in self.joining.links if link.peer == peer]
-        return shards == [getattr(message, "shard", *shards)] if shards else False
+        return bool(shards) and shards == [getattr(message, "shard", *shards)]
 
     def _on_deadline(self, now: float) -> None:
         self.context.do(*self.context.retries.due(now))
         self.joining.on_deadline(now)
-        self._gathering.on_deadline(now)
+        self._gathering.transfers.on_deadline(now)
         if self._lifeline.is_over(now):
             self.context.do(Exit(0, "no heartbeat from the coordinator for too long"))
 
@@ -298,13 +306,8 @@ class Worker:
             none = m.Answer(me.slot, me.epoch, message.request, NO_MODEL, pack(()))
             self.context.send(peer, none)
 
-    def _on_answer(self, peer: Peer, message: m.Answer, now: float) -> None:
-        if self.training is not None and self.training.asking is not None:
-            self.training.asking.on_answer(peer, message, now)
-
     def _on_topology(self, message: m.Topology, now: float) -> None:
-        load = self.joining.on_topology(message, now)
-        if load is not None:
+        if load := self.joining.on_topology(message, now):
             self._gathering.load(load)
         self._begin_without_servers()
 
@@ -367,9 +370,16 @@ class Worker:
                 self.context.do(RestoreComputeState(of_torch))
             if DICE in saved:
                 side.rng.bit_generator.state = json.loads(saved[DICE].tobytes())
-        if sharing is not None and (saved or start == "new"):
+        shape, begins = self.algorithm.shape, start == "new" or bool(saved)
+        if sharing is not None and begins:
             sharing.has_come()
-        takes_over = start == "joins" and not saved and self.algorithm.shape.model != "tables"
+        takes_over = not begins and shape.model != "tables"
+        collecting = None
+        if "group" in shape.links:
+            collecting = Collecting(
+                self.context, self.birth.name, identity, self.job.timeouts.silent_s, begins=begins,
+                hands_on=shape.model == "replica",
+            )  # fmt: skip
         self.compressor.reseed(*seed)
         self.training = Training(
             context=self.context,
@@ -385,40 +395,16 @@ class Worker:
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,
             members=self.members if self.members.connects else None,
-            collecting=self._collecting(identity, begins=start == "new" or bool(saved)),
+            collecting=collecting,
             own_rate=self._own_rate,
             replicas=lambda: len(self.members.known),
             takes_over=takes_over,
             sharing=sharing if takes_over else None,
         )
 
-    def _collecting(self, identity: Identity, *, begins: bool) -> Collecting | None:
-        """The service of the group, if the method has one."""
-        if "group" not in self.algorithm.shape.links:
-            return None
-        return Collecting(
-            self.context, self.birth.name, identity, self.job.timeouts.silent_s, begins=begins,
-            hands_on=self.algorithm.shape.model == "replica",
-        )  # fmt: skip
-
     def _on_group(self, message: m.Group, now: float) -> None:
         if self.training is not None and self.training.collecting is not None:
             self.training.collecting.on_group(message, now)
-
-    def _on_group_event(self, event: Event, now: float) -> None:
-        if self.training is None or self.training.collecting is None:
-            return
-        match event:
-            case StoreOpened():
-                self.training.collecting.on_store(event)
-            case GroupJoined():
-                self.training.collecting.on_joined(event, now)
-            case Reduced():
-                self.training.collecting.on_reduced(event, now)
-            case GroupWaits():
-                self.training.collecting.on_waits(event, now)
-            case GroupFailed():
-                self.training.collecting.on_failed(event, now)
 
     def _restore_model(self, side: ReplicaSide, saved: Mapping[str, m.Array]) -> None:
         """Restore the replica's own model, if the run's models are those of the replicas."""
@@ -459,7 +445,7 @@ class Worker:
         if not self.joining.on_buffers(message, now):
             return
         if self.training is None:
-            self.joining.load(message)
+            self.context.do(LoadBuffers(message.averaged))
         elif self._evaluation is not None:
             self._evaluation.buffers = message
 
@@ -578,15 +564,7 @@ class Worker:
 
     def waiting_for(self) -> str:
         """The daemons that must answer before this worker can continue; "" while it computes."""
-        if self.phase() in (
-            "computing",
-            "saving",
-            "evaluating",
-            RUNNING,
-            STEPPING,
-            "building the model",
-            "drained",
-        ):
+        if self.phase() in BUSY:
             return ""
         if self.joining.rejoin_at is not None:
             return "worker-0"
@@ -616,19 +594,9 @@ class Worker:
         if phase == "drained":
             self.context.send(COORDINATOR, m.Drained(self.birth.name))
 
-    def _on_work(
-        self, message: m.Parameters | m.SparseParameters | m.Ack | m.Lease, now: float
-    ) -> None:
-        """Messages that have an effect only while training."""
-        match message:
-            case _ if self.training is None:
-                pass
-            case m.Parameters() | m.SparseParameters():
-                self.training.fetcher.on_parameters(message, now)
-            case m.Ack():
-                self.training.on_ack(message, now)
-            case m.Lease():
-                self.training.on_lease(message, now)
+    def _on_parameters(self, message: m.Parameters | m.SparseParameters, now: float) -> None:
+        if self.training is not None:
+            self.training.fetcher.on_parameters(message, now)
 
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], object]]] = {
         m.Welcome: _on_welcome,
@@ -639,7 +607,7 @@ class Worker:
         m.ListeningNoted: lambda self, message, now: self.context.retries.done("listening", now),
         m.Moved: lambda self, message, now: self.joining.on_moved(message, now),
         m.Heard: lambda self, message, now: None,
-        m.Lease: _on_work,
+        m.Lease: lambda self, message, now: self.training and self.training.on_lease(message, now),
         m.PortionNoted: lambda self, message, now: self.context.retries.done(
             ("portion", message.data_epoch, message.portion), now
         ),
@@ -649,7 +617,7 @@ class Worker:
         m.Change: _on_change,
         m.Drain: _on_drain,
         m.Save: _on_save,
-        m.FileData: lambda self, message, now: self._gathering.on_data(message, now),
+        m.FileData: lambda self, message, now: self._gathering.transfers.on_data(message, now),
         m.Evaluate: _on_evaluate,
         m.Dismiss: _on_dismiss,
         m.Shutdown: _on_shutdown,
@@ -657,9 +625,9 @@ class Worker:
     _FROM_SERVERS: ClassVar[dict[type, Callable[[Any, Any, float], object]]] = {
         m.Joined: _on_joined,
         m.JoinAgain: lambda self, message, now: self.joining.on_join_again(message, now),
-        m.Parameters: _on_work,
-        m.SparseParameters: _on_work,
-        m.Ack: _on_work,
+        m.Parameters: _on_parameters,
+        m.SparseParameters: _on_parameters,
+        m.Ack: lambda self, message, now: self.training and self.training.on_ack(message, now),
         m.Buffers: _on_buffers,
         m.Dismiss: _on_dismiss,
     }

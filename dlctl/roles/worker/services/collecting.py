@@ -204,15 +204,32 @@ class Collecting:
     def _note(self, store: str) -> None:
         self.context.send(COORDINATOR, m.GroupNoted(self.name, self.generation, store))
 
-    def on_store(self, event: StoreOpened) -> None:
-        self._store = event.generation, event.address
-        if event.generation == self.generation:
-            self._note(event.address)
+    def on_event(
+        self, event: StoreOpened | GroupJoined | Reduced | GroupWaits | GroupFailed, now: float
+    ) -> None:
+        match event:
+            case StoreOpened(generation, address):
+                self._store = generation, address
+                if generation == self.generation:
+                    self._note(address)
+            case GroupJoined():
+                self._on_joined(event, now)
+            case Reduced():
+                self._on_reduced(event)
+            case GroupWaits(generation, ranks):
+                # Some members still compute: stragglers are no failure, and have no deadline.
+                if generation == self.generation and self._is_reducing:
+                    slots = tuple(self.slots[rank] for rank in ranks if rank < len(self.slots))
+                    self._missing = slots or None
+                    self._extend_deadline(now)
+            case GroupFailed(generation, reason, why):
+                if generation == self.generation:
+                    self._break(reason, now, why)
 
-    def on_joined(self, event: GroupJoined, now: float) -> None:
+    def _on_joined(self, event: GroupJoined, now: float) -> None:
         """The group is formed. Its result counts even if it is stale: others continue from it."""
         if event.result is not None:
-            self.on_reduced(event.result, now)
+            self._on_reduced(event.result)
         self.number = event.number
         if not self._has_summed:
             begins = self.begins or self._is_new or not self.hands_on
@@ -220,7 +237,7 @@ class Collecting:
         if event.generation == self.generation:
             self.is_made, self._until, self._join_error = True, None, ""
 
-    def on_reduced(self, event: Reduced, now: float) -> None:
+    def _on_reduced(self, event: Reduced) -> None:
         """Take a result, even of a stale generation: others may have continued from it."""
         if event.number != self.number + 1:
             return
@@ -235,17 +252,6 @@ class Collecting:
             event.first, event.beside,
         )  # fmt: skip
         self.finished()
-
-    def on_waits(self, event: GroupWaits, now: float) -> None:
-        """Some members still compute: stragglers are no failure, and have no deadline."""
-        if event.generation == self.generation and self._is_reducing:
-            slots = tuple(self.slots[rank] for rank in event.ranks if rank < len(self.slots))
-            self._missing = slots or None
-            self._extend_deadline(now)
-
-    def on_failed(self, event: GroupFailed, now: float) -> None:
-        if event.generation == self.generation:
-            self._break(event.reason, now, event.why)
 
     def _break(self, reason: str, now: float, why: str) -> None:
         self._join_error = reason[:REASON_CHARS_MAX] if why == m.UNMADE else ""

@@ -278,14 +278,11 @@ class Computing:
             portion.computed_at = self.writing.steps
             self.portions.finish(portion)
             if not self.writing.has_unpushed_steps():
-                self._finish_without_push(now)
-
-    def _finish_without_push(self, now: float) -> None:
-        """The last batches were refused: the rest of the portion was pushed before."""
-        last = self.writing.newest
-        self.portions.pushed(last)
-        if not self.writing.is_under_way(last):
-            self.report_done(self.portions.settled(last), now)
+                # The last batches were refused: the rest of the portion was pushed before.
+                last = self.writing.newest
+                self.portions.pushed(last)
+                if not self.writing.is_under_way(last):
+                    self.report_done(self.portions.settled(last), now)
 
     def _accept(
         self,
