@@ -59,7 +59,7 @@ class Driver:
         self.pool = PortionPool(20, portion, limit=0)
         journal = {}
         if before is not None:
-            self.lead.resume(json.loads(json.dumps(before.driven.state())))
+            self.lead.resume(json.loads(json.dumps(before.driven.snapshot)))
             journal = json.loads(json.dumps(before.driven.to_json()))
             saved = before.pool.to_json()
             portions = saved["portions"] if portion == 10 else []

@@ -67,8 +67,8 @@ class DrivenMethod:
         drives = lead.drive()
         assert drives is not None, "a method that the coordinator drives"
         self._drives = drives
-        self._snapshot = lead.state()
-        """Of the newest snapshot."""
+        self.snapshot = lead.state()
+        """The lead's state at the newest snapshot, to which the journal is replayed."""
         self._first = (journal.get("number", 0), journal.get("clock", -1))
         """The numbers of the last operation and the last batch before the newest snapshot."""
         self._number, self._clock = self._first
@@ -97,10 +97,6 @@ class DrivenMethod:
 
     def _cut(self) -> list[int]:
         return [self.pool.portion_samples, self.servers]
-
-    def state(self) -> Json:
-        """The lead's state, to which the journal is replayed."""
-        return self._snapshot
 
     def waits_for(self, now: float) -> str:
         """Which operation is late, and the servers it waits for; "" if none is."""
@@ -154,7 +150,7 @@ class DrivenMethod:
     def _take(self, request: Driving) -> None:
         """Make this the current request; `advance` begins it."""
         while isinstance(request, Snapshot):
-            self._snapshot, self._results = self.lead.state(), []
+            self.snapshot, self._results = self.lead.state(), []
             self._first = (self._number, self._clock)
             request = self._drives.send(None)
         self._request = request

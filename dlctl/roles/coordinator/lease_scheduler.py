@@ -124,7 +124,7 @@ class LeaseScheduler:
         for `restore_lead`.
         """
         if self.driving is not None:
-            return [self.side.clock, self.driving.state(), self.driving.to_json()]
+            return [self.side.clock, self.driving.snapshot, self.driving.to_json()]
         return [self.side.clock, self.side.state(), self._journal]
 
     def restore_lead(self, lead: Sequence[Any]) -> None:

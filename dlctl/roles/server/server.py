@@ -318,8 +318,7 @@ class Server:
         self._gathering.load(load)
 
     def _on_restored(self, arrays: Any, state: m.Json) -> None:
-        """Restore the state from before the stop. Epochs are never issued twice, so push numbers
-        start over; of earlier epochs only the highest numbers are stored."""
+        """Restore the state from before the stop (`TableShard.restore`)."""
         assert self.serving is not None
         serving = self.serving
         for table, declared in self._more_tables(serving):

@@ -59,8 +59,8 @@ class Fetched:
         lo, hi = self.part or (client.lo, client.hi)
         return max(lo, client.lo), min(hi, client.hi)
 
-    def view(self, values: Array | None = None) -> View:
-        return View(min(self.clocks.values()), max(self.clocks.values()), values)
+    def view(self) -> View:
+        return View(min(self.clocks.values()), max(self.clocks.values()))
 
 
 class Fetcher:

@@ -27,38 +27,29 @@ class WorkerSettings:
         attributes in `live`. own_rate: of the replica's own optimiser, if it has one.
         """
         self.context = context
-        self.options = options
-        self.live = live
-        self.send_queue = send_queue
         self.limiters = send_queue.limiters
-        self.compressor = compressor
-        self.of_compressor: Collection[str] = getattr(compressor, "live", {})
-        self.own_rate = own_rate
         self.log_level = "info"
+        self._places: dict[str, tuple[object, str]] = {
+            "push_window": (send_queue, "push_window_bytes"),
+            "log_level": (self, "log_level"),
+            **{key: (compressor, key) for key in getattr(compressor, "live", ())},
+            **{key: (options, key) for key in live},
+        }
+        """Key -> the object that has it, and its attribute there; all but the limits."""
+        if own_rate is not None:
+            self._places["inner_lr"] = (own_rate, "lr")
 
     def values(self) -> Json:
         """All effective live settings."""
-        values = {key: getattr(self.options, key) for key in self.live}
-        values |= {direction: limiter.bytes_per_s for direction, limiter in self.limiters.items()}
-        values["push_window"] = self.send_queue.push_window_bytes
-        values |= {key: getattr(self.compressor, key) for key in self.of_compressor}
-        if self.own_rate is not None:
-            values["inner_lr"] = self.own_rate.lr
-        return values | {"log_level": self.log_level}
+        limits = {direction: limiter.bytes_per_s for direction, limiter in self.limiters.items()}
+        return limits | {key: getattr(*place) for key, place in self._places.items()}
 
     def apply(self, settings: Json, now: float) -> None:
         """Apply these; a key that this worker does not have is ignored."""
         for key, value in settings.items():
-            if key in self.live:
-                setattr(self.options, key, value)
-            elif key in self.limiters:
+            if key in self.limiters:
                 self.limiters[key].change(value, now)
-            elif key == "push_window":
-                self.send_queue.push_window_bytes = value
-            elif key in self.of_compressor:
-                setattr(self.compressor, key, value)
-            elif key == "inner_lr" and self.own_rate is not None:
-                self.own_rate.lr = value
-            elif key == "log_level":
-                self.log_level = value
+            elif key in self._places:
+                setattr(*self._places[key], value)
+            if key == "log_level":
                 self.context.do(Configure(key, value))

@@ -233,9 +233,8 @@ class ShardClient:
         """
         key = self.fetch_key(message.request)
         asked = self.retries.message(key)
-        if message.generation < self.link.generation or not isinstance(
-            asked, m.Fetch | m.FetchRows
-        ):
+        is_stale = message.generation < self.link.generation
+        if is_stale or not isinstance(asked, m.Fetch | m.FetchRows):
             return None
         arrived = slice_in(message, self._elements(asked))
         have_version = asked.have_version if isinstance(asked, m.Fetch) else 0

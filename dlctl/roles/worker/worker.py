@@ -115,8 +115,8 @@ class Worker:
         self.context = Context(job.timeouts.resend_s)
         self.send_queue = SendQueue(self.context.retries)
         self.options = algorithm.Options(**job.algorithm.options)
-        self._has_inner = job.inner.name != inner.NONE
-        self._own_rate = OwnRate(job.inner.options["lr"]) if self._has_inner else None
+        has_inner = job.inner.name != inner.NONE
+        self._own_rate = OwnRate(job.inner.options["lr"]) if has_inner else None
         self.live = WorkerSettings(
             self.context, self.options, algorithm.live, self.send_queue, compressor, self._own_rate
         )
@@ -158,11 +158,8 @@ class Worker:
 
     def deadline(self) -> float | None:
         times = [self.context.retries.deadline(), self.send_queue.deadline()]
-        times += [
-            self.joining.rejoin_at,
-            self._lifeline.deadline(),
-            self._gathering.transfers.deadline(),
-        ]
+        times += [self.joining.rejoin_at, self._lifeline.deadline()]
+        times += [self._gathering.transfers.deadline()]
         times += [self.training.deadline()] if self.training else []
         times += [self._report_at] if self.joining.identity else []
         return min((t for t in times if t is not None), default=None)
@@ -352,7 +349,7 @@ class Worker:
                 layout=Layout.from_bytes(model.ready.layout),
                 rng=np.random.default_rng(seed),
                 members=self.members.slots,
-                has_inner=self._has_inner,
+                has_inner=self._own_rate is not None,
                 pushes_all=getattr(self.compressor, "takes_all", False),
             )
         )
@@ -488,7 +485,7 @@ class Worker:
         """Whether the saved state changes with every step, not only with pushes. A replica with
         steps of its own may keep its parameters in the method's state beside the residual.
         """
-        is_own = self._has_inner and bool(side.state().keys() - {"residual"})
+        is_own = self._own_rate is not None and bool(side.state().keys() - {"residual"})
         return self._keeps_more() or self.algorithm.shape.model != "tables" or is_own
 
     def _save_if_clean(self, training: Training) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -73,10 +73,6 @@ class Member:
     key: str
     takes_part: bool
 
-    def address_of(self) -> tuple[int, str, str]:
-        """The identity of a connection to it."""
-        return self.epoch, self.address, self.key
-
 
 class Members:
     """The replicas of the run, and the connections to them."""
@@ -123,7 +119,9 @@ class Members:
             self.authz.admit(keys)
         for slot, member in others.items():
             known = before.get(slot)
-            if member.address and (known is None or known.address_of() != member.address_of()):
+            if known is not None:
+                known = replace(known, takes_part=member.takes_part)
+            if member.address and member != known:
                 self.context.do(Connect(f"worker-{slot}", member.address, member.key))
 
 
@@ -345,15 +343,11 @@ class Answering:
             return  # This replica does not know that member yet; the member will retry.
         epoch, answer = self._answers.get(ask.slot, (-1, None))
         if answer is None or epoch != ask.epoch or answer.request < ask.request:
-            self._enqueue(peer, ask)
+            _, newest = self._waiting.get(ask.slot, (peer, ask))
+            if newest.epoch != ask.epoch or newest.request <= ask.request:  # Else a duplicate.
+                self._waiting[ask.slot] = peer, ask
         elif answer.request == ask.request:
             self.context.send(peer, answer)
-
-    def _enqueue(self, peer: Peer, ask: m.Ask) -> None:
-        """Queue a question, unless it is a duplicate older than the newest one."""
-        _, newest = self._waiting.get(ask.slot, (peer, ask))
-        if newest.epoch != ask.epoch or newest.request <= ask.request:
-            self._waiting[ask.slot] = peer, ask
 
     def is_fenced(self) -> bool:
         """Whether this slot has a newer epoch than this process."""

@@ -96,16 +96,13 @@ class Sharing:
         self._until: float | None = None
         self._poll_at: float | None = None
 
-    def has_model(self) -> bool:
-        return bool(self._mark[0])
-
     def has_come(self) -> None:
         """Mark the shared memory as a model of the run."""
         self._mark[0] = 1
 
     def advance(self, now: float) -> bool:
         """Whether the model is valid. Raises JobFailed after the timeout."""
-        if self.has_model():
+        if self._mark[0]:
             return True
         if self._until is None:
             self._until = now + SHARED_S
