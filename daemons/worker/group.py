@@ -7,9 +7,8 @@ authenticated.
 A gloo collective cannot be interrupted, and a store whose process is paused never answers. So every
 generation has its own thread, which is abandoned when the next generation begins; its last
 operation ends when it times out or its connections close. For the same reason members do not wait
-for a straggler inside a gloo operation but at the store: each member waits for its own answer key.
-The last member to arrive writes all answers; a second thread of this process writes the member's
-own answer when the generation is abandoned.
+for a straggler inside a gloo operation but at the store, for the messages of all members, and look
+up every second whether the generation is still theirs.
 
 A gradient may be summed while it is computed (`early_sum.py`), in the compute thread. These
 operations have no time limit: they last until the slowest member starts its own. The group waits
@@ -20,11 +19,12 @@ close their connections.
 from __future__ import annotations
 
 import json
-import logging
+import math
 import queue
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -61,16 +61,12 @@ from dlctl.roles.worker.services.sums import (
 if TYPE_CHECKING:
     from daemons.worker.early_sum import EarlySum
 
-log = logging.getLogger("dlctl")
-
 WORD_S = 1.0
 """Interval between reports of the members that are still missing."""
 STORE_S = 10.0
 """Timeout of one store operation until the members' timeout is known."""
 NEVER = timedelta(days=7)
-"""Timeout of a wait without a limit, which is then retried."""
-GIVEN_UP = "given up"
-"""The answer that a member writes to its own key to end its wait."""
+"""Timeout of a part of a sum."""
 STORES_KEPT = 2
 """Members that do not know of the new store may still read the old one."""
 
@@ -197,9 +193,8 @@ class _Member:
         """Held by the compute thread while it uses the group: dropping the last reference to the
         group blocks until all its operations are done.
         """
-        self._waits: tuple[str, int] | None = None
-        """The exchange this member waits for at the store, and its number."""
-        self._has_answer = False
+        self._message = ""
+        """The key of its newest message at the store."""
         self._is_over = threading.Event()
         self._work: queue.SimpleQueue[Callable[[_Member], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"group-{generation}", daemon=True).start()
@@ -265,19 +260,13 @@ class _Member:
         self._check_reachable(host, int(port), effect)
         store = dist.TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
         self._store = dist.PrefixStore(f"generation-{effect.generation}", store)
-        # On its own connection: a wait blocks the other one.
-        watched = dist.PrefixStore(f"generation-{effect.generation}", store.clone())
-        threading.Thread(
-            target=self._watch, args=(watched,), name=f"group-{self.generation}-watch", daemon=True
-        ).start()
-        claims = self._exchange("claim", 1, json.dumps(self._owner.claim()), timeout)
+        claims = self._exchange("claim", self._owner.claim(), effect.timeout_s)
         if self._size > 1:
             options = dist.ProcessGroupGloo._Options()
             options._timeout = timeout
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._owner.host)]
             self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
         self._is_made = True
-        self._delete_answer()
         self._owner.agree(self, [Claim(*claim) for claim in claims])
 
     def _check_reachable(self, host: str, port: int, effect: JoinGroup) -> None:
@@ -324,7 +313,7 @@ class _Member:
         if early is not None:
             is_void = not early.is_of(effect.vector, effect.weight)
             row = row._replace(begun=len(early.summed), is_void=is_void)
-        rows = [Row(*row) for row in self._exchange("row", self._sums, json.dumps(row), NEVER)]
+        rows = [Row(*row) for row in self._exchange(f"row-{self._sums}", row)]
         try:
             plan = plan_of(rows)
         except ModelLost:
@@ -344,7 +333,8 @@ class _Member:
         self._owner.keep(self, result)
         self._await_all_records()
         self._owner.hand_out(self)
-        self._delete_answer()
+        # All members have read it. A run may make millions of sums.
+        self._store.delete_key(self._message)
 
     def _summed(self, own: Array, plan: Plan) -> Array:
         """float32[plan.size], the sum over all members, bitwise identical on each of them."""
@@ -382,88 +372,39 @@ class _Member:
 
     # ------------------------------------------------------------ at the store
 
-    def _exchange(self, what: str, number: int, own: str, within: timedelta) -> list[list[Any]]:
-        """The messages of all members, by rank, once all have reached exchange `number`. own: the
-        message of this member, a JSON list.
+    def _exchange(
+        self, what: str, own: Sequence[Any], within_s: float = math.inf
+    ) -> list[list[Any]]:
+        """The messages of all members, by rank, once all have sent theirs. own: JSON values.
 
-        Raises TimeoutError if a member does not arrive `within` the limit; with `NEVER` it waits
-        without a limit, because a member may compute for long.
+        Raises TimeoutError if a member does not arrive within the limit. A sum has none, because a
+        member may compute for long.
         """
-        store, ranks = self._store, range(self._size)
-        store.set(_message_key(what, self._rank), f"{number} {own}")
-        # The counter and the keys are reused, never reset: a run may make millions of sums.
-        if store.add(f"{what}-count", 1) == self._size * number:
-            found = store.multi_get([_message_key(what, rank) for rank in ranks])
-            answer = "[" + ",".join(text.decode().partition(" ")[2] for text in found) + "]"
-            others = [_answer_key(rank) for rank in ranks if rank != self._rank]
-            if others:
-                store.multi_set(others, [answer] * len(others))
-        else:
-            answer = self._await_answer(what, number, within).decode()
-        messages: list[list[Any]] = json.loads(answer)
-        return messages
-
-    def _await_answer(self, what: str, number: int, within: timedelta) -> bytes:
-        """The answer that the last member to arrive writes for this member."""
-        key = _answer_key(self._rank)
-        self._waits = what, number
+        keys = [f"{what}-{rank}" for rank in range(self._size)]
+        self._message = keys[self._rank]
+        self._store.set(self._message, json.dumps(own))
+        self._store.set_timeout(timedelta(seconds=WORD_S))
+        until = time.monotonic() + within_s
         while True:
             try:
-                self._store.wait([key], within)
+                found = self._store.multi_get(keys)  # Waits for all of them.
                 break
             except _torch().DistStoreError:
-                if self._is_over.is_set():
-                    raise _GivenUp from None
-                if within is not NEVER:
-                    missing = ", ".join(map(str, self._missing(self._store, what, number)))
-                    raise TimeoutError(f"rank {missing} did not arrive in time") from None
-        self._waits = None
-        text: bytes = self._store.get(key)
+                self._report_missing(keys, until)
         if self._is_over.is_set():
             raise _GivenUp
-        self._has_answer = True
-        return text
+        self._store.set_timeout(timedelta(seconds=self._timeout_s))
+        return [json.loads(text) for text in found]
 
-    def _delete_answer(self) -> None:
-        """Delete it before the next answer can arrive, once no member waits for this one."""
-        if self._has_answer:
-            self._store.delete_key(_answer_key(self._rank))
-            self._has_answer = False
-
-    def _watch(self, store: Any) -> None:
-        """Report the members that this one waits for, and end its wait with the generation."""
-        before = None
-        try:
-            while not self._is_over.wait(WORD_S):
-                waits = self._waits
-                if waits is not None and waits == before:
-                    missing = self._missing(store, *waits)
-                    self._owner.post(self, GroupWaits(self.generation, missing))
-                before = waits
-            store.set(_answer_key(self._rank), GIVEN_UP)
-        except Exception:  # The store is gone; the other thread notices it as well.
-            log.debug("generation %d: its store is gone", self.generation, exc_info=True)
-
-    def _missing(self, store: Any, what: str, number: int) -> tuple[int, ...]:
-        """The ranks that have not reached exchange `number`."""
-
-        def has_arrived(rank: int) -> bool:
-            key = _message_key(what, rank)
-            if not store.check([key]):
-                return False
-            return int(store.get(key).partition(b" ")[0]) >= number
-
-        return tuple(rank for rank in range(self._size) if not has_arrived(rank))
-
-
-def _message_key(what: str, rank: int) -> str:
-    """The key of a member's message."""
-    return f"{what}-{rank}"
-
-
-def _answer_key(rank: int) -> str:
-    """The key of the answer to a member, which has the messages of all."""
-    return f"answer-{rank}"
+    def _report_missing(self, keys: list[str], until: float) -> None:
+        if self._is_over.is_set():
+            raise _GivenUp
+        missing = tuple(rank for rank, key in enumerate(keys) if not self._store.check([key]))
+        if not missing:  # They have come just now.
+            return
+        if time.monotonic() >= until:
+            raise TimeoutError(f"rank {', '.join(map(str, missing))} did not arrive in time")
+        self._owner.post(self, GroupWaits(self.generation, missing))
 
 
 def _torch() -> Any:
