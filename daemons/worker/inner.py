@@ -6,7 +6,9 @@ saved state is indexed by tensor, so that a run may resume with other groups.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,8 @@ class InnerOptimizer:
         """
         self.tensors = list(tensors)
         self._identity = identity(choice)
-        self._optimizers, self._indices, self._mine = [], [], []
+        self._optimizers, self._steps, self._indices, self._mine = [], [], [], []
+        _leave_compiler_out()
         parts = _parts(choice, self.tensors)
         self._additions = _additions(parts, groups)
         for kind, options, mine in parts if self._additions is None else ():
@@ -49,6 +52,7 @@ class InnerOptimizer:
             grouped, order = _in_groups([self.tensors[i] for i in mine], of_mine, options)
             with calling(f"making the inner optimiser {choice.name}"):
                 self._optimizers.append(kind(grouped, **options))
+            self._steps.append(_step_of(self._optimizers[-1]))
             self._indices.append(order)
             self._mine.append(mine)
         self._scales = [
@@ -72,10 +76,11 @@ class InnerOptimizer:
             return
         for tensor, gradient in zip(self.tensors, gradients, strict=True):
             tensor.grad = gradient
-        for optimizer, scales in zip(self._optimizers, self._scales, strict=True):
+        of_each = zip(self._optimizers, self._steps, self._scales, strict=True)
+        for optimizer, step, scales in of_each:
             for group, scale in zip(optimizer.param_groups, scales, strict=True):
                 group["lr"] = lr * scale
-            optimizer.step()
+            step()
         for tensor in self.tensors:
             tensor.grad = None
 
@@ -194,13 +199,36 @@ class InnerOptimizer:
         )
 
 
+_FOR_COMPILER = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+
+
+def _leave_compiler_out() -> None:
+    """Keep torch's optimisers from importing torch's compiler, which takes one CPU second and 70 MB
+    in every worker. They import it at the first call of these methods, only to say that it must not
+    trace them; no task compiles the steps of a replica. If another version of torch does that
+    in another way, the import happens as before.
+    """
+    for name in _FOR_COMPILER:
+        method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
+        method.__dict__.setdefault("__dynamo_disable", method)
+
+
+def _step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """One step. Of torch's own classes without the decorators of `step`: they turn gradients off,
+    and otherwise serve the compiler, the profiler and hooks of the optimiser.
+    """
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim."):
+        return optimizer.step
+    return partial(torch.no_grad()(inspect.unwrap(kind.step)), optimizer)
+
+
 def _additions(
     parts: Sequence[tuple[Any, Mapping[str, Any], list[int]]],
     groups: Sequence[ParameterGroup | None],
 ) -> list[float] | None:
     """The rate factor of each tensor, if a step is plain SGD, which only adds gradients. torch's
-    optimisers have more overhead than the addition takes, and the first one made imports torch's
-    compiler: one CPU second. None: a step does more.
+    optimisers have more overhead than the addition takes. None: a step does more.
     """
     if [kind for kind, _, _ in parts] != [torch.optim.SGD]:
         return None
