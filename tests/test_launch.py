@@ -88,3 +88,15 @@ def test_sets_of_strings_have_one_order_in_all_workers_of_a_job(tmp_path, monkey
     of = [base.environment("worker", tmp_path, f"worker-{n}", n)["PYTHONHASHSEED"] for n in (0, 1)]
     assert of == ["11", "11"]
     assert base.environment("server", tmp_path, "server-0", 1)["PYTHONHASHSEED"] == "random"
+
+
+def test_warnings_of_torch_in_c_are_off_in_workers_unless_the_user_wants_them(
+    tmp_path, monkeypatch
+):
+    def level() -> str:
+        return base.environment("worker", tmp_path, "worker-0", 1)["TORCH_CPP_LOG_LEVEL"]
+
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+    assert level() == "ERROR"
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "INFO")
+    assert level() == "INFO"

@@ -62,7 +62,9 @@ if TYPE_CHECKING:
     from daemons.worker.early_sum import EarlySum
 
 WORD_S = 1.0
-"""Interval between reports of the members that are still missing."""
+"""Interval between reports of the members that are still missing; within it an abandoned generation
+ends its wait.
+"""
 STORE_S = 10.0
 """Timeout of one store operation until the members' timeout is known."""
 NEVER = timedelta(days=7)
@@ -383,9 +385,10 @@ class _Member:
         keys = [f"{what}-{rank}" for rank in range(self._size)]
         self._message = keys[self._rank]
         self._store.set(self._message, json.dumps(own))
-        self._store.set_timeout(timedelta(seconds=WORD_S))
         until = time.monotonic() + within_s
         while True:
+            left_s = max(0.01, until - time.monotonic())
+            self._store.set_timeout(timedelta(seconds=min(WORD_S, left_s)))
             try:
                 found = self._store.multi_get(keys)  # Waits for all of them.
                 break
@@ -397,6 +400,7 @@ class _Member:
         return [json.loads(text) for text in found]
 
     def _report_missing(self, keys: list[str], until: float) -> None:
+        """Report whose keys are missing. Raises TimeoutError if it is past `until`."""
         if self._is_over.is_set():
             raise _GivenUp
         missing = tuple(rank for rank, key in enumerate(keys) if not self._store.check([key]))

@@ -218,7 +218,7 @@ def _step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     and otherwise serve the compiler, the profiler and hooks of the optimiser.
     """
     kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim."):
+    if not f"{kind.__module__}.".startswith("torch.optim."):
         return optimizer.step
     return partial(torch.no_grad()(inspect.unwrap(kind.step)), optimizer)
 

@@ -77,10 +77,13 @@ def environment(role: str, directory: Path, name: str, incarnation: int) -> dict
         "RANK": name.rpartition("-")[2],
         "PYTHONUNBUFFERED": "1",
     }
+    default = {}
     if role == "worker":
         with suppress(OSError, ValueError):  # The worker itself reports an unreadable job.
             mine |= same_hashes(read_job(directory)["job"]["seed"])
-    return {**os.environ, **mine}
+        # A member of a group would warn twice a second while it waits for another one.
+        default["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    return {**default, **os.environ, **mine}
 
 
 def same_hashes(seed: int) -> dict[str, str]:

@@ -66,7 +66,7 @@ def test_who_waits_for_a_slow_member_says_so_and_does_not_fail():
         assert_is_sum_of(results, members.all)
 
 
-def test_a_wait_is_given_up_at_once_when_the_next_generation_begins():
+def test_a_wait_does_not_hold_up_the_next_generation():
     with Members(2) as members:
         members.join(1, members.all)
         alone = members.all[0]
