@@ -53,7 +53,7 @@ class End:
 
     def wait_for(self, *kinds: type[M]) -> tuple[Peer, M]:
         """The next message of one of these kinds; others are dropped. Raises TimeoutError."""
-        self.transport.give_back()
+        self.transport.bulk.give_back()
         while ready := self.poller.poll(ANSWER_LIMIT_MS):
             for socket, _ in ready:
                 for peer, message, _ in self.transport.receive(socket):

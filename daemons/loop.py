@@ -253,7 +253,7 @@ class Loop:
             if self.exit_code is None:
                 self._serve(machine, source)
         self._do_chores()
-        for event in self.transport.take_reconnected():
+        for event in self.transport.handshakes.take_reconnected():
             if self.exit_code is None:
                 self._handle(machine, event)
         deadline = machine.deadline()
@@ -262,7 +262,7 @@ class Loop:
             deadline = machine.deadline()
         if self.exit_code is None:
             self.after_events()
-            self.transport.give_back()
+            self.transport.bulk.give_back()
         return deadline
 
     def _do_chores(self) -> None:
@@ -299,7 +299,7 @@ class Loop:
     def _effects(self, machine: Machine, event: Event) -> Sequence[Effect]:
         """Handle an event. Release received pages before a step, which may need the memory."""
         effects = machine.handle(event, time.monotonic())
-        self.transport.bulk.drop_pages()
+        self.transport.bulk.borrower.drop_pages()
         return effects
 
     def _exit(self, effect: Exit) -> None:

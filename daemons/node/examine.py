@@ -11,8 +11,8 @@ import os
 import resource
 import shutil
 import socket
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from daemons.node.firewalls import firewall
 from daemons.node.look import SHARED_MEMORY, free_bytes, versions
 from daemons.node.requests import Request, check, field, full_path, root
 from dlctl.errors import DlctlError
-from dlctl.launch.commands import LATE, kill_group, wait
+from dlctl.launch.commands import LATE, wait
 from dlctl.runs import paths
 from dlctl.util import cores
 
@@ -52,14 +52,15 @@ def examine(request: Request) -> dict[str, Any]:
     `dir`: as in the job file, or `folder`: the parent of runs on the coordinator's machine;
     `state_dir`: as in the job file; `needs_torch`: whether workers run here. Raises UsageError.
     """
-    begun = _torch() if field(request, "needs_torch", bool) else None
-    try:
+    needs_torch, folders = field(request, "needs_torch", bool), _folders(request)
+    with ThreadPoolExecutor(1) as thread:  # The import takes seconds.
+        torch = thread.submit(_torch) if needs_torch else None
         facts = {
             "host": socket.gethostname(),
             "user": _user(),
             "python": sys.executable,
             "versions": versions(),
-            **_folders(request),
+            **folders,
             "shm": _room(SHARED_MEMORY),
             "open_files_max": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "memory": _memory(),
@@ -69,12 +70,7 @@ def examine(request: Request) -> dict[str, Any]:
             "firewall": firewall(),
             "logout": _logout(),
         }
-    except BaseException:
-        if begun is not None:
-            kill_group(begun)
-            begun.wait()
-        raise
-    return {**facts, "torch": _torch_of(begun) if begun is not None else {}}
+        return {**facts, "torch": torch.result() if torch is not None else {}}
 
 
 def _user() -> str:
@@ -92,19 +88,16 @@ def _folders(request: Request) -> dict[str, Any]:
     folder, state_dir = field(request, "folder", str), field(request, "state_dir", str)
     own = root(request)
     return {
-        "directory": _directory(full_path(request, "folder")) if folder else _private(own),
-        "states": _directory(full_path(request, "state_dir")) if state_dir else None,
-        "runtime": _private(paths.runtime_dir()),
+        "directory": _directory(full_path(request, "folder") if folder else own, not folder),
+        "states": _directory(full_path(request, "state_dir"), False) if state_dir else None,
+        "runtime": _directory(paths.runtime_dir(), True),
     }
 
 
-def _private(place: Path) -> dict[str, Any]:
-    """As `_directory`; no other user may be able to enter it."""
-    return _directory(place, is_private=True)
-
-
-def _directory(place: Path, *, is_private: bool = False) -> dict[str, Any]:
-    """{path, is_there, problem, fix, free_bytes}: whether dlctl could store its files there."""
+def _directory(place: Path, is_private: bool) -> dict[str, Any]:
+    """{path, is_there, problem, fix, free_bytes}: whether dlctl could store its files there.
+    is_private: no other user may be able to enter it.
+    """
     problem = fix = ""
     try:
         if is_private and place.exists():
@@ -196,28 +189,14 @@ def _logout() -> dict[str, bool]:
 # ---------------------------------------------------------------- torch
 
 
-def _torch() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", TORCH],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def _torch_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+def _torch() -> dict[str, Any]:
     """{version, cuda, devices}, or {problem}."""
-    try:
-        said, words = process.communicate(timeout=TORCH_S)
-    except subprocess.TimeoutExpired:
-        kill_group(process)
-        process.communicate()
+    said = wait([sys.executable, "-P", "-c", TORCH], TORCH_S)
+    if said.status == LATE:
         return {"problem": f'"import torch" has not finished in {TORCH_S:.0f} s'}
     try:
-        version, cuda, devices = json.loads(said.splitlines()[-1])
+        version, cuda, devices = json.loads(said.out.splitlines()[-1])
     except (ValueError, IndexError):
-        last = [line for line in words.splitlines() if line.strip()][-1:] or ["no output"]
+        last = [line for line in said.err.splitlines() if line.strip()][-1:] or ["no output"]
         return {"problem": last[0].strip()[:WORDS_CHARS_MAX]}
     return {"version": version, "cuda": cuda, "devices": devices}

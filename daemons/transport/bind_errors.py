@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 
 import zmq
 
@@ -17,24 +18,12 @@ NOT_OURS = (
 
 def cannot_listen(address: str, error: zmq.ZMQError) -> DlctlError:
     """Names the address and, if known, the process that holds it."""
+    from daemons.node.owners import owner_of
+
+    port, holder = address.rpartition(":")[2], ""
+    if address.startswith("tcp:") and port.isdigit() and (owner := owner_of(int(port))):
+        holder = f" (held by pid {owner['pid']}, {shlex.join(owner['command']):.100})"
     return DlctlError(
-        f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}{_holder(address)}",
+        f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}{holder}",
         hint=NOT_OURS if error.errno == errno.EADDRNOTAVAIL else NOT_FREE,
     )
-
-
-def _holder(address: str) -> str:
-    """ " (held by pid 123, nginx)" for a TCP port, if this user may see it."""
-    import psutil
-
-    port = address.rpartition(":")[2]
-    if not address.startswith("tcp:") or not port.isdigit():
-        return ""
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == int(port):
-                name = psutil.Process(connection.pid).name() if connection.pid else "unknown"
-                return f" (held by pid {connection.pid}, {name})"
-    except (psutil.Error, OSError):
-        return ""
-    return ""

@@ -51,11 +51,6 @@ _FOREIGN = 0xC1
 """No msgpack begins with this byte, so no header of a message does."""
 
 
-def are_large(frames: Frames) -> bool:
-    """Whether a message has to be segmented."""
-    return shm_layout.are_large(frames, FRAME_BYTES_MIN)
-
-
 def cut(frames: Frames, number: int) -> Iterator[Frames]:
     """The messages that a large one is sent as. `number`: unique for every message."""
     lengths, rest = shm_layout.split(frames, FRAME_BYTES_MIN)

@@ -81,10 +81,9 @@ class Handshakes:
             if watched is socket:
                 self.poller.unregister(monitor)
                 del self._by_monitor[monitor]
-                self._ended.pop(target.peer, None)
                 self._open.discard(target.peer)
-                self._lost_at.pop(target.peer, None)
-                self._reconnected.pop(target.peer, None)
+                for by_peer in (self._ended, self._lost_at, self._reconnected):
+                    by_peer.pop(target.peer, None)
                 socket_events.stop(socket, monitor)
 
     def replaced(self, peer: str) -> None:
@@ -112,7 +111,7 @@ class Handshakes:
         return targets
 
     def take_reconnected(self) -> list[Reconnected]:
-        """Peers that were reconnected since the last call."""
+        """Peers whose TCP connection was lost and re-established since the last call."""
         taken, self._reconnected = self._reconnected, {}
         return list(taken.values())
 
@@ -123,19 +122,15 @@ class Handshakes:
             self._ended.setdefault(target.peer, (target, time.monotonic()))
         if event == _SUCCEEDED:
             self._refusals.pop(target.peer, None)
-            self._note_opened(target.peer)
+            self._open.add(target.peer)
+            if (lost_at := self._lost_at.pop(target.peer, None)) is not None:
+                self._reconnected[target.peer] = Reconnected(target.peer, lost_at)
         elif event == _ENDED and target.peer in self._open:
             self._open.remove(target.peer)
             self._lost_at[target.peer] = time.monotonic()
         elif event in _FAILED:
             why = _FAILED[event] if value != COME_LATER else _LATER
             self._note_refusal(target, why if target.key else _NO_KEYS)
-
-    def _note_opened(self, peer: str) -> None:
-        self._open.add(peer)
-        lost_at = self._lost_at.pop(peer, None)
-        if lost_at is not None:
-            self._reconnected[peer] = Reconnected(peer, lost_at)
 
     def _note_refusal(self, target: Target, why: str) -> None:
         now = time.monotonic()

@@ -72,11 +72,6 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 log = logging.getLogger(__name__)
 
 
-def are_large(frames: Frames) -> bool:
-    """Whether a message is worth a slot."""
-    return shm_layout.are_large(frames, FRAME_BYTES_MIN)
-
-
 # ---------------------------------------------------------------- sender
 
 
@@ -104,24 +99,20 @@ class Slot:
             os.close(self.fd)
             raise
         memory[:16] = self.cookie
-        self._notes = np.frombuffer(memory, np.uint64, 2, _NOTES_AT)
+        self.notes = np.frombuffer(memory, np.uint64, 2, _NOTES_AT)
         self._bytes = np.frombuffer(memory, np.uint8, nbytes, _PAGE)
 
     def is_back(self, number: int) -> bool:
         """Whether this loan (an earlier one or the newest) was returned or abandoned."""
-        return self.is_given_up or int(self._notes[_RETURNED]) >= number
+        return self.is_given_up or int(self.notes[_RETURNED]) >= number
 
     def was_found(self, number: int) -> bool:
         """Whether the receiver has opened this loan, or the loan is over."""
-        return self.is_back(number) or int(self._notes[_FOUND]) >= number
+        return self.is_back(number) or int(self.notes[_FOUND]) >= number
 
     @property
     def is_free(self) -> bool:
         return self.is_back(self.number)
-
-    def take_back(self, number: int) -> None:
-        """End a loan that was never sent."""
-        self._notes[_RETURNED] = number
 
     def lend(self, frames: Frames, *, sparing: bool = False) -> Frames:
         """What to send instead of `frames`. sparing: keep as few pages resident as possible."""
@@ -177,7 +168,7 @@ class Loan(NamedTuple):
 
     def cancel(self) -> None:
         """The message could not be sent."""
-        self.slot.take_back(self.number)
+        self.slot.notes[_RETURNED] = self.number
 
 
 class Lender:
@@ -215,12 +206,11 @@ class Lender:
         fitting = [slot for slot in free if need <= slot.nbytes <= 4 * need]
         if fitting:
             return min(fitting, key=lambda slot: slot.nbytes)
-        for slot in sorted(free, key=lambda slot: slot.used_at):
-            if self._has_room(need):
-                break
-            self._close(slot)
-        if not self._has_room(need):
-            return None
+        free.sort(key=lambda slot: slot.used_at)
+        while not self._has_room(need):
+            if not free:
+                return None
+            self._close(free.pop(0))
         try:
             self._slots.append(Slot(need))
         except OSError as error:
@@ -243,11 +233,8 @@ class Lender:
             self._close(slot)
         self._missed[receiver] = time.monotonic()
         who = receiver if isinstance(receiver, str) else "a peer"
-        log.warning(
-            "%s cannot read from shared memory; its messages go over the socket for %.0f s",
-            who,
-            PAUSE_S,
-        )
+        text = "%s cannot read from shared memory; its messages go over the socket for %.0f s"
+        log.warning(text, who, PAUSE_S)
 
     def trim(self) -> None:
         """Close slots that are unlikely to be reused soon. Once the receiver has opened a slot, it
@@ -334,9 +321,10 @@ class Borrower:
         if total > bytes_max:
             raise RemoteProtocolError(f"a message of {total} bytes; at most {bytes_max}")
         key = pid, fd, cookie
-        seen = self._find(key)
+        seen = self._seen.get(key) or _open(*key)
         if seen is None:
             return None
+        self._seen[key] = seen
         if number <= seen.number or total > seen.arrays[0].size:
             raise RemoteProtocolError("a loan that is an old one, or larger than its slot")
         now = time.monotonic()
@@ -377,14 +365,6 @@ class Borrower:
             if seen.used_at < oldest and not seen.is_lent:
                 del self._seen[key]
         self._used = {pid: at for pid, at in self._used.items() if at >= oldest}
-
-    def _find(self, key: _Key) -> _Seen | None:
-        if key not in self._seen:
-            seen = _open(*key)
-            if seen is None:
-                return None
-            self._seen[key] = seen
-        return self._seen[key]
 
 
 def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:

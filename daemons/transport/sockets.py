@@ -29,7 +29,7 @@ from daemons.transport.reconnect import Handshakes, Target
 from daemons.transport.zap import DOMAIN, Gatekeeper
 from dlctl import wire
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
-from dlctl.machine import Peer, Reconnected
+from dlctl.machine import Peer
 from dlctl.messages import Message
 from dlctl.util.buffer_pool import BufferPool
 
@@ -75,7 +75,7 @@ class Transport:
         self._secret = secret.encode()
         self._public = zmq.curve_public(self._secret) if secret else b""
         self.gatekeeper: Gatekeeper | None = None
-        self._handshakes = Handshakes(poller)
+        self.handshakes = Handshakes(poller)
         self.unread = Backpressure()
         self.bulk = LargeMessages()
         self._copies = BufferPool(COPIES_KEPT)
@@ -132,9 +132,10 @@ class Transport:
             self._forget(socket)
             raise cannot_listen(address, error) from error
         self._router, self.crowd = socket, crowd
-        self._note_place(socket, address)
         if crowd is not None:
             crowd.begin()
+        elif address.startswith("ipc:"):
+            self._local.add(socket)
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def hush(self, name: str, for_s: float) -> None:
@@ -157,13 +158,9 @@ class Transport:
         self._copies.check()
         if self.crowd is not None:
             self.crowd.check()
-        for target in self._handshakes.take_ended():
+        for target in self.handshakes.take_ended():
             self.connect(*target)
-            self._handshakes.replaced(target.peer)
-
-    def take_reconnected(self) -> list[Reconnected]:
-        """Peers whose TCP connection was lost and re-established since the last call."""
-        return self._handshakes.take_reconnected()
+            self.handshakes.replaced(target.peer)
 
     def connect(self, peer: str, address: str, key: str = "") -> None:
         """From now on messages to `peer` go to `address`, whose listener must have this public key.
@@ -180,15 +177,12 @@ class Transport:
         if key:
             socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
         if address.startswith("tcp:"):
-            self._handshakes.watch(socket, Target(peer, address, key))
+            self.handshakes.watch(socket, Target(peer, address, key))
+        elif address.startswith("ipc:"):
+            self._local.add(socket)
         socket.connect(address)
         self._dealers[peer] = socket
         self._names[socket] = peer
-        self._note_place(socket, address)
-
-    def _note_place(self, socket: zmq.Socket[bytes], address: str) -> None:
-        if address.startswith("ipc:"):
-            self._local.add(socket)
 
     def send(self, peer: Peer, message: Message) -> None:
         """Queue a message; drop it if the peer is unknown, the queue full, or it is too large."""
@@ -267,7 +261,7 @@ class Transport:
         """At most `RECEIVE_BATCH` messages that have arrived on one socket: the peer, the message,
         and the name that belongs to the sender's key.
         """
-        if self._handshakes.look(socket) or (self.crowd and self.crowd.look(socket)):
+        if self.handshakes.look(socket) or (self.crowd and self.crowd.look(socket)):
             return
         for _ in range(RECEIVE_BATCH):
             received = self._receive_frames(socket)
@@ -282,10 +276,13 @@ class Transport:
                 peer = connections.connection(identity, bytes(frames[0]))
                 frames, bytes_max = frames[1:], self._bytes_max
             try:
-                whole = self._whole(socket, peer, frames, bytes_max)
+                whole, answer = self.bulk.incoming(peer, frames, bytes_max, socket in self._local)
+                if answer is not None:
+                    with suppress(zmq.ZMQError):
+                        _send_frames(socket, [*connections.address(peer), *answer])
                 if whole is not None:
                     yield peer, wire.decode(whole), identity
-                elif self.early is not None and (part := self.bulk.coming(peer)):
+                elif self.early is not None and (part := self.bulk.assembly.coming(peer)):
                     self.early(peer, identity, part)
             except RemoteProtocolError as error:
                 self.refused += 1
@@ -295,20 +292,6 @@ class Transport:
             # Checking is cheaper than a receive that raises.
             if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 return
-
-    def _whole(
-        self, socket: zmq.Socket[bytes], peer: Peer, frames: wire.Frames, bytes_max: int
-    ) -> wire.Frames | None:
-        """The frames of a message; None while it is incomplete, or if some of it is lost.
-
-        Raises RemoteProtocolError.
-        """
-        is_local = socket in self._local
-        whole, answer = self.bulk.incoming(peer, frames, bytes_max, is_local)
-        if answer is not None:
-            with suppress(zmq.ZMQError):
-                _send_frames(socket, [*connections.address(peer), *answer])
-        return whole
 
     def _is_muted(self, identity: str) -> bool:
         until = self._muted.get(identity)
@@ -333,10 +316,6 @@ class Transport:
         except zmq.Again:
             return None
 
-    def give_back(self) -> None:
-        """Return unused shared-memory slots to their senders on this machine."""
-        self.bulk.give_back()
-
     def close(self) -> None:
         """Send queued messages (for at most `LINGER_MS`) and close."""
         if self.crowd is not None:
@@ -350,7 +329,7 @@ class Transport:
 
     def _forget(self, socket: zmq.Socket[bytes]) -> None:
         self.poller.unregister(socket)
-        self._handshakes.forget(socket)
+        self.handshakes.forget(socket)
         self._names.pop(socket, None)
         self._local.discard(socket)
         socket.close()

@@ -123,7 +123,11 @@ def test_a_bit_that_flips_on_the_way_to_who_has_connected_does_not_cut_it_off_fo
         begun = time.monotonic()
         serve(house, transport, is_heard)
         told: list[Reconnected] = []
-        serve(house, transport, lambda: told.extend(transport.take_reconnected()) or bool(told))
+        serve(
+            house,
+            transport,
+            lambda: told.extend(transport.handshakes.take_reconnected()) or bool(told),
+        )
         assert begun <= told[0].lost_at, "what was sent to the old socket is lost with it"
 
 
@@ -138,12 +142,12 @@ def test_who_is_lost_and_reached_again_is_named_with_the_time_of_the_end(house: 
     with between(house, end) as proxy, guest(house, address=proxy.address) as transport:
 
         def is_told() -> bool:
-            told.extend(transport.take_reconnected())
+            told.extend(transport.handshakes.take_reconnected())
             return bool(told)
 
         transport.send(HERE, HEARD)
         assert house.hears(COME_S) == [(HEARD, GUEST)]
-        serve(house, transport, lambda: HERE in transport._handshakes._open)
+        serve(house, transport, lambda: HERE in transport.handshakes._open)
         assert not is_told(), "it is the first one"
         ends.append(proxy.connections)
         begun = time.monotonic()
@@ -164,13 +168,13 @@ def test_who_is_connected_to_elsewhere_is_nobody_who_was_lost(house: House) -> N
 
     ended = False
     with between(house, end) as proxy, guest(house, address=proxy.address) as transport:
-        serve(house, transport, lambda: HERE in transport._handshakes._open)
+        serve(house, transport, lambda: HERE in transport.handshakes._open)
         ended = True
         transport.send(HERE, HEARD)
-        serve(house, transport, lambda: HERE in transport._handshakes._lost_at)
+        serve(house, transport, lambda: HERE in transport.handshakes._lost_at)
         transport.connect(HERE, house.address, KEYS.public(HERE))
-        serve(house, transport, lambda: HERE in transport._handshakes._open)
-        assert transport.take_reconnected() == []
+        serve(house, transport, lambda: HERE in transport.handshakes._open)
+        assert transport.handshakes.take_reconnected() == []
 
 
 class Caller:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from repeated import times
 
-from daemons.transport import chunking
+from daemons.transport import chunking, shm_layout
 from daemons.transport.chunking import Arriving, Assembly, cut
 from daemons.transport.shm import KEEP_S
 from daemons.transport.sockets import Transport
@@ -53,7 +53,11 @@ def test_whatever_is_cut_comes_out_as_it_was(lengths: list[int]) -> None:
         patch.setattr(chunking, "SEGMENT_BYTES", 1000)
         patch.setattr(chunking, "FRAME_BYTES_MIN", 2000)
         frames = frames_of(lengths)
-        parts = list(cut(frames, 7)) if chunking.are_large(frames) else [frames]
+        parts = (
+            list(cut(frames, 7))
+            if shm_layout.are_large(frames, chunking.FRAME_BYTES_MIN)
+            else [frames]
+        )
         assert len(parts) <= chunking.SEGMENTS_MAX + len(lengths) + 1
         whole = put_together(Assembly(), parts)
     assert whole is not None
@@ -62,7 +66,7 @@ def test_whatever_is_cut_comes_out_as_it_was(lengths: list[int]) -> None:
 
 def test_what_is_not_cut_is_left_alone() -> None:
     frames: Frames = [b"\x94\x01", b"x" * 1000]
-    assert not chunking.are_large(frames)
+    assert not shm_layout.are_large(frames, chunking.FRAME_BYTES_MIN)
     assert Assembly().take(b"a", frames, MAX) is frames
 
 
