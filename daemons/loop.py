@@ -104,7 +104,7 @@ class Loop:
         self.exit_code: int | None = None
         self.after_events: Callable[[], None] = lambda: None
         """Called when all pending events are handled, before waiting again."""
-        self._performers: dict[type[Effect], Callable[[Any], None]] = {
+        self._performers: dict[type[Effect], Callable[[Any], object]] = {
             Send: lambda e: self.transport.send(e.peer, e.message),
             Connect: lambda e: self.transport.connect(e.peer, e.address, e.key),
             Admit: lambda e: self.transport.admit(e.names),
@@ -129,7 +129,7 @@ class Loop:
     # ------------------------------------------------------------ from outside the loop
 
     def perform(
-        self, kind: type[Effect], how: Callable[[Any], None], *, anywhere: bool = False
+        self, kind: type[Effect], how: Callable[[Any], object], *, anywhere: bool = False
     ) -> None:
         """Register how to perform effects of a kind that only this daemon has. anywhere: also in
         the thread that offers the event, as the effect only wakes up another thread.

@@ -12,38 +12,29 @@ from daemons.loop import Loop
 from daemons.node.end import purge_files
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.protocol.context import COORDINATOR
-from dlctl.roles.protocol.effects import SignalProcess, StartProcess
 from dlctl.runs import paths
 
 
 def serve(context: process.DaemonContext) -> int:
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
     children = Children(context, loop)
-    loop.chores.append(children.look)
-    loop.perform(StartProcess, children.start)
-    loop.perform(SignalProcess, children.signal)
     FileSender(loop, context.directory, context.birth.name, ON_HOSTS)
     signals.stop_the_run(loop, context)
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     machine = Agent(context.birth, context.job.timeouts.resend_s, children.adopt())
     if not context.is_home:
-        return _serve_host(context, loop, machine)
+        code = loop.run(machine)
+        if machine.is_over:
+            # No other process would remove the files here. Unless the next agent is being started.
+            with suppress(BlockingIOError), paths.held(context.directory):
+                purge_files(context.directory)
+        return code
     still_s = paths.STILL_LIMITS * context.job.timeouts.silent_s
     supervision = Supervision(context.directory, loop, still_s, context.job.servers)
     supervision.begin()
     loop.chores.append(supervision.look)
     code = loop.run(machine)
     supervision.close()
-    return code
-
-
-def _serve_host(context: process.DaemonContext, loop: Loop, machine: Agent) -> int:
-    """Run the agent of another machine: it removes the run's files, as no other process would."""
-    code = loop.run(machine)
-    if machine.is_over:
-        # Unless the next agent of this run is being started.
-        with suppress(BlockingIOError), paths.held(context.directory):
-            purge_files(context.directory)
     return code
 
 

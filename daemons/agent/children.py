@@ -42,8 +42,11 @@ class Children:
         self.loop = loop
         self._running: dict[tuple[str, int], _Child] = {}
         self._oom = OomWatch()
+        loop.chores.append(self._oom.look)
+        loop.perform(StartProcess, self._start)
+        loop.perform(SignalProcess, self._signal)
 
-    def start(self, effect: StartProcess) -> None:
+    def _start(self, effect: StartProcess) -> None:
         directory, control = self.context.directory, self.context.control
         name, incarnation = effect.name, effect.incarnation
         credentials = Credentials(effect.secret, self.context.credentials.coordinator)
@@ -90,11 +93,7 @@ class Children:
         self._oom.forget(child.pid)
         self.loop.post(ProcessEnded(name, incarnation, status, last_lines(path), cause))
 
-    def look(self) -> None:
-        """A chore: update the OOM counters."""
-        self._oom.look()
-
-    def signal(self, effect: SignalProcess) -> None:
+    def _signal(self, effect: SignalProcess) -> None:
         child = self._running.get((effect.name, effect.incarnation))
         if child is not None:
             child.is_killed |= effect.signal == signal.SIGKILL

@@ -146,11 +146,7 @@ class Supervision:
 
     def _restart(self, _: RestartCoordinator) -> None:
         try:
-            if self._is_removed():
-                self._gone()
-                return
-            run = database.read(self.directory)
-            if run.get("state") in ENDED:
+            if self._is_removed() or (run := database.read(self.directory)).get("state") in ENDED:
                 self._gone()
                 return
             pid, start = self._present(run)

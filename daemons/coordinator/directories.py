@@ -31,11 +31,8 @@ class Directories:
         self._db = db
         self._loop = loop
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
-        loop.perform(j.BeginCheckpoint, self._on_begin)
+        loop.perform(j.BeginCheckpoint, lambda effect: self._thread.submit(self._begin, effect))
         loop.perform(j.CompleteCheckpoint, self._on_complete)
-
-    def _on_begin(self, effect: j.BeginCheckpoint) -> None:
-        self._thread.submit(self._begin, effect)
 
     def _on_complete(self, effect: j.CompleteCheckpoint) -> None:
         """Read the database here: only the loop's thread may use it."""

@@ -53,6 +53,16 @@ class Exporter(Protocol):
     def close(self) -> None: ...
 
 
+def export(exporters: list[Exporter], what: Callable[[Exporter], None]) -> None:
+    """Remove an exporter that fails, so that it never ends the run."""
+    for exporter in [*exporters]:
+        try:
+            what(exporter)
+        except Exception:  # Libraries raise anything.
+            log.exception("%s has failed; training continues", type(exporter).__name__)
+            exporters.remove(exporter)
+
+
 class Records:
     def __init__(self, directory: Path, db: RunDb, loop: Loop) -> None:
         self.directory = directory
@@ -165,8 +175,7 @@ class Records:
                 log.error("the end of the run is not on record: %s", self.trouble)
                 break
             time.sleep(FINISH_RETRY_S)
-        for exporter in self.exporters:
-            exporter.close()
+        export(self.exporters, lambda exporter: exporter.close())
 
     def _on_remember(self, effect: j.Remember) -> None:
         self._memory[effect.key] = effect.value
@@ -198,14 +207,12 @@ class Records:
         self._metrics.append(lambda: self.db.add_metric(*row))
         if self._series.thin(effect.daemon):
             self._metrics.append(partial(self.db.thin_metrics, effect.daemon))
-        for exporter in self.exporters:
-            exporter.add_row(*row)
+        export(self.exporters, lambda exporter: exporter.add_row(*row))
 
     def _on_snapshot(self, effect: j.Snapshot) -> None:
         # `updated_by` tells a reader whether the current coordinator wrote this row.
         run = to_wall_clock(effect.run) | self.me | {"updated_by": self.me["pid_start"]}
-        for exporter in self.exporters:
-            exporter.take_snapshot(run, effect.daemons)
+        export(self.exporters, lambda exporter: exporter.take_snapshot(run, effect.daemons))
         run["metric_every_s"] = dict(self._series.every_s)
         names = {row["name"] for row in effect.daemons}
         if names != self._names:
@@ -253,20 +260,17 @@ class _Starts:
         return self._known[name][1]
 
 
-def to_wall_clock(value: Any) -> Any:
+def to_wall_clock(value: Any, offset_s: float | None = None) -> Any:
     """The same JSON, its times (keys that end in at or since) as seconds since 1970."""
-    offset_s = time.time() - time.monotonic()
-    return _shift(value, offset_s)
-
-
-def _shift(value: Any, offset_s: float) -> Any:
+    if offset_s is None:
+        offset_s = time.time() - time.monotonic()
     if isinstance(value, list):
-        return [_shift(item, offset_s) for item in value]
+        return [to_wall_clock(item, offset_s) for item in value]
     if not isinstance(value, dict):
         return value
     shifted: Json = {}
     for key, item in value.items():
         is_time = key.rpartition("_")[2] in ("at", "since")
         is_number = isinstance(item, (int, float)) and not isinstance(item, bool)
-        shifted[key] = item + offset_s if is_time and is_number else _shift(item, offset_s)
+        shifted[key] = item + offset_s if is_time and is_number else to_wall_clock(item, offset_s)
     return shifted

@@ -13,6 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,6 @@ class TensorBoard:
         if not self._has_failed:
             log.warning("cannot write for TensorBoard: %s; training continues", error)
         self._has_failed, writer, self._writer = True, self._writer, None
-        try:
-            if writer is not None:
+        if writer is not None:
+            with suppress(OSError):  # Its buffer is lost, too.
                 writer.close()
-        except OSError:
-            return  # Its buffer is lost, too.

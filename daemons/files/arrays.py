@@ -37,16 +37,12 @@ class Files:
         self._loop = loop
         self._name = name
         self._away = away
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="files")
-
-    def save(self, effect: SaveArrays) -> None:
-        self._thread.submit(self._save, effect)
-
-    def load(self, effect: LoadArrays) -> None:
-        """Answered by `ArraysLoaded`; an unreadable file ends the daemon with the error."""
-        self._thread.submit(self._load, effect)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="files")
+        loop.perform(SaveArrays, lambda effect: thread.submit(self._save, effect))
+        loop.perform(LoadArrays, lambda effect: thread.submit(self._load, effect))
 
     def _load(self, effect: LoadArrays) -> None:
+        """Answered by `ArraysLoaded`; an unreadable file ends the daemon with the error."""
         try:
             missing = self._away.missing(effect) if self._away is not None else ()
             if missing:
@@ -164,10 +160,9 @@ class Away:
         return here
 
 
-def files_of(loop: Loop, directory: Path, birth: Birth) -> Files:
-    """The `Files` of a daemon; `directory` is the run directory, or the host directory."""
-    if not (directory / HOST_FILE).exists():
-        return Files(loop, birth.name)
-    away = Away(directory, birth)
-    FileReceiver(loop, away.root)
-    return Files(loop, birth.name, away)
+def serve_files(loop: Loop, directory: Path, birth: Birth) -> None:
+    """Save and load the arrays of a daemon; `directory` is that of the run, or of the host."""
+    away = Away(directory, birth) if (directory / HOST_FILE).exists() else None
+    if away is not None:
+        FileReceiver(loop, away.root)
+    Files(loop, birth.name, away)

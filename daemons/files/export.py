@@ -179,13 +179,9 @@ def _write_safetensors(tensors: StateDict, path: Path) -> None:
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, {"format": "pt"})
 
 
-def _write_torch(tensors: StateDict, path: Path) -> None:
-    _torch().save(tensors, path)
-
-
 WRITERS: dict[str, Callable[[StateDict, Path], None]] = {
     "safetensors": _write_safetensors,
-    "torch": _write_torch,
+    "torch": lambda tensors, path: _torch().save(tensors, path),
 }
 
 

@@ -42,7 +42,7 @@ class FileReceiver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="incoming")
         loop.perform(TakeBytes, self._take)
         loop.perform(SealFile, self._seal)
-        loop.perform(CheckFile, self._check)
+        loop.perform(CheckFile, lambda effect: self._thread.submit(self._check, effect))
         loop.perform(DiscardFile, lambda effect: self._discard(effect.file))
 
     def _beside(self, file: str) -> Path:
@@ -80,9 +80,6 @@ class FileReceiver:
         self._thread.submit(self._check_and_place, effect, descriptor)
 
     def _check(self, effect: CheckFile) -> None:
-        self._thread.submit(self._look_at, effect)
-
-    def _look_at(self, effect: CheckFile) -> None:
         path = self.root / effect.file
         try:
             problems = checkpoints.file_problems(

@@ -12,11 +12,10 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from daemons.loop import Loop
-from dlctl.errors import DlctlError
 from dlctl.messages import FileData, ReadFile
 from dlctl.roles.protocol.files import (
     ACKS,
@@ -55,11 +54,14 @@ class FileSender:
     def answer(self, question: ReadFile) -> FileData:
         """The requested bytes, or the reason of a refusal. Never raises."""
         try:
-            self._require_shown(question.file)
-            with self._opened(question.file) as descriptor:
-                return self._read(question, descriptor)
-        except DlctlError as error:
-            return self._refusal(question, error.message)
+            if not self._is_shown(question.file):
+                return self._refusal(question, "this file is not for others")
+            with self._directory(question.file) as (parent, name):
+                descriptor = _open(name, os.O_NONBLOCK, parent)
+                try:
+                    return self._read(question, descriptor)
+                finally:
+                    os.close(descriptor)
         except FileNotFoundError:
             return self._refusal(question, NOT_THERE)
         except OSError as error:
@@ -71,27 +73,20 @@ class FileSender:
 
         A failure is ignored: the removal is retried when the next one is written.
         """
-        folder = file.partition("/")[0]
-        is_saved = folder in (CHECKPOINTS, FROZEN) and folder in self.folders
-        if is_saved and _FORMS[folder].fullmatch(file):
-            try:
-                with self._directory(file) as (parent, name):
-                    os.unlink(name, dir_fd=parent)
-            except OSError:
-                return
+        if file.startswith((f"{CHECKPOINTS}/", f"{FROZEN}/")) and self._is_shown(file):
+            with suppress(OSError), self._directory(file) as (parent, name):
+                os.unlink(name, dir_fd=parent)
 
-    def _require_shown(self, file: str) -> None:
-        """Raises DlctlError for a name of a file that is not served."""
+    def _is_shown(self, file: str) -> bool:
         folder = file.partition("/")[0]
-        if folder not in self.folders or not _FORMS[folder].fullmatch(file):
-            raise DlctlError("this file is not for others")
+        return folder in self.folders and _FORMS[folder].fullmatch(file) is not None
 
     # ------------------------------------------------------------ reading
 
     def _read(self, question: ReadFile, descriptor: int) -> FileData:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            raise DlctlError("it is not a regular file")
+            return self._refusal(question, "it is not a regular file")
         part, data = info.st_ino, b""  # A log that is rotated is another file.
         offset = question.offset if question.part in (0, part) else 0
         if offset < info.st_size:
@@ -105,16 +100,6 @@ class FileSender:
             self.name, question.request, question.file, question.part, question.offset, 0, b"",
             error,
         )  # fmt: skip
-
-    @contextmanager
-    def _opened(self, file: str) -> Iterator[int]:
-        """Its descriptor. Raises OSError."""
-        with self._directory(file) as (parent, name):
-            descriptor = _open(name, os.O_NONBLOCK, parent)
-            try:
-                yield descriptor
-            finally:
-                os.close(descriptor)
 
     @contextmanager
     def _directory(self, file: str) -> Iterator[tuple[int, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from daemons import parent_watch, process, signals
-from daemons.files.arrays import files_of
+from daemons.files.arrays import serve_files
 from daemons.loop import Loop
 from daemons.server import failpoint
 from daemons.server.storages import choose_storages
@@ -14,16 +14,13 @@ from dlctl import registry
 from dlctl.launch import addresses
 from dlctl.messages import Push
 from dlctl.roles.protocol.context import COORDINATOR
-from dlctl.roles.protocol.effects import LoadArrays, SaveArrays
 from dlctl.roles.server.server import Server
 
 
 def serve(context: process.DaemonContext) -> int:
     job, birth = context.job, context.birth
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
-    files = files_of(loop, context.directory, birth)
-    loop.perform(SaveArrays, files.save)
-    loop.perform(LoadArrays, files.load)
+    serve_files(loop, context.directory, birth)
     signals.stop_the_run(loop, context)
     loop.chores.append(parent_watch.watch_parents(loop, context))
     place = addresses.of_server(birth.run_id, birth.name, job, context.agent, context.control)

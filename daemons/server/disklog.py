@@ -12,7 +12,6 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 from daemons.server.files import (
     IN_THE_WAY,
@@ -46,15 +45,11 @@ class DiskLog:
         self.shard = shard
         self._lock_path = directory / f"shard-{shard}.lock"
         self._lock = open_locked(self._lock_path, create=True)
-        self._remove_unfinished()
+        for path in directory.glob(f"shard-{shard}.base-*.tmp"):
+            with suppress(OSError):  # A process that died has left it: a new one needs the space.
+                path.unlink()
         self._journal = -1
         self._base_path = self._journal_path = directory
-
-    def _remove_unfinished(self) -> None:
-        """A base left by a process that died takes the space that a new one needs."""
-        for path in self.directory.glob(f"shard-{self.shard}.base-*.tmp"):
-            with suppress(OSError):
-                path.unlink()
 
     def _path(self, kind: str, number: int) -> Path:
         return self.directory / f"shard-{self.shard}.{kind}-{number:012d}"
@@ -167,10 +162,8 @@ class DiskLog:
         """All files of this shard, and the directory with the last one."""
         for path in self.directory.glob(f"shard-{self.shard}.*"):
             path.unlink(missing_ok=True)
-        try:
+        with suppress(OSError):  # The directory may still have files of other shards.
             self.directory.rmdir()
-        except OSError:
-            return  # The directory still has files of other shards.
 
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -231,15 +224,11 @@ def _read(path: Path) -> bytes:
 class DiskLogs(TablesInFiles):
     """`Storages` of one server on a disk."""
 
-    def __init__(self, directory: Path, point: Point) -> None:
-        super().__init__()
-        self.directory = directory
-        self.point = point
+    def __init__(self, places: list[Path], point: Point) -> None:
+        """`places`: only one is used."""
+        super().__init__(places, point)
         self._log: DiskLog | None = None
         self._storage: Journaled | None = None
-
-    def _another(self) -> Self:
-        return type(self)(self.directory, self.point)
 
     def create(self, spec: Spec) -> Journaled:
         """Raises DlctlError, with path and size, if it cannot be written, and Unusable if a state
@@ -269,10 +258,10 @@ class DiskLogs(TablesInFiles):
         assert self._storage is not None
         self._log.lock_again()
         self._storage.rewrite()
-        return str(self.directory)
+        return self._log.where
 
     def _open(self, spec: Spec) -> DiskLog:
         if self._log is not None:  # Of an earlier attempt that found no space.
             self._log.close()
-        self._log = DiskLog(self.directory, spec.place)
+        self._log = DiskLog(self.places[0], spec.place)
         return self._log

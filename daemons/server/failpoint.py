@@ -30,16 +30,12 @@ def from_environment(environment: Mapping[str, str]) -> Point:
             hint=f"unset {VARIABLE}",
         )
     log.warning("%s is set: this server kills itself at %r, time %s", VARIABLE, name, count)
-    return _Failpoint(name, int(count))
+    left = int(count)
 
+    def point(at: str) -> None:
+        nonlocal left
+        left -= at == name
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-class _Failpoint:
-    def __init__(self, name: str, count: int) -> None:
-        self._name = name
-        self._left = count
-
-    def __call__(self, name: str) -> None:
-        if name == self._name:
-            self._left -= 1
-            if self._left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+    return point

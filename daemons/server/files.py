@@ -18,7 +18,7 @@ from threading import Event
 from typing import Self
 
 from dlctl.errors import DlctlError
-from dlctl.shards.base import Held, NoRoom
+from dlctl.shards.base import Held, NoRoom, Point
 from dlctl.util.flock import GLANCE_S, RETRY_S, is_locked_within
 from dlctl.util.units import format_size
 
@@ -141,11 +141,14 @@ def failure(what: str, path: Path, error: OSError, size_bytes: int = 0) -> Dlctl
 class TablesInFiles(ABC):
     """Storages of one server in files: of its parameters, and of its other tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: list[Path], point: Point) -> None:
+        """`places`: directories, the preferred one first."""
+        self.places = places
+        self.point = point
         self._others: dict[str, Self] = {}
 
     def of_table(self, name: str) -> Self:
-        return self._others.setdefault(name, self._another())
+        return self._others.setdefault(name, type(self)(self.places, self.point))
 
     def _tables(self) -> list[Self]:
         return [*self._others.values(), self]
@@ -175,9 +178,6 @@ class TablesInFiles(ABC):
         """Remove the files of all tables, and the directory with the last one."""
         for one in self._tables():
             one._remove()
-
-    @abstractmethod
-    def _another(self) -> Self: ...
 
     @abstractmethod
     def is_own_missing(self) -> bool: ...

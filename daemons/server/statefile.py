@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 from daemons.server.files import (
     TablesInFiles,
@@ -34,10 +34,8 @@ class StateFile(TablesInFiles):
     """`Storages` of one server, in the first place with enough space."""
 
     def __init__(self, places: list[Path], point: Point) -> None:
-        """`places`: directories, the preferred one first; the last one is used in any case."""
-        super().__init__()
-        self.places = places
-        self.point = point
+        """`places`: the last one is used in any case."""
+        super().__init__(places, point)
         self._path: Path | None = None
         self._descriptor = -1
         self._storage: Mapped | None = None
@@ -83,18 +81,13 @@ class StateFile(TablesInFiles):
         where = " or ".join(str(place / _file(spec)) for place in self.places)
         raise unusable(spec, Unusable(found), where)
 
-    def _another(self) -> Self:
-        return type(self)(self.places, self.point)
-
     def _remove(self) -> None:
         self._storage = None
         if self._path is None:
             return
         self._path.unlink(missing_ok=True)
-        try:
+        with suppress(OSError):  # The directory may still have files of other shards.
             self._path.parent.rmdir()
-        except OSError:
-            return  # The directory still has files of other shards.
 
     # ------------------------------------------------------------ files that were removed
 

@@ -17,6 +17,4 @@ def choose_storages(run_directory: Path, servers: Servers, point: Point) -> Stor
     if servers.durability == "none":
         return InMemory()
     places = kept_shards.places(run_directory, servers)
-    if servers.durability == "disk":
-        return DiskLogs(places[0], point)
-    return StateFile(places, point)
+    return (DiskLogs if servers.durability == "disk" else StateFile)(places, point)

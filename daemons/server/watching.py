@@ -19,6 +19,11 @@ from dlctl.shards.base import Storages
 log = logging.getLogger("dlctl")
 LOOK_S = 2.0
 """Between two checks; if a server dies in between, a removed state is lost."""
+RESTORED = (
+    "the state of this shard was removed while it was in use; it was written again and is in %s "
+    "now, nothing is lost. If a session of this user has just ended, the cause was RemoveIPC=yes "
+    "of systemd-logind: `loginctl enable-linger` prevents it"
+)
 
 
 class Watch:
@@ -37,7 +42,7 @@ class Watch:
         try:
             # Without its directory the run no longer exists and does not need the state.
             if self._files.is_missing() and self._run_directory.is_dir():
-                _log_restored(self._files.put_back())
+                log.warning(RESTORED, self._files.put_back())
             self._reported = ""
         except (DlctlError, OSError) as error:
             # While this process is alive, the state exists, and this can be retried. Incomplete
@@ -46,12 +51,3 @@ class Watch:
             if self._reported != before:
                 text = "the state of this shard was removed and cannot be restored: %s"
                 log.error(text, self._reported)
-
-
-def _log_restored(place: str) -> None:
-    log.warning(
-        "the state of this shard was removed while it was in use; it was written again and is in "
-        "%s now, nothing is lost. If a session of this user has just ended, the cause was "
-        "RemoveIPC=yes of systemd-logind: `loginctl enable-linger` prevents it",
-        place,
-    )

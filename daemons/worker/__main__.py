@@ -12,7 +12,7 @@ import traceback
 from functools import partial
 
 from daemons import logs, parent_watch, process
-from daemons.files.arrays import files_of
+from daemons.files.arrays import serve_files
 from daemons.loop import Loop, Signals
 from daemons.worker.acks import Acks
 from daemons.worker.at_exit import end_user_code
@@ -27,10 +27,8 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
     JoinGroup,
     LeaveGroup,
-    LoadArrays,
     OpenStore,
     Reduce,
-    SaveArrays,
     Settled,
 )
 from dlctl.roles.worker.worker import Worker
@@ -68,11 +66,11 @@ class Main:
 
 
 def serve(main: Main, context: process.DaemonContext) -> int:
-    job = context.job
+    job, birth = context.job, context.birth
     logs.capture_prints()
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
-    files = files_of(loop, context.directory, context.birth)
-    acks = Acks(context.directory, context.birth.name, context.birth.incarnation, job.servers.count)
+    serve_files(loop, context.directory, birth)
+    acks = Acks(context.directory, birth.name, birth.incarnation, job.servers.count)
     method = registry.load("algorithms", job.algorithm.name)
     ranks = _later_ranks(context, loop)
     run = context.directory if context.is_home else None  # Other hosts have unchanging copies.
@@ -80,12 +78,9 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     shares = "memory" in method.shape.links
     thread = ComputeThread(loop, job, method.shape.engine, ranks, run, place, shares=shares)
     main.begin.put(thread)
-    loop.perform(SaveArrays, files.save)
-    loop.perform(LoadArrays, files.load)
     loop.perform(Settled, acks.write)
     loop.stop_on_signals(main.signals)
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
-    birth = context.birth
     if "group" in method.shape.links:
         reached = addresses.of_worker(birth.run_id, birth.name, job, context.agent, context.control)
         host = addresses.host_of(reached.bind) if job.has_other_hosts else addresses.LOOPBACK

@@ -28,7 +28,7 @@ SPEC = spec_of(adagrad(), SIZE, averaged=2)
 
 def begun(directory, point=lambda name: None):
     """A shard with values, kept in `directory`."""
-    shard = Shard(adagrad(), DiskLogs(directory, point).create(SPEC))
+    shard = Shard(adagrad(), DiskLogs([directory], point).create(SPEC))
     extras = Extras(np.array([1.0, 2.0]))
     shard.storage.fill({"w": np.ones(SIZE, np.float32)}, extras)
     shard.commit({"initialised": True, "commits": 0, "deliveries": []})
@@ -52,7 +52,7 @@ def train(shard, updates, begin_with=1):
 
 def found(directory):
     """(what a server finds that has only what is on the disk, the meta of its last commit)"""
-    shard = Shard(adagrad(), DiskLogs(directory, lambda name: None).reopen(SPEC))
+    shard = Shard(adagrad(), DiskLogs([directory], lambda name: None).reopen(SPEC))
     try:
         return shard, shard.resume()
     except Unusable:
@@ -237,7 +237,7 @@ def test_a_damaged_base_with_a_journal_is_not_passed_over_for_the_one_before(
     with pytest.raises(Unusable, match="is damaged, and its journal depends on that"):
         found(state)
     with pytest.raises(Unusable):
-        DiskLogs(state, lambda name: None).create(SPEC)
+        DiskLogs([state], lambda name: None).create(SPEC)
 
 
 def test_a_base_of_somebody_else_s_making_is_named(tmp_path):
@@ -348,7 +348,7 @@ def test_a_new_log_never_replaces_one_with_updates_of_the_same_run(tmp_path, mon
     wanted = train(shard, deltas(2))[-1]
     let_go(shard)
     for _ in range(3):
-        logs = DiskLogs(tmp_path / "state", lambda name: None)
+        logs = DiskLogs([tmp_path / "state"], lambda name: None)
         with pytest.raises(Unusable, match="a new one must not replace it") as caught:
             logs.create(SPEC)
         assert "dlctl recover" in caught.value.hint
@@ -367,7 +367,7 @@ def test_not_even_a_damaged_log_is_replaced_if_there_were_updates_in_it(tmp_path
     damaged[50] ^= 1
     journal.write_bytes(damaged)
     with pytest.raises(Unusable, match="a new one must not replace it"):
-        DiskLogs(tmp_path / "state", lambda name: None).create(SPEC)
+        DiskLogs([tmp_path / "state"], lambda name: None).create(SPEC)
     assert journal.read_bytes() == damaged
 
 
@@ -378,7 +378,7 @@ def test_a_log_with_first_values_only_or_of_another_run_is_replaced(tmp_path):
     shard = begun(tmp_path / "state")
     train(shard, deltas(2))
     let_go(shard)
-    logs = DiskLogs(tmp_path / "state", lambda name: None)
+    logs = DiskLogs([tmp_path / "state"], lambda name: None)
     other = spec_of(adagrad(), SIZE, averaged=2, run_id="another run")
     assert not logs.create(other).w.any()
 
@@ -491,7 +491,7 @@ def test_who_finds_no_room_may_try_again_until_there_is_some(tmp_path, monkeypat
     first = begun(tmp_path / "state")
     wanted = train(first, deltas(3))[-1]
     let_go(first)
-    logs = DiskLogs(tmp_path / "state", lambda name: None)
+    logs = DiskLogs([tmp_path / "state"], lambda name: None)
 
     def attempt():
         shard = Shard(adagrad(), logs.reopen(SPEC))
@@ -565,7 +565,7 @@ def test_what_a_dead_server_has_left_is_removed_and_what_a_living_one_has_stays(
 
 
 def test_a_log_is_removed_without_a_trace(tmp_path):
-    logs = DiskLogs(tmp_path / "state", lambda name: None)
+    logs = DiskLogs([tmp_path / "state"], lambda name: None)
     Shard(adagrad(), logs.create(SPEC)).commit({})
     logs.discard()
     assert not (tmp_path / "state").exists()

@@ -33,7 +33,7 @@ def test_arrays_are_loaded_outside_the_loop_s_thread(tmp_path, run_script, monke
     monkeypatch.setattr(checkpoints, "read_manifest", lambda directory: {})
     monkeypatch.setattr(checkpoints, "read_worker", read_worker)
     loop = Loop()
-    loop.perform(LoadArrays, Files(loop, "worker-0").load)
+    Files(loop, "worker-0")
     (loaded,) = run_script(loop, LoadArrays(str(tmp_path)), awaited=1)
     assert isinstance(loaded, ArraysLoaded)
     assert loaded.arrays["residual"].tolist() == [1, 1]
@@ -45,7 +45,7 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_the_daemon_with_the_reason(
     tmp_path, run_script, name
 ):
     loop = Loop()
-    loop.perform(LoadArrays, Files(loop, name).load)
+    Files(loop, name)
     with pytest.raises(DlctlError, match="cannot read the manifest") as caught:
         run_script(loop, LoadArrays(str(tmp_path), ("w",), (), 0, 1), awaited=1)
     assert Path(caught.value.where or "").parent == tmp_path
@@ -59,7 +59,7 @@ def test_a_bug_while_saving_fails_the_checkpoint_and_is_not_swallowed(
 
     monkeypatch.setattr(checkpoints, "write_arrays", write_arrays)
     loop = Loop()
-    loop.perform(SaveArrays, Files(loop, "server-0").save)
+    Files(loop, "server-0")
     (saved,) = run_script(loop, SaveArrays(1, str(tmp_path), "shard-0", {}), awaited=1)
     assert isinstance(saved, ArraysSaved)
     assert saved.error == "a bug in dlctl: ZeroDivisionError: oh"
@@ -104,7 +104,7 @@ def test_chores_are_done_after_events_but_not_after_every_one(run_script, monkey
 
     def two_events() -> None:
         loop = Loop(lambda: done.append(1))
-        loop.perform(LoadArrays, Files(loop, "worker-0").load)
+        Files(loop, "worker-0")
         run_script(loop, LoadArrays(""), LoadArrays(""), awaited=2)
 
     monkeypatch.setattr(checkpoints, "read_manifest", lambda directory: {})

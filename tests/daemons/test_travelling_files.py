@@ -17,7 +17,7 @@ from manifests import whole
 
 from daemons import logs
 from daemons.files import file_receiver
-from daemons.files.arrays import Away, Files, files_of
+from daemons.files.arrays import Away, Files, serve_files
 from daemons.files.file_receiver import FileReceiver
 from daemons.files.file_sender import AT_HOME, ON_HOSTS, FileSender
 from daemons.files.log_mirror import Mirrored, sizes
@@ -521,7 +521,7 @@ def load_elsewhere(
     away, fetched = Away(host, born(name)), []
     for _ in range(3):
         loop = Loop()
-        loop.perform(LoadArrays, Files(loop, name, away).load)
+        Files(loop, name, away)
         (event,) = run_script(loop, effect, awaited=1)
         if isinstance(event, ArraysLoaded):
             return event, fetched
@@ -573,7 +573,7 @@ def test_what_is_saved_elsewhere_lies_there_and_what_is_older_is_gone(tmp_path, 
     other.write_bytes(b"of another daemon")
     for number in (4, 5):
         loop, name = Loop(), f"{number:012d}-{number}"
-        loop.perform(SaveArrays, files_of(loop, host, born("server-0")).save)
+        serve_files(loop, host, born("server-0"))
         arrays = {"w": np.full(3, number, np.float32)}
         effect = SaveArrays(number, str(tmp_path / "ckpt" / name), SHARD.split("/")[2], arrays)
         (saved,) = run_script(loop, effect, awaited=1)
@@ -593,7 +593,7 @@ def test_a_host_that_cannot_make_room_fails_the_checkpoint_and_not_the_daemon(
     shutil.rmtree(host / "ckpt")
     (host / "ckpt").write_text("in the way")
     loop = Loop()
-    loop.perform(SaveArrays, files_of(loop, host, born("server-0")).save)
+    serve_files(loop, host, born("server-0"))
     effect = SaveArrays(1, "/home/ckpt/000000000001-1", "shard-0.safetensors", {})
     (saved,) = run_script(loop, effect, awaited=1)
     assert saved.error.startswith("cannot make a checkpoint: ")
@@ -604,6 +604,6 @@ def test_a_damaged_manifest_ends_the_daemon_with_the_reason(tmp_path, host, run_
     directory = away.fetched(Path("/home/ckpt/000000000120-3"))
     directory.mkdir(parents=True)
     (directory / "manifest.json").write_text("{}")
-    loop.perform(LoadArrays, Files(loop, "server-0", away).load)
+    Files(loop, "server-0", away)
     with pytest.raises(DlctlError, match="not the manifest of a checkpoint"):
         run_script(loop, LoadArrays("/home/ckpt/000000000120-3", ("w",), (), 0, 1), awaited=1)

@@ -17,8 +17,8 @@ from recorded import START, row
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from daemons.coordinator import prometheus
-from daemons.coordinator.exports import Guarded
 from daemons.coordinator.prometheus import Prometheus
+from daemons.coordinator.records import Exporter, export
 from daemons.coordinator.tensorboard import FOLDER, TensorBoard
 from dlctl.config import Job, JobFile, Log
 from dlctl.runs.series import EVALUATION
@@ -73,10 +73,9 @@ def test_a_disk_that_takes_no_event_files_is_one_warning(tmp_path: Path, caplog)
 
 
 def test_an_exporter_that_fails_is_left_out_and_no_run_ends_by_it(tmp_path: Path, caplog) -> None:
-    guarded = Guarded(TensorBoard(tmp_path))
-    guarded.add_row(START, "run", 1, {"samples": "many"})
-    guarded.add_row(*row(1, 10))
-    guarded.close()
+    exporters: list[Exporter] = [TensorBoard(tmp_path)]
+    export(exporters, lambda exporter: exporter.add_row(START, "run", 1, {"samples": "many"}))
+    assert exporters == []
     assert [record.message for record in caplog.records] == [
         "TensorBoard has failed; training continues"
     ]
