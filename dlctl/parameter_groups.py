@@ -47,6 +47,11 @@ def of_trained(groups: Sequence[ParameterGroup], layout: Layout) -> list[int]:
     return [group_of(groups, (entry.name, *entry.aliases)) for entry in entries]
 
 
+def of_each(groups: Sequence[ParameterGroup], layout: Layout) -> list[ParameterGroup | None]:
+    """The group of each trained parameter, in their order; None: it is in none."""
+    return [None if n == NONE else groups[n] for n in of_trained(groups, layout)]
+
+
 def runs(groups: Sequence[ParameterGroup], layout: Layout, lo: int, hi: int) -> list[Run]:
     """The elements [lo, hi) of the flat vector, split where another group begins."""
     found: list[Run] = []

@@ -23,7 +23,7 @@ from daemons.worker.ranks import Ranks
 from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
 from daemons.worker.stream import StreamLoader
-from daemons.worker.task import Task, TaskError, calling, is_stream, load_task
+from daemons.worker.task import TaskError, calling, is_stream, load_task
 from dlctl import parameter_groups, registry
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile, ParameterGroup
@@ -93,18 +93,17 @@ def build(
         batch_size=size if isinstance(size, int) else found or fitting.FIRST,
         accumulate=job.gradient.accumulate,
     )
-    numbers = parameter_groups.of_trained(job.parameters, replica.layout)
     for line in parameter_groups.told(job.parameters, replica.layout) if slot == 0 else ():
         log.info("%s", line)
-    groups = [None if n == parameter_groups.NONE else job.parameters[n] for n in numbers]
     stepper: Any
     if ranks is not None:
         from daemons.worker.cut_replica import CutStepper, WholeReplica
 
         assert isinstance(replica, WholeReplica)
-        devices = [choose_device(*_device(job, slot, rank)) for rank in range(job.replica.ranks)]
+        devices = [_device(job, slot, rank) for rank in range(job.replica.ranks)]
         stepper = CutStepper(job, replica, ranks, devices)
     else:
+        groups = parameter_groups.of_each(job.parameters, replica.layout)
         optimizer = inner.make(job.inner, replica.values, groups)
         stepper = Stepper(replica, job.gradient, optimizer)
     if clients is None:
@@ -130,8 +129,7 @@ def build_replica(
             where=task.place("loss"),
             hint="add evaluate(model) -> {metric: value} to the task, or remove target",
         )
-    device = choose_device(*_device(job, slot, rank))
-    how = {"precision": job.gradient.precision, "compiled": job.gradient.compile}
+    device = _device(job, slot, rank)
     lacks = _does_without_weights(job, slot)
     kind: Any = Replica
     if job.replica.ranks > 1:
@@ -141,13 +139,18 @@ def build_replica(
         give_memory_back()
         _check_devices(job, device)
         kind, device = partial(WholeReplica, memory), torch.device("cpu")
+
+    def prepare(model: nn.Module) -> None:
+        if job.job.weights and not lacks:
+            path, warns = Path(job.job.weights), slot == rank == 0
+            weights.load(model, path, strict=job.job.strict, warns=warns)
+        if job.parameters:
+            freeze(model, job.parameters)
+
     replica: Replica = kind(
-        task,
-        device=str(device),
-        seed=job.job.seed,
-        prepare=lambda model: _prepare(job, task, model, reads=not lacks, warns=slot == rank == 0),
-        **how,
-    )
+        task, device=str(device), seed=job.job.seed, prepare=prepare,
+        precision=job.gradient.precision, compiled=job.gradient.compile,
+    )  # fmt: skip
     replica.lacks_weights = lacks
     if rank == 0:
         replica.check_finite()
@@ -181,9 +184,8 @@ def _changes_losses(module: nn.Module) -> bool:
     return isinstance(rate, int | float) and rate > 0
 
 
-def _device(job: JobFile, slot: int, rank: int) -> tuple[str, int]:
-    """The arguments of `choose_device`."""
-    return job.workers.device, slot * job.ranks + rank
+def _device(job: JobFile, slot: int, rank: int) -> torch.device:
+    return choose_device(job.workers.device, slot * job.ranks + rank)
 
 
 def _check_devices(job: JobFile, device: torch.device) -> None:
@@ -209,16 +211,6 @@ def _does_without_weights(job: JobFile, slot: int) -> bool:
         return False  # Only the first process of a replica gets the run's values.
     log.warning("the weights are not on this host: using the run's (%s)", job.job.weights)
     return True
-
-
-def _prepare(job: JobFile, task: Task, model: nn.Module, *, reads: bool, warns: bool) -> None:
-    """Load the job's initial values, and freeze what it does not train. Raises TaskError,
-    DlctlError.
-    """
-    if job.job.weights and reads:
-        weights.load(model, Path(job.job.weights), strict=job.job.strict, warns=warns)
-    if job.parameters:
-        freeze(model, job.parameters)
 
 
 def freeze(model: nn.Module, groups: Sequence[ParameterGroup]) -> None:

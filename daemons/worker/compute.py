@@ -68,6 +68,8 @@ from dlctl.roles.protocol.effects import (
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 
 log = logging.getLogger("dlctl")
+TEXT_CHARS_MAX = 8_000
+"""At most 4 bytes each: they fit into a message's header."""
 
 
 class Loaded(NamedTuple):
@@ -209,7 +211,7 @@ class ComputeThread:
 
     def _build(self, effect: BuildModel) -> ModelBuilt:
         # torch takes seconds to import and is needed in this thread only.
-        from daemons.worker.building import build
+        from daemons.worker.building import build, make_engine
         from daemons.worker.data import no_errors_from_signals
         from daemons.worker.frozen import FrozenFile
 
@@ -228,7 +230,12 @@ class ComputeThread:
         self._replica = replica
         mark = None
         if self._shares and self._place is not None:
-            mark = self._share(replica, self._place[0])
+            from daemons.worker.shared_model import share
+
+            shared = share(replica, self._place[0])
+            whose = "this worker" if shared.is_new else "another worker"
+            log.info("the model is in shared memory that %s created", whose)
+            mark = shared.mark
         if replica.rows is not None:
             replica.rows.fetch = self._fetch_rows
         if self._place is not None:
@@ -239,7 +246,9 @@ class ComputeThread:
 
             self._ahead = Ahead(self._ranks, replica)
         if self._engine_name:
-            self._engine = self._make_engine()
+            engine, ranks = self._engine_name, self._ranks
+            met = (ranks.count, ranks.meet()) if ranks is not None else (1, None)
+            self._engine = make_engine(self._job, engine, replica, 0, *met)
         ready = ModelReady(
             "", replica.layout.to_bytes(), samples, replica.task.has("finish"),
             self._frozen.digests(replica) if self._frozen is not None else b"",
@@ -248,15 +257,6 @@ class ComputeThread:
             batch_size, shards, clients,
         )  # fmt: skip
         return ModelBuilt(ready, replica.parameters, self._averaged, mark)
-
-    def _share(self, replica: Any, directory: Path) -> Array:
-        """Move the model to shared memory; returns the memory's mark."""
-        from daemons.worker.shared_model import share
-
-        shared = share(replica, directory)
-        log.info("the model is in shared memory that %s",
-                 "this worker created" if shared.is_new else "another worker created")  # fmt: skip
-        return shared.mark
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
         self._replica.load_averaged(np.array(effect.averaged))
@@ -328,14 +328,6 @@ class ComputeThread:
         batches = self._loader.step(data_epoch, start, stop, number, shard)
         samples = self._loader.samples - len(self._loader.bad)
         return Loaded(batches, samples, self._loader.bad, self._loader.ended_after)
-
-    def _make_engine(self) -> Operations:
-        from daemons.worker.building import make_engine
-
-        rank, ranks, group = 0, 1, None
-        if self._ranks is not None:
-            ranks, group = self._ranks.count, self._ranks.meet()
-        return make_engine(self._job, self._engine_name, self._replica, rank, ranks, group)
 
     def _run_engine(self, effect: RunEngine) -> EngineRan:
         assert self._engine is not None
@@ -426,19 +418,11 @@ class ComputeThread:
     def _evaluate(self, effect: RunEvaluation) -> EvaluationRun:
         averaged = np.array(effect.averaged, np.float64)
         if effect.finish_with is not None:
-            from daemons.worker.compute import run_finish
-
-            text, failed = run_finish(
-                self._replica, effect.parameters, averaged, effect.finish_with
-            )
+            values = effect.parameters, averaged
+            text, failed = run_finish(self._replica, *values, effect.finish_with)
             return EvaluationRun(effect.evaluation, {}, text, failed)
         metrics = self._replica.evaluate(effect.parameters, averaged)
         return EvaluationRun(effect.evaluation, metrics)
-
-
-log = logging.getLogger("dlctl")
-TEXT_CHARS_MAX = 8_000
-"""At most 4 bytes each: they fit into a message's header."""
 
 
 class _Copied(io.TextIOBase):

@@ -25,12 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook
 
 from daemons.worker import nests
-from daemons.worker.cutting import (
-    cut_by_fsdp,
-    cut_by_tensors,
-    pieces,
-    without_values,
-)
+from daemons.worker.cutting import cut_by_fsdp, cut_by_tensors, pieces, without_values
 from daemons.worker.failures import explained
 from daemons.worker.part import Kept, Part, PartStepper, Weighted
 from daemons.worker.pipeline import StagePart, shown, stage_pieces
@@ -147,7 +142,7 @@ def make_stepper(
                 task, model, layout, mine, memory, device, tells=by_fsdp or rank == 0, **about
             )
     gc.collect()  # Free the whole model, which is no longer used.
-    return PartStepper(part, job, _groups(job, layout))
+    return PartStepper(part, job, parameter_groups.of_each(job.parameters, layout))
 
 
 def give_memory_back() -> None:
@@ -157,11 +152,6 @@ def give_memory_back() -> None:
     """
     with suppress(AttributeError):  # The C library is not glibc.
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, GIVES_BACK_BYTES)
-
-
-def _groups(job: JobFile, layout: Layout) -> list[Any]:
-    numbers = parameter_groups.of_trained(job.parameters, layout)
-    return [None if n == parameter_groups.NONE else job.parameters[n] for n in numbers]
 
 
 def digest(layout: Layout) -> str:

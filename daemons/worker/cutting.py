@@ -157,10 +157,15 @@ def pieces(
             made[name] = nn.Parameter(local) if name == entry.name else made[entry.name]
     with calling("loading the values of the model", task.at("model")):
         model.load_state_dict(made, strict=False, assign=True)
-    return [
-        _piece(find(model, entry.name), entry.shape, lo, hi, vector, rank)
-        for entry, lo, hi in layout.slices(TRAINED)
-    ]
+    found = []
+    for entry, lo, hi in layout.slices(TRAINED):
+        parameter = find(model, entry.name)
+        assert isinstance(parameter, nn.Parameter)
+        local = parameter.detach()
+        local = local.to_local() if isinstance(local, DTensor) else local
+        where, is_owned = _where(parameter), _is_owned(parameter, rank)
+        found.append(piece(parameter, local, entry.shape, lo, hi, where, vector, is_owned))
+    return found
 
 
 def _to_device(model: nn.Module, device: torch.device) -> None:
@@ -188,16 +193,6 @@ def _is_owned(parameter: Tensor, rank: int) -> bool:
     assert at is not None
     held = zip(at, parameter.placements, strict=True)
     return all(n == 0 for n, placement in held if isinstance(placement, Replicate))
-
-
-def _piece(
-    parameter: Tensor, shape: tuple[int, ...], lo: int, hi: int, vector: Tensor, rank: int
-) -> Piece:
-    assert isinstance(parameter, nn.Parameter)
-    found = parameter.detach()
-    local = found.to_local() if isinstance(found, DTensor) else found
-    cut = _where(parameter)
-    return piece(parameter, local, shape, lo, hi, cut, vector, _is_owned(parameter, rank))
 
 
 def piece(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,15 +77,16 @@ class PortionLoader:
         pieces: int = 1,
     ) -> None:
         self.clients = clients
-        self.order = Order(self._length_of(dataset), seed=seed, shuffle=shuffle, draw=draw)
+        self._guarded, length = self._guard(dataset, collate, place, tolerant)
+        self.order = Order(length, seed=seed, shuffle=shuffle, draw=draw)
         self.batch_size = batch_size
         self._accumulate, self._pieces = accumulate, pieces
         self._seed = seed
-        self._guarded = self._guard(dataset, collate, place, tolerant)
         self.bad: tuple[BadSample, ...] = ()
         """The samples that the batches of the newest step leave out; it may have no batches then.
         """
-        self._batches = _Batches()
+        self._batches: list[Any] = []
+        """Of the current pass. The loader has this list."""
         # With a shared generator every portion would shift the replica's dropout.
         self._generator = torch.Generator().manual_seed(seed)
         self._loader = self._with(processes) if processes else None
@@ -95,14 +97,11 @@ class PortionLoader:
         self._next: tuple[int, int, int, int] | None = None
         self._client = -1
 
-    def _length_of(self, dataset: Any) -> int:
-        return len(dataset)
-
     def _guard(
         self, dataset: Any, collate: Collate | None, place: str | None, tolerant: bool
-    ) -> Batching:
-        """The object that makes batches of the dataset."""
-        return _Guarded(dataset, collate, place, tolerant)
+    ) -> tuple[Batching, int]:
+        """The object that makes batches of the dataset, and the dataset's length."""
+        return _Guarded(dataset, collate, place, tolerant), len(dataset)
 
     def resize(self, batch_size: int) -> None:
         """Set the largest number of samples in a batch."""
@@ -162,11 +161,6 @@ class PortionLoader:
         samples = sum(size for _, size in left)
         return [(batch, size / samples) for batch, size in left if size]
 
-    def batch(self, data_epoch: int, start: int, stop: int, number: int) -> Any:
-        """The batch of a step with a single batch."""
-        ((batch, _),) = self.step(data_epoch, start, stop, number)
-        return batch
-
     def _cut(self, samples: int) -> list[tuple[int, int]]:
         """The bounds of the batches of a step."""
         batches = min(samples, -(-samples // self.batch_size) * self._pieces)
@@ -220,7 +214,7 @@ class PortionLoader:
         return DataLoader(
             self._guarded,
             batch_sampler=self._batches,
-            collate_fn=_first,
+            collate_fn=itemgetter(0),
             num_workers=processes,
             persistent_workers=True,
             worker_init_fn=_leave_signals_to_the_worker,
@@ -239,7 +233,7 @@ class PortionLoader:
 
     def _begin(self, batches: list[Any]) -> None:
         """Start to load these batches."""
-        self._batches.rows = batches
+        self._batches[:] = batches
         if self._loader is None:
             self._stream = map(self._guarded.batch, self._batches)
             return
@@ -260,16 +254,6 @@ class PortionLoader:
         with calling("starting to load the data"):
             self._stream = iter(loader)
         self._processes = [*{*multiprocessing.active_children()} - others]
-
-
-class _Batches:
-    """The batch sampler: the batches to load next, set before each pass."""
-
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-
-    def __iter__(self) -> Iterator[Any]:  # torch annotates the elements as lists
-        return iter(self.rows)
 
 
 class BadSample(NamedTuple):
@@ -293,13 +277,24 @@ class Batching(Dataset[Any], ABC):
     """Makes whole batches, and returns the user's errors as values: so they keep their place and
     text when a loader process sends them."""
 
+    def __init__(self, collate: Collate | None, place: str | None) -> None:
+        self._collate = collate or default_collate
+        self._place = place
+
     def __getitems__(self, wanted: Any) -> list[Any]:
         """One batch, collated, as a list of one: the interface of torch's DataLoader."""
         return [self.batch(wanted)]
 
-    @abstractmethod
     def batch(self, wanted: Any) -> Any:
         """The wanted samples, collated; a TaskError is returned."""
+        try:
+            return self._made(wanted)
+        except TaskError as error:
+            return error.with_traceback(None)
+
+    @abstractmethod
+    def _made(self, wanted: Any) -> Any:
+        """Raises TaskError."""
 
 
 class _Guarded(Batching):
@@ -312,10 +307,9 @@ class _Guarded(Batching):
         place: str | None,
         tolerant: bool,
     ) -> None:
+        super().__init__(collate, place)
         self._dataset = dataset
         self._tolerant = tolerant
-        self._collate = collate or default_collate
-        self._place = place
         self._tensors: tuple[Tensor, ...] = ()
         """Of a plain TensorDataset: the rows of a batch are selected at once, with the same result
         as collating them one by one."""
@@ -323,23 +317,20 @@ class _Guarded(Batching):
             is_plain = all(type(t) is Tensor and t.layout is torch.strided for t in dataset.tensors)
             self._tensors = dataset.tensors if is_plain else ()
 
-    def batch(self, rows: Rows) -> Any:
+    def _made(self, rows: Rows) -> Any:
         """The samples at `rows`, collated; `Sifted` if some failed to load and the job tolerates
-        that; a TaskError is returned."""
-        try:
-            if self._tensors:
-                # Converting a list of numbers would take as long as all the rest.
-                where = torch.from_numpy(rows)
-                with calling("making a batch of samples", self._place):
-                    return [t.index_select(0, where.to(t.device)) for t in self._tensors]
-            samples, bad = self._sifted(rows.tolist())
-            if not samples:
-                return Sifted(None, bad)
+        that."""
+        if self._tensors:
+            # Converting a list of numbers would take as long as all the rest.
+            where = torch.from_numpy(rows)
             with calling("making a batch of samples", self._place):
-                batch = self._collate(samples)
-            return Sifted(batch, bad) if bad else batch
-        except TaskError as error:
-            return error.with_traceback(None)
+                return [t.index_select(0, where.to(t.device)) for t in self._tensors]
+        samples, bad = self._sifted(rows.tolist())
+        if not samples:
+            return Sifted(None, bad)
+        with calling("making a batch of samples", self._place):
+            batch = self._collate(samples)
+        return Sifted(batch, bad) if bad else batch
 
     def _sifted(self, indices: list[int]) -> tuple[list[Any], tuple[BadSample, ...]]:
         """The samples, and those whose failure is tolerated."""
@@ -376,10 +367,6 @@ class _Guarded(Batching):
             raise
         except BaseException as error:
             raise blame(f"task.dataset()[{index}]", error, self._place) from error
-
-
-def _first(items: list[Any]) -> Any:
-    return items[0]
 
 
 def _leave_signals_to_the_worker(_: int) -> None:

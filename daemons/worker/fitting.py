@@ -122,7 +122,7 @@ class _Memory:
         if self.is_of_cpu:
             with suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")  # Reset the peak RSS.
-            self._before = _status_kb("VmRSS") * 1024
+            self._before = _kb("VmRSS") * 1024
             self.budget = int(SHARE * available() / self._sharers) - self._reserve
             return
         torch.cuda.empty_cache()
@@ -134,7 +134,8 @@ class _Memory:
     def end(self) -> bool:
         """Whether it fits."""
         if self.is_of_cpu:
-            self.used = max(0, _peak_bytes() - self._before)
+            peak_kb = _kb("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            self.used = max(0, peak_kb * 1024 - self._before)
             self.has_room_for_twice = 2 * self.used <= self.budget
         else:
             torch.cuda.synchronize(self._device)
@@ -142,17 +143,9 @@ class _Memory:
         return self.used <= self.budget
 
 
-def _peak_bytes() -> int:
-    return (_status_kb("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
-
-
-def _status_kb(key: str) -> int:
-    return _kb(Path("/proc/self/status"), key)
-
-
 def available() -> int:
     """Bytes of memory that this process may still take, limited by the machine and its cgroup."""
-    found = [_kb(Path("/proc/meminfo"), "MemAvailable") * 1024]
+    found = [_kb("MemAvailable", "/proc/meminfo") * 1024]
     group = Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):  # There is no limit, or none that is visible.
         limit = int((group / "memory.max").read_text())
@@ -160,8 +153,8 @@ def available() -> int:
     return min(found)
 
 
-def _kb(file: Path, key: str) -> int:
-    for line in file.read_text().splitlines():
+def _kb(key: str, file: str = "/proc/self/status") -> int:
+    for line in Path(file).read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1])
     return 0

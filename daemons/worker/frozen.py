@@ -55,17 +55,15 @@ def load(replica: Replica, path: Path, theirs: bytes, mine: bytes = b"") -> list
                     raise DlctlError(
                         f'frozen parameter "{described[n].name}" is corrupted', where=str(path)
                     )
-                values[n] = _tensor(data, getattr(torch, described[n].dtype))
+                kind = getattr(torch, described[n].dtype)
+                flat = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
+                values[n] = flat
     except OSError as error:
         raise DlctlError(
             f"cannot read the frozen parameters: {error.strerror}", where=str(path)
         ) from error
     replica.load_frozen(values)
     return others
-
-
-def _tensor(data: bytearray, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
 def _chunks(replica: Replica) -> Iterator[bytes | memoryview]:

@@ -333,7 +333,8 @@ class _Member:
             is_counted, plan.first, plan.beside,
         )  # fmt: skip
         self._owner.keep(self, result)
-        self._await_all_records()
+        if self._group is not None:  # Wait until every member has recorded this result.
+            self._group.barrier().wait(timedelta(seconds=self._timeout_s))
         self._owner.hand_out(self)
         # All members have read it. A run may make millions of sums.
         self._store.delete_key(self._message)
@@ -366,11 +367,6 @@ class _Member:
             early.begin_rest(torch.from_numpy(own))
         early.wait(lambda work: work.wait(timedelta(seconds=self._timeout_s)))
         return None if plan.is_void else early.summed.numpy()
-
-    def _await_all_records(self) -> None:
-        """Return when every member has recorded the result of this sum."""
-        if self._group is not None:
-            self._group.barrier().wait(timedelta(seconds=self._timeout_s))
 
     # ------------------------------------------------------------ at the store
 

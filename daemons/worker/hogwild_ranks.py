@@ -11,7 +11,7 @@ The memory is the anonymous file (memfd) that the ranks inherit: it is freed whe
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from daemons.worker.building import build
+from daemons.worker.rank_group import Said
 from daemons.worker.ranks import Ranks
-from daemons.worker.replica import Replica, seed_all
-from daemons.worker.shared_model import reserve
+from daemons.worker.replica import Replica
+from daemons.worker.shared_model import check_device, reserve
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.messages import Array
@@ -37,11 +38,7 @@ class Memory(NamedTuple):
 
 def map_memory(replica: Replica, descriptor: int, ranks: int) -> Memory:
     """Raises DlctlError if the model is on a GPU."""
-    if replica.device.type != "cpu":
-        raise DlctlError(
-            f"the processes of a replica share memory, and the model is on {replica.device}",
-            hint='set workers.device = "cpu"',
-        )
+    check_device(replica)
     size = replica.layout.size()
     mapped = mmap.mmap(descriptor, 4 * size * (ranks + 1))
     whole = np.frombuffer(mapped, np.float32).reshape(ranks + 1, size)
@@ -58,7 +55,7 @@ class Ahead:
         reserve(ranks.store, size)
         memory = map_memory(replica, ranks.store, ranks.count)
         memory.parameters.copy_(torch.from_numpy(replica.parameters))
-        replica.move_to(memory.parameters, is_shared=True)
+        replica.share(memory.parameters)
         ranks.share()
         self._gradients = memory.gradients
         self._begun: dict[int, int] = {}
@@ -110,18 +107,18 @@ class Later:
         self._stepper, self._loader = built.stepper, built.loader
         self._begin, self._rank = begin, rank
         self._accumulate = job.gradient.accumulate
-        sequence = np.random.SeedSequence([job.job.seed, begin["slot"], begin["epoch"], rank])
-        seed_all(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        built.stepper.replica.reseed(begin["slot"], begin["epoch"], rank)
 
     def share(self) -> None:
         """Move to the shared memory, into which rank 0 has put its model."""
         replica = self._stepper.replica
         memory = map_memory(replica, self._begin["store"], self._begin["ranks"])
-        replica.move_to(memory.parameters, is_shared=True)
+        replica.share(memory.parameters)
         self._gradient = memory.gradients[self._rank]
 
-    def batch(self, of: Mapping[str, Any]) -> dict[str, Any]:
+    def make(self, call: Said) -> tuple[dict[str, Any], Sequence[Array]]:
         """Step along one batch; returns the result. The gradient is in the shared memory."""
+        of = call.header
         if of["step_samples"]:
             self._loader.resize(of["step_samples"] // self._accumulate)
         data_epoch, start, stop = of["portion"]
@@ -131,13 +128,14 @@ class Later:
             "metrics": {}, "failed": self._loader.bad,
         }  # fmt: skip
         if not batches:
-            return found
+            return {"result": found}, ()
         step = self._stepper.step(
             batches, own_lr=of["own_lr"], norm_max=of["norm_max"], epoch=data_epoch
         )
         if step.gradient is not None:
             np.copyto(self._gradient, step.gradient)
-        return found | {
+        found |= {
             "loss": step.loss, "norm": step.norm, "is_usable": step.is_usable,
             "is_skipped": step.is_skipped, "metrics": dict(step.metrics),
         }  # fmt: skip
+        return {"result": found}, ()

@@ -46,19 +46,18 @@ class KeptSource(SourceFileLoader):
         data = task_code.as_it_was(self._directory, Path(path), now)
         if data is None:
             raise FileNotFoundError(path)
-        if data != now:
-            self._report(path, data)
+        if data != now:  # Warn, and have tracebacks show the lines of the stored version.
+            lines = decode_source(data).splitlines(keepends=True)
+            linecache.cache[path] = (len(data), None, lines, path)
+            name = os.path.basename(path)
+            text = (
+                "%s has changed since the run was started: using the version that was stored then"
+            )
+            log.warning(text, name)
         return data
 
     def path_stats(self, path: str) -> Any:
         raise OSError
-
-    def _report(self, path: str, data: bytes) -> None:
-        """Warn, and have tracebacks show the lines of the stored version."""
-        lines = decode_source(data).splitlines(keepends=True)
-        linecache.cache[path] = (len(data), None, lines, path)
-        text = "%s has changed since the run was started: using the version that was stored then"
-        log.warning(text, os.path.basename(path))
 
 
 class _Finder:

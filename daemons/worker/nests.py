@@ -4,7 +4,7 @@ form in JSON, and the tensors one by one. Other types cannot be sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,8 @@ def taken_apart(value: Any, tensors: list[Tensor]) -> Any:
     )
 
 
-def put_together(form: Any, tensors: Sequence[Tensor]) -> Any:
+def put_together(form: Any, tensors: Iterator[Tensor]) -> Any:
     """The inverse of `taken_apart`."""
-    return _put_together(form, iter(tensors))
-
-
-def _put_together(form: Any, tensors: Any) -> Any:
     match form:
         case ["tensor"]:
             return next(tensors)
@@ -47,11 +43,11 @@ def _put_together(form: Any, tensors: Any) -> Any:
         case ["plain", value]:
             return value
         case ["list", items]:
-            return [_put_together(item, tensors) for item in items]
+            return [put_together(item, tensors) for item in items]
         case ["tuple", items]:
-            return tuple(_put_together(item, tensors) for item in items)
+            return tuple(put_together(item, tensors) for item in items)
         case ["dict", items]:
-            return {key: _put_together(item, tensors) for key, item in items}
+            return {key: put_together(item, tensors) for key, item in items}
     raise ValueError(f"unknown form: {form!r:.100}")
 
 
@@ -83,4 +79,4 @@ def unpacked(form: Any, arrays: Sequence[Array]) -> Any:
         else torch.empty(shape, dtype=dtype_of(name), device="cpu")
         for array, (name, shape) in zip(arrays, form[1], strict=True)
     ]
-    return put_together(form[0], tensors)
+    return put_together(form[0], iter(tensors))

@@ -89,8 +89,7 @@ class Part:
         """Accumulate the gradients of these batches in autograd. Returns the losses that count,
         each with its fraction of the samples. Raises TaskError.
         """
-        if not self.model.training:
-            self.set_training()
+        self.set_training()
         found = []
         for batch, part in batches:
             loss = self.loss(batch, step, epoch)
@@ -115,8 +114,9 @@ class Part:
             raise
 
     def set_training(self) -> None:
-        with calling("model.train()", self.task.at("model")):
-            self.model.train(True)
+        if not self.model.training:
+            with calling("model.train()", self.task.at("model")):
+                self.model.train(True)
 
     def gradients(self) -> list[Tensor | None]:
         """float32, of each piece; None: there is none, or another rank reports it."""

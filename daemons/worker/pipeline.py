@@ -13,7 +13,7 @@ A step's micro-batches follow GPipe's schedule, all forward and then all backwar
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from daemons.worker.layout import find
 from daemons.worker.nests import dtype_name, dtype_of, put_together, taken_apart
 from daemons.worker.part import Part, Weighted
 from daemons.worker.replica import Measured, in_numbers
-from daemons.worker.sequences import Cut
+from daemons.worker.sequences import Cut, uses_of
 from daemons.worker.task import TaskError, calling
 from dlctl.flat import TRAINED, Layout
 
@@ -80,7 +80,7 @@ class Link:
         head[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
         flat = [tensor.detach().contiguous() for tensor in (head, *tensors) if tensor.numel()]
         self._sent.append([(dist.isend(each, to, group=self._group), each) for each in flat])
-        self._wait(self._ahead)
+        self.wait(but=self._ahead)
         return tensors
 
     def receive(self, of: int) -> tuple[Any, list[Tensor]]:
@@ -94,13 +94,10 @@ class Link:
             if tensor.numel():
                 dist.recv(tensor, of, group=self._group)
             tensors.append(tensor.requires_grad_(wants))
-        return put_together(form, tensors), [each for each in tensors if each.requires_grad]
+        return put_together(form, iter(tensors)), [each for each in tensors if each.requires_grad]
 
-    def finish(self) -> None:
-        """Wait until all sends are complete."""
-        self._wait(0)
-
-    def _wait(self, but: int) -> None:
+    def wait(self, but: int = 0) -> None:
+        """Wait until all but the newest so many sends are complete."""
         while len(self._sent) > but:
             for work, _ in self._sent.popleft():
                 work.wait()
@@ -113,15 +110,12 @@ def stage_pieces(
     and the numbers of those that all stages have.
     """
     users: dict[int, set[int]] = {}
-    inside: dict[int, int] = {}
+    uses, inside = uses_of(model), Counter[int]()
     for stage, names in enumerate(cut.stages):
         for name in names:
             for _, each in model.get_submodule(name).named_parameters(remove_duplicate=False):
                 users.setdefault(id(each), set()).add(stage)
-                inside[id(each)] = inside.get(id(each), 0) + 1
-    uses: dict[int, int] = {}
-    for _, each in model.named_parameters(remove_duplicate=False):
-        uses[id(each)] = uses.get(id(each), 0) + 1
+                inside[id(each)] += 1
     made, shared = [], []
     for number, (entry, lo, hi) in enumerate(layout.slices(TRAINED)):
         parameter = find(model, entry.name)
@@ -215,7 +209,12 @@ class StagePart(Part):
             if self._is_backward:
                 return forward(*values, **named)
             if not (torch.is_grad_enabled() or self._is_last):
-                raise self._without_gradients()
+                raise TaskError(
+                    "a module of a stage is computed without gradients, so earlier stages would "
+                    "not be trained",
+                    where=self.task.place("loss"),
+                    hint="torch.utils.checkpoint does that with use_reentrant=True: use False",
+                )
             if self.rank and self._received is None:
                 raise self._out_of_order("calls no module of an earlier stage first")
             self._calls += 1
@@ -230,14 +229,6 @@ class StagePart(Part):
 
         return computed
 
-    def _without_gradients(self) -> TaskError:
-        return TaskError(
-            "a module of a stage is computed without gradients, so earlier stages would not be "
-            "trained",
-            where=self.task.place("loss"),
-            hint="torch.utils.checkpoint does that with use_reentrant=True: use False",
-        )
-
     def _out_of_order(self, what: str) -> TaskError:
         return TaskError(
             f"task.loss {what}: the model cannot be cut into these stages",
@@ -250,8 +241,7 @@ class StagePart(Part):
     def run(
         self, batches: Sequence[Weighted], step: int, epoch: int
     ) -> list[tuple[float, Measured]]:
-        if not self.model.training:
-            self.set_training()
+        self.set_training()
         kept: deque[_Forward] = deque()
         measured: list[tuple[float, Measured]] = []
         waiting = deque(batches)
@@ -260,8 +250,8 @@ class StagePart(Part):
                 kept.append(self._forward(*waiting.popleft(), step, epoch, measured))
             else:
                 self._backward(kept.popleft())
-        self._down.finish()
-        self._up.finish()
+        self._down.wait()
+        self._up.wait()
         self._sum_shared()
         return measured
 

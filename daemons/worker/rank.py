@@ -13,11 +13,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from daemons.process import read_job
 from daemons.worker.rank_group import ALIVE_S, BUILT, MET, Said, receive, send
@@ -28,6 +28,8 @@ from dlctl.launch.base import HOST_FILE
 from dlctl.messages import Array
 
 PR_SET_PDEATHSIG = 1
+Make = Callable[[Said], tuple[dict[str, Any], Sequence[Array]]]
+"""Performs a call of rank 0; returns the header and the arrays of the answer."""
 
 
 class Rank:
@@ -57,45 +59,39 @@ class Rank:
         threading.Event().wait()
 
     def _serve(self) -> None:
-        from daemons.worker.building import build_replica, make_engine
-        from daemons.worker.rank_group import join_group
-
         begin = self._calls.get().header
         if self.job.replica.hogwild > 1:
-            self._step_without_locks(begin)
-        replica = build_replica(self.job, begin["slot"], self.rank, self._run)
-        replica.reseed(begin["slot"], begin["epoch"], self.rank * (self.job.replica.ranks > 1))
-        self._report_step(BUILT)
-        meet = self._calls.get().header
-        group = join_group(
-            begin["store"], self.rank, begin["ranks"], meet["limit_s"], meet["device"]
-        )
-        if self.job.replica.ranks > 1:
-            from daemons.worker.cut_replica import PartCalls
+            from daemons.worker.hogwild_ranks import Later
 
-            make = PartCalls(self.job, replica, begin, self.rank).make
+            later = Later(self.job, begin, self.rank, self._run)
+            self._report_step(BUILT)
+            self._calls.get()
+            later.share()
+            make: Make = later.make
         else:
-            method = registry.load("algorithms", self.job.algorithm.name)
-            engine = make_engine(
-                self.job, method.shape.engine, replica, self.rank, begin["ranks"], group
-            )
-            make = partial(_make, engine)
-        del replica  # A part does not need the whole model.
+            make = self._join(begin)
         self._report_step(MET)
         while True:
             answer, arrays = make(self._calls.get())
             self._report_step(self.step + 1, arrays, **answer)
 
-    def _step_without_locks(self, begin: dict[str, Any]) -> NoReturn:
-        from daemons.worker.hogwild_ranks import Later
+    def _join(self, begin: dict[str, Any]) -> Make:
+        """Build the model and join the group. Returns what performs the calls of rank 0."""
+        from daemons.worker.building import build_replica, make_engine
+        from daemons.worker.rank_group import join_group
 
-        later = Later(self.job, begin, self.rank, self._run)
+        replica = build_replica(self.job, begin["slot"], self.rank, self._run)
+        replica.reseed(begin["slot"], begin["epoch"], self.rank * (self.job.replica.ranks > 1))
         self._report_step(BUILT)
-        self._calls.get()
-        later.share()
-        self._report_step(MET)
-        while True:
-            self._report_step(self.step + 1, result=later.batch(self._calls.get().header))
+        meet, ranks = self._calls.get().header, begin["ranks"]
+        group = join_group(begin["store"], self.rank, ranks, meet["limit_s"], meet["device"])
+        if self.job.replica.ranks > 1:
+            from daemons.worker.cut_replica import PartCalls
+
+            return PartCalls(self.job, replica, begin, self.rank).make
+        method = registry.load("algorithms", self.job.algorithm.name)
+        engine = make_engine(self.job, method.shape.engine, replica, self.rank, ranks, group)
+        return partial(_make, engine)
 
     def _report_step(self, step: int, arrays: Sequence[Array] = (), **answer: Any) -> None:
         self.step = step
@@ -133,14 +129,10 @@ def _make(engine: Operations, call: Said) -> tuple[dict[str, Any], Sequence[Arra
     return {}, ()
 
 
-def _end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def main() -> None:
     directory, _, _, rank, fd = sys.argv[1:]
-    _end_with_parent()
+    # The kernel kills this process when the thread that started it ends.
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     # If the parent exited before that call, the closed socket shows it.

@@ -309,7 +309,11 @@ class _Rank:
             os.close(pidfd)
 
     def _receive(self, pidfd: int) -> None:
-        while ready := wait([self.link, pidfd], self._silent_s()):
+        # No limit before the model is built: an import may block all threads, and the start has its
+        # own limit.
+        while ready := wait(
+            [self.link, pidfd], self._owner.silent_s if self.step >= BUILT else None
+        ):
             try:
                 if self.link not in ready:
                     raise EOFError
@@ -325,12 +329,6 @@ class _Rank:
                 threading.Thread(target=self._owner.failed, args=(failed,), daemon=True).start()
         silent = f"has sent nothing for {self._owner.silent_s:g} s: it is stopped, or hangs"
         self._owner.lost(RankLost(f"{self._named()} {silent}"))
-
-    def _silent_s(self) -> float | None:
-        """None before the model is built: an import may block all threads, and the start has its
-        own limit.
-        """
-        return self._owner.silent_s if self.step >= BUILT else None
 
     def _how_it_ended(self) -> RankLost:
         self.process.kill()  # If it has only closed its socket.

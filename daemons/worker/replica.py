@@ -15,7 +15,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -38,21 +38,7 @@ log = logging.getLogger("dlctl")
 
 SWAPPED = 1 << 20
 """Elements that are swapped at a time."""
-_BACKWARD = "the backward pass of task.loss"
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-Told = tuple[Any, int, int, dict[str, Tensor] | None]
-"""A batch, with its step, its epoch and the rows that it has named."""
-
-
-class Step(NamedTuple):
-    """The loss of one batch and its gradient; the next step overwrites the vector."""
-
-    loss: float
-    """May be NaN or infinite."""
-    gradient: Vector
-    """float32[d], of the same kind and order as `Replica.parameters`."""
 
 
 class Measured(NamedTuple):
@@ -97,7 +83,11 @@ class Replica:
         if prepare is not None:
             prepare(model)
         tables = entries_of(task)
-        self.layout: Layout = _layout(task, model, tables)
+        try:
+            self.layout = layout_of(model, tables)
+        except TaskError as error:
+            error.where = error.where or task.place("model")
+            raise
         self.rows = RowSteps(task, self.layout, self.device) if tables else None
         with calling(f"moving the model to {self.device}", task.at("model")):
             self.model = model.to(self.device)
@@ -113,17 +103,14 @@ class Replica:
         self._parts: GradientParts | None = None
         """If gradients are summed while they are computed."""
 
-    def move_to(self, vector: Tensor, *, is_shared: bool = False) -> None:
-        """Move the model to this host memory, float32[d]. is_shared: take the values that are there
-        already; other processes may write to them at any time.
+    def share(self, vector: Tensor) -> None:
+        """Move the model to this host memory, float32[d], and take the values that are there. Other
+        processes may write to them at any time.
         """
-        if not is_shared:
-            vector.copy_(self._vector)
         self._place(vector)
         self._vector, self.parameters = vector, _own(vector)
-        if is_shared:
-            self._is_shared = True
-            self._changes.others_step()
+        self._is_shared = True
+        self._changes.others_step()
 
     def _place(self, vector: Tensor) -> None:
         """Make the model's values views of this memory; the tensor objects remain the same."""
@@ -190,22 +177,12 @@ class Replica:
 
     # ---------------------------------------------------------------- gradients
 
-    def gradient(self, batch: Any) -> Step:
-        """Loss and gradient of one batch at the current parameters. Raises TaskError."""
-        self.forget_gradients()
-        loss = self.backward(batch).loss
-        return Step(loss, self.gathered(self.gradients()))
-
     def try_batch(self, batch: Any) -> None:
         """Compute the gradient of one batch to measure its memory, and discard it. Raises
         TaskError."""
         with self._restored():
             self.forget_gradients()
-            with calling("moving the batch to the device", self.task.at("dataset")):
-                batch = to_device(batch, self.device)
-            self._set_mode(training=True)
-            self._cast()
-            self._backward(self.model, (batch, 0, 0, None), 1.0)
+            self.backward(batch, is_trial=True)
             self.gradients()
 
     def forget_gradients(self) -> None:
@@ -226,9 +203,10 @@ class Replica:
         step: int = 0,
         epoch: int = 0,
         rows: dict[str, Tensor] | None = None,
+        is_trial: bool = False,
     ) -> Measured:
         """Accumulate weight times the gradient of one batch in autograd. step, epoch, rows: for a
-        loss that takes them. Raises TaskError.
+        loss that takes them. is_trial: do not compile the model for it. Raises TaskError.
         """
         with calling("moving the batch to the device", self.task.at("dataset")):
             batch = to_device(batch, self.device)
@@ -236,22 +214,14 @@ class Replica:
             self._set_mode(training=True)
         self._cast()
         # Not by truth value: a compiled module has a `len()` that fails for most models.
-        model = self.model if self._compiled is None else self._compiled
-        return self._backward(model, (batch, step, epoch, rows), weight)
-
-    def _backward(self, model: nn.Module, told: Told, weight: float) -> Measured:
-        with self._autocast_or_nothing():
-            loss = self.task.loss(model, *told)
-        with calling(_BACKWARD, self.task.at("loss")):
+        model = self.model if self._compiled is None or is_trial else self._compiled
+        is_on = self._autocast is not None  # A disabled autocast costs a small model a tenth.
+        with torch.autocast(self.device.type, self._autocast) if is_on else nullcontext():
+            loss = self.task.loss(model, batch, step, epoch, rows)
+        with calling("the backward pass of task.loss", self.task.at("loss")):
             value = loss.value if weight == 1.0 else loss.value * weight
             value.backward()  # type: ignore[no-untyped-call]
             return in_numbers(loss)  # A GPU reports its errors only now.
-
-    def _autocast_or_nothing(self) -> AbstractContextManager[Any]:
-        if self._autocast is None:
-            # A disabled autocast costs a small model a tenth of its step.
-            return nullcontext()
-        return torch.autocast(self.device.type, self._autocast)
 
     def gradients(self) -> list[Tensor | None]:
         """Take the gradients from autograd: float32, one for each of `values`."""
@@ -319,7 +289,12 @@ class Replica:
 
     def averaged(self) -> npt.NDArray[np.float64]:
         """All persistent buffers, float64[n]; integers are exact."""
-        return self._gather(AVERAGED, torch.float64)
+        parts = [
+            self._tensor(entry).detach().reshape(-1).to(torch.float64)
+            for entry, _, _ in self.layout.slices(AVERAGED)
+        ]
+        gathered = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device="cpu")
+        return gathered.cpu().numpy()
 
     def frozen(self) -> list[Tensor]:
         """The frozen parameters, in the order of `dlctl.frozen.entries`."""
@@ -327,7 +302,12 @@ class Replica:
 
     def load_averaged(self, values: npt.NDArray[Any]) -> None:
         """Load values of `averaged()`; integer buffers are rounded."""
-        self._scatter(AVERAGED, values)
+        assert values.shape == (self.layout.size(AVERAGED),)
+        for entry, lo, hi in self.layout.slices(AVERAGED):
+            source = torch.tensor(values[lo:hi], device="cpu").view(entry.shape)
+            for tensor in self._tensors(entry):
+                rounded = source if tensor.is_floating_point() else source.round()
+                tensor.detach().copy_(rounded)
 
     def load_frozen(self, values: Mapping[int, Tensor]) -> None:
         """Replace some of `frozen()`, by position."""
@@ -335,23 +315,6 @@ class Replica:
             for tensor in self._tensors(entry):
                 tensor.detach().copy_(source.view(entry.shape))
         self._changes.record()
-
-    def _gather(self, kind: str, dtype: torch.dtype) -> npt.NDArray[Any]:
-        parts = [
-            self._tensor(entry).detach().reshape(-1).to(dtype)
-            for entry, _, _ in self.layout.slices(kind)
-        ]
-        gathered = torch.cat(parts) if parts else torch.empty(0, dtype=dtype, device="cpu")
-        return gathered.cpu().numpy()
-
-    def _scatter(self, kind: str, values: npt.NDArray[Any]) -> None:
-        assert values.shape == (self.layout.size(kind),)
-        for entry, lo, hi in self.layout.slices(kind):
-            source = torch.tensor(values[lo:hi], device="cpu").view(entry.shape)
-            for tensor in self._tensors(entry):
-                if not tensor.is_floating_point():
-                    source = source.round()
-                tensor.detach().copy_(source)
 
     def _tensors(self, entry: Entry) -> Iterator[Tensor]:
         """The tensor under each of its names: a move to a GPU separates shared buffers."""
@@ -540,14 +503,6 @@ def seed_all(seed: int) -> None:
 
 
 # ---------------------------------------------------------------- vectors
-
-
-def _layout(task: Task, model: nn.Module, tables: tuple[Entry, ...]) -> Layout:
-    try:
-        return layout_of(model, tables)
-    except TaskError as error:
-        error.where = error.where or task.place("model")
-        raise
 
 
 def _views(vector: Tensor, layout: Layout) -> list[Tensor]:

@@ -4,6 +4,7 @@ can be cut into stages, and what FSDP gathers at a time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,13 +24,16 @@ class Cut(NamedTuple):
     """Of each stage's parameters; those outside all stages count with the first."""
 
 
+def uses_of(model: nn.Module) -> Counter[int]:
+    """Id of a parameter -> in how many places it is."""
+    return Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+
+
 def units(model: nn.Module) -> Iterator[nn.Module]:
     """The outermost modules in sequences that are not sequences themselves, and share no parameter
     with other modules.
     """
-    uses: dict[int, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    uses = uses_of(model)
     seen: set[nn.Module] = set()
     for container in model.modules():
         if container in seen or not isinstance(container, CONTAINERS):
@@ -37,9 +41,7 @@ def units(model: nn.Module) -> Iterator[nn.Module]:
         for module in container.children():
             if isinstance(module, CONTAINERS):
                 continue
-            mine: dict[int, int] = {}
-            for _, parameter in module.named_parameters(remove_duplicate=False):
-                mine[id(parameter)] = mine.get(id(parameter), 0) + 1
+            mine = uses_of(module)
             if mine and module not in seen and all(uses[key] == n for key, n in mine.items()):
                 yield module
                 seen.update(module.modules())

@@ -49,11 +49,7 @@ def share(replica: Replica, directory: Path) -> Shared:
 
     Raises DlctlError if the model differs from theirs, or is on a GPU.
     """
-    if replica.device.type != "cpu":
-        raise DlctlError(
-            f"workers share the memory of their host, and the model is on {replica.device}",
-            hint='set workers.device = "cpu"',
-        )
+    check_device(replica)
     size = HEADER_BYTES + 4 * replica.layout.size()
     fd = os.open(directory / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "r+") as file:
@@ -69,12 +65,21 @@ def share(replica: Replica, directory: Path) -> Shared:
         values = torch.from_numpy(np.frombuffer(mapped, np.float32, offset=HEADER_BYTES))
         if is_new:
             values.copy_(torch.from_numpy(replica.parameters))
-        replica.move_to(values, is_shared=True)
+        replica.share(values)
         rows = [row for row in rows if os.path.exists(f"/proc/{row[0]}/fd/{row[1]}")]
         file.seek(0)
         file.truncate()
         file.write(json.dumps([inode, key.hex(), [*rows, (os.getpid(), memory)]]))
     return Shared(np.frombuffer(mapped, np.uint8, 1, MARK_AT), is_new, memory)
+
+
+def check_device(replica: Replica) -> None:
+    """Raises DlctlError if the model is on a GPU."""
+    if replica.device.type != "cpu":
+        raise DlctlError(
+            f"several processes share host memory, and the model is on {replica.device}",
+            hint='set workers.device = "cpu"',
+        )
 
 
 def _read(text: str, inode: int) -> tuple[bytes, list[Any]]:

@@ -61,10 +61,11 @@ class Stepper:
         inner: InnerOptimizer | None = None,
     ) -> None:
         self.replica = replica
-        is_clipped_here = options is not None and options.clip == "replica"
-        self.clip_norm = options.clip_norm if options is not None and is_clipped_here else 0.0
+        options = options or Gradients()
+        is_clipped_here = options.clip == "replica"
+        self.clip_norm = options.clip_norm if is_clipped_here else 0.0
         """The limit for gradients that are computed here."""
-        self.clip_norm_along = 0.0 if options is None or is_clipped_here else options.clip_norm
+        self.clip_norm_along = 0.0 if is_clipped_here else options.clip_norm
         """The limit for gradients from elsewhere (`along`)."""
         self.inner = inner
         self.steps = 0
@@ -74,7 +75,7 @@ class Stepper:
         alive.
         """
         self._scaler: torch.amp.GradScaler | None = None
-        if options is not None and options.precision == "fp16":
+        if options.precision == "fp16":
             self._scaler = torch.amp.GradScaler(replica.device.type)
             self._scaler.scale(torch.zeros((), device=replica.device))  # Initialises its scale.
             # It unscales the gradients of an optimiser's parameters; this one makes no steps.
@@ -157,13 +158,11 @@ class Stepper:
         """Clip the returned gradient, or else those of the replica's own step."""
         if vector is not None:
             vector *= min(1.0, self.clip_norm / (norm + 1e-6))
-        elif self.replica.rows is not None:
-            for gradient in (g for g in gradients if g is not None):
-                gradient.mul_(clipped / norm)
-        else:
-            factor = _clip_factor(gradients, self.clip_norm)
-            for gradient in (g for g in gradients if g is not None):
-                gradient.mul_(factor)
+            return
+        has_rows = self.replica.rows is not None
+        factor = clipped / norm if has_rows else _clip_factor(gradients, self.clip_norm)
+        for gradient in (g for g in gradients if g is not None):
+            gradient.mul_(factor)
 
     def _returns_unchanged(self, own_lr: float | None) -> bool:
         """Whether `step` returns autograd's gradient unchanged, in host memory."""
@@ -281,9 +280,7 @@ def _is_below(gradients: Sequence[Tensor | None], norm_max: float) -> bool:
 def norm_of(gradients: Sequence[Tensor | None]) -> float:
     """The norm of all gradients, on one device; not finite if squares overflow in float32."""
     parts = _parts(gradients)
-    if not parts:
-        return 0.0
-    return _norm_of(parts)
+    return _norm_of(parts) if parts else 0.0
 
 
 def _norm_of(parts: list[Tensor]) -> float:

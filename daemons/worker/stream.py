@@ -17,11 +17,11 @@ shard if an earlier portion is returned to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from daemons.worker.data import Batching, Collate, PortionLoader
 from daemons.worker.task import TaskError, calling
@@ -48,15 +48,12 @@ class StreamLoader(PortionLoader):
     _shard = -1
     """Of the newest step."""
 
-    def _length_of(self, dataset: Any) -> int:
-        return 0  # It is unknown.
-
     def _guard(
         self, dataset: Any, collate: Collate | None, place: str | None, tolerant: bool
-    ) -> _Guarded:
+    ) -> tuple[Batching, int]:
         stream = _Stream(dataset, place)
         self.shards = stream.shards
-        return _Guarded(stream, collate, place)
+        return _Guarded(stream, collate, place), 0  # The length is unknown.
 
     def _with(self, processes: int) -> DataLoader[Any]:
         return super()._with(1)  # One process reads a shard, in order.
@@ -103,20 +100,16 @@ class _Guarded(Batching):
     """
 
     def __init__(self, stream: _Stream, collate: Collate | None, place: str | None) -> None:
+        super().__init__(collate, place)
         self._stream = stream
-        self._collate = collate or default_collate
-        self._place = place
 
-    def batch(self, wanted: Wanted) -> Any:
-        """(the samples, collated, or None; how many); a TaskError is returned."""
-        try:
-            samples = self._stream.read(wanted)
-            if not samples:
-                return None, 0
-            with calling("making a batch of samples", self._place):
-                return self._collate(samples), len(samples)
-        except TaskError as error:
-            return error.with_traceback(None)
+    def _made(self, wanted: Wanted) -> Any:
+        """(the samples, collated, or None; how many)"""
+        samples = self._stream.read(wanted)
+        if not samples:
+            return None, 0
+        with calling("making a batch of samples", self._place):
+            return self._collate(samples), len(samples)
 
 
 class _Open:
@@ -205,8 +198,8 @@ class _Stream:
         if callable(getattr(self._dataset, "shards", None)):
             with calling("task.dataset().shards", self._place):
                 given = self._dataset.shards()
-                is_number = isinstance(given, int)
-                self._names = list(range(given) if is_number else _listed(given))
+                given = range(given) if isinstance(given, int) else given
+                self._names = [given] if isinstance(given, str) else list(given)
             if not callable(getattr(self._dataset, "open", None)):
                 raise self._wrong("has shards() but no open(shard, offset)")
             if not self._names:
@@ -224,7 +217,3 @@ class _Stream:
 def _set_epoch(dataset: Any, epoch: int) -> None:
     if callable(getattr(dataset, "set_epoch", None)):
         dataset.set_epoch(epoch)
-
-
-def _listed(names: Iterable[Any]) -> list[Any]:
-    return [names] if isinstance(names, str) else list(names)

@@ -376,12 +376,6 @@ class Task:
         """Raises TaskError. It copies nothing from a device."""
         if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
             raise self._wrong(part, metrics, "a dict of names and numbers")
-        self._check_size(part, metrics)
-        for key, value in metrics.items():
-            if not _is_number(value):
-                raise self._wrong(part, value, "a number up to 1.8e308", item=f'["{key}"]')
-
-    def _check_size(self, part: str, metrics: dict[str, Any]) -> None:
         if len(metrics) > METRICS_MAX:
             raise TaskError(
                 f"task.{part} returned {len(metrics)} metrics; at most {METRICS_MAX} can be stored",
@@ -395,6 +389,9 @@ class Task:
                 f"at most {METRIC_NAME_CHARS_MAX} are allowed",
                 where=self.place(part),
             )
+        for key, value in metrics.items():
+            if not _is_number(value):
+                raise self._wrong(part, value, "a number up to 1.8e308", item=f'["{key}"]')
 
     def _wrong(
         self, part: str, value: object, wanted: str, *, item: str = "", hint: str | None = None

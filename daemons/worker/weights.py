@@ -7,7 +7,8 @@ mismatch. A tied tensor must be present under one of its names.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +67,8 @@ def load(model: nn.Module, place: Path, *, strict: bool, warns: bool = True) -> 
         if warns:
             log.warning("%s (%s)", what, where)
     for path, of_file in shapes.items():
-        values = _read(path, of_file.keys() - unfit)
+        with _opened(path) as file:
+            values = {name: file.get_tensor(name) for name in sorted(of_file.keys() - unfit)}
         with calling("model.load_state_dict()"):
             model.load_state_dict(values, strict=False)
 
@@ -84,24 +86,19 @@ def _files(place: Path) -> list[Path]:
     return files
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Raises DlctlError."""
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise DlctlError(f"cannot read the weights: {error}", where=str(path)) from error
+
+
 def _shapes(path: Path) -> dict[str, list[int]]:
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _read(path: Path, names: Iterable[str]) -> dict[str, Any]:
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in sorted(names)}
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> DlctlError:
-    return DlctlError(f"cannot read the weights: {error}", where=str(path))
+    with _opened(path) as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
 
 def _check_once(shapes: dict[Path, dict[str, list[int]]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import CancelledError
 
 import pytest
+from stepping import batch_of
 
 from daemons.worker.data import PortionLoader
 from daemons.worker.task import TaskError
@@ -25,4 +26,4 @@ class Remote:
 def test_an_error_that_is_no_exception_is_blamed_on_its_sample():
     loader = PortionLoader(Remote(), batch_size=1, seed=0, shuffle=False, processes=0, collate=None)
     with pytest.raises(TaskError, match=r"task\.dataset\(\)\[2\] raised Cancelled"):
-        loader.batch(0, 2, 3, 0)
+        batch_of(loader, 0, 2, 3, 0)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stepping import batch_of
 from torch.utils.data import Dataset, TensorDataset
 
 from daemons.worker.data import LoaderLost, PortionLoader
@@ -47,7 +48,7 @@ def order_of(epoch: int, size: int = 20, seed: int = 5) -> list[int]:
 
 def test_the_batches_of_a_portion_are_its_range_of_the_shuffled_order(loader):
     data = loader()
-    batches = [data.batch(2, 6, 16, number).tolist() for number in range(3)]
+    batches = [batch_of(data, 2, 6, 16, number).tolist() for number in range(3)]
     assert [len(batch) for batch in batches] == [3, 3, 4]
     assert list(chain(*batches)) == order_of(2)[6:16]
 
@@ -61,8 +62,8 @@ def test_rows_that_are_taken_out_at_once_are_what_collating_them_gives(loader, d
 
     images = torch.arange(120).reshape(20, 3, 2).to(dtype)
     points = images, images.permute(0, 2, 1), torch.arange(20)
-    at_once = loader(TensorDataset(*points)).batch(0, 3, 14, 1)
-    collated = loader(OneByOne(*points)).batch(0, 3, 14, 1)
+    at_once = batch_of(loader(TensorDataset(*points)), 0, 3, 14, 1)
+    collated = batch_of(loader(OneByOne(*points)), 0, 3, 14, 1)
     assert type(at_once) is type(collated)
     for ours, theirs in zip(at_once, collated, strict=True):
         assert ours.dtype == theirs.dtype
@@ -76,41 +77,41 @@ def test_rows_that_are_taken_out_at_once_are_what_collating_them_gives(loader, d
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
 def test_rows_of_tensors_on_a_gpu_are_taken_there(loader):
     dataset = TensorDataset(torch.arange(20).cuda())
-    (batch,) = loader(dataset, processes=0).batch(0, 3, 14, 1)  # CUDA cannot follow a fork.
+    (batch,) = batch_of(loader(dataset, processes=0), 0, 3, 14, 1)  # CUDA cannot follow a fork.
     assert batch.is_cuda
 
 
 def test_the_portions_of_an_epoch_are_all_of_its_samples_once(loader):
     data = loader()
-    seen = [data.batch(0, lo, lo + 4, 0).tolist() for lo in range(0, 20, 4)]
+    seen = [batch_of(data, 0, lo, lo + 4, 0).tolist() for lo in range(0, 20, 4)]
     assert sorted(chain(*seen)) == list(range(20))
     assert list(chain(*seen)) != list(range(20))
 
 
 def test_without_shuffling_samples_come_in_their_own_order(loader):
     data = loader(shuffle=False)
-    assert data.batch(7, 0, 20, 0).tolist() == [0, 1, 2, 3]
+    assert batch_of(data, 7, 0, 20, 0).tolist() == [0, 1, 2, 3]
 
 
 def test_any_order_gives_the_same_batches(loader):
     data = loader()
     expected = [order_of(1)[8:20][i : i + 4] for i in (0, 4, 8)]
     for number in (2, 0, 1, 1, 0, 2):
-        assert data.batch(1, 8, 20, number).tolist() == expected[number]
+        assert batch_of(data, 1, 8, 20, number).tolist() == expected[number]
 
 
 def test_portions_of_two_epochs_may_take_turns(loader):
     data = loader()
     for _ in range(2):
         for epoch in (0, 1, 2):
-            assert data.batch(epoch, 0, 20, 1).tolist() == order_of(epoch)[4:8]
+            assert batch_of(data, epoch, 0, 20, 1).tolist() == order_of(epoch)[4:8]
 
 
 def test_the_task_may_have_made_another_device_the_default_one(loader):
     tensors = TensorDataset(torch.arange(20.0))
     torch.set_default_device("meta")
     try:
-        (batch,) = loader(tensors).batch(0, 0, 8, 1)
+        (batch,) = batch_of(loader(tensors), 0, 0, 8, 1)
     finally:
         torch.set_default_device(None)
     assert batch.tolist() == order_of(0)[4:8]
@@ -128,8 +129,8 @@ def test_a_portion_may_be_cut_into_larger_or_smaller_batches(loader):
 
 def test_leaving_a_portion_in_its_middle_does_no_harm(loader):
     data = loader(range(1000))
-    data.batch(0, 0, 1000, 0)
-    assert data.batch(0, 500, 504, 0).tolist() == order_of(0, 1000)[500:504]
+    batch_of(data, 0, 0, 1000, 0)
+    assert batch_of(data, 0, 500, 504, 0).tolist() == order_of(0, 1000)[500:504]
 
 
 class Augmented:
@@ -147,7 +148,7 @@ def test_each_epoch_of_a_slot_has_an_augmentation_of_its_own(loader):
     def drawn(slot: int, epoch: int) -> tuple[list[int], list[list[float]]]:
         data = loader(Augmented(), collate=list)
         data.reseed(slot, epoch)
-        samples = [data.batch(2, lo, lo + 4, 0) for lo in (0, 4)]
+        samples = [batch_of(data, 2, lo, lo + 4, 0) for lo in (0, 4)]
         rows = list(zip(*chain(*samples), strict=True))
         return [int(index) for index in rows[0]], rows[1:]
 
@@ -160,7 +161,7 @@ def test_each_epoch_of_a_slot_has_an_augmentation_of_its_own(loader):
 
 
 def test_batches_are_made_by_the_task_s_collate_if_it_has_one(loader):
-    assert loader(collate=sum, shuffle=False).batch(0, 0, 8, 1) == 4 + 5 + 6 + 7
+    assert batch_of(loader(collate=sum, shuffle=False), 0, 0, 8, 1) == 4 + 5 + 6 + 7
 
 
 def test_a_dataset_that_reads_many_samples_at_once_is_asked_so(loader):
@@ -174,12 +175,12 @@ def test_a_dataset_that_reads_many_samples_at_once_is_asked_so(loader):
         def __getitems__(self, indices: list[int]) -> list[int]:
             return [10 * index for index in indices]
 
-    assert loader(AtOnce(), shuffle=False).batch(0, 4, 8, 0).tolist() == [40, 50, 60, 70]
+    assert batch_of(loader(AtOnce(), shuffle=False), 0, 4, 8, 0).tolist() == [40, 50, 60, 70]
 
 
 def test_samples_of_several_tensors_are_batched_as_torch_does(loader):
     dataset = TensorDataset(torch.arange(20.0).view(20, 1), torch.arange(20))
-    x, y = loader(dataset, shuffle=False).batch(0, 0, 4, 0)
+    x, y = batch_of(loader(dataset, shuffle=False), 0, 0, 4, 0)
     assert torch.equal(x, torch.arange(4.0).view(4, 1))
     assert torch.equal(y, torch.arange(4))
 
@@ -188,8 +189,8 @@ def test_loading_does_not_shift_the_dropout_of_the_replica(loader):
     data = loader()
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    data.batch(0, 0, 8, 0)
-    data.batch(0, 8, 16, 0)
+    batch_of(data, 0, 0, 8, 0)
+    batch_of(data, 0, 8, 16, 0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -215,13 +216,13 @@ def decode_error() -> None:
 def test_an_error_of_the_dataset_names_the_sample_and_the_user_s_line(loader):
     data = loader(Faulty(decode_error), shuffle=False)
     with pytest.raises(TaskError) as caught:
-        data.batch(0, 12, 16, 0)
+        batch_of(data, 0, 12, 16, 0)
     error = caught.value
     assert error.message == "task.dataset()[13] raised ValueError: cannot decode image"
     assert (error.where or "").startswith(f"{__file__}:")
     assert "in decode_error" in error.detail
     assert "torch/utils" not in error.detail
-    assert data.batch(0, 4, 8, 0).tolist() == [4, 5, 6, 7], (
+    assert batch_of(data, 0, 4, 8, 0).tolist() == [4, 5, 6, 7], (
         "the next portion is loaded all the same"
     )
 
@@ -229,7 +230,7 @@ def test_an_error_of_the_dataset_names_the_sample_and_the_user_s_line(loader):
 def test_samples_that_do_not_fit_together_are_an_error_of_the_task(loader):
     ragged = [torch.ones(1 + i) for i in range(20)]
     with pytest.raises(TaskError, match="making a batch of samples raised Runt") as caught:
-        loader(ragged, place="train.py:7").batch(0, 0, 4, 0)
+        batch_of(loader(ragged, place="train.py:7"), 0, 0, 4, 0)
     assert caught.value.where == "train.py:7", "no line of torch's, nor of ours"
 
 
@@ -251,7 +252,7 @@ def leave_this_process() -> None:
 def test_a_loader_process_that_ends_is_no_error_of_the_task(does, how, code):
     data = PortionLoader(Faulty(does), batch_size=4, seed=0, shuffle=False, processes=1)
     with pytest.raises(LoaderLost) as caught:
-        data.batch(0, 12, 16, 0)
+        batch_of(data, 0, 12, 16, 0)
     data.close()
     error = caught.value
     assert error.message.startswith("data loader process ")
@@ -268,7 +269,7 @@ def test_what_is_waited_for_is_named_while_no_batch_comes():
     )  # fmt: skip
     assert data.waits_for() is None
     with ThreadPoolExecutor(1) as thread:
-        batch = thread.submit(data.batch, 0, 12, 16, 0)
+        batch = thread.submit(batch_of, data, 0, 12, 16, 0)
         while (waits := data.waits_for()) is None:
             assert not batch.done()
         place, text = waits
@@ -318,7 +319,7 @@ def test_a_batch_goes_on_without_the_samples_that_fail_to_load(loader, kind):
     assert (left.tolist(), part) == ([12, 13, 14, 15], 1.0)
     assert data.step(0, 8, 12, 0) == [], "nothing is left"
     assert len(data.bad) == 4
-    assert data.batch(0, 12, 16, 0).tolist() == [12, 13, 14, 15]
+    assert batch_of(data, 0, 12, 16, 0).tolist() == [12, 13, 14, 15]
     assert data.bad == ()
 
 
@@ -328,7 +329,7 @@ def test_a_collate_that_fails_is_no_failure_of_a_sample(loader):
 
     data = loader(Torn(1), shuffle=False, tolerant=True, collate=collate)
     with pytest.raises(TaskError, match="making a batch of samples raised ValueError: 3 samples"):
-        data.batch(0, 0, 4, 0)
+        batch_of(data, 0, 0, 4, 0)
 
 
 class Endless(Dataset):
@@ -347,7 +348,7 @@ class Endless(Dataset):
 def test_a_dataset_in_its_own_order_may_be_longer_than_any_memory(loader):
     size = 10**12
     endless = loader(Endless(size), shuffle=False)
-    last = [endless.batch(3, size - 10, size, number).tolist() for number in range(3)]
+    last = [batch_of(endless, 3, size - 10, size, number).tolist() for number in range(3)]
     assert [*chain(*last)] == [*range(size - 10, size)]
     with pytest.raises(TaskError, match=f"has {size} samples; at most 4294967296 can be shuffled"):
         loader(Endless(size), shuffle=True)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stepping import batch_of, gradient_of
 
 from daemons.worker.data import PortionLoader
 from daemons.worker.replica import Replica
@@ -57,7 +58,7 @@ def test_digits_can_be_learned():
     loader = PortionLoader(dataset, batch_size=32, seed=0, shuffle=True, processes=0)
     for epoch in range(6):
         for number in range(-(-len(dataset) // 32)):
-            step = replica.gradient(loader.batch(epoch, 0, len(dataset), number))
+            step = gradient_of(replica, batch_of(loader, epoch, 0, len(dataset), number))
             replica.parameters -= np.float32(0.1) * step.gradient
     assert replica.evaluate(replica.parameters, replica.averaged())["accuracy"] > 0.95
 
@@ -288,9 +289,9 @@ def test_the_fashion_task_trains_and_evaluates_on_what_was_found(data, write_fil
     replica = Replica(task, device="cpu", seed=0)
     assert replica.parameters.size == 235146
     loader = PortionLoader(task.dataset(), batch_size=4, seed=0, shuffle=True, processes=0)
-    first = replica.gradient(loader.batch(0, 0, 6, 0))
+    first = gradient_of(replica, batch_of(loader, 0, 0, 6, 0))
     replica.parameters -= np.float32(0.1) * first.gradient
-    assert replica.gradient(loader.batch(0, 0, 6, 0)).loss < first.loss
+    assert gradient_of(replica, batch_of(loader, 0, 0, 6, 0)).loss < first.loss
     metrics = replica.evaluate(replica.parameters, replica.averaged())
     assert set(metrics) == {"accuracy", "test_loss"}
 

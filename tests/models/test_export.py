@@ -17,6 +17,7 @@ import pytest
 import torch
 from manifests import whole
 from safetensors.torch import load_file
+from stepping import gradient_of
 from torch import nn
 
 from daemons.files import export
@@ -67,9 +68,9 @@ def save(
 def trained(animal: Any) -> Replica:
     """A model of the zoo after a step, so that no tensor has its initial value."""
     replica = Replica(Task(animal), device="cpu", seed=1)
-    gradient = replica.gradient(animal.batch()).gradient
+    gradient = gradient_of(replica, animal.batch()).gradient
     replica.parameters -= np.float32(0.1) * gradient + np.float32(0.01)
-    replica.gradient(animal.batch())
+    gradient_of(replica, animal.batch())
     return replica
 
 

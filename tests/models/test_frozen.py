@@ -10,6 +10,7 @@ import pytest
 import torch
 from manifests import whole
 from safetensors.torch import load_file
+from stepping import gradient_of
 from torch import nn
 
 from daemons.files import export
@@ -88,7 +89,7 @@ def test_who_has_built_others_has_the_run_s_after_a_load_and_reads_those_alone(t
     assert frozen.load(other, tmp_path / "file", digests) == others
     assert bits(other.model.state_dict()) == bits(made.model.state_dict())
     assert other.model.same is other.model.large
-    other.gradient(None)  # Nobody takes that for a change of the task's.
+    gradient_of(other, None)  # Nobody takes that for a change of the task's.
     assert differing(frozen.digests(other), digests) == []
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from stepping import gradient_of
 from torch import Tensor, nn
 
 from daemons.worker.replica import Replica
@@ -64,6 +65,6 @@ def test_a_buffer_that_changes_its_shape_is_named(task_of):
             return self.layer(x)
 
     replica = Replica(task_of(model=Growing), device="cpu", seed=0)
-    replica.gradient(torch.ones(2, 6))
+    gradient_of(replica, torch.ones(2, 6))
     with pytest.raises(TaskError, match=r'buffer "history" had the shape \[1\] and now has \[2\]'):
         replica.averaged()

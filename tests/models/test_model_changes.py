@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from stepping import gradient_of
 from torch import Tensor, nn
 
 from daemons.worker import model_changes
@@ -76,7 +77,7 @@ def let_train(what: nn.Module | Tensor, trained: bool) -> None:
 
 def steps_of(replica: Replica, count: int) -> None:
     for _ in range(count):
-        replica.gradient(BATCH)
+        gradient_of(replica, BATCH)
 
 
 REFUSED: dict[str, tuple[Does, str]] = {
@@ -151,7 +152,7 @@ def test_what_is_not_lost_goes_on(replica_of, monkeypatch, does, caplog):
     monkeypatch.setattr(model_changes, "LOOK_S", 0.0)
     replica = replica_of(does)
     for _ in range(40):
-        step = replica.gradient(BATCH)
+        step = gradient_of(replica, BATCH)
         replica.parameters -= 0.01 * step.gradient
         replica.load_frozen({n: value + 1 for n, value in enumerate(replica.frozen())})
         replica.evaluate(replica.parameters, replica.averaged())
@@ -181,6 +182,6 @@ def test_looks_become_seldom(replica_of, monkeypatch):
     monkeypatch.setattr(replica._changes, "check", lambda: looks.append(made[0]))
     for made[0] in range(1, 40):
         now[0] += 2
-        replica.gradient(BATCH)
+        gradient_of(replica, BATCH)
     assert looks[:6] == [1, 2, 4, 8, 13, 16]
     assert len(looks) <= 5 + 39 * 0.2 + 1

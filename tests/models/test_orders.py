@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stepping import batch_of
 from torch import nn
 from torch.utils.data import IterableDataset, WeightedRandomSampler
 
@@ -42,9 +43,9 @@ def test_portions_are_ranges_of_the_order_that_the_task_s_sampler_returns():
     draw = chosen_by(task(sampler=sampler), range(10), 5)
     data = PortionLoader(range(10), batch_size=2, seed=5, shuffle=True, processes=0, draw=draw)
     assert data.order.length == 6
-    assert data.batch(0, 0, 6, 1).tolist() == [4, 5]
-    assert data.batch(1, 2, 6, 0).tolist() == [3, 5]
-    assert data.batch(0, 0, 6, 2).tolist() == [7, 8], "epochs may take turns"
+    assert batch_of(data, 0, 0, 6, 1).tolist() == [4, 5]
+    assert batch_of(data, 1, 2, 6, 0).tolist() == [3, 5]
+    assert batch_of(data, 0, 0, 6, 2).tolist() == [7, 8], "epochs may take turns"
 
 
 SAMPLERS: list[Callable[[Any, int], Any]] = [

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stepping import gradient_of
 from torch import Tensor, nn
 
 from daemons.worker import frozen
@@ -98,7 +99,7 @@ def test_whatever_the_task_has_torch_take_by_default_vectors_are_float32(dtype):
         replica = replica_of(ByDefault())
         batch = torch.randn(8, 3)
     with defaults(dtype, "meta"):
-        step = replica.gradient(batch)
+        step = gradient_of(replica, batch)
         own = Stepper(replica).step([(batch, 1.0)])
         metrics = replica.evaluate(replica.parameters.copy(), replica.averaged())
         replica.load_averaged(replica.averaged())
@@ -129,7 +130,7 @@ def test_the_flat_gradient_is_that_of_plain_autograd(animal):
         model.zero_grad()
         expected_loss.backward()
         torch.manual_seed(100 + step)
-        loss, gradient = replica.gradient(animal.batch())
+        loss, gradient = gradient_of(replica, animal.batch())
         assert loss == float(expected_loss.detach())
         assert gradient.dtype == np.float32
         assert np.array_equal(gradient, plain_gradient(model, replica.layout))
@@ -146,8 +147,8 @@ def plain_gradient(model: nn.Module, layout: Layout) -> np.ndarray:
 
 def test_the_gradient_is_one_buffer_that_is_used_again(animal):
     replica = replica_of(animal)
-    first = replica.gradient(animal.batch()).gradient
-    assert replica.gradient(animal.batch()).gradient.ctypes.data == first.ctypes.data
+    first = gradient_of(replica, animal.batch()).gradient
+    assert gradient_of(replica, animal.batch()).gradient.ctypes.data == first.ctypes.data
     assert all(parameter.grad is None for parameter in replica.model.parameters())
 
 
@@ -157,7 +158,7 @@ def test_what_is_written_to_the_parameters_is_what_computes_next(animal):
     values = rng.standard_normal(replica.parameters.size).astype(np.float32) / 4
     replica.parameters[:] = values
     replica.reseed(0, 0)
-    loss = replica.gradient(animal.batch()).loss
+    loss = gradient_of(replica, animal.batch()).loss
     for entry, lo, hi in replica.layout.slices(TRAINED):
         tensor = find(replica.model, entry.name)
         written = torch.from_numpy(values[lo:hi]).view(entry.shape)
@@ -178,14 +179,14 @@ def test_float32_parameters_share_the_memory_of_the_vector(zoo):
 def test_a_model_that_has_moved_keeps_nothing_of_where_it_was(zoo):
     """A view of torch's holds the whole vector that it was made of, whatever its data is later."""
     replica = replica_of(zoo["tied"])
-    replica.move_to(torch.zeros(len(replica.parameters)))
+    replica.share(torch.zeros(len(replica.parameters)))
     assert all(value._base is None for value in replica.values)
     assert replica.values[0].data_ptr() == replica._vector.data_ptr()
 
 
 def test_evaluation_leaves_no_trace(animal):
     replica = replica_of(animal)
-    replica.gradient(animal.batch())
+    gradient_of(replica, animal.batch())
     before = copied(replica.model.state_dict())
     everything = copied(dict(replica.model.named_buffers()))
     vector, dice = replica.parameters.copy(), torch.get_rng_state()
@@ -202,7 +203,7 @@ def test_evaluation_leaves_no_trace(animal):
 
 def test_buffers_and_frozen_parameters_go_out_and_come_back(animal, tmp_path):
     replica = replica_of(animal)
-    replica.gradient(animal.batch())
+    gradient_of(replica, animal.batch())
     before = copied(replica.model.state_dict())
     averaged, digests = replica.averaged(), frozen.digests(replica)
     assert averaged.dtype == np.float64
@@ -245,7 +246,7 @@ def test_batchnorm_statistics_are_real_and_their_count_is_not(zoo):
     replica = replica_of(zoo["conv_batchnorm"])
     names = [entry.name for entry, _, _ in replica.layout.slices(AVERAGED)]
     assert names == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
-    replica.gradient(zoo["conv_batchnorm"].batch())
+    gradient_of(replica, zoo["conv_batchnorm"].batch())
     assert replica.averaged()[-1] == 1.0
     replica.load_averaged(np.full(9, 6.7))
     assert replica.model[1].num_batches_tracked.item() == 7
@@ -266,14 +267,14 @@ def test_rows_of_a_sparse_embedding_that_occur_twice_add_up(task_of):
         return model(batch).sum()
 
     replica = replica_of(task_of(model=model, loss=loss))
-    gradient = replica.gradient(torch.tensor([1, 3, 1, 1])).gradient
+    gradient = gradient_of(replica, torch.tensor([1, 3, 1, 1])).gradient
     assert gradient.tolist() == [0, 0, 3, 3, 0, 0, 1, 1]
 
 
 def test_low_precision_parameters_keep_float32_masters(zoo):
     replica = replica_of(zoo["bfloat16"])
     replica.parameters[:] = 1.0 + 2**-12  # bfloat16 would round it to 1
-    replica.gradient(zoo["bfloat16"].batch())
+    gradient_of(replica, zoo["bfloat16"].batch())
     assert replica.parameters[0] == np.float32(1.0 + 2**-12)
     assert replica.model[0].weight[0, 0].item() == 1.0
 
@@ -282,7 +283,7 @@ def test_replicas_drop_other_units_but_a_restart_in_the_same_epoch_drops_the_sam
     def losses(slot: int, epoch: int) -> list[float]:
         replica = replica_of(zoo["dropout"])
         replica.reseed(slot, epoch)
-        return [replica.gradient(zoo["dropout"].batch()).loss for _ in range(3)]
+        return [gradient_of(replica, zoo["dropout"].batch()).loss for _ in range(3)]
 
     assert losses(0, 0) == losses(0, 0)
     assert losses(0, 0) != losses(1, 0)
@@ -301,8 +302,8 @@ def test_a_buffer_that_the_forward_pass_replaces_is_seen(task_of):
             return self.layer(x)
 
     replica = replica_of(task_of(model=Counting))
-    replica.gradient(torch.ones(5, 6))
-    replica.gradient(torch.ones(5, 6))
+    gradient_of(replica, torch.ones(5, 6))
+    gradient_of(replica, torch.ones(5, 6))
     assert replica.averaged().tolist() == [10.0]
 
 
@@ -317,7 +318,7 @@ def test_a_parameter_that_the_forward_pass_moves_stays_in_the_vector(task_of):
             return self.w * x
 
     replica = replica_of(task_of(model=Clamped))
-    replica.gradient(torch.ones(3))
+    gradient_of(replica, torch.ones(3))
     assert replica.parameters.tolist() == [1.0, 1.0, 1.0]
     replica.parameters[:] = 0.5
     assert replica.model.w.tolist() == [0.5, 0.5, 0.5]
@@ -327,7 +328,7 @@ def test_a_loss_that_is_not_finite_is_the_callers_matter(task_of):
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return model(batch).sum() * float("inf")
 
-    step = replica_of(task_of(loss=loss)).gradient(torch.ones(1, 6))
+    step = gradient_of(replica_of(task_of(loss=loss)), torch.ones(1, 6))
     assert not np.isfinite(step.loss)
     assert not np.isfinite(step.gradient).all()
 
@@ -398,7 +399,7 @@ def test_a_block_that_model_put_into_evaluation_mode_trains_as_in_any_other_loop
         return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)).eval()
 
     replica = replica_of(task_of(model=model))
-    replica.gradient(torch.arange(12.0).view(2, 6))
+    gradient_of(replica, torch.arange(12.0).view(2, 6))
     assert replica.averaged()[-1] == 1.0
 
 
@@ -451,8 +452,8 @@ def test_on_a_gpu_the_vector_and_the_gradient_stay_there(zoo):
         assert on_gpu.layout.to_bytes() == on_cpu.layout.to_bytes()
         assert on_gpu.parameters.is_cuda
         assert np.array_equal(on_gpu.parameters.cpu().numpy(), on_cpu.parameters)
-        expected = on_cpu.gradient(task.batch())
-        step = on_gpu.gradient(task.batch())
+        expected = gradient_of(on_cpu, task.batch())
+        step = gradient_of(on_gpu, task.batch())
         assert step.gradient.is_cuda
         np.testing.assert_allclose(step.loss, expected.loss, rtol=2e-2)
         np.testing.assert_allclose(step.gradient.cpu(), expected.gradient, rtol=2e-2, atol=2e-2)

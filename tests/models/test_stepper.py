@@ -41,8 +41,7 @@ def stepper_of(
     how = {"precision": options.precision, "compiled": options.compile}
     task = task if isinstance(task, Task) else Task(task)
     replica = Replica(task, device="cpu", seed=SEED, **how)
-    numbers = parameter_groups.of_trained(groups, replica.layout)
-    of_values = [groups[n] if n >= 0 else None for n in numbers]
+    of_values = parameter_groups.of_each(groups, replica.layout)
     optimizer = inner.make(chosen, replica.values, of_values) if chosen is not None else None
     return Stepper(replica, options, optimizer)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stepping import gradient_of
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -390,7 +391,7 @@ def test_a_backward_pass_that_fails_is_an_error_of_the_task(task_of):
 
     replica = Replica(task_of(loss=loss), device="cpu", seed=0)
     with pytest.raises(TaskError, match=r"the backward pass of task\.loss raised Run") as caught:
-        replica.gradient(torch.ones(2, 6))
+        gradient_of(replica, torch.ones(2, 6))
     assert caught.value.where == f"{__file__}:{loss.__code__.co_firstlineno}", "and not torch's"
 
 

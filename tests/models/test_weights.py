@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from stepping import gradient_of
 from torch import Tensor, nn
 
 from daemons.worker import weights
@@ -151,7 +152,7 @@ def test_frozen_parameters_are_none_of_the_vector_and_stay_as_they_are() -> None
     assert [name for name, kind in kinds.items() if kind == TRAINED] == [
         "norm.weight", "norm.bias", "head.bias",
     ]  # fmt: skip
-    step = replica.gradient(torch.tensor([1, 2, 3]))
+    step = gradient_of(replica, torch.tensor([1, 2, 3]))
     assert step.gradient.shape == (4 + 4 + 5,)
     assert step.gradient.any()
 
