@@ -46,21 +46,18 @@ def watch_parents(loop: Loop, context: DaemonContext) -> Callable[[], None]:
         if now < look_at:
             return
         look_at = now + LOOK_S
-        if _holds(is_led, context.directory):
+        try:
+            has_parent = is_led(context.directory)
+        except (DlctlError, OSError, sqlite3.Error) as error:
+            # The database is damaged, or no file can be opened.
+            log.warning("cannot determine whether coordinator and agent are alive: %s", error)
+            has_parent = True
+        if has_parent:
             led_at = now
         elif now - led_at >= limit_s:
             loop.post(CoordinatorGone())
 
     return chore
-
-
-def _holds(is_led: Callable[[Path], bool], directory: Path) -> bool:
-    """`is_led`, or True if that is unknown: the database is damaged, or no file can be opened."""
-    try:
-        return is_led(directory)
-    except (DlctlError, OSError, sqlite3.Error) as error:
-        log.warning("cannot determine whether coordinator and agent are alive: %s", error)
-        return True
 
 
 def _is_led_locally(directory: Path) -> bool:

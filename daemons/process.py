@@ -74,11 +74,6 @@ def read_credentials(fd: int) -> Credentials:
     return credentials
 
 
-def host_name() -> str:
-    """The name of this machine: as set by the process that starts the daemons, or its own."""
-    return os.environ.get("DLCTL_HOST") or socket.gethostname()
-
-
 def reason_of(error: Exception) -> str:
     """What failed and where, in one line; an unexpected error is reported as a bug."""
     if isinstance(error, DlctlError):
@@ -113,9 +108,9 @@ def main(
     handler = logs.set_up(name, incarnation, paths.log_path(directory, name, incarnation))
     faulthandler.enable()
     try:
-        birth = Birth(
-            directory.name, role, name, incarnation, os.getpid(), host_name(), __version__
-        )
+        # The name of this machine: as set by the process that starts the daemons, or its own.
+        host = os.environ.get("DLCTL_HOST") or socket.gethostname()
+        birth = Birth(directory.name, role, name, incarnation, os.getpid(), host, __version__)
         job, credentials = read_job(directory), read_credentials(sys.stdin.fileno())
         log.info("%s starts, pid %d", name, os.getpid())
         agent = agent_of(directory)

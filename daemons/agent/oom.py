@@ -29,9 +29,16 @@ class MemoryGroup:
 
     def reached_limit_bytes(self) -> int | None:
         """The innermost limit that was ever reached; None if there is none."""
-        reached = _reached_v1 if self.version == 1 else _reached_v2
-        limits = map(reached, self.directories)
-        return next((limit for limit in limits if limit is not None), None)
+        for directory in self.directories:
+            if self.version == 1:
+                limit_bytes = _number(directory / "memory.limit_in_bytes")
+                times = _number(directory / "memory.failcnt")
+            else:
+                limit_bytes = _number(directory / "memory.max")
+                times = _keyed(directory / "memory.events").get("oom")
+            if limit_bytes is not None and limit_bytes < UNLIMITED_BYTES and times:
+                return limit_bytes
+        return None
 
 
 def find(pid: int) -> MemoryGroup | None:
@@ -63,18 +70,6 @@ def _mounted(version: int, path: str) -> MemoryGroup | None:
         own = top / inside
         return MemoryGroup(version, (own, *(own.parents[i] for i in range(len(inside.parts)))))
     return None
-
-
-def _reached_v1(directory: Path) -> int | None:
-    limit_bytes = _number(directory / "memory.limit_in_bytes")
-    if limit_bytes is None or limit_bytes >= UNLIMITED_BYTES:
-        return None
-    return limit_bytes if _number(directory / "memory.failcnt") else None
-
-
-def _reached_v2(directory: Path) -> int | None:
-    limit_bytes = _number(directory / "memory.max")
-    return limit_bytes if _keyed(directory / "memory.events").get("oom") else None
 
 
 def _text(path: Path) -> str:

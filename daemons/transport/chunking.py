@@ -179,7 +179,10 @@ class Assembly:
         nbytes = total + sum(map(len, rest))
         if nbytes > bytes_max:
             raise RemoteProtocolError(f"a message of {nbytes} bytes; at most {bytes_max}")
-        memory = self._room(total)
+        try:
+            memory = self._memory.take(total)
+        except MemoryError:
+            raise RemoteProtocolError(f"no memory for a message of {total} bytes") from None
         left = deque(
             (which, place, memory[place : place + length])
             for which, (length, place) in enumerate(zip(lengths, places, strict=True))
@@ -200,9 +203,3 @@ class Assembly:
             return None
         del self._arriving[source]
         return arriving.frames
-
-    def _room(self, nbytes: int) -> Array:
-        try:
-            return self._memory.take(nbytes)
-        except MemoryError:
-            raise RemoteProtocolError(f"no memory for a message of {nbytes} bytes") from None

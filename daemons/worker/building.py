@@ -42,10 +42,6 @@ class Built(NamedTuple):
     """Of a data epoch; 0: it is a stream."""
     batch_size: int
     """The largest that fits into memory; 0: it was not measured."""
-    shards: int
-    """Of a stream; 0: the dataset is no stream."""
-    clients: tuple[int, ...] = ()
-    """The samples of each, if the dataset is cut into clients."""
 
 
 def build(
@@ -106,9 +102,8 @@ def build(
         groups = parameter_groups.of_each(job.parameters, replica.layout)
         optimizer = inner.make(job.inner, replica.values, groups)
         stepper = Stepper(replica, job.gradient, optimizer)
-    if clients is None:
-        return Built(stepper, loader, loader.order.length, found, loader.shards)
-    return Built(stepper, loader, round_samples(job, clients), found, 0, clients.sizes)
+    samples = loader.order.length if clients is None else round_samples(job, clients)
+    return Built(stepper, loader, samples, found)
 
 
 def build_replica(

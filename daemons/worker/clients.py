@@ -63,7 +63,9 @@ def clients_of(job: JobFile, task: Task, dataset: Any) -> Clients | None:
     if isinstance(dataset, OfClients):
         parts = dataset.parts()
     elif data.partition == "task":
-        parts = _rows_of_each(task.clients(dataset, data.clients), data.clients)
+        owners = task.clients(dataset, data.clients)
+        order = np.argsort(owners, kind="stable")
+        parts = np.split(order, np.searchsorted(owners[order], np.arange(1, data.clients)))
     else:
         labels = partial(_labels, dataset, place)
         try:
@@ -89,12 +91,6 @@ def round_samples(job: JobFile, clients: Clients) -> int:
     method = registry.load("algorithms", job.algorithm.name)
     lead = method.lead(method.Options(**job.algorithm.options))
     return epoch_samples(clients.sizes, lead.cohort(len(clients.sizes)))
-
-
-def _rows_of_each(owners: npt.NDArray[np.int64], clients: int) -> list[npt.NDArray[np.int64]]:
-    order = np.argsort(owners, kind="stable")
-    ends = np.searchsorted(owners[order], np.arange(1, clients))
-    return np.split(order, ends)
 
 
 def _labels(dataset: Any, place: str | None) -> npt.NDArray[np.int64]:

@@ -220,7 +220,7 @@ class ComputeThread:
         if self._ranks is not None:
             self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
-        self._stepper, self._loader, samples, batch_size, shards, clients = build(
+        self._stepper, self._loader, samples, batch_size = build(
             self._job, effect.slot, processes, self._run, finds=effect.finds,
             ranks=self._ranks if self._job.replica.ranks > 1 else None,
         )  # fmt: skip
@@ -249,12 +249,13 @@ class ComputeThread:
             engine, ranks = self._engine_name, self._ranks
             met = (ranks.count, ranks.meet()) if ranks is not None else (1, None)
             self._engine = make_engine(self._job, engine, replica, 0, *met)
+        clients = self._loader.clients
         ready = ModelReady(
             "", replica.layout.to_bytes(), samples, replica.task.has("finish"),
             self._frozen.digests(replica) if self._frozen is not None else b"",
             replica.lacks_weights,
-            self._loader.clients.digest if clients else self._loader.order.digest,
-            batch_size, shards, clients,
+            clients.digest if clients is not None else self._loader.order.digest,
+            batch_size, self._loader.shards, clients.sizes if clients is not None else (),
         )  # fmt: skip
         return ModelBuilt(ready, replica.parameters, self._averaged, mark)
 

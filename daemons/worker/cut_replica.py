@@ -32,7 +32,7 @@ from daemons.worker.pipeline import StagePart, shown, stage_pieces
 from daemons.worker.rank_group import Said, on_loopback
 from daemons.worker.rank_memory import PARAMETERS, STATES, RankMemory
 from daemons.worker.ranks import Ranks, RanksEnded
-from daemons.worker.replica import Measured, Replica
+from daemons.worker.replica import Replica
 from daemons.worker.sequences import cut
 from daemons.worker.spread import Answer, Share, Vectors
 from daemons.worker.stepper import SCALER, Stepped, together
@@ -325,7 +325,9 @@ class CutStepper:
             self.replica.values_averaged = self._mine.part.averaged()
         if not stepped.is_usable:
             return stepped
-        return stepped._replace(gradient=gradient, metrics=_metrics(measured, answers))
+        metrics = [(part, each.metrics) for part, each in measured]
+        metrics += (each for answer in answers for each in answer.header["measured"])
+        return stepped._replace(gradient=gradient, metrics=together(metrics))
 
     def _number(self, vector: Array | None) -> int | None:
         """The number of a vector in the memory of all ranks."""
@@ -380,9 +382,3 @@ class CutStepper:
         """Index of each trained parameter -> its shape, and its range in a vector."""
         slices = self.replica.layout.slices(TRAINED)
         return {index: (entry.shape, lo, hi) for index, (entry, lo, hi) in enumerate(slices)}
-
-
-def _metrics(mine: Sequence[tuple[float, Measured]], answers: Sequence[Said]) -> dict[str, float]:
-    """The metrics of all ranks."""
-    others = [each for answer in answers for each in answer.header["measured"]]
-    return together([(part, each.metrics) for part, each in mine] + others)

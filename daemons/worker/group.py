@@ -259,7 +259,11 @@ class _Member:
         self._timeout_s = effect.timeout_s
         timeout = timedelta(seconds=effect.timeout_s)
         host, _, port = effect.store.rpartition(":")
-        self._check_reachable(host, int(port), effect)
+        try:  # Connect once first: the store's client floods the log if that is impossible.
+            socket.create_connection((host, int(port)), effect.timeout_s).close()
+        except OSError as error:
+            text = f"no way from {self._owner.host} to {effect.store}: {error}"
+            raise ConnectionError(text) from error
         store = dist.TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
         self._store = dist.PrefixStore(f"generation-{effect.generation}", store)
         claims = self._exchange("claim", self._owner.claim(), effect.timeout_s)
@@ -270,17 +274,6 @@ class _Member:
             self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
         self._is_made = True
         self._owner.agree(self, [Claim(*claim) for claim in claims])
-
-    def _check_reachable(self, host: str, port: int, effect: JoinGroup) -> None:
-        """Connect once first: the store's client floods the log if the address is unreachable.
-        Raises ConnectionError.
-        """
-        try:
-            socket.create_connection((host, port), effect.timeout_s).close()
-        except OSError as error:
-            raise ConnectionError(
-                f"no way from {self._owner.host} to {effect.store}: {error}"
-            ) from error
 
     def begin_sum(self, size: int, weight: float) -> EarlySum | None:
         """Called in the compute thread."""

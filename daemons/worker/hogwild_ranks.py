@@ -99,7 +99,7 @@ class Later:
         stream.
         """
         built = build(job, begin["slot"], 0, run)
-        if built.shards:
+        if built.loader.shards:
             raise DlctlError(
                 "only one process can read a stream, in its order",
                 hint="use a dataset with a length, or remove hogwild from [replica]",

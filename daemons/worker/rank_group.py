@@ -50,18 +50,14 @@ def join_group(store: int, rank: int, ranks: int, within_s: float, device: str =
 def on_loopback() -> Iterator[None]:
     """Groups created within this use the loopback."""
     before = os.environ.get(INTERFACE)
-    os.environ[INTERFACE] = _loopback()
+    names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    os.environ[INTERFACE] = names[0] if names else "lo"
     try:
         yield
     finally:
         del os.environ[INTERFACE]
         if before is not None:
             os.environ[INTERFACE] = before
-
-
-def _loopback() -> str:
-    names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    return names[0] if names else "lo"
 
 
 BUILT, MET = 1, 2

@@ -9,7 +9,7 @@ its own step, as in word2vec.c and GloVe, and those of a batch are made at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ class RowSteps:
         self._task = task
         self._device = device
         self.tables = RowTables(layout)
-        self.fetch: Callable[[Array], Array] = _no_servers
+        self.fetch: Any = None
         """Fetches these rows from the servers; set by the compute thread."""
         self._places: list[dict[str, Tensor]] = []
         """For each coming batch: table -> positions among the table's named rows, in the shape of
@@ -92,7 +92,11 @@ class RowSteps:
         """The rows that the batches of these steps need: int64[n], ascending, without duplicates.
         Raises TaskError.
         """
-        named = [self._named(batch) for batches in steps for batch in batches]
+        named = [
+            self._checked(self._task.rows(batch), "task.rows returned", "rows")
+            for batches in steps
+            for batch in batches
+        ]
         self._places = [{} for _ in named]
         self._counts, found = {}, [np.empty(0, np.int64)]
         for number, entry in enumerate(self.tables.entries):
@@ -110,11 +114,8 @@ class RowSteps:
                 at += part.size
         return np.concatenate(found)
 
-    def _named(self, batch: Any) -> dict[str, Tensor]:
-        """The row indices that the task returns for a batch, checked: int64 on the CPU."""
-        return self._checked(self._task.rows(batch), "task.rows returned", "rows")
-
     def _checked(self, named: Mapping[str, Any], what: str, part: str) -> dict[str, Tensor]:
+        """Row indices: int64 on the CPU. Raises TaskError."""
         sizes = {entry.name: entry.shape[0] for entry in self.tables.entries}
         for name, rows in named.items():
             fault = ""
@@ -213,10 +214,6 @@ class RowSteps:
         values -= self._begun
         self._begun, self._values, self._places, self._used = None, {}, [], []
         return values
-
-
-def _no_servers(rows: Array) -> Array:
-    raise AssertionError("there are no servers here")
 
 
 def _unique(rows: Array, size: int) -> tuple[Array, Array]:

@@ -117,8 +117,8 @@ def test_of_a_stream_the_first_samples_are_tried(built, monkeypatch):
         f"{stream}\n        (torch.arange(3.0 * 4096)",
     )
     monkeypatch.setitem(globals(), "TASK", text.replace("    tried = []", STREAM))
-    *_, size, shards, _ = built()
-    assert (size, shards) == (64, 1)
+    found = built()
+    assert (found.batch_size, found.loader.shards) == (64, 1)
     assert sizes_tried() == [8, 16, 32, 64]
 
 
