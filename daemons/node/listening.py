@@ -12,9 +12,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from daemons.node import flood
@@ -36,78 +34,78 @@ KINDS = {
 }
 
 
-_FREE = threading.BoundedSemaphore(CONNECTIONS_MAX)
+class Listeners:
+    """All listeners of this process."""
 
+    def __init__(self) -> None:
+        self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._token = b""
+        self._until = 0.0
 
-def listen(request: Request) -> dict[str, Any]:
-    """{places: [{name, address, port, told}, or {name, address, port, kind, words, owner}]}.
+    def listen(self, request: Request) -> dict[str, Any]:
+        """{places: [{name, address, port, told}, or {name, address, port, kind, words, owner}]}.
 
-    `bind` and `data` are those of the host in the job file, `control` the coordinator's address, or
-    "" to listen where the coordinator would; `ports`: daemon -> port, or 0. Raises UsageError, and
-    DlctlError if the host's address cannot be determined.
-    """
-    token = field(request, "token", str)
-    if not _TOKEN.fullmatch(token):
-        raise UsageError("the token of the request is invalid")
-    ssh, data, bind = (field(request, name, str) for name in ("ssh", "data", "bind"))
-    host = config.Host(ssh=ssh, data=data, bind=bind)
-    control, ports = field(request, "control", str), field(request, "ports", dict)
-    places = {name: addresses.on_host(host, natural(ports, name), control) for name in ports}
-    accept = partial(_accept, token.encode(), time.monotonic() + LIFE_S)
-    return {"places": [_listen(name, ports[name], place, accept) for name, place in places.items()]}
+        `bind` and `data` are those of the host in the job file, `control` the coordinator's
+        address, or "" to listen where the coordinator would; `ports`: daemon -> port, or 0.
+        Raises UsageError, and DlctlError if the host's address cannot be determined.
+        """
+        token = field(request, "token", str)
+        if not _TOKEN.fullmatch(token):
+            raise UsageError("the token of the request is invalid")
+        self._token, self._until = token.encode(), time.monotonic() + LIFE_S
+        ssh, data, bind = (field(request, name, str) for name in ("ssh", "data", "bind"))
+        host = config.Host(ssh=ssh, data=data, bind=bind)
+        control, ports = field(request, "control", str), field(request, "ports", dict)
+        return {"places": [self._place(host, n, natural(ports, n), control) for n in ports]}
 
+    def _place(self, host: config.Host, name: str, port: int, control: str) -> dict[str, Any]:
+        place = addresses.on_host(host, port, control)
+        address = addresses.host_of(place.bind)
+        found = {"name": name, "address": address, "port": port}
+        try:
+            own = _bound(address, port)
+        except OSError as error:
+            kind = KINDS.get(error.errno or 0, "")
+            owner = owner_of(port) if kind == "taken" else {}
+            return {**found, "kind": kind, "words": error.strerror or str(error), "owner": owner}
+        number = own.getsockname()[1]
+        threading.Thread(target=self._accept, args=(own,), daemon=True).start()
+        return {**found, "port": number, "told": place.advertised or address}
 
-def _listen(
-    name: str, port: int, place: addresses.Place, accept: Callable[[socket.socket], None]
-) -> dict[str, Any]:
-    address = addresses.host_of(place.bind)
-    found = {"name": name, "address": address, "port": port}
-    try:
-        own = _bound(address, port)
-    except OSError as error:
-        kind = KINDS.get(error.errno or 0, "")
-        owner = owner_of(port) if kind == "taken" else {}
-        return {**found, "kind": kind, "words": error.strerror or str(error), "owner": owner}
-    number = own.getsockname()[1]
-    threading.Thread(target=accept, args=(own,), daemon=True).start()
-    return {**found, "port": number, "told": place.advertised or address}
-
-
-def _accept(token: bytes, until: float, own: socket.socket) -> None:
-    with own, suppress(OSError):
-        while (left_s := until - time.monotonic()) > 0:
-            own.settimeout(left_s)
-            connection, _ = own.accept()
-            if _FREE.acquire(blocking=False):
-                serve = threading.Thread(
-                    target=_serve, args=(token, until, connection), daemon=True
-                )
-                serve.start()
-            else:
-                connection.close()
-
-
-def _serve(token: bytes, until: float, connection: socket.socket) -> None:
-    try:
-        with connection, suppress(OSError):
-            flood.prepare(connection)
-            connection.settimeout(TOKEN_S)
-            if not hmac.compare_digest(flood.read_exactly(connection, flood.TOKEN_BYTES), token):
-                return
-            connection.settimeout(flood.SILENT_S)
-            connection.sendall(flood.WELCOME)
-            while time.monotonic() < until and (word := connection.recv(1)):
-                if word == flood.PING:
-                    connection.sendall(flood.PING)
-                elif word == flood.DOWN:
-                    for_ms = int.from_bytes(flood.read_exactly(connection, 2), "big")
-                    flood.send_flood(connection, min(for_ms / 1000, FLOOD_S_MAX))
-                elif word == flood.UP:
-                    connection.sendall(flood.COUNTED.pack(*flood.take_flood(connection)))
+    def _accept(self, own: socket.socket) -> None:
+        with own, suppress(OSError):
+            while (left_s := self._until - time.monotonic()) > 0:
+                own.settimeout(left_s)
+                connection, _ = own.accept()
+                if self._free.acquire(blocking=False):
+                    threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
                 else:
-                    return
-    finally:
-        _FREE.release()
+                    connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, suppress(OSError):
+                flood.prepare(connection)
+                connection.settimeout(TOKEN_S)
+                said = flood.read_exactly(connection, flood.TOKEN_BYTES)
+                if hmac.compare_digest(said, self._token):
+                    connection.settimeout(flood.SILENT_S)
+                    connection.sendall(flood.WELCOME)
+                    self._answer(connection)
+        finally:
+            self._free.release()
+
+    def _answer(self, connection: socket.socket) -> None:
+        while time.monotonic() < self._until and (word := connection.recv(1)):
+            if word == flood.PING:
+                connection.sendall(flood.PING)
+            elif word == flood.DOWN:
+                for_ms = int.from_bytes(flood.read_exactly(connection, 2), "big")
+                flood.send_flood(connection, min(for_ms / 1000, FLOOD_S_MAX))
+            elif word == flood.UP:
+                connection.sendall(flood.COUNTED.pack(*flood.take_flood(connection)))
+            else:
+                return
 
 
 def _bound(address: str, port: int) -> socket.socket:
@@ -122,3 +120,6 @@ def _bound(address: str, port: int) -> socket.socket:
         own.close()
         raise
     return own
+
+
+listen = Listeners().listen

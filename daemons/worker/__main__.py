@@ -129,9 +129,7 @@ def _later_ranks(context: process.DaemonContext, loop: Loop) -> Ranks | None:
         job.ranks,
         loop.fail,
         loop.post,
-        directory=context.directory,
-        name=birth.name,
-        incarnation=birth.incarnation,
+        argv=(str(context.directory), birth.name, str(birth.incarnation)),
         ready_s=job.timeouts.ready_s,
         silent_s=job.timeouts.silent_s,
     )

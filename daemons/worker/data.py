@@ -94,8 +94,8 @@ class PortionLoader:
         self._processes: list[BaseProcess] = []
         self._waits = False
         self._stream: Iterator[Any] = iter(())
-        self._next: tuple[int, int, int, int] | None = None
-        self._client = -1
+        self._next: tuple[int, ...] | None = None
+        """The arguments of the step whose batches come next from the stream."""
 
     def _guard(
         self, dataset: Any, collate: Collate | None, place: str | None, tolerant: bool
@@ -107,10 +107,6 @@ class PortionLoader:
         """Set the largest number of samples in a batch."""
         if batch_size != self.batch_size:
             self.batch_size, self._next = batch_size, None
-
-    @property
-    def _step_samples(self) -> int:
-        return self.batch_size * self._accumulate
 
     def reseed(self, slot: int, epoch: int) -> None:
         """Seed the loader processes for this epoch of this slot; call it before the first batch.
@@ -137,23 +133,14 @@ class PortionLoader:
         the client, if the dataset is cut into clients. Raises TaskError for what the dataset
         raises, LoaderLost if a loader process has exited.
         """
-        assert 0 <= start < stop
-        client = shard if self.clients is not None else -1
-        assert client >= 0 or stop <= self.order.length
-        steps = -((start - stop) // self._step_samples)
-        assert 0 <= number < steps
-        wanted = (data_epoch, start, stop, number)
-        if wanted != self._next or client != self._client:
-            self._client = client
-            self._restart(*wanted)
-        self._next = (data_epoch, start, stop, number + 1)
-        lo, hi = slice_bounds(stop - start, steps, number)
-        self.samples = hi - lo
-        sizes = [b - a for a, b in self._cut(hi - lo)]
+        shard = shard if self.clients is not None else -1
+        assert shard >= 0 or stop <= self.order.length
+        sizes = [hi - lo for lo, hi in self._seek(data_epoch, start, stop, number, shard)]
+        samples = self.samples = sum(sizes)
         loaded = [self._load() for _ in sizes]
         self.bad = tuple(bad for each in loaded if type(each) is Sifted for bad in each.bad)
         if not self.bad:
-            return [(batch, size / (hi - lo)) for batch, size in zip(loaded, sizes, strict=True)]
+            return [(batch, size / samples) for batch, size in zip(loaded, sizes, strict=True)]
         left = [
             (each.batch, size - len(each.bad)) if type(each) is Sifted else (each, size)
             for each, size in zip(loaded, sizes, strict=True)
@@ -161,10 +148,40 @@ class PortionLoader:
         samples = sum(size for _, size in left)
         return [(batch, size / samples) for batch, size in left if size]
 
-    def _cut(self, samples: int) -> list[tuple[int, int]]:
-        """The bounds of the batches of a step."""
-        batches = min(samples, -(-samples // self.batch_size) * self._pieces)
-        return [slice_bounds(samples, batches, i) for i in range(batches)]
+    def _seek(
+        self, data_epoch: int, start: int, stop: int, number: int, shard: int
+    ) -> list[tuple[int, int]]:
+        """Have the stream continue with this step. Returns the bounds of its batches."""
+        assert 0 <= start < stop
+        if self._next != (data_epoch, start, stop, number, shard):
+            self._next = None
+            steps = range(number, self._steps(stop - start))
+            bounds = [bound for step in steps for bound in self._bounds(stop - start, step)]
+            self._begin(self._wanted(data_epoch, start, stop, shard, bounds))
+        self._next = (data_epoch, start, stop, number + 1, shard)
+        return self._bounds(stop - start, number)
+
+    def _steps(self, samples: int) -> int:
+        return -(-samples // (self.batch_size * self._accumulate))
+
+    def _bounds(self, samples: int, number: int) -> list[tuple[int, int]]:
+        """The bounds of the batches of a step, for a portion of so many samples."""
+        steps = self._steps(samples)
+        assert 0 <= number < steps
+        begin, end = slice_bounds(samples, steps, number)
+        count = min(end - begin, -(-(end - begin) // self.batch_size) * self._pieces)
+        cuts = (slice_bounds(end - begin, count, i) for i in range(count))
+        return [(begin + lo, begin + hi) for lo, hi in cuts]
+
+    def _wanted(
+        self, data_epoch: int, start: int, stop: int, shard: int, bounds: list[tuple[int, int]]
+    ) -> list[Any]:
+        """What `Batching.batch` needs for each of these batches of a portion."""
+        if self.clients is None or shard < 0:
+            rows = self.order.rows(data_epoch, start, stop)
+        else:
+            rows = self.clients.rows(data_epoch, shard, start, stop)
+        return [rows[lo:hi] for lo, hi in bounds]
 
     def _load(self) -> Any:
         try:
@@ -220,16 +237,6 @@ class PortionLoader:
             worker_init_fn=_leave_signals_to_the_worker,
             generator=self._generator,
         )
-
-    def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:
-        self._next = None
-        if self.clients is None or self._client < 0:
-            samples = self.order.rows(data_epoch, start, stop)
-        else:
-            samples = self.clients.rows(data_epoch, self._client, start, stop)
-        steps = -(-len(samples) // self._step_samples)
-        bounds = [slice_bounds(len(samples), steps, i) for i in range(number, steps)]
-        self._begin([samples[lo + a : lo + b] for lo, hi in bounds for a, b in self._cut(hi - lo)])
 
     def _begin(self, batches: list[Any]) -> None:
         """Start to load these batches."""

@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from daemons.log_tail import LINE_CHARS_MAX, LINES
@@ -64,20 +63,18 @@ class Ranks:
         fail: Callable[[Exception], None],
         post: Callable[[Event], None],
         *,
-        directory: Path,
-        name: str,
-        incarnation: int,
+        argv: Sequence[str],
         ready_s: float,
         silent_s: float,
     ) -> None:
-        """count: rank 0 included. ready_s: limit for building the models. silent_s: without a
-        heartbeat of a rank whose model is built, after which it counts as lost.
+        """count: rank 0 included. argv: of each later rank, before its number. ready_s: limit for
+        building the models. silent_s: without a heartbeat of a rank whose model is built, after
+        which it counts as lost.
         """
         self.count = count
         self.silent_s = silent_s
         self._fail, self._post = fail, post
-        self._directory, self._name, self._incarnation = directory, name, incarnation
-        self._ready_s = ready_s
+        self._argv, self._ready_s = argv, ready_s
         self._ranks: list[_Rank] = []
         self._changed = threading.Condition()
         self._is_over = False
@@ -98,8 +95,7 @@ class Ranks:
                       "memory": self.memory}  # fmt: skip
         try:
             for rank in range(1, self.count):
-                argv = [str(self._directory), self._name, str(self._incarnation), str(rank)]
-                self._ranks.append(_Rank(self, rank, argv, self.order))
+                self._ranks.append(_Rank(self, rank, [*self._argv, str(rank)], self.order))
         except OSError as error:
             raise RankLost(f"cannot start rank {rank} of {self.count}: {error}") from error
         for each in self._ranks:

@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader
 
 from daemons.worker.data import Batching, Collate, PortionLoader
 from daemons.worker.task import TaskError, calling
-from dlctl.flat import slice_bounds
 
 OPEN_MAX = 4
 """Shards that a worker keeps open: its own, and those of returned portions."""
@@ -45,9 +44,6 @@ class StreamLoader(PortionLoader):
     has no effect. Raises TaskError if the stream does not define its shards.
     """
 
-    _shard = -1
-    """Of the newest step."""
-
     def _guard(
         self, dataset: Any, collate: Collate | None, place: str | None, tolerant: bool
     ) -> tuple[Batching, int]:
@@ -64,13 +60,9 @@ class StreamLoader(PortionLoader):
         """The batches of step `number` of samples [start, stop) of a shard. If the shard ends
         earlier, `ended_after` is the number of samples in this step, which may be 0.
         """
-        wanted = (data_epoch, start, stop, number)
-        if wanted != self._next or shard != self._shard:
-            self._restart_at(Wanted(data_epoch, shard, start, stop - start), number)
-        self._next, self._shard = (data_epoch, start, stop, number + 1), shard
-        self.ended_after = None
+        bounds, self.ended_after = self._seek(data_epoch, start, stop, number, shard), None
         found: list[tuple[Any, int]] = []
-        for lo, hi in self._batches_of(stop - start, number):
+        for lo, hi in bounds:
             batch, samples = self._load()
             if samples:
                 found.append((batch, samples))
@@ -81,17 +73,10 @@ class StreamLoader(PortionLoader):
         total = self.samples = sum(n for _, n in found)
         return [(batch, samples / total) for batch, samples in found]
 
-    def _restart_at(self, portion: Wanted, number: int) -> None:
-        self._next = None
-        steps = range(number, -(-portion.samples // self._step_samples))
-        bounds = [bound for step in steps for bound in self._batches_of(portion.samples, step)]
-        at = portion.start
-        self._begin([portion._replace(start=at + lo, samples=hi - lo) for lo, hi in bounds])
-
-    def _batches_of(self, samples: int, number: int) -> list[tuple[int, int]]:
-        """The bounds of the batches of a step, for a portion of so many samples."""
-        lo, hi = slice_bounds(samples, -(-samples // self._step_samples), number)
-        return [(lo + a, lo + b) for a, b in self._cut(hi - lo)]
+    def _wanted(
+        self, data_epoch: int, start: int, stop: int, shard: int, bounds: list[tuple[int, int]]
+    ) -> list[Any]:
+        return [Wanted(data_epoch, shard, start + lo, hi - lo) for lo, hi in bounds]
 
 
 class _Guarded(Batching):

@@ -125,8 +125,8 @@ class House:
         self.told: list[Any] = []
         self._is_told = threading.Event()
         self.ranks = Ranks(
-            self.job.ranks, self._tell, self._tell, directory=path, name="worker-0",
-            incarnation=1, ready_s=COMES_S, silent_s=COMES_S,
+            self.job.ranks, self._tell, self._tell, argv=(str(path), "worker-0", "1"),
+            ready_s=COMES_S, silent_s=COMES_S,
         )  # fmt: skip
 
     def build(self) -> Built:

@@ -52,7 +52,7 @@ def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
     monkeypatch.syspath_prepend(str(tmp_path))
     told: list[Any] = []
     ranks = Ranks(
-        2, told.append, told.append, directory=tmp_path, name="worker-0", incarnation=1,
+        2, told.append, told.append, argv=(str(tmp_path), "worker-0", "1"),
         ready_s=COMES_S, silent_s=COMES_S,
     )  # fmt: skip
     try:

@@ -59,8 +59,8 @@ class House:
         self.told: list[Any] = []
         self._is_told = threading.Event()
         self.ranks = Ranks(
-            count, self._tell, self._tell, directory=path, name="worker-0",
-            incarnation=1, ready_s=ready_s, silent_s=silent_s,
+            count, self._tell, self._tell, argv=(str(path), "worker-0", "1"),
+            ready_s=ready_s, silent_s=silent_s,
         )  # fmt: skip
 
     def begin(self) -> House:
