@@ -252,7 +252,10 @@ class Loop:
         for source in ready:
             if self.exit_code is None:
                 self._serve(machine, source)
-        self._do_chores()
+        if self.exit_code is None and time.monotonic() >= self._chores_at:
+            self._chores_at = time.monotonic() + CHORES_S
+            for chore in self.chores:
+                chore()
         for event in self.transport.handshakes.take_reconnected():
             if self.exit_code is None:
                 self._handle(machine, event)
@@ -264,12 +267,6 @@ class Loop:
             self.after_events()
             self.transport.bulk.give_back()
         return deadline
-
-    def _do_chores(self) -> None:
-        if self.exit_code is None and time.monotonic() >= self._chores_at:
-            self._chores_at = time.monotonic() + CHORES_S
-            for chore in self.chores:
-                chore()
 
     def _wait(self, deadline: float | None) -> list[Any]:
         timeout_s = WAIT_S_MAX if deadline is None else deadline - time.monotonic()

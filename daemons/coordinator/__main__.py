@@ -83,10 +83,9 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     FileReceiver(loop, directory)
     Mirrored(loop, directory)
     loop.perform(RenewKey, lambda _: loop.post(_renew_key(directory)))
-    agents = Agents(context, loop, control, keyring.public(COORDINATOR))
+    key, incarnation = keyring.public(COORDINATOR), context.birth.incarnation
+    agents = Agents(context, loop, control, key)
     started_at = (before.get("started_at") if is_successor else None) or time.time()
-    key = keyring.public(COORDINATOR)
-    incarnation = context.birth.incarnation
     on_record = records.begin(
         control=control, control_key=key, started_at=started_at, incarnation=incarnation
     )

@@ -110,10 +110,6 @@ class Slot:
         """Whether the receiver has opened this loan, or the loan is over."""
         return self.is_back(number) or int(self.notes[_FOUND]) >= number
 
-    @property
-    def is_free(self) -> bool:
-        return self.is_back(self.number)
-
     def lend(self, frames: Frames, *, sparing: bool = False) -> Frames:
         """What to send instead of `frames`. sparing: keep as few pages resident as possible."""
         copy = pages.copy if sparing else threads.copy
@@ -161,11 +157,6 @@ class Loan(NamedTuple):
         """Whether the receiver has opened the slot: the message is no longer in flight."""
         return self.slot.was_found(self.number)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the receiver has returned the slot."""
-        return self.slot.is_back(self.number)
-
     def cancel(self) -> None:
         """The message could not be sent."""
         self.slot.notes[_RETURNED] = self.number
@@ -202,7 +193,7 @@ class Lender:
         return lent, Loan(slot, slot.number)
 
     def _find(self, need: int) -> Slot | None:
-        free = [slot for slot in self._slots if slot.is_free]
+        free = [slot for slot in self._slots if slot.is_back(slot.number)]
         fitting = [slot for slot in free if need <= slot.nbytes <= 4 * need]
         if fitting:
             return min(fitting, key=lambda slot: slot.nbytes)
@@ -249,7 +240,7 @@ class Lender:
         now = time.monotonic()
         self._missed = {who: at for who, at in self._missed.items() if now < at + PAUSE_S}
         for slot in [*self._slots]:
-            if now > slot.used_at + (KEEP_S if slot.is_free else PATIENCE_S):
+            if now > slot.used_at + (KEEP_S if slot.is_back(slot.number) else PATIENCE_S):
                 self._close(slot)
 
     def _close(self, slot: Slot) -> None:
@@ -289,11 +280,6 @@ class _Seen:
     used_at: float = -math.inf
     is_kept: bool = False
     """Stays mapped when it is returned, because it was reused soon."""
-
-    @property
-    def is_lent(self) -> bool:
-        """Whether the current loan is not returned. Other receivers may have had later loans."""
-        return int(self.notes[_RETURNED]) < self.number
 
 
 class Borrower:
@@ -362,7 +348,8 @@ class Borrower:
         """A chore: close slots that were not used for `KEEP_S`."""
         oldest = time.monotonic() - KEEP_S
         for key, seen in list(self._seen.items()):
-            if seen.used_at < oldest and not seen.is_lent:
+            # Whether its loan was returned. Other receivers may have had later loans.
+            if seen.used_at < oldest and int(seen.notes[_RETURNED]) >= seen.number:
                 del self._seen[key]
         self._used = {pid: at for pid, at in self._used.items() if at >= oldest}
 

@@ -74,9 +74,10 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     method = registry.load("algorithms", job.algorithm.name)
     ranks = _later_ranks(context, loop)
     run = context.directory if context.is_home else None  # Other hosts have unchanging copies.
-    place = context.directory, context.birth
     shares = "memory" in method.shape.links
-    thread = ComputeThread(loop, job, method.shape.engine, ranks, run, place, shares=shares)
+    thread = ComputeThread(
+        loop, job, (context.directory, birth), method.shape.engine, ranks, run, shares=shares
+    )
     main.begin.put(thread)
     loop.perform(Settled, acks.write)
     loop.stop_on_signals(main.signals)

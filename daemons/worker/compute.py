@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from daemons.loop import Loop
 from daemons.worker.failures import ProcessLost, failure_of
@@ -90,17 +89,17 @@ class ComputeThread:
         self,
         loop: Loop,
         job: JobFile,
+        place: tuple[Path, Birth],
         engine: str = "",
         ranks: Ranks | None = None,
         run: Path | None = None,
-        place: tuple[Path, Birth] | None = None,
         *,
         shares: bool = False,
     ) -> None:
-        """engine: "module:Class", the torch part of the method; "" if it has none. ranks: the other
-        processes of the replica, if it has several. run: directory of the run whose stored code is
-        used; None: the task's files as they are now. place: the run or host directory, for the
-        frozen parameters and the shared memory, and this worker's identity there. shares: all
+        """place: the run or host directory, for the frozen parameters and the shared memory, and
+        this worker's identity there. engine: "module:Class", the torch part of the method; "" if it
+        has none. ranks: the other processes of the replica, if it has several. run: directory of
+        the run whose stored code is used; None: the task's files as they are now. shares: all
         workers of this host share one model.
         """
         self._place = place
@@ -229,7 +228,7 @@ class ComputeThread:
         self._loader.reseed(effect.slot, effect.epoch)
         self._replica = replica
         mark = None
-        if self._shares and self._place is not None:
+        if self._shares:
             from daemons.worker.shared_model import share
 
             shared = share(replica, self._place[0])
@@ -238,8 +237,7 @@ class ComputeThread:
             mark = shared.mark
         if replica.rows is not None:
             replica.rows.fetch = self._fetch_rows
-        if self._place is not None:
-            self._frozen = FrozenFile(*self._place)
+        self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
         if self._ranks is not None and self._job.replica.hogwild > 1:
             from daemons.worker.hogwild_ranks import Ahead
@@ -252,8 +250,7 @@ class ComputeThread:
         clients = self._loader.clients
         ready = ModelReady(
             "", replica.layout.to_bytes(), samples, replica.task.has("finish"),
-            self._frozen.digests(replica) if self._frozen is not None else b"",
-            replica.lacks_weights,
+            self._frozen.digests(replica), replica.lacks_weights,
             clients.digest if clients is not None else self._loader.order.digest,
             batch_size, self._loader.shards, clients.sizes if clients is not None else (),
         )  # fmt: skip
@@ -444,10 +441,7 @@ class _Copied(io.TextIOBase):
 
 
 def run_finish(
-    replica: Replica,
-    parameters: npt.NDArray[np.float32],
-    averaged: npt.NDArray[np.float64],
-    metrics: dict[str, Any],
+    replica: Replica, parameters: Array, averaged: Array, metrics: dict[str, Any]
 ) -> tuple[str, str]:
     """(what `finish` has printed, which is logged as well, and returned; its error, or "").
 

@@ -13,11 +13,10 @@ import hashlib
 import logging
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -80,22 +79,14 @@ class WholeReplica(Replica):
             super()._swap(values)
 
     @contextmanager
-    def _at(
-        self, parameters: npt.NDArray[np.float32], averaged: npt.NDArray[np.float64]
-    ) -> Iterator[None]:
-        with super()._at(parameters, averaged):
+    def _at(self, parameters: Array, averaged: Array) -> Iterator[None]:
+        with super()._at(parameters, averaged), ExitStack() as after:
             if self.evaluates_on.type == "cpu":
-                hook = register_module_forward_hook(self._let_go)
-                try:
-                    yield
-                finally:
-                    hook.remove()
-                return
-            self.model.to(self.evaluates_on)
-            try:
-                yield
-            finally:
-                self.model.to("cpu")
+                after.callback(register_module_forward_hook(self._let_go).remove)
+            else:
+                self.model.to(self.evaluates_on)
+                after.callback(self.model.to, "cpu")
+            yield
 
     def _let_go(self, module: nn.Module, *_: Any) -> None:
         """Unmap the values of a module that has been computed."""

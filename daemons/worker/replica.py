@@ -20,7 +20,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +31,7 @@ from daemons.worker.task import Loss, Task, TaskError, calling, number_of
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, TRAINED, Entry, Layout
 from dlctl.frozen import entries
+from dlctl.messages import Array
 from dlctl.vector import Vector
 
 log = logging.getLogger("dlctl")
@@ -92,7 +92,8 @@ class Replica:
         with calling(f"moving the model to {self.device}", task.at("model")):
             self.model = model.to(self.device)
         self._set_mode(training=True)
-        self._vector, self._bound = self._bind(*self._room())
+        self._vector, has_values = self._room()
+        self._bound = self._bind(has_values)
         self._changes = ModelChanges(task, self.model)
         self.values = [view for _, view in self._bound]
         """float32, the trained parameters one by one: views of the vector."""
@@ -135,14 +136,10 @@ class Replica:
         """
         return torch.empty(self.layout.size(), dtype=torch.float32, device=self.device), True
 
-    def _bind(
-        self, vector: Tensor, has_values: bool
-    ) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        """Move the parameters into one vector; float32 ones become views of it."""
-        bound = []
-        for (entry, _, _), view in zip(
-            self.layout.slices(TRAINED), _views(vector, self.layout), strict=True
-        ):
+    def _bind(self, has_values: bool) -> list[tuple[nn.Parameter, Tensor]]:
+        """Move the parameters into the vector; float32 ones become views of it."""
+        bound, views = [], _views(self._vector, self.layout)
+        for (entry, _, _), view in zip(self.layout.slices(TRAINED), views, strict=True):
             parameter = find(self.model, entry.name)
             assert isinstance(parameter, nn.Parameter)
             if has_values:
@@ -151,7 +148,7 @@ class Replica:
                 parameter.data = view
             # A view would keep this vector in memory after a move to another one.
             bound.append((parameter, view.data))
-        return vector, bound
+        return bound
 
     def reseed(self, slot: int, epoch: int, rank: int = 0) -> None:
         """Seed all generators (dropout, augmentation) for this epoch of this slot.
@@ -287,7 +284,7 @@ class Replica:
 
     # ---------------------------------------------------------------- buffers and what is frozen
 
-    def averaged(self) -> npt.NDArray[np.float64]:
+    def averaged(self) -> Array:
         """All persistent buffers, float64[n]; integers are exact."""
         parts = [
             self._tensor(entry).detach().reshape(-1).to(torch.float64)
@@ -300,7 +297,7 @@ class Replica:
         """The frozen parameters, in the order of `dlctl.frozen.entries`."""
         return [self._tensor(entry).detach() for entry in entries(self.layout)]
 
-    def load_averaged(self, values: npt.NDArray[Any]) -> None:
+    def load_averaged(self, values: Array) -> None:
         """Load values of `averaged()`; integer buffers are rounded."""
         assert values.shape == (self.layout.size(AVERAGED),)
         for entry, lo, hi in self.layout.slices(AVERAGED):
@@ -338,10 +335,9 @@ class Replica:
 
     # ---------------------------------------------------------------- evaluation
 
-    def evaluate(
-        self, parameters: npt.NDArray[np.float32], averaged: npt.NDArray[np.float64]
-    ) -> dict[str, float]:
-        """The task's metrics at these values; {} if it has no `evaluate`. Raises TaskError.
+    def evaluate(self, parameters: Array, averaged: Array) -> dict[str, float]:
+        """The task's metrics at these values, float32[d] and float64[n] as `averaged()`; {} if it
+        has no `evaluate`. Raises TaskError.
 
         Training is not affected: values, modes and RNG states are restored.
         """
@@ -353,20 +349,13 @@ class Replica:
         self._changes.check()
         return metrics
 
-    def finish(
-        self,
-        parameters: npt.NDArray[np.float32],
-        averaged: npt.NDArray[np.float64],
-        metrics: dict[str, float],
-    ) -> str:
+    def finish(self, parameters: Array, averaged: Array, metrics: dict[str, float]) -> str:
         """What the task's `finish` returns at these values. Raises TaskError."""
         with self._at(parameters, averaged):
             return self.task.finish(self.model, metrics, self.rows.read if self.rows else None)
 
     @contextmanager
-    def _at(
-        self, parameters: npt.NDArray[np.float32], averaged: npt.NDArray[np.float64]
-    ) -> Iterator[None]:
+    def _at(self, parameters: Array, averaged: Array) -> Iterator[None]:
         """Within this, the model has these values and is in eval mode. Meanwhile `parameters` holds
         the model's own values: there may be no memory for another copy.
         """

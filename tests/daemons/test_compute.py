@@ -19,6 +19,7 @@ from daemons.worker.data import LoaderLost
 from dlctl import config
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.machine import Effect, Event, Exit, Started
+from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
@@ -28,6 +29,7 @@ from dlctl.roles.protocol.effects import (
     TaskFailed,
 )
 
+BIRTH = Birth("run", "worker", "worker-0", 1, 1, "here", "0")
 TASK = """
     import asyncio
     import os
@@ -84,7 +86,7 @@ def prepared(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., Loop]]:
             ),
         )
         loop = Loop()
-        thread = ComputeThread(loop, job)
+        thread = ComputeThread(loop, job, (tmp_path, BIRTH))
         threading.Thread(target=thread.run, name="compute", daemon=True).start()
         threads.append(thread)
         return loop
@@ -228,10 +230,11 @@ def test_a_process_that_loads_data_and_is_killed_ends_the_worker_and_not_the_run
     assert caught.value.exit_code == Unreachable.exit_code
 
 
-def test_rows_that_do_not_come_are_waited_for_so_long_and_no_longer(monkeypatch) -> None:
+def test_rows_that_do_not_come_are_waited_for_so_long_and_no_longer(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(compute, "EVALUATE_S_MAX", 0.01)
     loop = Loop()
-    thread = ComputeThread(loop, config.JobFile(job=config.Job(name="rows", task="train.py:")))
+    job = config.JobFile(job=config.Job(name="rows", task="train.py:"))
+    thread = ComputeThread(loop, job, (tmp_path, BIRTH))
     with pytest.raises(DlctlError, match="the rows that evaluate reads have not arrived"):
         thread._fetch_rows(np.arange(3))
     loop.transport.close()

@@ -15,6 +15,7 @@ from daemons.loop import Loop
 from daemons.worker.compute import ComputeThread
 from dlctl import config
 from dlctl.machine import Event
+from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
     BuildModel,
     ComputeStateTaken,
@@ -26,6 +27,7 @@ from dlctl.roles.protocol.effects import (
     TaskFailed,
 )
 
+BIRTH = Birth("run", "worker", "worker-0", 1, 1, "here", "0")
 TASK = """
     import torch
 
@@ -92,7 +94,7 @@ def does(tmp_path: Path, monkeypatch, run_script) -> Callable[..., list[Event]]:
             workers=config.Workers(count=1, device="cpu"),
         )
         loop = Loop()
-        thread = ComputeThread(loop, job, f"counting:{engine}")
+        thread = ComputeThread(loop, job, (tmp_path, BIRTH), f"counting:{engine}")
         threading.Thread(target=thread.run, name="compute", daemon=True).start()
         events: list[Event] = run_script(loop, BuildModel(0, 1), *effects, awaited=1 + awaited)
         return events[1:] if isinstance(events[0], ModelBuilt) else events

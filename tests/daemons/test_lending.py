@@ -138,15 +138,15 @@ def test_a_slot_is_used_again_when_nobody_looks_at_it_and_not_before(lender: Len
     del read
     borrower.give_back()
     assert loan.done
-    assert not loan.is_over
+    assert not loan.slot.is_back(loan.number)
     second, other = lend(lender, frames_of(2))
     assert other.slot is not loan.slot
     assert set(values) == {1}
     del values
     borrower.give_back()
-    assert loan.is_over
+    assert loan.slot.is_back(loan.number)
     assert lend(lender, frames_of(3))[1].slot is loan.slot
-    assert loan.is_over, "what came back stays back, whoever has the slot now"
+    assert loan.slot.is_back(loan.number), "what came back stays back, whoever has the slot now"
     assert borrower.read(second, MAX) is not None
 
 
@@ -158,7 +158,7 @@ def test_what_does_not_come_back_is_never_written_to_again(
     assert read is not None
     clock[0] += shm.PATIENCE_S + 1
     lender.check()
-    assert loan.is_over
+    assert loan.slot.is_back(loan.number)
     for content in range(2, 20):
         lend(lender, frames_of(content))
     assert bytes(read[1]) == bytes(frames_of(1)[1])
@@ -173,7 +173,7 @@ def test_memory_that_is_not_used_for_a_while_is_let_go_on_both_sides(
     clock[0] += shm.KEEP_S + 1
     lender.check()
     borrower.check()
-    assert not loan.is_over, "somebody looks at it"
+    assert not loan.slot.is_back(loan.number), "somebody looks at it"
     del read
     borrower.give_back()
     for side in (lender, borrower):
@@ -207,7 +207,7 @@ def test_to_who_finds_nothing_messages_are_sent_for_a_while(
     """To that one alone."""
     sent, loan = lend(lender, frames_of(1))
     lender.missed(shm.not_found(sent)[0], RECEIVER)
-    assert loan.is_over
+    assert loan.slot.is_back(loan.number)
     assert lender.lend(frames_of(1), RECEIVER) is None
     assert lender.lend(frames_of(1), OTHER) is not None
     assert "server-0 cannot read from shared memory" in caplog.text
@@ -236,7 +236,7 @@ def test_who_had_a_slot_before_others_lets_it_go_in_the_end(
         sent, loan = lend(lender, frames_of(1))
         assert borrower.read(sent, MAX) is not None
         borrower.give_back()
-        assert loan.is_over
+        assert loan.slot.is_back(loan.number)
     clock[0] += 2 * shm.PATIENCE_S + 1
     for borrower in borrowers:
         borrower.check()
