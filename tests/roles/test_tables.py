@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -654,7 +655,7 @@ def restored(directory: Path, servers: int, **options: Any) -> list[Tables]:
     for index in range(servers):
         life = Tables(Keeping(), index=index, servers=servers, restore=str(directory), **options)
         (load,) = [effect for effect in life.effects if isinstance(effect, LoadArrays)]
-        loaded = Files(None, f"server-{index}")._loaded(load)  # type: ignore[arg-type]
+        loaded = Files(Mock(), f"server-{index}")._loaded(load)
         effects = life.server.handle(loaded, 0.0)
         assert any(isinstance(e, Send) and isinstance(e.message, m.Serving) for e in effects)
         life.join(0, 2)
@@ -713,7 +714,7 @@ def test_a_restored_server_that_dies_is_replaced_with_all_tables(tmp_path: Path)
     directory, keeping = saved(filled(2), tmp_path), Keeping()
     life = Tables(keeping, restore=str(directory))
     (load,) = [effect for effect in life.effects if isinstance(effect, LoadArrays)]
-    life.server.handle(Files(None, "server-0")._loaded(load), 0.0)  # type: ignore[arg-type]
+    life.server.handle(Files(Mock(), "server-0")._loaded(load), 0.0)
     second = Tables(keeping, 2, keep=True, restore=str(directory))
     assert [second.values(table) for table in range(4)] == [life.values(t) for t in range(4)]
     assert second.versions() == [1, 2, 3, 5]
