@@ -49,11 +49,10 @@ class KeptSource(SourceFileLoader):
         if data != now:  # Warn, and have tracebacks show the lines of the stored version.
             lines = decode_source(data).splitlines(keepends=True)
             linecache.cache[path] = (len(data), None, lines, path)
-            name = os.path.basename(path)
-            text = (
-                "%s has changed since the run was started: using the version that was stored then"
+            log.warning(
+                "%s has changed since the run was started: using the version that was stored then",
+                os.path.basename(path),
             )
-            log.warning(text, name)
         return data
 
     def path_stats(self, path: str) -> Any:
