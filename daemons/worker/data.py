@@ -170,6 +170,8 @@ class PortionLoader:
         assert 0 <= number < steps
         begin, end = slice_bounds(samples, steps, number)
         count = min(end - begin, -(-(end - begin) // self.batch_size) * self._pieces)
+        if count == 1:
+            return [(begin, end)]
         cuts = (slice_bounds(end - begin, count, i) for i in range(count))
         return [(begin + lo, begin + hi) for lo, hi in cuts]
 
