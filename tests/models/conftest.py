@@ -13,9 +13,11 @@ from torch.nn import functional
 from daemons.worker.task import Task
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The models are tiny, and sums come out the same whatever the machine."""
+    """The models are tiny, and sums come out the same whatever the machine. Before each test: what
+    another test sets in a thread of its own holds for all new threads.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
