@@ -84,7 +84,7 @@ def measure(*, quick: bool) -> list[Figure]:
     """quick: the tiny model instead of the large one."""
     widths = WIDTHS[:1] * 2 if quick else WIDTHS
     peaks = {
-        name: [peaks_of(width, cut, goes_on=bool(cut)) for width in widths]
+        name: [peaks_of(width, cut, resumes=bool(cut)) for width in widths]
         for name, cut in CUTS.items()
     }
     (whole,) = _grown(peaks.pop("one process"))
@@ -104,8 +104,8 @@ def _grown(found: list[list[int]]) -> list[int]:
     return [b - a for a, b in zip(small, large, strict=True)]
 
 
-def peaks_of(width: int, cut: str, method: str = DOWNPOUR, *, goes_on: bool = False) -> list[int]:
-    """Peak bytes of each rank in a whole run. cut: of `[replica]`, "" for one process. goes_on:
+def peaks_of(width: int, cut: str, method: str = DOWNPOUR, *, resumes: bool = False) -> list[int]:
+    """Peak bytes of each rank in a whole run. cut: of `[replica]`, "" for one process. resumes:
     also resume from its checkpoint for as many steps.
     """
     ranks = int(cut.split()[-1]) if cut else 1
@@ -115,7 +115,7 @@ def peaks_of(width: int, cut: str, method: str = DOWNPOUR, *, goes_on: bool = Fa
         file = directory / "job.toml"
         job = {"cut": cut, "method": method, "batch_size": max(ranks, 2)}
         peaks = [0] * ranks
-        for steps in (STEPS, 2 * STEPS) if goes_on else (STEPS,):
+        for steps in (STEPS, 2 * STEPS) if resumes else (STEPS,):
             file.write_text(JOB.format(steps=steps, **job))
             dlctl("start", "--no-wait", str(file))
             try:

@@ -54,7 +54,7 @@ def smallest(job: JobFile) -> int:
     return min(step_samples(job, agent) for agent in placement.takes_workers(job))
 
 
-def steps_told(job: JobFile) -> float:
+def steps_planned(job: JobFile) -> float:
     """The most steps that all workers together make, by the job file; infinite if unknown."""
     stop = job.job.stop
     limits = [float(stop.steps or math.inf)]

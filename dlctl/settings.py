@@ -32,7 +32,7 @@ def plainly(value: Any) -> str:
     return "-" if value is None else f"{value!r}"
 
 
-def anything_goes(value: Any, options: Mapping[str, Any]) -> None:
+def accept_any(value: Any, options: Mapping[str, Any]) -> None:
     """Every parsed value is valid in every job."""
 
 
@@ -48,7 +48,7 @@ class Setting:
     """The roles whose daemons have it."""
     option: str = ""
     """The key of the job file that it changes, if it has another name there."""
-    check: Callable[[Any, Mapping[str, Any]], None] = anything_goes
+    check: Callable[[Any, Mapping[str, Any]], None] = accept_any
     """Raises UsageError if a value conflicts with the other options, in the job file, of the
     component that declares it."""
 

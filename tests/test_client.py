@@ -287,7 +287,7 @@ def test_who_comes_too_often_for_too_long_hears_that_and_nothing_of_keys(keyed_r
     monkeypatch.setattr(zap, "COMINGS_PER_S", 0.0)
     monkeypatch.setattr(client, "REFUSED_S", 0.2)
     monkeypatch.setattr(client, "RESEND_S", 0.1)
-    monkeypatch.setattr(client, "MUTE_S", 1.0)
+    monkeypatch.setattr(client, "NO_REPLY_S", 1.0)
     with (
         coordinator_with_keys(lambda q: [done(q)], "client") as (address, _),
         pytest.raises(Unreachable, match="too many connections with this key") as told,

@@ -111,11 +111,11 @@ class Process:
         try:
             code = self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            raise PeerFailed(f"not ended after {limit_s:.0f} s: {self._last_words()}") from None
+            raise PeerFailed(f"not ended after {limit_s:.0f} s: {self._last_log_lines()}") from None
         if code:
-            raise PeerFailed(f"ended with {code}: {self._last_words()}")
+            raise PeerFailed(f"ended with {code}: {self._last_log_lines()}")
 
-    def _last_words(self) -> str:
+    def _last_log_lines(self) -> str:
         self._said.seek(0)
         return self._said.read()[-LAST_WORDS:]
 

@@ -86,7 +86,7 @@ class Files:
         try:
             directory = Path(effect.directory)
             if self._away is not None:
-                directory = self._away.make_room(directory, effect.file)
+                directory = self._away.free_space(directory, effect.file)
             path = directory / effect.file
             sha256, nbytes = checkpoints.write_arrays(path, effect.arrays)
         except Exception as failure:
@@ -141,7 +141,7 @@ class Away:
     def clear(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def make_room(self, directory: Path, file: str) -> Path:
+    def free_space(self, directory: Path, file: str) -> Path:
         """The local directory for a file of this checkpoint. Removes files of older ones: the
         coordinator has fetched them, or does not need them. Raises DlctlError.
         """

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from daemons.server.files import (
-    IN_THE_WAY,
+    REPLACED,
     TablesInFiles,
     create_locked,
     failure,
@@ -72,7 +72,7 @@ class DiskLog:
 
     # ------------------------------------------------------------ writing
 
-    def check_room(self, size_bytes: int) -> None:
+    def check_space(self, size_bytes: int) -> None:
         """Raises NoRoom if a base of this size would leave less than `MARGIN_BYTES` free, and
         DlctlError if the free space is unknown."""
         try:
@@ -84,7 +84,7 @@ class DiskLog:
     def begin(self, number: int, parts: list[Bytes]) -> None:
         base, journal = self._path("base", number), self._path("journal", number)
         size_bytes = sum(map(len, parts))
-        self.check_room(size_bytes)
+        self.check_space(size_bytes)
         unfinished = base.with_name(base.name + ".tmp")
         begun = -1
         try:
@@ -144,7 +144,7 @@ class DiskLog:
         if is_there(self._lock_path, self._lock):
             return
         if self._lock_path.exists():
-            raise DlctlError(IN_THE_WAY, where=str(self._lock_path))
+            raise DlctlError(REPLACED, where=str(self._lock_path))
         lock = create_locked(self._lock_path)
         os.close(self._lock)
         self._lock = lock
@@ -241,7 +241,7 @@ class DiskLogs(TablesInFiles):
         `resume` reports an unusable state."""
         self._storage = None  # Of an earlier attempt: the memory may not hold both.
         log = self._open(spec)
-        log.check_room(spec.vector_bytes)
+        log.check_space(spec.vector_bytes)
         self._storage = Journaled(log, spec, self.point)
         return self._storage
 
@@ -253,7 +253,7 @@ class DiskLogs(TablesInFiles):
     def is_own_missing(self) -> bool:
         return self._log is not None and self._storage is not None and self._log.is_missing()
 
-    def put_own_back(self) -> str:
+    def restore_own(self) -> str:
         assert self._log is not None
         assert self._storage is not None
         self._log.lock_again()

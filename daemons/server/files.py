@@ -24,7 +24,7 @@ from dlctl.util.units import format_size
 
 LOCK_S = 10.0
 """How long to wait for a process that is about to exit."""
-IN_THE_WAY = "another file has replaced the state that this server has open"
+REPLACED = "another file has replaced the state that this server has open"
 OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -78,13 +78,13 @@ def create_locked(path: Path) -> int:
     try:
         descriptor = os.open(path, OPEN | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        raise DlctlError(IN_THE_WAY, where=str(path)) from error
+        raise DlctlError(REPLACED, where=str(path)) from error
     except OSError as error:
         raise failure("make the state", path, error) from error
     if is_locked_within(GLANCE_S, descriptor) and is_there(path, descriptor):
         return descriptor
     os.close(descriptor)
-    raise DlctlError(IN_THE_WAY, where=str(path))
+    raise DlctlError(REPLACED, where=str(path))
 
 
 def _open(path: Path, create: bool) -> int:
@@ -167,7 +167,7 @@ class TablesInFiles(ABC):
         place, failed = "", list[DlctlError | OSError]()
         for one in self._tables():
             try:
-                place = one.put_own_back() if one.is_own_missing() else place
+                place = one.restore_own() if one.is_own_missing() else place
             except (DlctlError, OSError) as error:
                 failed.append(error)
         if failed:
@@ -183,7 +183,7 @@ class TablesInFiles(ABC):
     def is_own_missing(self) -> bool: ...
 
     @abstractmethod
-    def put_own_back(self) -> str: ...
+    def restore_own(self) -> str: ...
 
     @abstractmethod
     def _remove(self) -> None: ...

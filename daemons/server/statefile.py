@@ -53,7 +53,7 @@ class StateFile(TablesInFiles):
 
     def _make_somewhere(self, name: str, size_bytes: int) -> mmap.mmap:
         for place in self.places[:-1]:
-            if _has_room(place, size_bytes):
+            if _has_space(place, size_bytes):
                 try:
                     return self._make(place / name, size_bytes)
                 except DlctlError:
@@ -96,7 +96,7 @@ class StateFile(TablesInFiles):
             return False
         return not is_there(self._path, self._descriptor)
 
-    def put_own_back(self) -> str:
+    def restore_own(self) -> str:
         """Re-create the file at the same path."""
         assert self._storage is not None
         assert self._path is not None
@@ -178,7 +178,7 @@ def _set_aside(path: Path, descriptor: int, size_bytes: int) -> None:
         raise failure("set aside the state", path, error, size_bytes) from error
 
 
-def _has_room(place: Path, size_bytes: int) -> bool:
+def _has_space(place: Path, size_bytes: int) -> bool:
     """Whether a file system has space for a state, with a margin. Checks the nearest parent."""
     while not place.exists() and place != place.parent:
         place = place.parent

@@ -62,7 +62,7 @@ class Backpressure:
         self._untracked[peer] = before + nbytes
         return 0
 
-    def has_room(self, peer: bytes, nbytes: int) -> bool:
+    def has_space(self, peer: bytes, nbytes: int) -> bool:
         """Whether `nbytes` more may be queued for the owner of the connection `peer`."""
         is_large = nbytes >= LARGE_BYTES
         left = self._left(connections.owner(peer))

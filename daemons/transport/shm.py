@@ -198,7 +198,7 @@ class Lender:
         if fitting:
             return min(fitting, key=lambda slot: slot.nbytes)
         free.sort(key=lambda slot: slot.used_at)
-        while not self._has_room(need):
+        while not self._has_space(need):
             if not free:
                 return None
             self._close(free.pop(0))
@@ -209,7 +209,7 @@ class Lender:
             return None
         return self._slots[-1]
 
-    def _has_room(self, nbytes: int) -> bool:
+    def _has_space(self, nbytes: int) -> bool:
         total = sum(slot.nbytes for slot in self._slots)
         return len(self._slots) < SLOTS_MAX and total + nbytes <= BYTES_MAX
 

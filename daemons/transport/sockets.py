@@ -208,7 +208,7 @@ class Transport:
         if self._router is None:
             return
         nbytes = self.unread.counts(peer, frames)
-        if nbytes and not self.unread.has_room(peer, nbytes):
+        if nbytes and not self.unread.has_space(peer, nbytes):
             log.debug("dropped %s: its receiver does not read", type(message).__name__)
             return
         try:

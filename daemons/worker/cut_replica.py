@@ -92,7 +92,7 @@ class WholeReplica(Replica):
         """Unmap the values of a module that has been computed."""
         mine = set(module.parameters(recurse=False))
         places = zip(self._bound, self.layout.slices(TRAINED), strict=True)
-        self.memory.let_go(PARAMETERS, ((lo, hi) for (p, _), (_, lo, hi) in places if p in mine))
+        self.memory.free(PARAMETERS, ((lo, hi) for (p, _), (_, lo, hi) in places if p in mine))
 
 
 # ---------------------------------------------------------------- what every rank does
@@ -264,7 +264,7 @@ class CutStepper:
         self._share = _share(job, whole.memory, ranks.order, 0)
         self.vectors = Vectors(whole.memory, self._share, self._work, ranks.turn)
         whole.vectors = self.vectors
-        self._mine.part.let_go()
+        self._mine.part.free()
         self.replica = CutReplica(whole, self)
         self.inner = self._mine.inner
 
@@ -304,7 +304,7 @@ class CutStepper:
         if self._job.replica.tensor > 1:
             # Ranks with the same activations have to drop the same ones.
             arguments["seed"] = int(torch.randint(1 << 62, (), device="cpu"))
-        self.vectors.let_go()
+        self.vectors.free()
         shares = self._shares(batches)
         size = self._job.workers.batch_size
         calls = []

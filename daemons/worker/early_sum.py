@@ -85,7 +85,7 @@ class EarlySum:
         for work in self.works:
             wait(work)
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         """Release the started operations, which keep connections open, as the group is gone. Called
         in another thread.
         """

@@ -162,10 +162,10 @@ class GroupThread:
             self._check(member)
             self._records.keep(result)
 
-    def hand_out(self, member: _Member) -> None:
+    def deliver(self, member: _Member) -> None:
         with self._lock:
             self._check(member)
-            self._loop.offer(self._records.hand_out())
+            self._loop.offer(self._records.deliver())
 
     def _check(self, member: _Member) -> None:
         if not self.is_current(member):
@@ -231,7 +231,7 @@ class _Member:
             group, early = self._group, self._early
             self._group = self._store = self._early = None
         if early is not None:
-            early.let_go()
+            early.free()
         del group
 
     def _fail(self, reason: str, why: str) -> None:
@@ -328,7 +328,7 @@ class _Member:
         self._owner.keep(self, result)
         if self._group is not None:  # Wait until every member has recorded this result.
             self._group.barrier().wait(timedelta(seconds=self._timeout_s))
-        self._owner.hand_out(self)
+        self._owner.deliver(self)
         # All members have read it. A run may make millions of sums.
         self._store.delete_key(self._message)
 

@@ -67,7 +67,7 @@ class Part:
 
     def begin(self) -> None:
         """Take the values from the replica's memory, and drop the gradients."""
-        self.let_go()
+        self.free()
         with torch.no_grad():
             for each in self.pieces:
                 if each.parameter is None:
@@ -78,10 +78,10 @@ class Part:
                 if each.local is not each.value:
                     each.local.copy_(each.value)
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         """Unmap the elements that only other ranks compute with."""
         for number in range(PARAMETERS, FREE):
-            self.memory.let_go(number, self._not_mine)
+            self.memory.free(number, self._not_mine)
 
     def run(
         self, batches: Sequence[Weighted], step: int, epoch: int

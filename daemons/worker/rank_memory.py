@@ -71,10 +71,10 @@ class RankMemory:
         for at, until in ((begin, min(first, end)), (max(last, begin), end)):
             ctypes.memset(self._begin + at, 0, max(0, until - at))
 
-    def let_go(self, number: int, parts: Iterable[tuple[int, int]]) -> None:
+    def free(self, number: int, parts: Iterable[tuple[int, int]]) -> None:
         """Unmap these elements [lo, hi) of a vector in this process; an access maps them again."""
         for lo, hi in parts:
-            pages.let_go(self.array(number, lo, hi))
+            pages.free(self.array(number, lo, hi))
 
 
 def others(mine: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:

@@ -147,11 +147,11 @@ class Vectors:
         vector.of = self
         return vector
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         """Unmap what rank 0 has read outside its own part."""
         mine = [(self._mine.lo, self._mine.hi)]
         for number in [number for number, taken in self._taken.items() if taken]:
-            self.memory.let_go(number, others(mine, self.memory.size))
+            self.memory.free(number, others(mine, self.memory.size))
 
     def do(self, op: str, result: Any, *operands: Any, waits: bool = False, **more: Any) -> Any:
         """Have all ranks work on vectors; returns their answers. None: the operands are not the

@@ -50,7 +50,7 @@ from dlctl.algorithms.needs import (
     OwnStep,
     Step,
     Summed,
-    handed_on,
+    passed_on,
 )
 from dlctl.algorithms.powersgd import PowerSgd
 from dlctl.config import Choice, JobFile
@@ -134,7 +134,7 @@ class Replica(ReplicaSide):
                 sums = yield from self._common_step(has_data)
             self.step = sums.newest.step // SUMS + 1
             if sums.joined:
-                yield from self._hand_on(sums)
+                yield from self._pass_on(sums)
 
     # ------------------------------------------------------------ one step of all
 
@@ -221,7 +221,7 @@ class Replica(ReplicaSide):
 
     # ------------------------------------------------------------ replicas that join
 
-    def _hand_on(self, sums: Sum) -> Needs:
+    def _pass_on(self, sums: Sum) -> Needs:
         """Transfer the state of the group to the replicas that have joined."""
         kept: Array = yield OwnState()
         place, q = divmod(self.samples, DIGIT), NOTHING
@@ -229,7 +229,7 @@ class Replica(ReplicaSide):
             q = self._low_rank.q
         whole = np.concatenate([to_host(self.parameters), place, q, kept], dtype=np.float32)
         step = (self.step - 1) * SUMS + HANDED_ON
-        whole, step = yield from handed_on(whole, self.slot, step, sums.newest)
+        whole, step = yield from passed_on(whole, self.slot, step, sums.newest)
         if sums.is_counted:
             return
         ends = np.cumsum([len(self.parameters), len(place), q.size])

@@ -34,7 +34,7 @@ class Conditions(NamedTuple):
     c1: float
     c2: float = 0.9
 
-    def goes_down(self, trial: Trial) -> bool:
+    def descends(self, trial: Trial) -> bool:
         """As a difference: added to the loss, a small decrease would be rounded away."""
         return trial.loss - self.loss <= self.c1 * trial.step * self.slope
 
@@ -45,7 +45,7 @@ class Conditions(NamedTuple):
 def armijo(first: float, trials: int, wanted: Conditions) -> Search:
     step = first
     for _ in range(trials):
-        if wanted.goes_down(Trial(step, *(yield step))):
+        if wanted.descends(Trial(step, *(yield step))):
             return step
         step /= 2
     return None
@@ -57,7 +57,7 @@ def strong_wolfe(first: float, trials: int, wanted: Conditions) -> Search:
     step = first
     for number in range(trials):
         here = Trial(step, *(yield step))
-        if not wanted.goes_down(here) or (number and here.loss >= before.loss):
+        if not wanted.descends(here) or (number and here.loss >= before.loss):
             return (yield from _zoom(before, here, trials - number - 1, wanted))
         if wanted.is_flat(here):
             return step
@@ -73,7 +73,7 @@ def _zoom(low: Trial, high: Trial, trials: int, wanted: Conditions) -> Search:
     for _ in range(trials):
         step = _between(low, high)
         newest = Trial(step, *(yield step))
-        if not wanted.goes_down(newest) or newest.loss >= low.loss:
+        if not wanted.descends(newest) or newest.loss >= low.loss:
             high = newest
             continue
         if wanted.is_flat(newest):

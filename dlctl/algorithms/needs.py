@@ -347,7 +347,7 @@ class Collective(Need):
     step: int = 0
     """The step that is summed: all members must be at the same one; a joining member adopts it."""
     hands_on: bool = False
-    """It transfers the state of the group to members that have joined (`handed_on`)."""
+    """It transfers the state of the group to members that have joined (`passed_on`)."""
     beside: float = 0.0
     """A number that is averaged along with it, in float64 whatever the `dtype`."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -371,14 +371,14 @@ class Summed(NamedTuple):
     joined: int
     """Members for which this is the first collective: they have contributed nothing, and do not
     have the state of the group. All members see the number in the same collective, and transfer the
-    state with `handed_on`. 0 in a new group, whose members have all begun alike."""
+    state with `passed_on`. 0 in a new group, whose members have all begun alike."""
     first: int
     """The lowest slot of the members that have the state of the group."""
     beside: float = 0.0
     """The weighted mean of `Collective.beside`."""
 
 
-def handed_on(
+def passed_on(
     vector: Vector, slot: int, step: int, summed: Summed
 ) -> Generator[Need, Any, tuple[Vector, int]]:
     """Transfer the state of the group to the members that have joined in `summed`. All members call

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 RESEND_S = 1.0
 REFUSED_S = 2.0
 """If all connections fail for this long, the cause is permanent."""
-MUTE_S = 15.0
+NO_REPLY_S = 15.0
 """A responsive coordinator acknowledges at once; without a reply for this long, it is mute."""
 CONNECT_S = 0.2
 """Between two checks for an address that is not known yet."""
-LAST_WORDS_S = 0.2
+LAST_REPLY_S = 0.2
 REQUEST_BITS = 53
 """So that every JSON reader represents the number exactly."""
 
@@ -141,7 +141,7 @@ class Question:
                 self._check()
             except Gone:
                 # Its last reply may still be in flight.
-                if (reply := self._receive(LAST_WORDS_S)) is None:
+                if (reply := self._receive(LAST_REPLY_S)) is None:
                     raise
                 break
             if self.socket is not None and not self.answered:
@@ -169,7 +169,7 @@ class Question:
             self._connect(address, pid, key)
         self._check_handshakes()
         waited_s = time.monotonic() - self.began_at
-        if waited_s >= (self.timeout_s if self.answered else min(self.timeout_s, MUTE_S)):
+        if waited_s >= (self.timeout_s if self.answered else min(self.timeout_s, NO_REPLY_S)):
             raise _gone(self.directory, run) if is_gone else self._too_late(run, waited_s)
 
     def _check_handshakes(self) -> None:

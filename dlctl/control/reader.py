@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.control import client, keys
-from dlctl.control.client import MUTE_S, Question, Result
+from dlctl.control.client import NO_REPLY_S, Question, Result
 from dlctl.errors import DlctlError, NotPermitted, Unreachable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def load(path: Path) -> ReaderKey:
     return found
 
 
-def status(key: ReaderKey, timeout_s: float = MUTE_S) -> Result:
+def status(key: ReaderKey, timeout_s: float = NO_REPLY_S) -> Result:
     """{"run": keys of the run, "daemons": rows}, with times in this machine's clock.
 
     Raises Unreachable if a request gets no reply within `timeout_s` seconds, and NotPermitted if

@@ -121,7 +121,7 @@ def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     groups = parameter_groups.faults(job.parameters, steps, job.algorithm.name)
     found += [*groups, *replicas.faults(job, method)]
     with_method = [Fault(*fault) for fault in method.check(job)]
-    if (most := batches.steps_told(job)) < math.inf:
+    if (most := batches.steps_planned(job)) < math.inf:
         with_method += [Fault(*fault) for fault in method.check_steps(job, most)]
     return [*(Fault(*fault) for fault in found), *_by_both_lines(with_method, document)]
 

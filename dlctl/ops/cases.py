@@ -112,7 +112,7 @@ def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh
             raise DlctlError(
                 f"{directory.name} was created for {old}, which no longer exists",
                 where=str(directory),
-                hint=unreadable.way_on(directory, shlex.quote(values.path(file))),
+                hint=unreadable.next_command(directory, shlex.quote(values.path(file))),
             )
 
 

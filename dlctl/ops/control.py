@@ -153,7 +153,7 @@ def incarnations(snapshot: Snapshot, names: Iterable[str]) -> dict[str, int]:
     }
 
 
-def begun_anew(before: Mapping[str, int]) -> Goal:
+def restarted(before: Mapping[str, int]) -> Goal:
     """Until the next incarnations of these (see `incarnations`) are running."""
     others = {name: number for name, number in before.items() if name != COORDINATOR}
 

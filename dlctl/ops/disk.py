@@ -34,7 +34,7 @@ def facts(snapshot: Snapshot) -> dict[str, str]:
     return {}
 
 
-def make_room(snapshot: Snapshot) -> str:
+def free_space(snapshot: Snapshot) -> str:
     """The hint for a full disk."""
     return hints.told(f"df -h {folder(snapshot)}", "free space there")
 

@@ -54,9 +54,9 @@ def of(snapshot: Snapshot) -> Step | None:
     if snapshot.state == "stopped":
         return _start(snapshot)
     if is_poisoned(snapshot.reason):
-        return step_of_ruined(snapshot)
+        return step_of_diverged(snapshot)
     step = _after_failure(snapshot)
-    return step._replace(first=_mend(snapshot))
+    return step._replace(first=_fix(snapshot))
 
 
 def command(snapshot: Snapshot) -> str:
@@ -93,7 +93,7 @@ def without(snapshot: Snapshot, hosts: list[str]) -> str:
     return f"without: remove {' and '.join(hosts)} from {job_file(snapshot)}, then\n{then}"
 
 
-def _mend(snapshot: Snapshot) -> str:
+def _fix(snapshot: Snapshot) -> str:
     if place := place_of_error(snapshot):
         return f"fix {place}"
     if of_reason(snapshot.reason).get("cause") == "task":
@@ -171,7 +171,7 @@ def _from_checkpoint(snapshot: Snapshot) -> str:
 RUINED = "the model may be ruined where it stopped"
 
 
-def step_of_ruined(snapshot: Snapshot) -> Step:
+def step_of_diverged(snapshot: Snapshot) -> Step:
     """The next step after such a failure: the user has to fix the cause first.
     `recover --from-checkpoint` discards a learning rate that was set live.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dlctl.ops.cases import Case
 
 UNIX = "unix socket"
-OWN_WAY = "its address towards this host"
+OWN_ADDRESS = "its address towards this host"
 """The address from which a host reaches the coordinator; only the host itself knows it."""
 
 
@@ -90,7 +90,7 @@ def _server(job: JobFile, name: str, host: Host, model: Model | None, coordinato
     if not job.uses_tcp:
         return Placed(name, HERE, UNIX, None, parameters, size_bytes)
     port = addresses.port_of(name, job) or None
-    own = OWN_WAY if host.is_other else coordinator
+    own = OWN_ADDRESS if host.is_other else coordinator
     address = host.data or host.bind or own if job.has_other_hosts else addresses.LOOPBACK
     return Placed(name, _name(host), address, port, parameters, size_bytes)
 

@@ -31,13 +31,13 @@ def wait_ready(launched: Launched, timeout_s: float | None, progress: notes.Phas
     limit_s = timeout_s if timeout_s is not None else control.start_limit_s(launched.directory)
 
     def waiting(snapshot: Snapshot) -> str | None:
-        if launched.goes_on:
+        if launched.resumes:
             if is_back(snapshot):
                 return None
         elif snapshot.state in (*READY, "finished") or _was_ready(snapshot):
             return None
         if not snapshot.is_live:
-            what = "could not be recovered" if launched.goes_on else "did not start"
+            what = "could not be recovered" if launched.resumes else "did not start"
             raise failed(launched, what)
         return waiting_for(snapshot)
 
@@ -50,7 +50,7 @@ def wait_ready(launched: Launched, timeout_s: float | None, progress: notes.Phas
             ),
         )
 
-    state = "recovering" if launched.goes_on else ""
+    state = "recovering" if launched.resumes else ""
     return control.until(launched.directory, waiting, limit_s, late, progress, state)
 
 
@@ -129,7 +129,7 @@ def quoted(snapshot: Snapshot) -> str:
         return ""  # The coordinator survived and has recorded the reason.
     name = COORDINATOR if first is None else str(first["name"])
     recorded = _exit(first).get("last_lines") if first is not None else None
-    words = recorded or logs.last_words(snapshot.directory, name, LAST_LINES)
+    words = recorded or logs.last_log_lines(snapshot.directory, name, LAST_LINES)
     new = [line for line in map(str, words) if not _is_known(line, snapshot.reason)]
     return "".join(
         [f"\n  last lines of {name}:", *(f"\n    {line}" for line in new)] if new else ""

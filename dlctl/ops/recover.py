@@ -20,7 +20,7 @@ LED_S = 5.0
 """For an agent to restart its coordinator, and for that to put itself on record."""
 OVER_S = 60.0
 """For a coordinator to terminate the daemons of its run, including those on unreachable hosts."""
-TOLD_S = 1.0
+NOTE_AFTER_S = 1.0
 Json = dict[str, Any]
 
 
@@ -42,7 +42,7 @@ def go_on(findings: Findings) -> Launched:
     snapshot = findings.snapshot
     lock.refuse_unknown_coordinator(snapshot)
     if remains.has_coordinator(snapshot):  # Its agent has started one that is not on record yet.
-        return Launched(snapshot.directory, None, goes_on=True)
+        return Launched(snapshot.directory, None, resumes=True)
     memory = remains.read_memory(snapshot.directory)
     state, _, released = memory["run"]
     is_ending = state == "stopping" and "end" in memory
@@ -121,7 +121,7 @@ def wait_over(snapshot: Snapshot) -> Snapshot:
                 "exited",
                 hint=f"dlctl stop --kill -j {snapshot.run_id}",
             )
-        if waited_s > TOLD_S and not is_noted:
+        if waited_s > NOTE_AFTER_S and not is_noted:
             is_noted = True
             name = snapshot.run_id
             notes.note(f"waiting for the coordinator of {name} to exit (pid {pid})")

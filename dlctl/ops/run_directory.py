@@ -28,7 +28,7 @@ class Launched(NamedTuple):
     directory: Path
     process: subprocess.Popen[bytes] | None
     """The coordinator; None if nothing had to be started."""
-    goes_on: bool = False
+    resumes: bool = False
     """The run resumes where it stopped; otherwise it is new, or resumes from a checkpoint."""
 
 
@@ -66,7 +66,7 @@ def relaunch(previous: Snapshot, row: Json) -> Launched:
     with explained(previous.directory):
         _put(previous.directory, row)
         try:
-            return start_coordinator(previous.directory, goes_on=True)
+            return start_coordinator(previous.directory, resumes=True)
         except BaseException:
             _put(previous.directory, {key: previous.run.get(key) for key in row})
             raise
@@ -120,7 +120,7 @@ def explained(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def start_coordinator(directory: Path, *, goes_on: bool = False) -> Launched:
+def start_coordinator(directory: Path, *, resumes: bool = False) -> Launched:
     """Start the coordinator of a prepared run directory. Unless daemons of the run are alive, it
     uses the current files of the task. Raises DlctlError or OSError.
     """
@@ -130,4 +130,4 @@ def start_coordinator(directory: Path, *, goes_on: bool = False) -> Launched:
     paths.register(directory)
     if (directory / task_code.CODE).exists() and not any(local.living(directory)):
         task_code.forget(directory)
-    return Launched(directory, local.start_coordinator(directory), goes_on)
+    return Launched(directory, local.start_coordinator(directory), resumes)

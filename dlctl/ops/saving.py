@@ -32,7 +32,7 @@ def save(snapshot: Snapshot, limit_s: float, tell: Callable[[Any], None]) -> dic
     except DlctlError as error:
         # A failed checkpoint's files are removed, so there may be room again by now.
         if disk.full_disk(snapshot) or os.strerror(errno.ENOSPC) in error.message:
-            error.hint = error.hint or disk.make_room(snapshot)
+            error.hint = error.hint or disk.free_space(snapshot)
         error.hint = error.hint or f"dlctl logs coordinator -l warning -j {snapshot.run_id}"
         raise
 

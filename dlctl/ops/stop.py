@@ -21,7 +21,7 @@ SAVE_S = 600.0
 """For the checkpoint, on top of the grace period."""
 
 
-MUTE_S = 3.0
+NO_REPLY_S = 3.0
 """How long --kill waits for the coordinator before it kills the processes itself."""
 EXIT_S = 15.0
 """For the coordinator to exit after it has reported that all is done."""
@@ -53,7 +53,7 @@ def stop(
         "kill": kill,
         "origin": origin,
     }
-    limit_s = MUTE_S if kill else grace_s + SAVE_S
+    limit_s = NO_REPLY_S if kill else grace_s + SAVE_S
     away: list[str] = []
     try:
         client.ask(snapshot.directory, "stop", arguments, limit_s, tell)

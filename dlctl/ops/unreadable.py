@@ -32,13 +32,13 @@ def explained(error: Unreadable) -> Unreadable:
     if there := [found.name for found in living(directory)]:
         text += f"\n  daemons of it are alive: {', '.join(there)}"
         return Unreadable(directory, text, where, _ending(directory))
-    return Unreadable(directory, text, where, way_on(directory, job_file(directory)))
+    return Unreadable(directory, text, where, next_command(directory, job_file(directory)))
 
 
 def _beside(directory: Path, original: Path) -> str:
     """What to do with a copy: use its original, or start a new run from its checkpoint."""
     look, has_saved = lock.where_to_look(original), newest_whole(directory) is not None
-    return hints.either(look, way_on(directory, job_file(directory)) if has_saved else "")
+    return hints.either(look, next_command(directory, job_file(directory)) if has_saved else "")
 
 
 def _ending(directory: Path) -> str:
@@ -51,7 +51,7 @@ def _ending(directory: Path) -> str:
     return hints.told(f"dlctl stop --kill -j {typed}", "ends them")
 
 
-def way_on(directory: Path, job_file: str) -> str:
+def next_command(directory: Path, job_file: str) -> str:
     """How to continue without the database; `job_file` as typed in a shell. Does not read the
     checkpoint's bytes: `start` does that.
     """

@@ -35,7 +35,9 @@ LOOKS = 5
 FORGOTTEN = (
     "they are of processes that were replaced since, and the shards no longer have their records"
 )
-MUTE = 'the servers that had them are alive and store nothing readable (durability = "none")'
+NOTHING_STORED = (
+    'the servers that had them are alive and store nothing readable (durability = "none")'
+)
 OTHER_SHARDS = "the model was sharded differently then"
 Table = dict[tuple[int, int], int]
 """(slot, epoch) -> pushes that were applied."""
@@ -189,7 +191,7 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
         if index in kept:
             table = table_of(kept[index].deliveries)
             found.append(Witness(index, str(kept[index].path), table))
-        elif why := away.get(index, MUTE if snapshot.is_live else mute):
+        elif why := away.get(index, NOTHING_STORED if snapshot.is_live else mute):
             found.append(Witness(index, "", None, why))
         else:
             has_one = index < len(tables)

@@ -17,7 +17,7 @@ from dlctl.settings import GROUPS, Setting, number_within
 from dlctl.util import hints, numeric_limits
 
 
-def _goes_with_decay(lr: float, options: Mapping[str, Any]) -> None:
+def _allows_decay(lr: float, options: Mapping[str, Any]) -> None:
     """Raises UsageError if weights would grow with this rate and the job's weight decay, that of a
     group of parameters included.
     """
@@ -45,7 +45,7 @@ LEARNING_RATE = Setting(
     help="learning rate of the servers' optimiser; that of the workers' own is inner_lr",
     parse=number_within(numeric_limits.LearningRate),
     roles=("server",),
-    check=_goes_with_decay,
+    check=_allows_decay,
 )
 
 

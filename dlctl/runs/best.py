@@ -107,13 +107,13 @@ class Target:
         """Why it cannot be reached if an evaluation has these metrics; "" if it can."""
         if self.metric in names:
             return ""
-        return f"the target {self} cannot be reached: {what_there_is(self.metric, names)}"
+        return f"the target {self} cannot be reached: {available_metrics(self.metric, names)}"
 
     def __str__(self) -> str:
         return f"{self.metric} {self.comparison} {self.bound:g}"
 
 
-def what_there_is(metric: str, names: Collection[str]) -> str:
+def available_metrics(metric: str, names: Collection[str]) -> str:
     """The metrics that the task's evaluate returns, for an error about this missing one."""
     if not names:
         return "the task has no evaluate, or it returns no metrics"

@@ -168,7 +168,7 @@ def in_order(lines: Iterable[Line]) -> list[Line]:
     return [line for _, line in sorted(keyed, key=lambda pair: pair[0])]
 
 
-def last_words(run_directory: Path, name: str, limit: int = 10) -> list[str]:
+def last_log_lines(run_directory: Path, name: str, limit: int = 10) -> list[str]:
     """The last lines of a daemon's newest log, as text for an error message."""
     files = list_files(run_directory).get(name, [])
     newest = [file for file in files if file.incarnation == files[-1].incarnation]

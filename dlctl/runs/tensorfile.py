@@ -63,7 +63,7 @@ def chunks(head: bytes, arrays: list[Array]) -> Iterator[bytes | memoryview]:
         for i in range(0, len(data), CHUNK_BYTES):
             chunk = data[i : i + CHUNK_BYTES]
             yield chunk.data
-            pages.let_go(chunk)
+            pages.free(chunk)
 
 
 @contextmanager

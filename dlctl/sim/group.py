@@ -152,16 +152,16 @@ class GroupDriver:
             self.process.post(failed, LATENCY_S)
             return
         group.asked[self._rank] = effect
-        self._tell_of_waiting(group, group.sums)
+        self._report_waiting(group, group.sums)
         if len(group.asked) == group.size:
             self._sum(group)
 
-    def _tell_of_waiting(self, group: _Generation, sums: int) -> None:
+    def _report_waiting(self, group: _Generation, sums: int) -> None:
         def look() -> None:
             if group.sums == sums and not group.is_broken:
                 missing = tuple(r for r in range(group.size) if r not in group.asked)
                 self.process.post(GroupWaits(group.number, missing))
-                self._tell_of_waiting(group, sums)
+                self._report_waiting(group, sums)
 
         self._later(group, WORD_S, look)
 
@@ -213,22 +213,22 @@ class GroupDriver:
             self.records.keep(result)
             group.kept.add(self._rank)
             if len(group.kept) == group.size:
-                self._hand_out_to_all(group)
+                self._deliver_to_all(group)
 
         delay_s = LATENCY_S * (0.5 + float(self.groups.rng.random()))
         self.process.timeline.after(delay_s, look)
 
-    def _hand_out_to_all(self, group: _Generation) -> None:
+    def _deliver_to_all(self, group: _Generation) -> None:
         """Or to all but one, which learns in the next generation that the sum counts."""
         without = self._one_of(group) if self.groups.is_torn() and group.size > 1 else None
         for rank, driver in group.members.items():
             if rank == without:
                 driver._fail_later(group, NOTICED_S)
             else:
-                driver._soon(group, driver._hand_out)
+                driver._soon(group, driver._deliver)
 
-    def _hand_out(self) -> None:
-        self.process.post(self.records.hand_out())
+    def _deliver(self) -> None:
+        self.process.post(self.records.deliver())
 
     def _fail_later(
         self, group: _Generation, after_s: float, reason: str = "a member is gone", why: str = ""

@@ -189,15 +189,15 @@ class World:
         past: Callable[[], Past],
         delay_s: float = RESTART_S,
         *,
-        needs_room: bool = False,
+        needs_space: bool = False,
     ) -> None:
-        """Start another coordinator a while from now, unless one lives then; with `needs_room`, not
-        before the disk has room. `past` is asked for what it finds at that moment.
+        """Start another coordinator a while from now, unless one lives then; with `needs_space`,
+        not before the disk has space. `past` is asked for what it finds at that moment.
         """
         self._restarts += 1
 
         def begin() -> None:
-            if needs_room and self.disk.full:
+            if needs_space and self.disk.full:
                 self.timeline.after(RESTART_S, begin)
                 return
             self._restarts -= 1
@@ -211,7 +211,7 @@ class World:
         the last one's records, and servers their persisted state. Not a run that has ended.
         """
         if self.store.run.get("state") not in ENDED:
-            self.restart_coordinator(self.past, after_s, needs_room=True)
+            self.restart_coordinator(self.past, after_s, needs_space=True)
 
     def spawn(
         self, role: str, name: str, incarnation: int, secret: str, coordinator_key: str

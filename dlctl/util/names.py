@@ -3,7 +3,7 @@
 COORDINATOR = "coordinator"
 HOME_AGENT = "agent-0"
 """The agent on the coordinator's machine. It always exists: it restarts the coordinator."""
-NO_ROOM = "waiting for room"
+WAITS_FOR_SPACE = "waiting for room"
 """Phase of a server that cannot write its shard, because the disk is full."""
 AVERAGE = "average"
 """The slot with the moving average of the parameters (`optim/averaged.py`)."""

@@ -22,11 +22,11 @@ def copy(target: Array, source: Array) -> None:
     for lo in range(0, len(target), step):
         block = slice(lo, lo + step)
         target[block] = source[block]
-        let_go(target[block])
-        let_go(source[block])
+        free(target[block])
+        free(source[block])
 
 
-def let_go(array: Array) -> None:
+def free(array: Array) -> None:
     """Release an array's pages in this process, if it is contiguous and in a mapped file."""
     base: Any = array
     while not isinstance(base, mmap.mmap):

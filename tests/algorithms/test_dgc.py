@@ -105,6 +105,6 @@ def test_what_was_sent_has_no_momentum_any_more():
     """Without the mask a coordinate that is sent goes on moving by gradients of long ago."""
     _, everybody = played(Options(momentum=0.9, warmup_density=()))
     state = everybody[0].side.state()
-    begun_anew = state["velocity"] == 0
-    assert int(DENSITY * SIZE) <= begun_anew.sum() < SIZE
-    assert not state["residual"][begun_anew].any()
+    restarted = state["velocity"] == 0
+    assert int(DENSITY * SIZE) <= restarted.sum() < SIZE
+    assert not state["residual"][restarted].any()

@@ -221,7 +221,7 @@ def test_a_step_of_strong_wolfe_goes_down_and_is_flat(first):
     wanted = Conditions(*along(0.0), 1e-4, 0.1)
     step = found_by(strong_wolfe(first, 15, wanted), along)
     found = Trial(step, *along(step))
-    assert wanted.goes_down(found)
+    assert wanted.descends(found)
     assert wanted.is_flat(found)
 
 

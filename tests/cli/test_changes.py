@@ -363,7 +363,7 @@ def test_a_coordinator_that_dies_while_it_stops_is_cleaned_up_after(
 def test_kill_takes_a_mute_coordinator_and_its_daemons_by_itself(run, dlctl_command, monkeypatch):
     from dlctl.ops import stop
 
-    monkeypatch.setattr(stop, "MUTE_S", 0.2)
+    monkeypatch.setattr(stop, "NO_REPLY_S", 0.2)
     with (
         living() as process,
         living() as worker,

@@ -204,8 +204,8 @@ def test_a_run_that_went_back_past_a_damaged_checkpoint_shows_the_one_it_goes_on
     assert "  checkpoint  step 50, " in dlctl_command("status").out
     assert the_run(own_place)["checkpoint"]["number"] == 1
     dlctl_command("stop", "--kill")
-    goes_on = "next dlctl start job.toml resumes from the checkpoint at step 50"
-    assert goes_on in flat(dlctl_command("status").out)
+    resumes = "next dlctl start job.toml resumes from the checkpoint at step 50"
+    assert resumes in flat(dlctl_command("status").out)
 
 
 def test_start_refuses_to_go_on_from_damaged_checkpoints(job, own_place, play, dlctl_command):
@@ -214,14 +214,14 @@ def test_start_refuses_to_go_on_from_damaged_checkpoints(job, own_place, play, d
     dlctl_command("stop")
     run = the_run(own_place)
     shard = flip_newest_checkpoint(Path(run["directory"]))
-    goes_on = "next dlctl start job.toml resumes from the checkpoint at step 50"
+    resumes = "next dlctl start job.toml resumes from the checkpoint at step 50"
     status = flat(dlctl_command("status").out)
-    assert goes_on in status, "to know better it would have to read all bytes"
+    assert resumes in status, "to know better it would have to read all bytes"
     refused = dlctl_command("start", "job.toml")
     look = f"dlctl checkpoint verify -j {run['run_id']}"
     assert (refused.code, look in refused.err) == (1, True)
     flip_newest_checkpoint(shard.parents[2])  # Brought back from a backup, perhaps.
-    assert goes_on in flat(dlctl_command("status").out)
+    assert resumes in flat(dlctl_command("status").out)
     assert dlctl_command("start", "job.toml").code == 0
 
 

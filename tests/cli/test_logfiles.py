@@ -277,5 +277,5 @@ def test_last_words_are_those_of_the_newest_life(run_directory):
     run = run_directory()
     run.log("worker-0", 1, "old")
     run.log("worker-0", 2, line(1.0, "a"), "b", "c")
-    assert logs.last_words(run.path, "worker-0", 2) == ["b", "c"]
-    assert logs.last_words(run.path, "worker-1") == []
+    assert logs.last_log_lines(run.path, "worker-0", 2) == ["b", "c"]
+    assert logs.last_log_lines(run.path, "worker-1") == []

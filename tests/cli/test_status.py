@@ -364,12 +364,12 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
     assert shown in dlctl_command("status").out
 
     save(run, step=90, number=2)
-    goes_on = "dlctl recover -j digits-7f3a\n              resumes from the checkpoint at step 90"
+    resumes = "dlctl recover -j digits-7f3a\n              resumes from the checkpoint at step 90"
     lost = "80 steps are done again"
-    assert f"  next        {goes_on}; {lost}" in dlctl_command("status").out
+    assert f"  next        {resumes}; {lost}" in dlctl_command("status").out
     run.run(reason=f"worker-0: task.loss raised KeyError: 7 ({run.path.parents[1]}/train.py:45)")
     first = "next        fix train.py:45 first, then\n              "
-    assert f"{first}{goes_on}" in dlctl_command("status").out
+    assert f"{first}{resumes}" in dlctl_command("status").out
     run.run(state="stopped")
     assert " next dlctl start 'my job.toml' resumes from" in flat(dlctl_command("status").out)
     run.run(state="finished")

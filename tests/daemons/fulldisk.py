@@ -14,5 +14,5 @@ def fill(db: RunDb) -> None:
     db._db.execute(f"PRAGMA max_page_count = {pages}")
 
 
-def make_room(db: RunDb) -> None:
+def free_space(db: RunDb) -> None:
     db._db.execute("PRAGMA max_page_count = 100000")

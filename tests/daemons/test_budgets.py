@@ -191,14 +191,14 @@ def test_a_large_answer_on_a_slow_link_keeps_no_small_ones_back() -> None:
     waiting, peer = backpressure.Backpressure(), connection(GUEST, b"one")
     for _ in range(backpressure.MESSAGES_FREE):
         waiting.add(peer, zmq.MessageTracker(threading.Event()), backpressure.BYTES_MAX)
-    assert not waiting.has_room(peer, backpressure.LARGE_BYTES)
-    assert waiting.has_room(peer, 1000)
+    assert not waiting.has_space(peer, backpressure.LARGE_BYTES)
+    assert waiting.has_space(peer, 1000)
     waiting.add(peer, zmq.MessageTracker(threading.Event()), backpressure.SMALL_BYTES_MAX // 100)
     for _ in range(200):
-        if waiting.has_room(peer, backpressure.SMALL_BYTES_MAX // 100):
+        if waiting.has_space(peer, backpressure.SMALL_BYTES_MAX // 100):
             tracker = zmq.MessageTracker(threading.Event())
             waiting.add(peer, tracker, backpressure.SMALL_BYTES_MAX // 100)
-    assert not waiting.has_room(peer, backpressure.SMALL_BYTES_MAX // 100)
+    assert not waiting.has_space(peer, backpressure.SMALL_BYTES_MAX // 100)
 
 
 def test_without_keys_each_connection_is_counted_by_itself(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_without_keys_each_connection_is_counted_by_itself(tmp_path: Path) -> No
         first, second = peers
         for _ in range(backpressure.MESSAGES_FREE):
             here.unread.add(first, zmq.MessageTracker(threading.Event()), backpressure.BYTES_MAX)
-        assert not here.unread.has_room(first, backpressure.LARGE_BYTES)
-        assert here.unread.has_room(second, backpressure.LARGE_BYTES)
+        assert not here.unread.has_space(first, backpressure.LARGE_BYTES)
+        assert here.unread.has_space(second, backpressure.LARGE_BYTES)
     finally:
         here.close()
         there.close()
@@ -241,10 +241,10 @@ def test_two_answers_may_wait_however_large_they_are() -> None:
     routes = [b"\0peer", b"\0again"]
     for route in routes:
         peer = connection(GUEST, route)
-        assert waiting.has_room(peer, backpressure.BYTES_MAX * 10)
+        assert waiting.has_space(peer, backpressure.BYTES_MAX * 10)
         waiting.add(peer, zmq.MessageTracker(threading.Event()), backpressure.BYTES_MAX * 10)
-    assert not waiting.has_room(connection(GUEST, b"\0and again"), backpressure.LARGE_BYTES)
-    assert waiting.has_room(connection(OTHER, routes[0]), backpressure.LARGE_BYTES)
+    assert not waiting.has_space(connection(GUEST, b"\0and again"), backpressure.LARGE_BYTES)
+    assert waiting.has_space(connection(OTHER, routes[0]), backpressure.LARGE_BYTES)
 
 
 @pytest.mark.parametrize("route", [b"\0\x80\0\0\1", b"worker-1", b"worker-1\0", b"\0"])

@@ -56,11 +56,11 @@ def found(directory):
     try:
         return shard, shard.resume()
     except Unusable:
-        let_go(shard)
+        free(shard)
         raise
 
 
-def let_go(shard):
+def free(shard):
     """As when the process has ended: its lock is gone."""
     shard.storage._log.close()
 
@@ -79,12 +79,12 @@ def test_another_server_makes_the_same_updates_again_to_the_last_bit(tmp_path):
     first = begun(tmp_path / "state")
     first.lr = 0.25
     wanted = train(first, deltas(3))[-1]
-    let_go(first)
+    free(first)
     second, meta = found(tmp_path / "state")
     assert (snapshot(second), meta["commits"]) == (wanted, 3)
     assert second.storage.extras.averaged.tolist() == [1, 2]
     wanted = train(second, deltas(4), begin_with=4)[-1]
-    let_go(second)
+    free(second)
     assert snapshot(found(tmp_path / "state")[0]) == wanted
 
 
@@ -156,7 +156,7 @@ def test_a_journal_that_was_cut_anywhere_goes_to_its_last_whole_record(tmp_path)
         taken += train(shard, [delta], begin_with=number)
         ends.append(journal.stat().st_size)
     whole = journal.read_bytes()
-    let_go(shard)
+    free(shard)
     for length in range(0, len(whole), 7):
         for rest in (b"", b"\xff" * 30):
             copy = tmp_path / "copy"
@@ -166,10 +166,10 @@ def test_a_journal_that_was_cut_anywhere_goes_to_its_last_whole_record(tmp_path)
             last = max(i for i, end in enumerate(ends) if end <= length)
             assert snapshot(again) == taken[last]
             wanted = train(again, deltas(1), begin_with=last + 1)[-1]
-            let_go(again)
+            free(again)
             third, meta = found(copy)
             assert (snapshot(third), meta["commits"]) == (wanted, last + 1)
-            let_go(third)
+            free(third)
             shutil.rmtree(copy)
 
 
@@ -177,7 +177,7 @@ def test_damage_before_the_end_of_a_journal_is_named_and_not_passed_over(tmp_pat
     run = tmp_path / "run-1"
     shard = begun(run / "state")
     train(shard, deltas(2))
-    let_go(shard)
+    free(shard)
     (journal,) = (run / "state").glob("*.journal-*")
     whole = journal.read_bytes()
     _, second_at = records.read(whole)
@@ -209,7 +209,7 @@ def test_who_looks_while_the_journal_begins_anew_is_told_to_look_again(
         assert (kept.in_use, kept.problem) == (True, "a server is writing it")
     (kept,) = kept_shards.kept(run, Servers(durability="disk"))
     assert (kept.problem, kept.version) == ("", shard.version)
-    let_go(shard)
+    free(shard)
 
 
 def test_a_damaged_base_with_a_journal_is_not_passed_over_for_the_one_before(
@@ -220,14 +220,14 @@ def test_a_damaged_base_with_a_journal_is_not_passed_over_for_the_one_before(
     shard = begun(state)
     before = {path.name: path.read_bytes() for path in state.iterdir()}
     taken = train(shard, deltas(7))
-    let_go(shard)
+    free(shard)
     (base,), (journal,) = state.glob("*.base-*"), state.glob("*.journal-*")
     assert base.name not in before
     for name, content in before.items():
         (state / name).write_bytes(content)
     again, _ = found(state)
     assert snapshot(again) == taken[-1]
-    let_go(again)
+    free(again)
     for path in state.glob("shard-0.*-*"):
         path.unlink()
     for name, content in before.items():
@@ -256,12 +256,12 @@ def test_a_base_of_somebody_else_s_making_is_named(tmp_path):
 
 def test_a_server_that_comes_again_does_not_keep_the_bytes_of_its_base(tmp_path):
     shard = begun(tmp_path / "state")
-    let_go(shard)
+    free(shard)
     again, _ = found(tmp_path / "state")
     extras = again.storage.extras
     assert extras.averaged.tolist() == [1, 2]
     assert extras.averaged.base is None
-    let_go(again)
+    free(again)
 
 
 def test_a_log_that_was_closed_in_order_is_checked_to_its_last_commit(tmp_path):
@@ -270,7 +270,7 @@ def test_a_log_that_was_closed_in_order_is_checked_to_its_last_commit(tmp_path):
     (journal,) = (tmp_path / "state").glob("*.journal-*")
     committed = journal.stat().st_size
     shard.storage.close()
-    let_go(shard)
+    free(shard)
     whole = journal.read_bytes()
     for at in range(0, committed, 5):
         journal.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
@@ -286,7 +286,7 @@ def test_after_a_crash_damage_of_the_very_last_record_is_taken_for_a_write_that_
     """The one thing that nobody can tell: the text of the promises says so."""
     shard = begun(tmp_path / "state")
     taken = train(shard, deltas(2))
-    let_go(shard)
+    free(shard)
     (journal,) = (tmp_path / "state").glob("*.journal-*")
     whole = journal.read_bytes()
     journal.write_bytes(whole[:-1] + bytes([whole[-1] ^ 4]))
@@ -304,7 +304,7 @@ def test_an_error_of_the_disk_does_not_spoil_an_end_in_order(tmp_path, monkeypat
     with monkeypatch.context() as context:
         context.setattr(disklog.os, "writev", no_space)
         shard.storage.close()
-    let_go(shard)
+    free(shard)
     assert snapshot(found(tmp_path / "state")[0]) == wanted
 
 
@@ -320,7 +320,7 @@ def test_who_opens_a_log_writes_all_of_it_to_files_that_no_error_has_touched(tmp
         context.setattr(disklog.os, "fdatasync", fails)
         with pytest.raises(DlctlError, match="write to the journal"):
             train(shard, deltas(1), begin_with=3)
-    let_go(shard)
+    free(shard)
     before = {path.name for path in (tmp_path / "state").iterdir()}
     synced = []
     real = os.fsync
@@ -333,7 +333,7 @@ def test_who_opens_a_log_writes_all_of_it_to_files_that_no_error_has_touched(tmp
     assert before & set(after) == {"shard-0.lock"}
     assert {after[name] for name in set(after) - before} <= set(synced)
     wanted = snapshot(again)
-    let_go(again)
+    free(again)
     for journal in (tmp_path / "state").glob("*.journal-*"):
         assert journal.stat().st_size == 0
     assert snapshot(found(tmp_path / "state")[0]) == wanted
@@ -346,7 +346,7 @@ def test_a_new_log_never_replaces_one_with_updates_of_the_same_run(tmp_path, mon
         monkeypatch.setattr(Journaled, "_state_bytes", lambda self: 0)
     shard = begun(tmp_path / "state")
     wanted = train(shard, deltas(2))[-1]
-    let_go(shard)
+    free(shard)
     for _ in range(3):
         logs = DiskLogs([tmp_path / "state"], lambda name: None)
         with pytest.raises(Unusable, match="a new one must not replace it") as caught:
@@ -355,13 +355,13 @@ def test_a_new_log_never_replaces_one_with_updates_of_the_same_run(tmp_path, mon
         logs._log.close()
         again, meta = found(tmp_path / "state")
         assert (snapshot(again), meta["commits"]) == (wanted, 2)
-        let_go(again)
+        free(again)
 
 
 def test_not_even_a_damaged_log_is_replaced_if_there_were_updates_in_it(tmp_path):
     shard = begun(tmp_path / "state")
     train(shard, deltas(2))
-    let_go(shard)
+    free(shard)
     (journal,) = (tmp_path / "state").glob("*.journal-*")
     damaged = bytearray(journal.read_bytes())
     damaged[50] ^= 1
@@ -374,10 +374,10 @@ def test_not_even_a_damaged_log_is_replaced_if_there_were_updates_in_it(tmp_path
 def test_a_log_with_first_values_only_or_of_another_run_is_replaced(tmp_path):
     """A server may die while it takes its values from a checkpoint; the next one does it again."""
     for _ in range(2):
-        let_go(begun(tmp_path / "state"))
+        free(begun(tmp_path / "state"))
     shard = begun(tmp_path / "state")
     train(shard, deltas(2))
-    let_go(shard)
+    free(shard)
     logs = DiskLogs([tmp_path / "state"], lambda name: None)
     other = spec_of(adagrad(), SIZE, averaged=2, run_id="another run")
     assert not logs.create(other).w.any()
@@ -385,7 +385,7 @@ def test_a_log_with_first_values_only_or_of_another_run_is_replaced(tmp_path):
 
 def test_a_base_that_is_damaged_is_never_used(tmp_path):
     shard = begun(tmp_path / "state")
-    let_go(shard)
+    free(shard)
     (base,) = (tmp_path / "state").glob("*.base-*")
     whole = base.read_bytes()
     for at in range(0, len(whole), 13):
@@ -417,7 +417,7 @@ def test_a_kill_between_two_writes_leaves_a_commit_or_the_next(tmp_path, short_j
                 taken += train(shard, [delta], begin_with=number)
         done = len(taken) - 1
         assert done < 20, "it was not killed"
-        let_go(shard)
+        free(shard)
         again, meta = found(directory)
         assert meta["commits"] == done + (name != "commit begun")
         if name == "commit begun":
@@ -463,7 +463,7 @@ def test_without_room_for_a_base_the_journal_grows_on(tmp_path, monkeypatch, sho
     before = shard.storage._log.bases()
     train(shard, updates[20:], begin_with=21)
     assert shard.storage._log.bases() > before, "there was room, and it began anew"
-    let_go(shard)
+    free(shard)
 
 
 def test_nothing_is_acknowledged_behind_a_base_that_may_have_its_name_or_not(
@@ -479,7 +479,7 @@ def test_nothing_is_acknowledged_behind_a_base_that_may_have_its_name_or_not(
     monkeypatch.undo()
     monkeypatch.setattr(Journaled, "_state_bytes", lambda self: 10**6)
     assert len(taken) > 2
-    let_go(shard)
+    free(shard)
     again, meta = found(tmp_path / "state")
     assert meta["commits"] >= len(taken)
     assert again.version == meta["commits"]
@@ -490,7 +490,7 @@ def test_who_finds_no_room_may_try_again_until_there_is_some(tmp_path, monkeypat
     """It has the lock of its own attempt before, and must not wait for itself."""
     first = begun(tmp_path / "state")
     wanted = train(first, deltas(3))[-1]
-    let_go(first)
+    free(first)
     logs = DiskLogs([tmp_path / "state"], lambda name: None)
 
     def attempt():
@@ -513,7 +513,7 @@ def test_who_finds_no_room_may_try_again_until_there_is_some(tmp_path, monkeypat
 def test_what_a_dead_server_has_not_finished_takes_no_room_from_the_next_one(tmp_path):
     first = begun(tmp_path / "state")
     wanted = train(first, deltas(3))[-1]
-    let_go(first)
+    free(first)
     unfinished = tmp_path / "state" / "shard-0.base-000000000007.tmp"
     of_another = unfinished.with_name("shard-1.base-000000000007.tmp")
     for path in (unfinished, of_another):
@@ -542,7 +542,7 @@ def test_short_writes_are_completed(tmp_path, monkeypatch):
     )
     shard = begun(tmp_path / "state")
     wanted = train(shard, deltas(3))[-1]
-    let_go(shard)
+    free(shard)
     assert snapshot(found(tmp_path / "state")[0]) == wanted
 
 
@@ -553,13 +553,13 @@ def test_two_servers_never_have_the_same_log(tmp_path, monkeypatch):
         DiskLog(tmp_path / "run-1" / "state", 0)
     (kept,) = kept_shards.kept(tmp_path / "run-1", Servers(durability="disk"))
     assert (kept.in_use, kept.problem, kept.version) == (True, "", 0)
-    let_go(shard)
+    free(shard)
 
 
 def test_what_a_dead_server_has_left_is_removed_and_what_a_living_one_has_stays(tmp_path):
     shard = begun(tmp_path / "run-1" / "state")
     assert kept_shards.remove(tmp_path / "run-1", Servers(durability="disk")) == []
-    let_go(shard)
+    free(shard)
     assert len(kept_shards.remove(tmp_path / "run-1", Servers(durability="disk"))) == 3
     assert not (tmp_path / "run-1" / "state").exists()
 

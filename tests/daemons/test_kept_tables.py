@@ -248,7 +248,7 @@ def test_a_table_that_cannot_be_put_back_does_not_keep_the_others_from_it(
         raise DlctlError("no room for this one")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tables.of("seen"), "put_own_back", fail)
+        patch.setattr(tables.of("seen"), "restore_own", fail)
         with pytest.raises(DlctlError, match="no room for this one"):
             tables.storages.put_back()
     assert [bool(tables.files(table)) for table in TABLES] == [True, False, True]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fulldisk import LARGE, fill, make_room
+from fulldisk import LARGE, fill, free_space
 from orphans import orphan
 
 from daemons.coordinator import records
@@ -282,7 +282,7 @@ class LastMoments:
 def test_an_end_right_after_the_disk_was_full_is_on_record(tmp_path):
     """Within the second after which a commit that failed is tried again."""
     last = LastMoments(tmp_path)
-    make_room(last.db)
+    free_space(last.db)
     assert last.finish() == "stopped"
 
 
@@ -293,7 +293,7 @@ def test_an_end_waits_for_room_to_be_put_on_record(tmp_path, monkeypatch):
     def sleep(pause_s: float) -> None:
         pauses.append(pause_s)
         if len(pauses) == 3:
-            make_room(last.db)
+            free_space(last.db)
 
     monkeypatch.setattr(records.time, "sleep", sleep)
     assert last.finish() == "stopped"
@@ -314,7 +314,7 @@ def test_of_what_waits_for_room_the_newest_history_is_kept(tmp_path, monkeypatch
     last.loop._performers[j.AddMetric](j.AddMetric("worker-0", 1, {}))
     last.records._retry_at = 0.0
     last.records.commit()
-    make_room(last.db)
+    free_space(last.db)
     assert last.finish() == "stopped"
     with closing(RunDb(tmp_path, readonly=True)) as reader:
         assert [event["text"][0] for event in reader.events()] == ["1", "2"]
@@ -332,7 +332,7 @@ def test_who_leads_the_run_is_on_record_however_much_has_waited_for_room_since(
     last.records._retry_at = 0.0
     last.records.commit()
     assert last.records.trouble != ""
-    make_room(last.db)
+    free_space(last.db)
     last.loop._performers[j.Snapshot](j.Snapshot({"state": "stopped"}, ()))
     assert last.finish() == "stopped"
     with closing(RunDb(tmp_path, readonly=True)) as reader:

@@ -55,7 +55,7 @@ def made(*places):
     return files, shard
 
 
-def let_go(files):
+def free(files):
     files._close()
 
 
@@ -97,20 +97,20 @@ def test_each_durability_has_its_storage(run, tmp_path):
 def test_a_place_without_room_is_passed_over_and_an_old_state_is_not_left_in_it(
     run, tmp_path, monkeypatch
 ):
-    let_go(begun(tmp_path / "a" / "run-1", run / "state")[0])
+    free(begun(tmp_path / "a" / "run-1", run / "state")[0])
     assert (tmp_path / "a" / "run-1" / "shard-0.state").exists()
     monkeypatch.setattr(statefile, "MARGIN_BYTES", 2**60)
     files, _ = made(tmp_path / "a" / "run-1", run / "state")
     assert not (tmp_path / "a" / "run-1").exists()
     assert (run / "state" / "shard-0.state").stat().st_mode & 0o777 == 0o600
     assert (run / "state").stat().st_mode & 0o777 == 0o700
-    let_go(files)
+    free(files)
     again = state_file(tmp_path / "a" / "run-1", run / "state").reopen(SPEC)
     assert again.w.any()
 
 
 def test_a_new_state_never_replaces_one_with_updates_of_the_same_run(run, monkeypatch):
-    let_go(made(run / "state")[0])
+    free(made(run / "state")[0])
     path = run / "state" / "shard-0.state"
     before = path.read_bytes()
     for _ in range(2):
@@ -123,22 +123,22 @@ def test_a_new_state_never_replaces_one_with_updates_of_the_same_run(run, monkey
     shard = Shard(adagrad(), files.reopen(SPEC))
     assert (shard.resume(), shard.version) == (META, 1)
     shard.commit(META)  # One more commit does not make it look as good as new.
-    let_go(files)
+    free(files)
     with pytest.raises(Unusable, match="a new one must not replace it"):
         state_file(run / "state").create(SPEC)
     other = spec_of(adagrad(), SIZE, run_id="run-2")
-    let_go(files := state_file(run / "state"))
+    free(files := state_file(run / "state"))
     Shard(adagrad(), files.create(other)).apply(dense(1, SIZE))
-    let_go(files)
+    free(files)
     state_file(run / "state").create(SPEC)
 
 
 def test_a_state_of_before_a_reboot_is_replaced_because_nobody_can_go_on_with_it(run, monkeypatch):
-    let_go(made(run / "state")[0])
+    free(made(run / "state")[0])
     monkeypatch.setattr(kept_shards, "boot_id", lambda: "the next boot")
     files = state_file(run / "state")
     assert not files.create(SPEC).w.any()
-    let_go(files)
+    free(files)
 
 
 @pytest.mark.root
@@ -152,7 +152,7 @@ def test_a_full_file_system_is_an_error_with_place_size_and_a_way_on(tmp_path):
         with pytest.raises(DlctlError, match=r"cannot set aside the state of \d+.*: No space"):
             files.create(spec)
         assert list(small.iterdir()) == [], "nothing is left behind"
-        let_go(made(small / "run-1")[0])
+        free(made(small / "run-1")[0])
     finally:
         subprocess.run(["umount", small], check=True)
 
@@ -200,7 +200,7 @@ def test_what_is_missing_or_of_before_a_reboot_is_said_with_the_place(run, monke
     with pytest.raises(Unusable, match="shard 0 cannot be used: there is none") as caught:
         state_file(run / "state").reopen(SPEC)
     assert caught.value.where == str(run / "state" / "shard-0.state")
-    let_go(made(run / "state")[0])
+    free(made(run / "state")[0])
     monkeypatch.setattr(kept_shards, "boot_id", lambda: "the next boot")
     with pytest.raises(Unusable, match="it is of before a reboot") as caught:
         state_file(run / "state").reopen(SPEC)
@@ -218,7 +218,7 @@ def test_an_empty_file_does_not_hide_the_state_in_the_other_place(run, tmp_path)
     """A server has moved its state there, and what it had begun in the first place was left."""
     files, shard = made(run / "state")
     version = shard.version
-    let_go(files)
+    free(files)
     (tmp_path / "first").mkdir(mode=0o700)
     (tmp_path / "first" / "shard-0.state").touch(mode=0o600)
     again = Shard(adagrad(), state_file(tmp_path / "first", run / "state").reopen(SPEC))
@@ -283,7 +283,7 @@ def child(script, *arguments, **options):
 
 
 def test_a_file_that_another_process_has_is_waited_for_and_never_taken(run, monkeypatch):
-    let_go(made(run / "state")[0])
+    free(made(run / "state")[0])
     path = run / "state" / "shard-0.state"
     with child(HOLDER, path) as holder:
         assert holder.stdout.readline() == "locked\n"
@@ -297,7 +297,7 @@ def test_a_file_that_another_process_has_is_waited_for_and_never_taken(run, monk
 
 def test_who_waits_for_a_file_gets_it_when_its_holder_ends(run, monkeypatch):
     monkeypatch.setattr("daemons.server.files.LOCK_S", 10.0)
-    let_go(made(run / "state")[0])
+    free(made(run / "state")[0])
     with child(HOLDER, path := run / "state" / "shard-0.state") as holder:
         holder.stdout.readline()
         threading.Timer(0.2, holder.kill).start()
@@ -307,7 +307,7 @@ def test_who_waits_for_a_file_gets_it_when_its_holder_ends(run, monkeypatch):
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_file_that_its_holder_removes_in_the_end_is_not_used(run, monkeypatch, is_replaced):
     """Who waited for it has just opened it: it is nobody's state any more."""
-    let_go(made(run / "state")[0])
+    free(made(run / "state")[0])
     path, other = run / "state" / "shard-0.state", run / "other"
     other.write_bytes(b"")
     opens, endings = locked_files._open, iter([True])
@@ -335,7 +335,7 @@ def test_what_a_run_has_left_is_listed_with_versions_and_reasons(run):
             one.apply(dense(shard, SIZE))
             one.commit(META)
             one.storage.close()
-        let_go(files)
+        free(files)
     damaged = run / "state" / "shard-1.state"
     data = bytearray(damaged.read_bytes())
     data[-5000] ^= 1
@@ -356,7 +356,7 @@ def test_looking_changes_nothing_and_sees_a_server_at_work(run):
     assert (run / "state" / "shard-0.state").read_bytes() == before
     shard.apply(dense(2, SIZE))
     shard.commit(META)
-    let_go(files)
+    free(files)
 
 
 def test_a_server_that_goes_on_while_it_is_looked_at_is_not_said_to_be_damaged(run, monkeypatch):
@@ -376,7 +376,7 @@ def test_a_server_that_goes_on_while_it_is_looked_at_is_not_said_to_be_damaged(r
     (kept,) = kept_shards.kept(run, Servers())
     assert (kept.in_use, kept.problem) == (True, "")
     assert kept.version in range(1, 9), "what it was in the meantime"
-    let_go(files)
+    free(files)
 
 
 def test_what_was_written_over_while_it_was_read_is_looked_at_again(run, monkeypatch):
@@ -397,7 +397,7 @@ def test_what_was_written_over_while_it_was_read_is_looked_at_again(run, monkeyp
         assert (kept.in_use, kept.problem) == (True, "a server is writing it")
     (kept,) = kept_shards.kept(run, Servers())
     assert (kept.problem, kept.version) == ("", shard.version)
-    let_go(files)
+    free(files)
 
 
 def test_what_somebody_else_has_put_in_shared_memory_is_not_in_our_way(run, monkeypatch):
@@ -408,7 +408,7 @@ def test_what_somebody_else_has_put_in_shared_memory_is_not_in_our_way(run, monk
     (kept,) = kept_shards.kept(run, Servers())
     assert (kept.path.parent, kept.problem) == (run / "state", "")
     assert kept_shards.bytes_held(run, Servers()) > 0
-    let_go(files)
+    free(files)
     assert kept_shards.remove(run, Servers()) == [kept.path]
     assert theirs.read_text() == "no directory"
 
@@ -444,9 +444,9 @@ def test_what_dead_servers_have_left_is_removed_and_what_living_ones_have_stays(
     files.create(SPEC)
     other = state_file(run / "state")
     other.create(spec_of(adagrad(), SIZE, shard=1))
-    let_go(other)
+    free(other)
     assert kept_shards.remove(run, Servers()) == [run / "state" / "shard-1.state"]
-    let_go(files)
+    free(files)
     assert kept_shards.remove(run, Servers()) == [run / "state" / "shard-0.state"]
     assert not (run / "state").exists()
     assert kept_shards.remove(run, Servers(durability="disk")) == []
@@ -497,7 +497,7 @@ def test_a_process_that_is_killed_at_any_instant_leaves_what_it_has_said(run):
     spec = spec_of(adagrad(), size)
     files = state_file(run / "state")
     files.create(spec)
-    let_go(files)
+    free(files)
     version = 0
     for kill_after in (1, 2, 7, 20, 33):
         with child(WRITER, run / "state", ROOT / "tests" / "shards", size) as writer:
@@ -514,7 +514,7 @@ def test_a_process_that_is_killed_at_any_instant_leaves_what_it_has_said(run):
         wanted = expected(size, version)
         assert np.array_equal(shard.w, wanted.w)
         assert np.array_equal(shard.slots["sum"], wanted.slots["sum"])
-        let_go(files)
+        free(files)
 
 
 # ---------------------------------------------------------------- failpoints

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fulldisk import LARGE, fill, make_room
+from fulldisk import LARGE, fill, free_space
 
 from daemons.coordinator import records
 from daemons.loop import Loop
@@ -92,7 +92,7 @@ def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplo
     assert [*loop._posted] == [Unwritten("database or disk is full")]
     with closing(RunDb(tmp_path, readonly=True)) as reader:
         assert reader.terms() == {}
-        make_room(db)
+        free_space(db)
         writer._retry_at = 0.0
         perform[Send](Send(b"worker-0", welcome))
         assert sent.messages == [other, welcome]

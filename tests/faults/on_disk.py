@@ -27,7 +27,7 @@ CHECKPOINT_BYTES = 2 * (1 << 16) * 4
 """Of the shards; the workers' residuals come on top."""
 ATTACHED_S = 5.0
 ATTEMPTS = 20
-TOLD_S = 10.0
+NOTE_AFTER_S = 10.0
 SLOW_S = 2.0
 """For each fsync of whoever has the slow disk."""
 
@@ -58,7 +58,7 @@ def judge_failed_checkpoint(
         "training goes on", lambda: all(job.watch.grown(s, counts) >= 5 for s in range(WORKERS))
     )
     incident.require(good(job) == before, "the last good checkpoint is not what it was")
-    deadline = time.monotonic() + TOLD_S
+    deadline = time.monotonic() + NOTE_AFTER_S
     while not any(word in (status := job.dlctl("status").out) for word in words):
         if time.monotonic() > deadline:
             incident.require(False, f"status does not say {' or '.join(words)}: {status}")

@@ -126,7 +126,7 @@ def _check_readers(directory: Path, file: logs.LogFile, lines: list[logs.Line]) 
 
 
 def _check_last_words(directory: Path, path: Path) -> None:
-    assert len(logs.last_words(directory, WORKER)) <= 10
+    assert len(logs.last_log_lines(directory, WORKER)) <= 10
     last = log_tail.last_lines(path)
     assert len(last) <= log_tail.LINES
     assert all(len(line) <= log_tail.LINE_CHARS_MAX for line in last)

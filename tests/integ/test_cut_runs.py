@@ -77,7 +77,7 @@ def test_one_checkpoint_goes_on_as_sync_as_fsdp_and_as_allreduce_and_back(place:
     servers = '[optimizer]\nname = "adamw"\nlr = 0.01\n'
     allreduce = {"algorithm": 'name = "allreduce"', "workers": 2, "servers": 0, "more": adamw}
 
-    def goes_on(steps: int, *arguments: str, **job: Any) -> str:
+    def resumes(steps: int, *arguments: str, **job: Any) -> str:
         """What was said of it."""
         before = place.job(stop=f"{{ steps = {steps} }}", **job)
         text = (place.path / before).read_text()
@@ -91,16 +91,16 @@ def test_one_checkpoint_goes_on_as_sync_as_fsdp_and_as_allreduce_and_back(place:
         assert place.run()["evaluation"]["accuracy"] > 0.9
         return ended.err
 
-    goes_on(24, **sync)
+    resumes(24, **sync)
     (saved,) = checkpoints.complete(place.directory)
     for more in ("", "[replica]\nfsdp = 2\n"):
-        assert "starts over" not in goes_on(48, "--from", str(saved), **sync, more=more)
-    said = goes_on(48, "--from", str(saved), **allreduce)
+        assert "starts over" not in resumes(48, "--from", str(saved), **sync, more=more)
+    said = resumes(48, "--from", str(saved), **allreduce)
     told = 'algorithm "sync" -> "allreduce", optimizer "adamw" -> "sgd", inner "none" -> "adamw"'
     kept = "; keeps: model, progress, adamw"
     assert f"{told}{kept}" in " ".join(said.split())
     assert "starts over" not in said
-    said = goes_on(72, **sync)  # Where it is, with another method in the job file.
+    said = resumes(72, **sync)  # Where it is, with another method in the job file.
     assert kept in " ".join(said.split())
     assert "a new run starts from the checkpoint of" in said
     place.nothing_left()

@@ -320,11 +320,11 @@ def _at_work(place: Workplace) -> tuple[int, int, Callable[[], None]]:
     place.start()
     place.until_step(20)
 
-    def goes_on() -> None:
+    def resumes() -> None:
         counted = counts().total()
         place.until("training goes on", lambda: counts().total() > counted + 1_500)
 
-    return place.pid("agent-0"), place.pid("coordinator"), goes_on
+    return place.pid("agent-0"), place.pid("coordinator"), resumes
 
 
 def _those_of(place: Workplace, role: str) -> list[psutil.Process]:
@@ -343,7 +343,7 @@ def _coordinators(place: Workplace) -> list[psutil.Process]:
 def test_a_coordinator_that_begins_on_a_full_disk_leads_the_run_and_waits_for_room(
     place: Workplace,
 ) -> None:
-    agent, before, goes_on = _at_work(place)
+    agent, before, resumes = _at_work(place)
     _cannot_write(agent, 4096)  # Not one page of the database.
     os.kill(before, signal.SIGKILL)
     log = place.directory / "logs" / "coordinator.2.jsonl"
@@ -351,7 +351,7 @@ def test_a_coordinator_that_begins_on_a_full_disk_leads_the_run_and_waits_for_ro
     place.until("it says why", lambda: log.exists() and said in log.read_text())
     _cannot_write(agent, resource.RLIM_INFINITY)
     (leader,) = _coordinators(place)
-    goes_on()
+    resumes()
     assert _coordinators(place) == [leader], "it was not started again"
     assert place.run()["pid"] == before, "it is not on record yet"
     _cannot_write(leader.pid, resource.RLIM_INFINITY)
@@ -384,7 +384,7 @@ def test_an_agent_and_a_coordinator_that_are_on_no_record_find_each_other(
     place: Workplace,
 ) -> None:
     """The disk is full all the time, and each of them dies after the other."""
-    agent, before, goes_on = _at_work(place)
+    agent, before, resumes = _at_work(place)
 
     def another(
         of: Callable[[Workplace, float], psutil.Process | None], pid: int
@@ -401,13 +401,13 @@ def test_an_agent_and_a_coordinator_that_are_on_no_record_find_each_other(
 
     _cannot_write(agent, 4096)
     second = another(_leader, before)
-    goes_on()
+    resumes()
     second_agent = another(_agent, agent)
-    goes_on()
+    resumes()
     assert _coordinators(place) == [second], "no other is started beside it"
     assert _agent(place, 0.0) == second_agent
     third = another(_leader, second.pid)
-    goes_on()
+    resumes()
     assert _agent(place, 0.0) == second_agent, "it is gone on with"
     assert place.run()["pid"] == before, "nobody is on record yet"
     _cannot_write(third.pid, resource.RLIM_INFINITY)

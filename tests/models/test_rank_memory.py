@@ -55,11 +55,11 @@ def test_who_lets_go_of_a_part_has_it_again_when_it_looks(file: int) -> None:
     values = torch.arange(SIZE, dtype=torch.float32)
     memory.vector(PARAMETERS).copy_(values)
     before = mapped()
-    memory.let_go(PARAMETERS, [(SIZE // 2, SIZE)])
+    memory.free(PARAMETERS, [(SIZE // 2, SIZE)])
     assert mapped() == before - 2 * SIZE
     assert taken(file) == 4 * SIZE
     assert torch.equal(memory.vector(PARAMETERS), values)
-    memory.let_go(PARAMETERS, [(1, mmap.PAGESIZE // 4 + 1)])  # No whole page.
+    memory.free(PARAMETERS, [(1, mmap.PAGESIZE // 4 + 1)])  # No whole page.
     assert mapped() == before
 
 

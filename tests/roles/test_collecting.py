@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlctl import messages as m
-from dlctl.algorithms.needs import Collective, Summed, handed_on
+from dlctl.algorithms.needs import Collective, Summed, passed_on
 from dlctl.errors import DlctlError
 from dlctl.machine import DeadlineReached, Effect, Event, Received, Send
 from dlctl.roles.coordinator.groups import LOST, Groups
@@ -508,7 +508,7 @@ def test_a_sum_that_one_was_handed_counts_for_all():
     one, other = Records(5, 1), Records(5, 1)
     for records in (one, other):
         records.keep(_result(1))
-    one.hand_out()
+    one.deliver()
     claims = [one.claim(), other.claim()]
     assert (one.agree(claims).number, one.agree(claims).result) == (6, None)
     agreed = other.agree(claims)
@@ -555,7 +555,7 @@ def test_what_is_handed_on_is_from_one_that_has_it_though_the_giver_dies_and_mor
     def summed(value: float, weight: float, joined: int, first: int) -> Summed:
         return Summed(np.array([value], np.float32), weight, 3, 9, False, joined, first)
 
-    asked = handed_on(np.zeros(1, np.float32), 0, 9, summed(0, 2, joined=1, first=1))
+    asked = passed_on(np.zeros(1, np.float32), 0, 9, summed(0, 2, joined=1, first=1))
     needs = [next(asked)]
     needs.append(asked.send(summed(0, 0, joined=0, first=2)))  # the giver was worker-1, and died
     needs.append(asked.send(summed(4, 1, joined=1, first=0)))  # one more has joined

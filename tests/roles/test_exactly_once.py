@@ -146,18 +146,18 @@ def test_an_ack_counts_once() -> None:
 def test_the_window_bounds_what_is_unsettled() -> None:
     talk = Talk()
     for _ in range(WINDOW):
-        assert talk.channel.has_room()
+        assert talk.channel.has_space()
         talk.push()
-    assert not talk.channel.has_room()
+    assert not talk.channel.has_space()
     talk.channel.on_ack(talk.ack(0), 0.1)
-    assert talk.channel.has_room()
+    assert talk.channel.has_space()
 
 
 def test_no_push_is_on_its_way_of_which_the_shard_may_have_forgotten_what_became() -> None:
     """The ack of the first one is lost, all others come."""
     talk, deliveries = Talk(), Dedup()
     deliveries.join(0, 1)
-    while talk.channel.has_room():
+    while talk.channel.has_space():
         seq = talk.channel.next_seq
         talk.push()
         deliveries.take(push(seq=seq))
@@ -167,7 +167,7 @@ def test_no_push_is_on_its_way_of_which_the_shard_may_have_forgotten_what_became
     assert talk.channel.next_seq == REACH
     assert deliveries.fate(push(seq=0)) == REFUSED
     talk.channel.on_ack(talk.ack(0, REFUSED), 0.2)
-    assert talk.channel.has_room()
+    assert talk.channel.has_space()
 
 
 def test_a_gap_has_everything_from_there_sent_again_in_order() -> None:
@@ -235,7 +235,7 @@ def test_over_any_link_each_push_is_applied_once(pushes: int, fate: list[str]) -
     on_the_way: list[Push] = []
     now, made = 0.0, 0
     for step in [*fate, *["time", *["deliver"] * 40] * 40]:
-        if made < pushes and talk.channel.has_room():
+        if made < pushes and talk.channel.has_space():
             on_the_way += [s.message for s in talk.push(now)]  # type: ignore[misc]
             made += 1
         if step == "time":

@@ -11,7 +11,7 @@ from dlctl.problems import Problem, read
 from dlctl.roles.coordinator import problems
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.requests import RUN_BYTES, shortened
-from dlctl.util.names import HOME_AGENT, NO_ROOM
+from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
 from dlctl.util.text import BLAMED, DISCARDED, ENDED_BY_ITSELF, KILLED, NO_WORKER
 
 NOW = 1000.0
@@ -82,8 +82,8 @@ OF_ONE_DAEMON: list[tuple[dict[str, Any], str, float | None, dict[str, Any]]] = 
      {"error": BY_ITSELF, "exit": "exit 3", "in_row": 4, **TASK}),
     ({"state": "failed", "last_exit": EXIT, "error": "KeyError: 7"}, "daemon-failed", -8.0,
      {"exit": "killed by SIGKILL", "error": "KeyError: 7"}),
-    ({"state": "starting", "phase": NO_ROOM, "started_at": NOW - 4.0}, "disk-full", -4.0,
-     {"phase": NO_ROOM}),
+    ({"state": "starting", "phase": WAITS_FOR_SPACE, "started_at": NOW - 4.0}, "disk-full", -4.0,
+     {"phase": WAITS_FOR_SPACE}),
     ({"state": "starting", "phase": "starting", "started_at": NOW - 4.0}, "daemon-starting", -4.0,
      {}),
     ({"state": "starting", "phase": "importing torch", "started_at": NOW - 4.0,

@@ -23,7 +23,7 @@ from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.rows import packed, rows_in
-from dlctl.roles.server.telling import PAUSE_MAX
+from dlctl.roles.server.reporting import PAUSE_MAX
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.util.names import HOME_AGENT
 

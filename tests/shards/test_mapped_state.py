@@ -223,10 +223,10 @@ def test_a_kill_at_each_point_of_a_story_leaves_one_of_its_states():
     names = points()
     for at in range(len(names)):
         buffer = bytes_for(SPEC)
-        last_words = iter(names[:at])
+        last_log_lines = iter(names[:at])
 
-        def point(name, last_words=last_words):
-            if next(last_words, None) is None:
+        def point(name, last_log_lines=last_log_lines):
+            if next(last_log_lines, None) is None:
                 raise Killed(name)
 
         with pytest.raises(Killed):

@@ -51,7 +51,9 @@ def finish(simulation: Simulation) -> Outcome:
     world = outcome.world
     if not world.over():
         waits = next(c for c in simulation.checkers if isinstance(c, LivenessChecker))
-        raise waits.broken(f"not over after {LIMIT_S:.0f} s: {waits.who_waits(world.timeline.now)}")
+        raise waits.broken(
+            f"not over after {LIMIT_S:.0f} s: {waits.waiting_daemons(world.timeline.now)}"
+        )
     may_fail = found_no_room(outcome) or outcome.reason == LOST  # `GroupChecker` looks at these.
     if outcome.state not in IN_ORDER and not may_fail:
         raise PromiseBroken("Outcome", f"the run is {outcome.state}: {outcome.reason}")

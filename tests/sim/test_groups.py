@@ -11,7 +11,7 @@ from simulated import Watcher, job_file
 
 from dlctl import config
 from dlctl import messages as m
-from dlctl.algorithms.needs import Collective, Summed, handed_on
+from dlctl.algorithms.needs import Collective, Summed, passed_on
 from dlctl.machine import Effect
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX
 from dlctl.roles.coordinator.groups import LOST
@@ -46,7 +46,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Summed]:
         summed = yield Collective(vector=np.ones_like(self.parameters), step=self.step)
         sums.append(summed)
         if summed.joined:
-            model, self.step = yield from handed_on(self.parameters, self.slot, self.step, summed)
+            model, self.step = yield from passed_on(self.parameters, self.slot, self.step, summed)
             copy_into(self.parameters, model)
         yield from honest(self)
 

@@ -26,7 +26,7 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
         shown.append(_marked(problem, snapshot.now))
         shown += [
             f"       | {console.escape(word)}"
-            for word in _last_words(problem, chosen[problem.daemon])
+            for word in _last_log_lines(problem, chosen[problem.daemon])
         ]
         is_shown_below = step is not None and step.command in fix
         if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_shown_below:
@@ -63,7 +63,7 @@ def with_fixes(snapshot: Snapshot, found: Sequence[Problem]) -> Iterator[tuple[P
         yield problem, "" if fix == after else fix
 
 
-def _last_words(problem: Problem, row: Row) -> list[str]:
+def _last_log_lines(problem: Problem, row: Row) -> list[str]:
     """The last log lines of the process with the problem, if it has exited."""
     last = row.get("last_exit")
     words = last.get("last_lines") if isinstance(last, Mapping) else None

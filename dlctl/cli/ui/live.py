@@ -21,8 +21,8 @@ from dlctl.util import values
 
 PLAIN_EVERY_S = 10.0
 JSON_EVERY_S = 1.0
-WAIT_TOLD_EVERY_S = 15.0
-TELL_AFTER_S = 2.0
+WAIT_NOTED_EVERY_S = 15.0
+NOTE_AFTER_S = 2.0
 """A wait for no particular daemon is shown only after this time."""
 BAR_WIDTH = 24
 BAR_MARGIN = 6
@@ -115,10 +115,10 @@ class Progress:
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
         """The run is in transition (to ready, stopped) and waits for daemons."""
         now = time.monotonic()
-        if not waiting and waited_s < TELL_AFTER_S:
+        if not waiting and waited_s < NOTE_AFTER_S:
             return
         is_news = (state, still(waiting)) != self._waiting
-        if is_news or now - self._told_at > WAIT_TOLD_EVERY_S:
+        if is_news or now - self._told_at > WAIT_NOTED_EVERY_S:
             self._waiting, self._told_at = (state, still(waiting)), now
             whom = f"  waiting {report.waiting(waiting)}" if waiting else ""
             since = "" if is_news else f", {values.duration(waited_s)} so far"

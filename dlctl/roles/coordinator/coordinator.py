@@ -427,7 +427,7 @@ class Coordinator:
         self.authz.admit(keys_of(self.run.keyring, names))
         for server in self.members.of_role("server"):
             if server.registered:
-                self.registration.tell_guests(server, now)
+                self.registration.notify_waiting(server, now)
 
     def notify_members(self, server: Daemon | None = None) -> None:
         """Send servers the active workers, which barriers count; resent at every report."""
@@ -503,7 +503,7 @@ class Coordinator:
         self.change_state("stopping", reason, now)
         self.run.shutdown.begin(now)
         self.scheduler.grant(now)
-        self.requests.tell_stopping(False, now)
+        self.requests.notify_stopping(False, now)
 
     def _on_drained(self, peer: Peer, message: m.Drained, now: float) -> None:
         worker = self.members.get(message.name)
@@ -519,13 +519,13 @@ class Coordinator:
 
     def _advance_ending(self, end: RunShutdown, now: float) -> None:
         if end.advance(now):
-            self.requests.tell_stopping(False, now)
+            self.requests.notify_stopping(False, now)
         if end.is_leaving() and self.run.state == "stopping":
             # All is done; the agents do the rest on their own.
             self.change_state(end.state, end.reason, now)
             self.status.report(now)
         if end.step == shutdown.OVER:
-            self.requests.tell_stopping(True, now)
+            self.requests.notify_stopping(True, now)
             self.context.do(Exit(1 if end.state == "failed" else 0, end.reason))
 
     # ------------------------------------------------------------ the record

@@ -16,7 +16,7 @@ from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.runs.best import Best, Target, what_there_is
+from dlctl.runs.best import Best, Target, available_metrics
 
 FINISHES_MAX = 2
 """Workers that are asked to run `finish`: `finish` itself may kill a worker."""
@@ -181,7 +181,7 @@ class Evaluations:
             self.best_value, self.is_to_save = value, True
         elif best.metric not in message.metrics and not self._reported_no_best:
             self._reported_no_best = True
-            why = what_there_is(best.metric, message.metrics)
+            why = available_metrics(best.metric, message.metrics)
             text = f'best = "{best}" of [checkpoints] keeps no checkpoint: {why}'
             self.context.event("target", message.name, text)
 

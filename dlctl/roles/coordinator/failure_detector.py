@@ -27,7 +27,7 @@ from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
-from dlctl.util.names import NO_ROOM
+from dlctl.util.names import WAITS_FOR_SPACE
 from dlctl.util.text import ENDED_BY_ITSELF, plural
 
 DEATHS_MAX = 20
@@ -100,7 +100,7 @@ class FailureDetector(Part):
             for daemon in self.members.daemons.values():
                 daemon.heard_at = now
         self._was_cut_off = is_cut_off
-        is_full = any(server.phase == NO_ROOM for server in self.members.of_role("server"))
+        is_full = any(server.phase == WAITS_FOR_SPACE for server in self.members.of_role("server"))
         is_held_up = bool(self.context.unwritten) or is_full
         for daemon in self.members.daemons.values():
             self._watch(daemon, now, is_cut_off)

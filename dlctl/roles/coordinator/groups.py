@@ -30,7 +30,7 @@ LOST = (
     "all replicas that had the model have ended before another one received it; "
     '"dlctl recover" resumes from the newest checkpoint'
 )
-NO_WAY = (
+UNREACHABLE = (
     "a group needs connections from every host to every other one, at ports that the system "
     "chooses: check the firewalls, and whether `data` in [[hosts]] is of the right interface; "
     '"dlctl doctor" measures what reaches what'
@@ -224,7 +224,7 @@ class Groups:
         words = (
             f"the workers could not connect to each other for {tried_s:.0f} s: {'; '.join(said)}"
         )
-        self.control.end("failed", f"{words}; {NO_WAY}", now, at_once=True)
+        self.control.end("failed", f"{words}; {UNREACHABLE}", now, at_once=True)
 
     def deadline(self) -> float | None:
         """When `advance` has to run next if no event occurs; never in the past for long."""

@@ -184,7 +184,7 @@ class Persistence(Part):
         is_ending = "end" in values and state in ("stopping", "stopped", "finished")
         ours = self.run.keyring.fingerprint
         if values.get("keys", ours) != ours:
-            self.rotation.begin_all_anew(now)
+            self.rotation.restart_all(now)
         else:
             for daemon in self.run.members.daemons.values():
                 self._recover(daemon, is_ending, now)
@@ -242,12 +242,12 @@ class Persistence(Part):
             daemon.change_state(daemon_states.BACK_OFF)
             daemon.retry_at = now
         elif daemon.alive and daemon.pid is None:
-            self.registration.ask_spawn(daemon, now)
+            self.registration.request_spawn(daemon, now)
         elif daemon.alive:
             # Its agent may have reported its exit, and the acknowledgement was not on record.
             daemon.agent_incarnation = 0
         if daemon.alive and daemon.role == "server" and daemon.address:
-            self.registration.tell_moved(daemon, now)
+            self.registration.notify_moved(daemon, now)
         if daemon.alive and daemon.settings:
             self.settings.begin({daemon.name: daemon.settings}, now, lambda rows: None)
 

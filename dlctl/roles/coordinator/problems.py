@@ -16,7 +16,7 @@ from dlctl.roles.coordinator.failure_detector import SLOW_S_MAX
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.util import values
-from dlctl.util.names import COORDINATOR, NO_ROOM
+from dlctl.util.names import COORDINATOR, WAITS_FOR_SPACE
 from dlctl.util.text import ALIKE_LIFE_S, KILLED, bounded_place
 
 QUIET_S = 2.5
@@ -118,7 +118,7 @@ class _Inspection:
                 return _problem("heartbeat-late", daemon, daemon.heard_at, late)
             case daemon_states.RUNNING:
                 return self._of_restarted(daemon) or _of_long_batch(daemon)
-            case daemon_states.STARTING if daemon.phase == NO_ROOM:
+            case daemon_states.STARTING if daemon.phase == WAITS_FOR_SPACE:
                 return _problem("disk-full", daemon, daemon.started_at, phase)
             case daemon_states.STARTING if _has_failed(daemon.last_exit):
                 return self._of_ended(daemon)
@@ -253,7 +253,7 @@ def _edges(
     these.
     """
     daemons = members.daemons.values()
-    waits = {d.name: _whom(d, held) for d in daemons if d.alive and d.waiting_for}
+    waits = {d.name: _waiting_for(d, held) for d in daemons if d.alive and d.waiting_for}
     for name, targets in waits.items():
         daemon = members.daemons[name]
         since = daemon.waiting_since
@@ -266,7 +266,7 @@ def _edges(
             yield name, serious or targets
 
 
-def _whom(daemon: Daemon, held: Sequence[str]) -> list[str]:
+def _waiting_for(daemon: Daemon, held: Sequence[str]) -> list[str]:
     targets = names_in(daemon.waiting_for, LOOKED_AT)
     is_held = targets == [COORDINATOR] and held and daemon.name not in held
     return list(held) if is_held else targets

@@ -130,9 +130,9 @@ class Registration:
         self.on_start(daemon)
         text = f"{daemon.name} starts, incarnation {daemon.incarnation}"
         self.context.event("start", daemon.name, text)
-        self.ask_spawn(daemon, now)
+        self.request_spawn(daemon, now)
 
-    def ask_spawn(self, daemon: Daemon, now: float) -> None:
+    def request_spawn(self, daemon: Daemon, now: float) -> None:
         daemon.agent_incarnation = self.members.agent_of(daemon).incarnation
         secret = self.keyring.secret(daemon.name)
         message = m.Spawn(daemon.name, daemon.role, daemon.incarnation, secret)
@@ -191,12 +191,12 @@ class Registration:
             settings = {key: EVERY_RUN.parse(key, text) for key, text in texts.items()} | settings
         elif daemon.role == "server":
             token = self.keyring.token_key
-            self.tell_guests(daemon, now)
+            self.notify_waiting(daemon, now)
         finds = daemon.name == FINDS_BATCH_SIZE and batches.is_open(self.run.job)
         welcome = m.Welcome(daemon.name, daemon.index, daemon.term, token, settings, finds)
         self.context.send(daemon.name, welcome)
 
-    def tell_guests(self, server: Daemon, now: float) -> None:
+    def notify_waiting(self, server: Daemon, now: float) -> None:
         """Send a server the public keys of the current workers, which may connect to it."""
         workers = [worker.name for worker in self.members.of_role("worker")]
         if names := keys_of(self.keyring, workers):
@@ -253,11 +253,11 @@ class Registration:
         server.address = message.address
         server.change_state(daemon_states.WORK)
         if server.has_served:
-            self.tell_moved(server, now)
+            self.notify_moved(server, now)
         server.has_served = True
         self.introduce()
 
-    def tell_moved(self, server: Daemon, now: float) -> None:
+    def notify_moved(self, server: Daemon, now: float) -> None:
         """Notify the workers that know an earlier process of this server of the new one."""
         public = self.keyring.public(server.name)
         moved = m.Moved(server.index, server.term, server.address, public)

@@ -146,7 +146,7 @@ class _Room:
 
 # ---------------------------------------------------------------- the requests
 
-TELL_EVERY_S = 1.0
+NOTIFY_EVERY_S = 1.0
 """Between two progress messages to a waiting command."""
 ROWS_MAX = 8
 ROW_BYTES, RUN_BYTES = 5_000, 12_000
@@ -203,9 +203,9 @@ class Requests(Part):
             self.run.shutdown.hurry(now)
         # Only from here on: clients must not see steps that were skipped.
         self._stop_requests.append(request.request)
-        self.tell_stopping(False, now)
+        self.notify_stopping(False, now)
 
-    def tell_stopping(self, done: bool, now: float) -> None:
+    def notify_stopping(self, done: bool, now: float) -> None:
         """Send the progress of the shutdown to the clients that wait for its end."""
         end = self.run.shutdown
         assert end is not None
@@ -233,7 +233,7 @@ class Requests(Part):
     def _send_progress(
         self, requests: list[int], phase: str, names: list[str], now: float, done: bool = False
     ) -> None:
-        self._sent, self._send_at = self._key(phase, names), now + TELL_EVERY_S
+        self._sent, self._send_at = self._key(phase, names), now + NOTIFY_EVERY_S
         waiting = [self._stuck(name) or name for name in names]
         result: Json = {"phase": phase, "waiting": waiting, "state": self.run.state}
         until = self.checkpointing.does_without_at() if phase == shutdown.SAVING else None
@@ -268,7 +268,7 @@ class Requests(Part):
         if not self.run.is_working:
             raise DlctlError(f"the run is {self.run.state}: there is nothing to save now")
         if not self._save_requests:
-            self._sent, self._send_at = (), now + TELL_EVERY_S
+            self._sent, self._send_at = (), now + NOTIFY_EVERY_S
         self._save_requests.append(number)
 
         def done(row: Json) -> None:

@@ -79,7 +79,7 @@ class Rotation(Part):
 
     # ------------------------------------------------------------ with the new key
 
-    def begin_all_anew(self, now: float) -> None:
+    def restart_all(self, now: float) -> None:
         """Restart all daemons: they were started with another run key than ours."""
         text = "the run has a new key: all daemons are restarted with it"
         self.context.event("keys", COORDINATOR, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 REACH = 16
 """Pushes of a slot whose outcomes a shard stores. A worker's oldest unacknowledged push is no
-further behind its newest one (`ShardClient.has_room`)."""
+further behind its newest one (`ShardClient.has_space`)."""
 EVALUATE_S_MAX = 600.0
 """An evaluation that takes longer counts as hung."""
 METRICS_MAX = 64

@@ -68,7 +68,7 @@ class _Slot:
         behind = self.dropped - seq
         return _FATES[self.fates >> 2 * behind & 3] if 0 <= behind < REACH else DUPLICATE
 
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether the next number may be accepted."""
         return not self.held or self.next_seq < min(self.held) + HELD_REACH
 
@@ -117,7 +117,7 @@ class Dedup:
             return FENCED
         if push.seq < known.next_seq or push.seq in known.ahead:
             return DUPLICATE
-        return NEW if push.seq == known.next_seq and known.has_room() else GAP
+        return NEW if push.seq == known.next_seq and known.has_space() else GAP
 
     def take(self, push: Push) -> None:
         """The push that was judged NEW is being applied, held, or refused permanently."""

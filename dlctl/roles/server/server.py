@@ -52,15 +52,15 @@ from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
 from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
+from dlctl.roles.server.reporting import AsksLead, SharesNorm
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
-from dlctl.roles.server.telling import AsksLead, SharesNorm
 from dlctl.roles.server.vectors import Vectors
 from dlctl.rows import RowSlice, RowTables
 from dlctl.schedule import Scale
 from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Storages, W
 from dlctl.shards.memory import InMemory
-from dlctl.util.names import NO_ROOM
+from dlctl.util.names import WAITS_FOR_SPACE
 
 
 class Server:
@@ -123,7 +123,7 @@ class Server:
                 self._report_at = now  # A report identifies this connection to the coordinator.
                 self.context.again(peer, lost_at, now)
                 for asks in self._asking():
-                    asks.tell_again(now)
+                    asks.report_again(now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
                 self._gathering.transfers.on_deadline(now)
@@ -143,7 +143,7 @@ class Server:
                 self.context.do(Exit(0, reason))
         self._report_if_due(now)
         for asks in self._asking():  # After a report, which identifies this connection.
-            asks.tell_if_due(now)
+            asks.report_if_due(now)
         return self.context.clear()
 
     def deadline(self) -> float | None:
@@ -442,7 +442,7 @@ class Server:
     def phase(self) -> tuple[str, str]:
         """(what this server does, which process it waits for)."""
         if self._lacks_room:
-            return NO_ROOM, ""
+            return WAITS_FOR_SPACE, ""
         if self.serving is None:
             return "waiting for the size of the model", "worker-0"
         if self._restoring:

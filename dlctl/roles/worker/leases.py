@@ -184,7 +184,7 @@ class Portions:
             self._in_flight.setdefault(number, []).extend(self._counted)
             self._counted = []
 
-    def begin_parts_anew(self) -> None:
+    def restart_parts(self) -> None:
         """The parts of a step start over: no work pushed in parts counts as pushed."""
         self._computed = self._take_unpushed()
 

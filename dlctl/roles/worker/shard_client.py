@@ -134,7 +134,7 @@ class ShardClient:
 
     # ------------------------------------------------------------ pushing
 
-    def has_room(self, pushes: int = 1) -> bool:
+    def has_space(self, pushes: int = 1) -> bool:
         """Whether `pushes` more, those of one write, may be in flight: the shard must still know
         the outcome of the oldest one if that is resent."""
         return len(self._unsettled) < WINDOW and self.next_seq + pushes <= self.settled() + REACH

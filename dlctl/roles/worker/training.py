@@ -168,7 +168,7 @@ class Training:
         self.reading.go_on(now)
         if self.asking is not None and self.answering is not None and not self.is_at_work():
             self.answering.serve()
-            self.asking.hand_out(self.side)
+            self.asking.deliver(self.side)
         if not self._has_taken_over(now):
             return
         if self._need is None and not self.parked:

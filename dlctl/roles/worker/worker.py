@@ -92,8 +92,8 @@ DETAIL_CHARS_MAX = 16_000
 OF_TORCH = (engines.SAVED_AS, inner.SAVED_AS)
 """Name prefixes of torch's state among the arrays that a replica saves."""
 W = "w"
-DICE = "dice"
-RESERVED = frozenset({W, "averaged", DICE})
+GENERATOR = "dice"
+RESERVED = frozenset({W, "averaged", GENERATOR})
 """What a replica saves besides the method's state: its model, under the names that shards have in
 checkpoints, and its RNG state."""
 
@@ -365,8 +365,8 @@ class Worker:
                 side.restore({name: saved[name] for name in own})
             if of_torch:
                 self.context.do(RestoreComputeState(of_torch))
-            if DICE in saved:
-                side.rng.bit_generator.state = json.loads(saved[DICE].tobytes())
+            if GENERATOR in saved:
+                side.rng.bit_generator.state = json.loads(saved[GENERATOR].tobytes())
         shape, begins = self.algorithm.shape, start == "new" or bool(saved)
         if sharing is not None and begins:
             sharing.has_come()
@@ -510,7 +510,7 @@ class Worker:
         if taken := RESERVED & arrays.keys():
             raise TypeError(f"{type(side).__module__}: state() may not name {sorted(taken)}")
         dice = json.dumps(side.rng.bit_generator.state).encode()
-        arrays[DICE] = np.frombuffer(dice, np.uint8)
+        arrays[GENERATOR] = np.frombuffer(dice, np.uint8)
         own = self._own_model(training)
         state = {"steps": training.writing.steps}
         if own:

@@ -50,9 +50,11 @@ class LivenessChecker(Checker):
 
     def _check(self, now: float) -> None:
         if not self._over and now > self._newest_s + self.within_s:
-            raise self.broken(f"no progress since {self._newest_s:.1f} s: {self.who_waits(now)}")
+            raise self.broken(
+                f"no progress since {self._newest_s:.1f} s: {self.waiting_daemons(now)}"
+            )
 
-    def who_waits(self, now: float) -> str:
+    def waiting_daemons(self, now: float) -> str:
         """One part per daemon, as it has last reported."""
         parts = []
         for name, (at, report) in sorted(self._reports.items()):

@@ -14,7 +14,7 @@ from dlctl.algorithms.sync import Barrier
 from dlctl.algorithms.sync import Replica as SyncReplica
 from dlctl.algorithms.tables import Parts
 from dlctl.compress.topk import TopK
-from dlctl.roles.server.telling import AsksLead
+from dlctl.roles.server.reporting import AsksLead
 from dlctl.roles.worker.services.reading import OneRead
 
 

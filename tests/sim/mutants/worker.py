@@ -190,7 +190,7 @@ def pulled_under_a_gradient(patch: Patch) -> None:
 
     def advance(self, now):
         if self.asking is not None:
-            self.asking.hand_out(self.side)
+            self.asking.deliver(self.side)
         honest(self, now)
 
     patch.setattr(Training, "advance", advance)

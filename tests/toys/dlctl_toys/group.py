@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Gt
 
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
-from dlctl.algorithms.needs import Collective, Done, Gradient, NextData, Summed, handed_on
+from dlctl.algorithms.needs import Collective, Done, Gradient, NextData, Summed, passed_on
 from dlctl.settings import Setting, number
 from dlctl.vector import Vector, copy_into
 
@@ -57,7 +57,7 @@ class Replica(ReplicaSide):
                 )
             self.step = summed.step + 1
             if summed.joined:
-                model, self.step = yield from handed_on(
+                model, self.step = yield from passed_on(
                     self.parameters, self.slot, self.step, summed
                 )
                 copy_into(self.parameters, model)

@@ -264,7 +264,7 @@ class Asking:
         self._send_next(now)
         self.context.do(*self._outstanding.due(now))
 
-    def hand_out(self, side: ReplicaSide) -> None:
+    def deliver(self, side: ReplicaSide) -> None:
         """Pass the method the answers that it does not wait for, while it computes nothing."""
         ended, self._completed = self._completed, []
         for slot, answer in ended:

@@ -145,7 +145,7 @@ class Records:
         """Store the result of the next sum. To be called before any member is notified of it."""
         self.kept = replace(result, number=self.finished + 1)
 
-    def hand_out(self) -> Reduced:
+    def deliver(self) -> Reduced:
         """Deliver the stored result: all members have it."""
         assert self.kept is not None
         result, self.kept = self.kept, None
@@ -177,6 +177,6 @@ class Records:
                 f"this replica at {self.finished}"
             )
         is_due = self.finished < newest or counts_after
-        result = self.hand_out() if is_due else None
+        result = self.deliver() if is_due else None
         self.kept = None
         return Agreed(self.finished, result)

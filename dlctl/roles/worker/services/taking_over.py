@@ -1,6 +1,6 @@
 """How a joining replica gets the run's model before it begins: without servers from another
 replica, or from the memory that all replicas of a host share. If the replicas form a group, the
-group passes the model on instead (`needs.handed_on`).
+group passes the model on instead (`needs.passed_on`).
 """
 
 from __future__ import annotations

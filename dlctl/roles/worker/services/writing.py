@@ -162,7 +162,7 @@ class Writing:
         pushes = max(len(need.ranges), 1)  # The most to one shard.
         if need.rows is not None:
             clients = [client for client, _, _ in self._of_rows(need, need.rows)]
-        return all(c.link.joined and c.has_room(pushes) for c in clients)
+        return all(c.link.joined and c.has_space(pushes) for c in clients)
 
     def _push(self, need: Write, now: float) -> None:
         """Send it to all shards that have a part of it."""
@@ -182,7 +182,7 @@ class Writing:
         """Count the steps that are now pushed completely."""
         if not need.holds_steps:
             self._in_parts.clear()
-            self.portions.begin_parts_anew()
+            self.portions.restart_parts()
             return
         if need.ranges and need.of == 1:
             self._is_part = True

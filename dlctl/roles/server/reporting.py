@@ -20,7 +20,7 @@ PAUSE_MAX = 4
 """Maximum pause between two equal messages, as a multiple of `resend_s`."""
 
 
-class Telling:
+class Reporting:
     def __init__(self, context: Context, serving: ShardProtocol) -> None:
         self.context = context
         self.serving = serving
@@ -42,7 +42,7 @@ class Telling:
         """`_sent` as a message; number: counts the changes of the state."""
         raise NotImplementedError
 
-    def tell_if_due(self, now: float) -> None:
+    def report_if_due(self, now: float) -> None:
         """Send a state that has changed, or that was not sent for a while."""
         state = self._state() if self._is_open else None
         if state is None:
@@ -60,7 +60,7 @@ class Telling:
         of = (self.serving.index, self.serving.generation, self._number)
         self.context.send(COORDINATOR, self._message(*of))
 
-    def tell_again(self, now: float) -> None:
+    def report_again(self, now: float) -> None:
         """Resend: the last message may be lost, or the coordinator is a new one."""
         self._due_at = now
 
@@ -68,7 +68,7 @@ class Telling:
         return self._due_at
 
 
-class AsksLead(Telling):
+class AsksLead(Reporting):
     """Reports the shard's step, which shows the coordinator that a decision was executed, and the
     pushes that it holds.
     """
@@ -90,7 +90,7 @@ class AsksLead(Telling):
             self.serving.parameters.decided(Decision(message.clock, used, gone))
 
 
-class SharesNorm(Telling):
+class SharesNorm(Reporting):
     """Reports the square of the norm of this shard's part of a step."""
 
     def _state(self) -> tuple[int, float] | None:
