@@ -40,7 +40,7 @@ ROWS_KEPT = 1000
 
 
 class Exporter(Protocol):
-    """Exports the records to another system. It never blocks, and raises nothing."""
+    """Exports the records to another system. It never blocks; `export` calls it, as it may fail."""
 
     def add_row(self, at: float, name: str, step: int, values: Json) -> None:
         """A row of a series (`runs/series.py`); at: seconds since 1970."""

@@ -225,7 +225,7 @@ class DiskLogs(TablesInFiles):
     """`Storages` of one server on a disk."""
 
     def __init__(self, places: list[Path], point: Point) -> None:
-        """`places`: only one is used."""
+        """`places`: only the first is used."""
         super().__init__(places, point)
         self._log: DiskLog | None = None
         self._storage: Journaled | None = None

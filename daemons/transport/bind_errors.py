@@ -22,7 +22,8 @@ def cannot_listen(address: str, error: zmq.ZMQError) -> DlctlError:
 
     port, holder = address.rpartition(":")[2], ""
     if address.startswith("tcp:") and port.isdigit() and (owner := owner_of(int(port))):
-        holder = f" (held by pid {owner['pid']}, {shlex.join(owner['command']):.100})"
+        command = " ".join(shlex.join(owner["command"]).split())
+        holder = f" (held by pid {owner['pid']}, {command:.100})"
     return DlctlError(
         f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}{holder}",
         hint=NOT_OURS if error.errno == errno.EADDRNOTAVAIL else NOT_FREE,

@@ -66,7 +66,7 @@ class Ahead:
         """The result of a batch that a later rank computes. None: rank 0 has to compute it, and the
         later ranks have started the batches after it. batches: of the portion. Raises RanksEnded.
         """
-        portion = (effect.data_epoch, effect.start, effect.stop)
+        portion = (effect.data_epoch, effect.start, effect.stop, effect.shard)
         if portion == self._portion and number in self._begun:
             return self._ended(self._begun.pop(number), number, averaged)
         for rank in self._begun.values():
@@ -121,8 +121,8 @@ class Later:
         of = call.header
         if of["step_samples"]:
             self._loader.resize(of["step_samples"] // self._accumulate)
-        data_epoch, start, stop = of["portion"]
-        batches = self._loader.step(data_epoch, start, stop, of["number"])
+        data_epoch, start, stop, shard = of["portion"]
+        batches = self._loader.step(data_epoch, start, stop, of["number"], shard)
         found: dict[str, Any] = {
             "loss": float("nan"), "norm": float("nan"), "is_usable": False, "is_skipped": True,
             "metrics": {}, "failed": self._loader.bad,

@@ -9,7 +9,7 @@ its own step, as in word2vec.c and GloVe, and those of a batch are made at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ class RowSteps:
         self._task = task
         self._device = device
         self.tables = RowTables(layout)
-        self.fetch: Any = None
+        self.fetch: Callable[[Array], Array] | None = None
         """Fetches these rows from the servers; set by the compute thread."""
         self._places: list[dict[str, Tensor]] = []
         """For each coming batch: table -> positions among the table's named rows, in the shape of
@@ -139,6 +139,7 @@ class RowSteps:
         number = [entry.name for entry in self.tables.entries].index(name)
         entry, flat = self.tables.entries[number], rows.numpy().ravel()
         once, where = _unique(flat, entry.shape[0])
+        assert self.fetch is not None
         values = self.fetch(once + self.tables.rows[number]) if once.size else np.zeros(0)
         whole = torch.from_numpy(np.array(values, np.float32)).view(-1, entry.shape[1])
         found = whole.index_select(0, torch.from_numpy(where))

@@ -34,20 +34,22 @@ LR, BATCH, BATCHES = 0.5, 2, 6
 COMES_S = 60.0
 
 
-def job(path: Path) -> config.JobFile:
+def job(path: Path, clients: int) -> config.JobFile:
     (path / "train.py").write_text(dedent(TASK))
     made = config.JobFile(
         job=config.Job(name="ranks", task=str(path / "train.py:")),
         inner=config.Choice(name="sgd", options={"lr": LR}),
         workers=config.Workers(count=1, device="cpu", threads=2, batch_size=BATCH),
         replica=config.Replica(hogwild=2),
+        data=config.Data(clients=clients),
     )
     (path / "job.json").write_text(json.dumps(config.to_dict(made)))
     return made
 
 
+@pytest.mark.parametrize(("clients", "shard"), [(0, -1), (2, 1)], ids=["portions", "clients"])
 def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clients: int, shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     told: list[Any] = []
@@ -57,15 +59,15 @@ def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
     )  # fmt: skip
     try:
         ranks.start(slot=0, epoch=1)
-        stepper, loader, *_ = build(job(tmp_path), 0, 0)
+        stepper, loader, *_ = build(job(tmp_path, clients), 0, 0)
         replica = stepper.replica
         ahead = Ahead(ranks, replica)
         before, accrued, by_others = replica.parameters.copy(), np.zeros(24, np.float32), []
         for number in range(BATCHES):
-            effect = Compute(0, 0, BATCH * BATCHES, number, LR)
+            effect = Compute(0, 0, BATCH * BATCHES, number, LR, shard=shard)
             computed = ahead.take(effect, number, BATCHES, np.zeros(0))
             if computed is None:
-                step = stepper.step(loader.step(0, 0, BATCH * BATCHES, number), own_lr=LR)
+                step = stepper.step(loader.step(0, 0, BATCH * BATCHES, number, shard), own_lr=LR)
                 gradient: Any = step.gradient
             else:
                 by_others.append(number)
@@ -75,6 +77,9 @@ def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
             accrued += gradient
         assert by_others == [1, 3, 5]
         assert sorted(accrued.tolist()) == [0.0] * 12 + [1.0] * 12
+        if loader.clients is not None:
+            own = loader.clients.rows(0, shard, 0, BATCH * BATCHES)
+            assert accrued[own].all(), "another client's samples"
         np.testing.assert_allclose(replica.parameters, before - LR * accrued, rtol=1e-6)
         os.kill(ranks._ranks[0].process.pid, signal.SIGKILL)
         assert ahead.take(Compute(0, 12, 16, 0, LR), 0, 2, np.zeros(0)) is None
