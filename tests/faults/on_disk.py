@@ -143,7 +143,7 @@ def die_on_full_disk(trial: Trial, job: Job) -> Incident:
     healed = time.monotonic()
     incident = await_server(job, shard, before[name], healed, last)
     incident.detect_s = None
-    incident.require("room" in status.out, f"status does not speak of room: {status.out[:500]}")
+    incident.require("[disk-full]" in status.out, f"no full disk in status: {status.out}")
     incident.false_failovers = replaced(job, before, *(f"server-{k}" for k in range(SERVERS)))
     return incident
 
