@@ -88,13 +88,15 @@ def _folders(request: Request) -> dict[str, Any]:
     folder, state_dir = field(request, "folder", str), field(request, "state_dir", str)
     own = root(request)
     return {
-        "directory": _directory(full_path(request, "folder") if folder else own, not folder),
-        "states": _directory(full_path(request, "state_dir"), False) if state_dir else None,
-        "runtime": _directory(paths.runtime_dir(), True),
+        "directory": _directory(
+            full_path(request, "folder") if folder else own, is_private=not folder
+        ),
+        "states": _directory(full_path(request, "state_dir")) if state_dir else None,
+        "runtime": _directory(paths.runtime_dir(), is_private=True),
     }
 
 
-def _directory(place: Path, is_private: bool) -> dict[str, Any]:
+def _directory(place: Path, *, is_private: bool = False) -> dict[str, Any]:
     """{path, is_there, problem, fix, free_bytes}: whether dlctl could store its files there.
     is_private: no other user may be able to enter it.
     """

@@ -195,8 +195,6 @@ class _Member:
         """Held by the compute thread while it uses the group: dropping the last reference to the
         group blocks until all its operations are done.
         """
-        self._message = ""
-        """The key of its newest message at the store."""
         self._is_over = threading.Event()
         self._work: queue.SimpleQueue[Callable[[_Member], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"group-{generation}", daemon=True).start()
@@ -330,7 +328,7 @@ class _Member:
             self._group.barrier().wait(timedelta(seconds=self._timeout_s))
         self._owner.deliver(self)
         # All members have read it. A run may make millions of sums.
-        self._store.delete_key(self._message)
+        self._store.delete_key(f"row-{self._sums}-{self._rank}")
 
     def _summed(self, own: Array, plan: Plan) -> Array:
         """float32[plan.size], the sum over all members, bitwise identical on each of them."""
@@ -372,8 +370,7 @@ class _Member:
         member may compute for long.
         """
         keys = [f"{what}-{rank}" for rank in range(self._size)]
-        self._message = keys[self._rank]
-        self._store.set(self._message, json.dumps(own))
+        self._store.set(keys[self._rank], json.dumps(own))
         until = time.monotonic() + within_s
         while True:
             left_s = max(0.01, until - time.monotonic())
@@ -389,7 +386,9 @@ class _Member:
         return [json.loads(text) for text in found]
 
     def _report_missing(self, keys: list[str], until: float) -> None:
-        """Report whose keys are missing. Raises TimeoutError if it is past `until`."""
+        """Report whose keys are missing. Raises TimeoutError if it is past `until`, and _GivenUp if
+        the generation is over.
+        """
         if self._is_over.is_set():
             raise _GivenUp
         missing = tuple(rank for rank, key in enumerate(keys) if not self._store.check([key]))

@@ -26,7 +26,6 @@ from dlctl.util.text import is_poisoned
 if TYPE_CHECKING:
     from dlctl.config import JobFile
 
-RUINED = "the model may be ruined where it stopped"
 Json = dict[str, Any]
 
 
@@ -70,7 +69,7 @@ class Case:
         found = list(self.findings.obstacles) if self.findings is not None else []
         if self.run is not None and self.findings is not None and not found:
             is_ruined = is_poisoned(self.run.reason) and self.job is not None
-            why = RUINED if is_ruined else "this was requested"
+            why = next_step.RUINED if is_ruined else "this was requested"
             found.append("the job file has changed" if self.changes else why)
         if self.run is not None and self.checkpoint is not None:
             found.append(lineage.skipped(self.run.directory, self.checkpoint[0]))

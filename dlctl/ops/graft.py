@@ -18,7 +18,7 @@ from dlctl.algorithms.translation import Translation
 from dlctl.errors import DlctlError, UsageError
 from dlctl.flat import AVERAGED
 from dlctl.messages import Array
-from dlctl.ops import cases
+from dlctl.ops import cases, next_step
 from dlctl.runs import checkpoints, lineage, manifest, tensorfile
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import MANIFEST, Manifest
@@ -107,7 +107,9 @@ def tell(good: Good, job: JobFile) -> None:
     step, run_id = values.count(good[1]["step"]), str(good[1]["run_id"])
     notes.note(f"a new run starts from the checkpoint of {run_id} at step {step}")
     if manifest.is_doubtful(good[1]):
-        notes.warn(f"checkpoint {good[1]['number']} was saved when the run failed: {cases.RUINED}")
+        notes.warn(
+            f"checkpoint {good[1]['number']} was saved when the run failed: {next_step.RUINED}"
+        )
     if translation := in_words(good, job):
         notes.note(translation)
 

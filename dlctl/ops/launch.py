@@ -22,6 +22,7 @@ from dlctl.ops import (
     changes,
     graft,
     kept,
+    next_step,
     other_hosts,
     recover,
     remains,
@@ -117,7 +118,7 @@ def _act(
     if cost:
         notes.warn(cost)
     if manifest.is_doubtful(case.checkpoint[1]):
-        notes.warn(f"this checkpoint was saved when the run failed: {cases.RUINED}")
+        notes.warn(f"this checkpoint was saved when the run failed: {next_step.RUINED}")
     changed = "; ".join(change.text() for change in case.changes)
     if changed:
         notes.note(f"changed in the job file: {changed}")
