@@ -49,9 +49,10 @@ class InnerOptimizer:
         self._additions = _additions(parts, groups)
         for kind, options, mine in parts if self._additions is None else ():
             of_mine = [groups[index] for index in mine] if groups else []
-            grouped, order = _in_groups([self.tensors[i] for i in mine], of_mine, options)
+            tensors_of_it = [self.tensors[index] for index in mine]
+            grouped, order = _in_groups(tensors_of_it, of_mine, options)
             with calling(f"making the inner optimiser {choice.name}"):
-                self._optimizers.append(kind(grouped, **options))
+                self._optimizers.append(kind(grouped, **options, **_fused(kind, tensors_of_it)))
             self._steps.append(_step_of(self._optimizers[-1]))
             self._indices.append(order)
             self._mine.append(mine)
@@ -62,6 +63,7 @@ class InnerOptimizer:
             ]
             for optimizer in self._optimizers
         ]
+        self._is_fused = any(optimizer.defaults.get("fused") for optimizer in self._optimizers)
 
     def step(self, gradients: Sequence[Tensor | None], lr: float) -> None:
         """One step with this rate. gradients: of the tensors, in their order; None: that tensor is
@@ -74,6 +76,8 @@ class InnerOptimizer:
                 if gradient is not None:
                     tensor.add_(gradient, alpha=-lr * scale)
             return
+        if self._is_fused:
+            gradients = self._in_order(gradients)
         for tensor, gradient in zip(self.tensors, gradients, strict=True):
             tensor.grad = gradient
         of_each = zip(self._optimizers, self._steps, self._scales, strict=True)
@@ -83,6 +87,17 @@ class InnerOptimizer:
             step()
         for tensor in self.tensors:
             tensor.grad = None
+
+    def _in_order(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients as a fused kernel needs them: contiguous. It does not take sparse ones."""
+        found = [gradient for gradient in gradients if gradient is not None]
+        if any(gradient.is_sparse for gradient in found):
+            self._is_fused = False
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["fused"] = False
+            return list(gradients)
+        return [None if gradient is None else gradient.contiguous() for gradient in gradients]
 
     def forget(self) -> None:
         """Reset the state to that of a new optimiser."""
@@ -178,7 +193,7 @@ class InnerOptimizer:
                 continue
             number, index, key = name.removeprefix(SAVED_AS).split(".", 2)
             is_number = key.endswith(_PYTHON)
-            value = array.item() if is_number else torch.from_numpy(np.array(array))
+            value = array.item() if is_number else torch.from_numpy(np.array(array, order="C"))
             if int(number) >= len(kept) or int(index) not in self._indices[int(number)]:
                 raise _of_another()
             place = self._indices[int(number)].index(int(index))
@@ -211,6 +226,16 @@ def _leave_compiler_out() -> None:
     for name in _FOR_COMPILER:
         method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
         method.__dict__.setdefault("__dynamo_disable", method)
+
+
+def _fused(kind: Any, tensors: Sequence[Tensor]) -> dict[str, bool]:
+    """The option for torch's fused kernel, if the class has one: on the CPU it takes a third of the
+    time of torch's loop over all tensors. It ignores strides, so it needs contiguous memory.
+    """
+    is_torch = kind.__module__.startswith("torch.optim.")
+    has_kernel = is_torch and "fused" in inspect.signature(kind).parameters
+    fits = all(each.device.type == "cpu" and each.is_contiguous() for each in tensors)
+    return {"fused": True} if has_kernel and fits else {}
 
 
 def _step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
