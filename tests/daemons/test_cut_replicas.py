@@ -1,4 +1,7 @@
-"""Replicas cut over real processes compute what one process does; this process is rank 0."""
+"""Replicas cut over real processes compute what one process does; this process is rank 0.
+
+On a machine with a GPU for each rank they also do so on GPUs, with NCCL.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,17 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 from daemons.worker.building import Built, build
 from daemons.worker.ranks import Ranks, RanksEnded
 from daemons.worker.task import TaskError
 from dlctl import config
+from dlctl.vector import to_host
 
+RANKS_MAX = 3
+DEVICES = ["cpu", "cuda"] if torch.cuda.device_count() >= RANKS_MAX else ["cpu"]
 TASK = """
     import sys
     import torch
@@ -111,14 +118,14 @@ class House:
     """Rank 0, and what it was told."""
 
     def __init__(
-        self, path: Path, more: str, replica: dict[str, Any], inner: config.Choice
+        self, path: Path, more: str, replica: dict[str, Any], inner: config.Choice, device: str
     ) -> None:
         (path / "train.py").write_text(dedent(TASK) + dedent(more))
         self.job = config.JobFile(
             job=config.Job(name="cut", task=str(path / "train.py:")),
             inner=inner,
             gradient=config.Gradients(clip_norm=0.5),
-            workers=config.Workers(batch_size=8, device="cpu", threads=2),
+            workers=config.Workers(batch_size=8, device=device, threads=2),
             replica=config.Replica(**replica),
         )
         (path / "job.json").write_text(json.dumps(config.to_dict(self.job)))
@@ -145,13 +152,15 @@ class House:
         return [each.process.pid for each in self.ranks._ranks]
 
 
-@pytest.fixture
-def house(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., House]]:
+@pytest.fixture(params=DEVICES)
+def house(
+    tmp_path: Path, monkeypatch, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., House]]:
     monkeypatch.syspath_prepend(str(tmp_path))
     made: list[House] = []
 
     def make(more: str = "", inner: config.Choice = ADAMW, **replica: Any) -> House:
-        made.append(House(tmp_path, more, replica, inner))
+        made.append(House(tmp_path, more, replica, inner, request.param))
         return made[-1]
 
     yield make
@@ -177,7 +186,7 @@ def agrees(at: House, accumulate: int = 1) -> None:
         assert b.norm == pytest.approx(a.norm, rel=1e-5)
         assert b.metrics == pytest.approx(a.metrics)
         if how.get("gather", True):
-            np.testing.assert_allclose(b.gradient, a.gradient, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(b.gradient, to_host(a.gradient), rtol=1e-5, atol=1e-7)
         near(a=one.stepper.replica.parameters, b=cut.stepper.replica.parameters)
 
     def near(a: Any, b: Any) -> None:
