@@ -59,9 +59,7 @@ _HELP = {
     },
 }
 COMMANDS = {
-    name: Entry(f"dlctl.cli.commands.{name}:command", line, heading)
-    for heading, lines in _HELP.items()
-    for name, line in lines.items()
+    name: Entry(line, heading) for heading, lines in _HELP.items() for name, line in lines.items()
 }
 COMPLETION_VARIABLE = "_DLCTL_COMPLETE"
 BUG_EXIT_CODE = 70
@@ -102,10 +100,10 @@ def run(arguments: list[str]) -> int:
         return _show_usage_error(error)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED_EXIT_CODE
+    except BrokenPipeError:
+        console.abandon_stdout()
+        return console.SIGPIPE_EXIT_CODE
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.EPIPE:
-            console.abandon_stdout()
-            return console.SIGPIPE_EXIT_CODE
         known = _known(error, arguments) or _bug(error, arguments)
         console.error(known)
         return known.exit_code
@@ -179,9 +177,9 @@ def _bug(error: Exception, arguments: list[str]) -> DlctlError:
         (directory / name).write_text(text, encoding="utf-8", errors="backslashreplace")
         where = f"the traceback is in {directory / name}"
     except OSError as unwritable:
-        console.note(console.escape_lines(text))
+        console.note(text)
         where = f"the traceback is above, because it could not be saved: {unwritable}"
-    console.detail(console.escape_lines(text))
+    console.detail(text)
     problem = DlctlError(
         f"this is a bug in dlctl: {type(error).__name__}: {error}",
         where=where,

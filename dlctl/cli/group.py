@@ -1,11 +1,13 @@
 """Commands that are imported on first use, and help texts that begin with examples.
 
-`LazyGroup` has a table of its commands as strings, so that `--help`, suggestions and completion
-import none of them. `command` defines one of them:
+`LazyGroup` has a table of its commands, so that `--help`, suggestions and completion import none of
+them. `command` defines one of them, in `dlctl/cli/commands/logs.py`:
 
-    @command("logs", examples=[("dlctl logs -f", "follow all daemons")], see_also=["status"])
+    @make_command("logs", examples=[("dlctl logs -f", "follow all daemons")], see_also=["status"])
     @job_option
     def command(job): ...
+
+Its docstring is the rest of its help, below the line in the table.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dlctl.cli.options import add_global_options
+from dlctl.cli.options import global_options
 from dlctl.util.did_you_mean import meant
 
 if TYPE_CHECKING:
@@ -25,10 +27,8 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """A command of the table: its location, its line in the help, and the heading above it."""
+    """A command of the table: its line in the help, and the heading above it."""
 
-    target: str
-    """"module:attribute"."""
     help: str
     heading: str
 
@@ -47,7 +47,7 @@ class Documented(click.Command):
         super().__init__(*args, **kwargs)
         self.examples = examples
         self.see_also = see_also
-        add_global_options(self, hidden=self.name != "dlctl")
+        self.params += global_options(hidden=self.name != "dlctl")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         summary, body = summary_and_body(self)
@@ -87,7 +87,7 @@ class Group(Documented, click.Group):
 
 
 class LazyGroup(Group):
-    """A group whose commands are strings until they are used."""
+    """A group whose commands are imported when they are used."""
 
     def __init__(self, *args: Any, entries: Mapping[str, Entry], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,8 +100,8 @@ class LazyGroup(Group):
         entry = self.entries.get(cmd_name)
         if entry is None:
             return None
-        module, _, attribute = entry.target.partition(":")
-        found: click.Command = getattr(import_module(module), attribute)
+        found: click.Command = import_module(f"dlctl.cli.commands.{cmd_name}").command
+        found.help = f"{entry.help}\n\n{inspect.getdoc(found.callback) or ''}"
         return found
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -124,8 +124,8 @@ class LazyGroup(Group):
                 formatter.write_dl(rows)
 
 
-def command(name: str, **kwargs: Any) -> Callable[[Callable[..., Any]], Documented]:
-    """A click command from a function; the first line of its docstring is the line in the help."""
+def make_command(name: str, **kwargs: Any) -> Callable[[Callable[..., Any]], Documented]:
+    """A click command from a function; see `Documented`."""
     return click.command(name, cls=Documented, **kwargs)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -14,40 +17,49 @@ from click.core import ParameterSource
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 F = TypeVar("F")
-_CHOICES = (
-    ("color", ("auto", "always", "never"), "When to use colours."),
-    ("progress", ("auto", "tty", "plain", "json", "quiet"), "How to show progress."),
-)
-_FLAGS = (
-    (("-q", "--quiet"), "Print no notes; lists print only names."),
-    (("-v", "--verbose"), "Print more notes."),
-)
+Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 _CONSOLE = "dlctl.console"
 JOB = "dlctl.job"
 """The key of the selected job in the context of a command line."""
 _GIVEN = "dlctl.given"
 
 
-class Tail(click.ParamType):  # type: ignore[type-arg]
-    """How many of the last items: a number, or "all", which is `ALL`."""
+def completing(words: Callable[[click.Context], Iterable[str]]) -> Completion:
+    """A shell completion with these words. They come from local files, never from the network."""
+    return lambda ctx, param, incomplete: [w for w in words(ctx) if w.startswith(incomplete)]
 
-    name = "N"
-    ALL = -1
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+def _known_runs(ctx: click.Context) -> Iterable[str]:
+    from dlctl.runs import paths
 
-    def convert(self, value: object, param: object, ctx: object) -> int:
-        if value == "all":
-            return self.ALL
-        text = str(value)
-        if not text.isascii() or not text.isdigit():
-            raise UsageError(f'"{text}" is neither a number of {self.what} nor "all"')
-        return int(text)
+    return (directory.name for directory in paths.all_runs())
+
+
+complete_runs = completing(_known_runs)
+
+
+def number_or_all(text: str) -> int:
+    """How many of the last items; "all" is `sys.maxsize`. Raises UsageError."""
+    if text == "all":
+        return sys.maxsize
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f'"{text}" is neither a number nor "all"')
+    return int(text)
+
+
+def moment(text: str) -> float:
+    """A time from an option: "10m" (ago) or an ISO time, local unless it has a zone. Raises
+    UsageError.
+    """
+    from dlctl.util.units import parse_duration  # imported late: most commands do not need it
+
+    with suppress(ValueError):
+        return time.time() - parse_duration(text)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f'"{text}" is neither a duration ("10m") nor an ISO time') from None
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -123,8 +135,14 @@ def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> str |
 
 
 def json_option(function: F) -> F:
-    """`--json` as the argument `as_json: bool`."""
-    option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+    """`--json`, for `console.show`."""
+    option = click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_up_console,
+        help="Print JSON for programs.",
+    )
     return option(function)  # type: ignore[type-var]
 
 
@@ -146,45 +164,31 @@ def require_free(force: bool, *files: Path) -> None:
         )
 
 
-def complete_runs(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Run ids from the local index; never from the network."""
-    from click.shell_completion import CompletionItem
-
-    from dlctl.runs import paths
-
-    found = (directory.name for directory in paths.all_runs())
-    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
-
-
-def add_global_options(command: click.Command, *, hidden: bool) -> None:
-    """Add the global options to a command, so that they are valid before and after its name.
+def global_options(*, hidden: bool) -> list[click.Option]:
+    """The options that are valid before and after a command's name.
 
     hidden: not in its help, and without environment variables, which would override a flag given
-    before the command's name. A command's own option of the same spelling takes precedence.
+    before the command's name.
     """
-    common: dict[str, Any] = {
-        "expose_value": False,
-        "callback": _set_up_console,
-        "hidden": hidden,
-    }
-    options = [
-        click.Option(
-            [f"--{name}"],
-            type=click.Choice(choices),
-            envvar=None if hidden else f"DLCTL_{name.upper()}",
-            help=f"{text}  [default: auto]",
-            **common,
-        )
-        for name, choices, text in _CHOICES
+
+    def option(*names: str, **more: Any) -> click.Option:
+        more |= {"expose_value": False, "callback": _set_up_console, "hidden": hidden}
+        return click.Option(names, **more)
+
+    def choice(name: str, choices: Sequence[str], text: str) -> click.Option:
+        variable = None if hidden else f"DLCTL_{name.upper()}"
+        text = f"{text}  [default: auto]"
+        return option(f"--{name}", type=click.Choice(choices), envvar=variable, help=text)
+
+    def flag(letter: str, name: str, text: str) -> click.Option:
+        return option(letter, name, is_flag=True, default=None, help=text)
+
+    return [
+        choice("color", ("auto", "always", "never"), "When to use colours."),
+        choice("progress", ("auto", "tty", "plain", "json", "quiet"), "How to show progress."),
+        flag("-q", "--quiet", "Print no notes; lists print only names."),
+        flag("-v", "--verbose", "Print more notes."),
     ]
-    flags = [
-        click.Option([*names], is_flag=True, default=None, help=text, **common)
-        for names, text in _FLAGS
-    ]
-    taken = {spelling for param in command.params for spelling in param.opts}
-    command.params += [o for o in options + flags if not taken.intersection(o.opts)]
 
 
 def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> None:
@@ -193,19 +197,3 @@ def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> N
     if value is not None and param.name is not None:
         chosen[param.name] = value
     console.setup(**chosen)
-
-
-def moment(text: str | None, now: float) -> float | None:
-    """A time from an option: "10m" (ago) or an ISO time, local unless it has a zone; None if it was
-    not given. Raises UsageError.
-    """
-    from dlctl.util.units import parse_duration  # imported late: most commands do not need it
-
-    if text is None:
-        return None
-    with suppress(ValueError):
-        return now - parse_duration(text)
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise UsageError(f'"{text}" is neither a duration ("10m") nor an ISO time') from None

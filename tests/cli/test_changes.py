@@ -79,8 +79,9 @@ def test_a_change_is_shown_when_the_daemons_have_acknowledged_it(run, dlctl_comm
     assert (ended.code, ended.out.splitlines()) == (
         0,
         [
-            "worker-0  push  off -> 5MB/s  applied in 3.2 ms",
-            "worker-1  push  off -> 5MB/s  applied in 3.2 ms",
+            "NAME      KEY   CHANGE        APPLIED IN",
+            "worker-0  push  off -> 5MB/s  3.2 ms",
+            "worker-1  push  off -> 5MB/s  3.2 ms",
         ],
     )
 
@@ -514,7 +515,7 @@ def test_so_many_events_are_shown_as_are_asked_for(run, dlctl_command):
     assert shown("-n", "0") == shown(*since, "-n", "0") == []
     for number in ("-1", "some"):
         ended = dlctl_command("events", "-n", number)
-        assert (ended.code, f'"{number}" is neither a number of events nor' in ended.err) == (
+        assert (ended.code, f'"{number}" is neither a number nor "all"' in ended.err) == (
             2,
             True,
         )
@@ -585,6 +586,6 @@ def test_a_new_checkpoint_is_waited_for_and_an_old_one_does_not_count(run):
     from dlctl.runs.snapshot import load
 
     begin = load(run.run(checkpoint={"number": 3}).path)
-    reached = _goal("checkpoint")(begin)
-    assert not reached(begin)
-    assert reached(load(run.run(checkpoint={"number": 4}).path))
+    reached = _goal("checkpoint")
+    assert not reached(begin, begin)
+    assert reached(begin, load(run.run(checkpoint={"number": 4}).path))

@@ -147,9 +147,10 @@ def test_restarted_daemons_are_waited_for_and_shown(run, dlctl_command):
     assert code == 0, err
     assert heard[0].arguments == {"names": ["coordinator", "worker-0", "worker-1"]}
     assert out.splitlines() == [
-        "coordinator  incarnation 1 -> 2",
-        "worker-0     incarnation 1 -> 2",
-        "worker-1     incarnation 1 -> 2",
+        "NAME         INCARNATION",
+        "coordinator  1 -> 2",
+        "worker-0     1 -> 2",
+        "worker-1     1 -> 2",
     ]
 
 

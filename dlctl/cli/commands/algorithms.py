@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from operator import itemgetter
 from typing import Any
 
 import click
 
 from dlctl import registry
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
@@ -18,6 +17,11 @@ from dlctl.util.did_you_mean import meant
 SECTIONS = {kind: section for section, kind in registry.SECTIONS.items()}
 """Kind -> the section of the job file that uses its names; launchers have none."""
 WIDTH = 76
+COLUMNS: console.Columns[dict[str, Any]] = {
+    "KIND": lambda one: one["kind"],
+    "NAME": lambda one: one["name"],
+    "WHAT IT IS": lambda one: one["summary"] + (f" ({one['note']})" if one["note"] else ""),
+}
 
 
 @make_command(
@@ -30,8 +34,7 @@ WIDTH = 76
 )
 @click.argument("name", required=False)
 @json_option
-def command(name: str | None, as_json: bool) -> None:
-    """List the names that a job file can use, and their keys."""
+def command(name: str | None) -> None:
     found = [(kind, entry) for kind in registry.BUILT_IN for entry in registry.names(kind)]
     chosen = [(kind, entry) for kind, entry in found if name in (None, entry)]
     if not chosen:
@@ -39,19 +42,13 @@ def command(name: str | None, as_json: bool) -> None:
         close = meant(name or "", known, registry.ALIASES)
         raise NotFound(f'there is no "{name}"{close}', hint="dlctl algorithms")
     described = [_describe(kind, entry, with_keys=name is not None) for kind, entry in chosen]
-    if as_json:
-        console.out_json("dlctl.algorithms/1", {"entries": described})
-    elif console.is_quiet():
-        console.out("\n".join(console.escape(one["name"]) for one in described))
-    elif name is not None:
-        console.out("\n\n".join(map(_details, described)))
-    else:
-        columns = ("kind", "name", "summary")
-        rows = [[console.escape(one[column]) for column in columns] for one in described]
-        console.out(console.table(["KIND", "NAME", "WHAT IT IS"], rows))
-        for one in filter(itemgetter("note"), described):
-            console.note(console.escape(f"{one['name']}: {one['note']}"))
-        console.hint("dlctl algorithms NAME shows the keys of one entry")
+    details = "\n\n".join(map(_details, described)) if name is not None else ""
+    console.show(
+        "dlctl.algorithms/1",
+        {"entries": described},
+        details or console.table(COLUMNS, described),
+        names=[one["name"] for one in described],
+    )
 
 
 def _describe(kind: str, name: str, *, with_keys: bool) -> dict[str, Any]:

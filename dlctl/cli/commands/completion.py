@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.ui import console
 from dlctl.errors import UsageError
 
@@ -22,10 +22,8 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    """Print the shell completion script.
-
-    It completes commands, options, jobs and daemons from files on this machine, without contacting
-    any daemon.
+    """It completes commands, options, jobs and daemons from files on this machine, without
+    contacting any daemon.
     """
     from click.shell_completion import get_completion_class
 

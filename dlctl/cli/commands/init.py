@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import force_option, require_free
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError
@@ -27,9 +27,8 @@ FILES = ("job.toml", "train.py")
 @click.argument("directory", default=".", metavar="[DIR]", type=click.Path(path_type=Path))
 @force_option
 def command(directory: Path, force: bool) -> None:
-    """Write a commented job file and a runnable task.
-
-    The task trains a small network on generated data, so it runs unchanged. Change it to your own.
+    """The task trains a small network on generated data, so it runs unchanged. Change it to your
+    own.
     """
     targets = [directory / name for name in FILES]
     try:
@@ -42,5 +41,6 @@ def command(directory: Path, force: bool) -> None:
     except OSError as error:
         where = str(error.filename or directory)
         raise DlctlError(f"cannot write: {error.strerror}", where=where) from error
-    console.hint(f"dlctl run {shlex.quote(str(targets[0]))}   trains; Ctrl-C stops")
-    console.hint("dlctl status   shows its progress, from another terminal")
+    run = f"dlctl run {shlex.quote(str(targets[0]))}"
+    progress = "shows its progress, from another terminal"
+    console.commands([(run, "trains; Ctrl-C stops"), ("dlctl status", progress)])

@@ -43,9 +43,7 @@ ANSWER_S = 60.0
     see_also=["restart", "recover"],
 )
 def command() -> None:
-    """Give a job new keys, or create a read-only key.
-
-    The key of a run is a file in its directory; the keys of all its connections are derived from
+    """The key of a run is a file in its directory; the keys of all its connections are derived from
     it.
     """
 
@@ -61,7 +59,7 @@ def command() -> None:
 @wait_options
 @job_option
 @json_option
-def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool) -> None:
+def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
     """Give a job new keys; the old ones become invalid.
 
     All daemons are replaced, with keys derived from the new run key: servers resume with their
@@ -79,19 +77,17 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool)
         control.ask(snapshot, "rotate", asked, ANSWER_S)
         if not no_wait:
             goal = control.restarted(before)
-            with live.shown() as progress:
+            with closing(live.open_progress()) as progress:
                 control.wait(snapshot, goal, limit_s, "all have new keys", before, progress)
     else:
         _renew(snapshot)
         begun = []
-    if as_json:
-        fingerprint = _fingerprint(snapshot.directory)
-        data = {"run": snapshot.run_id, "fingerprint": fingerprint, "restarted": begun}
-        console.out_json(SCHEMA, data)
-    else:
-        # Without connection keys, only the workers' tokens are derived from it.
-        what = "new keys" if snapshot.run.get("control_key") else "a new key, for new tokens"
-        console.note(console.escape(f"{snapshot.run_id} has {what}; the old ones are invalid"))
+    # Without connection keys, only the workers' tokens are derived from it.
+    what = "new keys" if snapshot.run.get("control_key") else "a new key, for new tokens"
+    console.note(f"{snapshot.run_id} has {what}; the old ones are invalid")
+    fingerprint = _fingerprint(snapshot.directory)
+    data = {"run": snapshot.run_id, "fingerprint": fingerprint, "restarted": begun}
+    console.show(SCHEMA, data, "")
 
 
 @command.command(
@@ -106,7 +102,7 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool)
 @force_option
 @job_option
 @json_option
-def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
+def reader(file: Path, force: bool, job: str | None) -> None:
     """Write a key that grants access to the status, and nothing else.
 
     FILE has all that its owner needs: the address, the coordinator's public key and a secret key.
@@ -120,13 +116,9 @@ def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
         paths.write(file, made.to_bytes(), 0o600)
     except OSError as error:
         raise DlctlError(f"cannot write the key: {error.strerror}", where=str(file)) from error
-    if as_json:
-        console.out_json(SCHEMA, {"run": made.run, "address": made.address, "file": str(file)})
-    else:
-        text = (
-            f"{values.path(str(file))} gives access to the status of {made.run} at {made.address}"
-        )
-        console.note(console.escape(text))
+    where = f"{made.run} at {made.address}"
+    console.note(f"{values.path(str(file))} gives access to the status of {where}")
+    console.show(SCHEMA, {"run": made.run, "address": made.address, "file": str(file)}, "")
 
 
 def _readers_key(snapshot: Snapshot) -> ReaderKey:

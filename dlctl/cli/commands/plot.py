@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import complete_runs, job_option
 from dlctl.cli.ui import console
 from dlctl.runs import select
@@ -43,9 +43,7 @@ AXES = ("seconds", "steps", "samples", "epochs", "bytes")
 def command(
     runs: tuple[str, ...], what: str, axis: str, output: Path, log: bool, job: str | None
 ) -> None:
-    """Draw the loss, or another figure, of one or several runs.
-
-    NAME is loss, samples_per_s, staleness, push_bytes_per_s, fetch_bytes_per_s, lr, inner_lr,
+    """NAME is loss, samples_per_s, staleness, push_bytes_per_s, fetch_bytes_per_s, lr, inner_lr,
     workers, another metric returned by the task's loss, or a metric of its evaluate;
     evaluation.loss is that of evaluate. Seconds are training time, and bytes the traffic of all
     workers (pushes and fetches), so that methods can be compared by cost. Where a run rolled back

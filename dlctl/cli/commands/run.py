@@ -5,19 +5,19 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.ui import attention, console, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import JobFailed, NotRunning, TimedOut
 from dlctl.ops import next_step, stop
-from dlctl.runs import facts
 from dlctl.runs.logs import LEVELS, Line
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import values
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from dlctl.cli.ui.log_lines import Printer
     from dlctl.ops.run_directory import Launched
 
-POLL_S = 0.2
 LOOK_S = 0.5
 LEVEL = "warning"
 SIGNALLED = 128
@@ -47,9 +46,7 @@ SIGNALLED = 128
 @click.option("--fresh", is_flag=True, help="Start a new run even if one could be resumed.")
 @click.pass_context
 def command(ctx: click.Context, file: Path, fresh: bool) -> None:
-    """Start a job, stream its logs, stop it on Ctrl-C.
-
-    Shows warnings and errors of all daemons, and the training progress. The exit code is that of
+    """Shows warnings and errors of all daemons, and the training progress. The exit code is that of
     the job: 0 if it has finished, 7 if it failed, 3 if another command stopped it, 130 after
     Ctrl-C. Ctrl-C saves a checkpoint and stops; a second one kills. The next start of the job
     resumes from that checkpoint.
@@ -62,14 +59,10 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
         if launched.process is None:
             _tell_next(load(launched.directory), file)
             return
-        progress = live.open_progress()
         try:
-            interrupts.arm()
-            snapshot = _attend(launched, progress)
-            interrupts.disarm()
+            with closing(live.open_progress()) as progress, interrupts.armed():
+                snapshot = _attend(launched, progress)
         except (Interrupted, TimedOut) as end:
-            interrupts.disarm()
-            progress.close()
             late = ready.waiting_for(load(launched.directory))
             origin = signal.Signals(end.signal).name if isinstance(end, Interrupted) else "timeout"
             snapshot = _stop(launched.directory, interrupts, origin)
@@ -78,8 +71,6 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
                 what = f"was not ready in time and was stopped; it waited for {late}"
                 raise TimedOut(f"{snapshot.run_id} {what}") from None
             ctx.exit(SIGNALLED + end.signal)
-        finally:
-            progress.close()
     _summary(snapshot, file)
     _exit_as_the_job(snapshot)
 
@@ -98,21 +89,14 @@ def _attend(launched: Launched, progress: Progress) -> Snapshot:
     printer = log_lines.Printer(names)
     follower = logs.Follower(directory, names)
     snapshot = ready.wait_ready(launched, None, progress)
-    unshown: list[Line] = []
-    look_at = 0.0
     while snapshot.is_live:
-        fresh = follower.poll()
-        if time.monotonic() >= look_at:
-            look_at = time.monotonic() + LOOK_S
-            snapshot = load(directory)
-            _show(unshown, snapshot, printer, progress)
-            unshown = []
-            progress.show(snapshot)
-        unshown += fresh
-        time.sleep(POLL_S)
-    progress.show(snapshot)
+        lines = follower.poll()
+        time.sleep(LOOK_S)
+        snapshot = load(directory)
+        _show(lines, snapshot, printer, progress)
+        progress.show(snapshot)
     snapshot = stop.settle(snapshot)
-    _show([*unshown, *follower.rest()], snapshot, printer, progress)
+    _show(follower.rest(), snapshot, printer, progress)
     return snapshot
 
 
@@ -138,13 +122,12 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
     grace_s = values.number(read_job(directory).get("timeouts", {}).get("grace_s")) or 30.0
     console.note("\nstopping: last steps, then a checkpoint; Ctrl-C again kills at once")
     try:
-        interrupts.arm()
-        if snapshot.is_live:
-            tell = Countdown(grace_s)
-            stop.stop(
-                snapshot, checkpoint=True, grace_s=grace_s, kill=False, origin=origin, tell=tell
-            )
-        interrupts.disarm()
+        with interrupts.armed():
+            if snapshot.is_live:
+                tell = Countdown(grace_s)
+                stop.stop(
+                    snapshot, checkpoint=True, grace_s=grace_s, kill=False, origin=origin, tell=tell
+                )
     except Interrupted:
         console.note("\nkilling")
         now = load(directory)
@@ -161,26 +144,18 @@ def _summary(snapshot: Snapshot, file: Path) -> None:
     found = snapshot.run.get("finish")
     printed = found.get("text") if isinstance(found, Mapping) else None
     finish = [console.escape_lines(printed)] if isinstance(printed, str) and printed else []
-    head = [*report.head(snapshot, brief=True), *attention.of_run(snapshot)]
+    head = [*report.head(snapshot), *attention.of_run(snapshot)]
     console.out("\n".join([*head, *finish]), flush=True)
     _tell_next(snapshot, file)
 
 
 def _tell_next(snapshot: Snapshot, file: Path) -> None:
-    job, again = f"-j {snapshot.run_id}", f"dlctl run {file}"
-    commands = []
-    if snapshot.is_live:
-        commands += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
-    elif facts.saved_step(snapshot) is not None:
-        export = f"dlctl checkpoint export {job} -o model.safetensors"
-        commands.append((export, "the model for torch"))
+    commands, again = report.next_commands(snapshot), f"dlctl run {file}"
     if snapshot.state == "finished":
         commands.append((f"dlctl run --fresh {file}", "train from the beginning"))
         commands.append((again, "train on, with a later stop in [job]"))
     elif not snapshot.is_live and (step := next_step.of(snapshot)) is not None:
         commands.append((again, step.what + (f" ({step.first} first)" if step.first else "")))
-    commands.append((f"dlctl status {job}", "rates, staleness and problems of every daemon"))
-    commands.append((f"dlctl events {job}", "what happened, in order"))
     console.commands(commands)
 
 

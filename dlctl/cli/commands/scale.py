@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, wait_options
 from dlctl.cli.ui import console, live
 from dlctl.errors import UsageError
@@ -31,11 +32,9 @@ EXAMPLE = "dlctl scale worker=8"
 @wait_options
 @job_option
 def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) -> None:
-    """Add or remove workers of a running job.
-
-    New workers start with the servers' parameters. The workers with the highest numbers leave: each
-    finishes its portion and its pushes, so nothing is lost. The number applies until the run ends;
-    the job file does not change. Servers cannot be scaled in a live run.
+    """New workers start with the servers' parameters. The workers with the highest numbers leave:
+    each finishes its portion and its pushes, so nothing is lost. The number applies until the run
+    ends; the job file does not change. Servers cannot be scaled in a live run.
     """
     workers = parse(wanted)
     snapshot = select.own(job)
@@ -44,11 +43,11 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
     before, after = (values.count(result.get(key)) for key in ("before", "after"))
     starting, leaving = (_names(result, key) for key in ("starting", "leaving"))
     if not starting and not leaving:
-        console.note(f"{console.escape(snapshot.run_id)} already has {after} workers")
+        console.note(f"{snapshot.run_id} already has {after} workers")
         return
     if not no_wait:
         new = {name: facts.incarnation(snapshot.daemon(name)) for name in starting}
-        with live.shown() as progress:
+        with closing(live.open_progress()) as progress:
             control.wait(snapshot, _goal(new, leaving), limit_s, f"{after} workers", new, progress)
     console.out(f"workers  {before} -> {after}{_changes(starting, leaving)}")
 

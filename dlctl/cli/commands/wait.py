@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import Duration, job_option, json_option
 from dlctl.cli.ui import console
 from dlctl.cli.ui.live import POLL_S
@@ -17,7 +17,8 @@ from dlctl.runs.snapshot import READY, Snapshot, load
 from dlctl.util import hints, values
 
 GOALS = ("ready", "finished", "stopped", "checkpoint", "step=N", "epoch=X")
-Goal = Callable[[Snapshot], bool]
+Goal = Callable[[Snapshot, Snapshot], bool]
+"""Whether it is reached, given the run's state when the wait began, and now."""
 
 
 @make_command(
@@ -38,17 +39,14 @@ Goal = Callable[[Snapshot], bool]
 )
 @job_option
 @json_option
-def command(goal: str, limit_s: float | None, job: str | None, as_json: bool) -> None:
-    """Block until a job is ready, finished or at a step.
-
-    "stopped" means any end. With -j, the job need not have been started yet. If the goal can no
+def command(goal: str, limit_s: float | None, job: str | None) -> None:
+    """ "stopped" means any end. With -j, the job need not have been started yet. If the goal can no
     longer be reached, the exit code is 7 if the job failed and 3 if it ended otherwise.
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    make_goal = _goal(goal)
-    snapshot = _appear(job, deadline)
-    reached = make_goal(snapshot)
-    while not reached(snapshot):
+    reached = _goal(goal)
+    begin = snapshot = _appear(job, deadline)
+    while not reached(begin, snapshot):
         if not snapshot.is_live:
             raise _impossible(snapshot, goal)
         is_now = facts.became(snapshot.state)
@@ -57,16 +55,13 @@ def command(goal: str, limit_s: float | None, job: str | None, as_json: bool) ->
         _sleep(deadline, f"{snapshot.run_id} {is_now}; not yet: {goal}")
         snapshot = load(snapshot.directory)
     step = snapshot.run.get("step")
-    if as_json:
-        shown = {"run_id": snapshot.run_id, "goal": goal, "state": snapshot.state, "step": step}
-        console.out_json("dlctl.wait/1", shown)
-    else:
-        text = f"{snapshot.run_id}: {goal} ({snapshot.state}, step {values.count(step)})"
-        console.note(console.escape(text))
+    console.note(f"{snapshot.run_id}: {goal} ({snapshot.state}, step {values.count(step)})")
+    shown = {"run_id": snapshot.run_id, "goal": goal, "state": snapshot.state, "step": step}
+    console.show("dlctl.wait/1", shown, "")
 
 
-def _goal(text: str) -> Callable[[Snapshot], Goal]:
-    """The test for a goal, given the run's state when the wait began. Raises UsageError."""
+def _goal(text: str) -> Goal:
+    """Raises UsageError."""
     name, equals, number = text.partition("=")
     if equals and name in ("step", "epoch"):
         key = "step" if name == "step" else "data_epoch"
@@ -74,12 +69,12 @@ def _goal(text: str) -> Callable[[Snapshot], Goal]:
             least = float(number)
         except ValueError:
             raise UsageError(f'"{text}": "{number}" is not a number') from None
-        return lambda begin: lambda now: (values.number(now.run.get(key)) or 0.0) >= least
-    tests: dict[str, Callable[[Snapshot], Goal]] = {
-        "ready": lambda begin: lambda now: now.state in (*READY, "finished"),
-        "finished": lambda begin: lambda now: now.state == "finished",
-        "stopped": lambda begin: lambda now: not now.is_live,
-        "checkpoint": lambda begin: lambda now: _saved(now) > _saved(begin),
+        return lambda begin, now: (values.number(now.run.get(key)) or 0.0) >= least
+    tests: dict[str, Goal] = {
+        "ready": lambda begin, now: now.state in (*READY, "finished"),
+        "finished": lambda begin, now: now.state == "finished",
+        "stopped": lambda begin, now: not now.is_live,
+        "checkpoint": lambda begin, now: _saved(now) > _saved(begin),
     }
     if text not in tests:
         raise UsageError(f'"{text}" is not a goal to wait for; known: {", ".join(GOALS)}')
@@ -103,7 +98,7 @@ def _appear(job: str | None, deadline: float | None) -> Snapshot:
             if job is None:
                 raise
             if not is_noted:
-                console.note(console.escape(f"{error.message}; waiting for it to be started"))
+                console.note(f"{error.message}; waiting for it to be started")
             is_noted = True
         _sleep(deadline, f'no run or job is called "{job}"')
 

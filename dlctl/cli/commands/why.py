@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dlctl.cli import daemon_names
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.ui import attention, console
 from dlctl.ops import codes, next_step, problems
@@ -30,12 +30,10 @@ from dlctl.util.names import COORDINATOR
 @click.argument("name", required=False, metavar="[NAME]", shell_complete=daemon_names.complete)
 @job_option
 @json_option
-def command(name: str | None, job: str | None, as_json: bool) -> None:
-    """Show which daemons wait for which, and the root cause.
-
-    Shows the problems of "dlctl status", and whatever else makes daemons wait: the slowest worker
-    of a barrier, a daemon that starts or drains, a rate limit. Below each are the daemons that wait
-    for it, and the command that helps. The exit code is 0 whatever the result.
+def command(name: str | None, job: str | None) -> None:
+    """Shows the problems of "dlctl status", and whatever else makes daemons wait: the slowest
+    worker of a barrier, a daemon that starts or drains, a rate limit. Below each are the daemons
+    that wait for it, and the command that helps. The exit code is 0 whatever the result.
     """
     snapshot = select.look(job)
     chosen = daemon_names.match([name], snapshot.roles()) if name is not None else []
@@ -43,17 +41,14 @@ def command(name: str | None, job: str | None, as_json: bool) -> None:
     causes = problems.forest(found) if snapshot.is_live or snapshot.is_gone else []
     if chosen and not any(cause.problem.daemon == COORDINATOR for cause in causes):
         causes = [cause for cause in causes if set(cause.names()) & set(chosen)]
-    if as_json:
-        data = {
-            "run_id": snapshot.run_id,
-            "state": snapshot.state,
-            "reason": snapshot.reason,
-            "stale_s": snapshot.stale_s,
-            "causes": [_as_data(snapshot, cause) for cause in causes],
-        }
-        console.out_json("dlctl.why/1", values.timed(data))
-        return
-    console.out("\n".join(_lines(snapshot, causes, chosen)))
+    data = {
+        "run_id": snapshot.run_id,
+        "state": snapshot.state,
+        "reason": snapshot.reason,
+        "stale_s": snapshot.stale_s,
+        "causes": [_as_data(snapshot, cause) for cause in causes],
+    }
+    console.show("dlctl.why/1", values.timed(data), "\n".join(_lines(snapshot, causes, chosen)))
 
 
 def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[str]:
@@ -69,20 +64,13 @@ def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[s
 
 
 def _nothing_waits(snapshot: Snapshot, chosen: list[str]) -> list[str]:
-    state = f"{snapshot.run_id} {facts.became(snapshot.state)}"
-    names = ", ".join(chosen)
-    verb = (
-        f"{names} {'waits' if len(chosen) == 1 else 'wait'} for nothing"
-        if names
-        else "nothing waits"
-    )
-    doing = [f"  {name}: {_doing(snapshot, name)}" for name in chosen]
-    return [console.escape(f"{verb}: {state}"), *doing]
-
-
-def _doing(snapshot: Snapshot, name: str) -> str:
-    row = snapshot.daemon(name)
-    return facts.doing(row, snapshot.now) if row else "nothing is known yet"
+    waits = f"{', '.join(chosen)} waits for nothing" if chosen else "nothing waits"
+    lines = [console.escape(f"{waits}: {snapshot.run_id} {facts.became(snapshot.state)}")]
+    for name in chosen:
+        row = snapshot.daemon(name)
+        doing = facts.doing(row, snapshot.now) if row else "nothing is known yet"
+        lines.append(f"  {name}: {doing}")
+    return lines
 
 
 def _ended(snapshot: Snapshot) -> list[str]:

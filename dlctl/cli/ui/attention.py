@@ -90,6 +90,12 @@ def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:
     return shown
 
 
+def errors(snapshot: Snapshot) -> list[str]:
+    """The texts of the problems that are errors, without the run's failure."""
+    ill = [p for p in problems.found(snapshot) if codes.level(p) == "error"]
+    return [codes.text(p, snapshot.now) for p in ill if p.code != "run-failed"]
+
+
 def unwell(snapshot: Snapshot) -> str:
     """Why a run is unhealthy, in a sentence; "" if it is healthy."""
     if snapshot.silent_s is None and snapshot.state not in ("running", "checkpointing"):

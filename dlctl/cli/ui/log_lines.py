@@ -6,7 +6,7 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from dlctl.cli.ui import console, live
@@ -14,7 +14,7 @@ from dlctl.errors import DlctlError
 from dlctl.ops import codes, next_step, problems
 from dlctl.problems import RUN, Problem
 from dlctl.runs import facts, lock, logs
-from dlctl.runs.logs import TEXT, Line
+from dlctl.runs.logs import LEVELS, TEXT, Line
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
@@ -26,6 +26,8 @@ _LEVEL_COLORS = {"warning": "yellow", "error": "red", "critical": "red"}
 DETAIL = "detail"
 """The field of a line that holds a traceback."""
 _NO_TIME = " " * len("14:47:35.120")
+Wanted = Callable[[Line], bool] | None
+"""A filter for lines; None if all are wanted."""
 
 
 class Printer:
@@ -54,10 +56,10 @@ class Printer:
         prefix = self._prefix(line.name)
         if line.level == TEXT:
             return f"{prefix} {_NO_TIME} {TEXT:<5} {console.escape(line.text)}"
-        level = console.escape(_LEVELS.get(line.level, line.level.upper()))
+        level = _LEVELS.get(line.level, line.level.upper())
         colored = console.style(f"{level:<5}", fg=_LEVEL_COLORS.get(line.level))
-        fields = {key: value for key, value in line.fields.items() if key != DETAIL}
-        extra = "".join(f"  {_field(key, value)}" for key, value in fields.items())
+        fields = [_field(key, value) for key, value in line.fields.items() if key != DETAIL]
+        extra = "".join(f"  {field}" for field in fields)
         shown = console.escape(line.text) + console.style(extra, dim=True)
         first = f"{prefix} {values.clock(line.at, time.time())} {colored} {shown}"
         detail = str(line.fields.get(DETAIL) or "").splitlines()
@@ -99,7 +101,7 @@ def as_data(line: Line) -> dict[str, Any]:
 
 def _field(key: str, value: Any) -> str:
     shown = value if isinstance(value, str) else json.dumps(value)
-    return console.escape(f"{key}={shown}")
+    return f"{key}={shown}"
 
 
 def wanted(
@@ -107,10 +109,10 @@ def wanted(
     since: float | None,
     until: float | None,
     search: Callable[[str], object] | None,
-) -> Callable[[Line], bool] | None:
-    """A filter for lines; None if all are wanted."""
-    from dlctl.runs.logs import LEVELS
-
+) -> Wanted:
+    """Lines of this severity or higher, between these times, in whose text `search` finds
+    something.
+    """
     if level is None and since is None and until is None and search is None:
         return None
     least = LEVELS.index(level) if level else 0
@@ -137,8 +139,8 @@ _EVALUATION = re.compile(r"worker-\d+: step \d+: ")
 def show_failed(
     snapshot: Snapshot,
     names: Sequence[str],
-    limit: int | None,
-    wanted: Callable[[Line], bool] | None,
+    limit: int,
+    wanted: Wanted,
     printer: Printer,
 ) -> None:
     """Print, for each unhealthy one of these daemons, the last lines of the incarnation concerned.
@@ -172,7 +174,7 @@ def show_failed(
         console.note(console.next_lines(step.text(), ""))
 
 
-def _but_evaluations(wanted: Callable[[Line], bool] | None) -> Callable[[Line], bool]:
+def _but_evaluations(wanted: Wanted) -> Callable[[Line], bool]:
     """The filter without evaluations in the coordinator's log: they would crowd out all else."""
 
     def test(line: Line) -> bool:
@@ -193,33 +195,27 @@ def _daemon(problem: Problem) -> str:
     return COORDINATOR if problem.daemon == RUN else problem.daemon
 
 
-Wanted = Callable[[Line], bool] | None
+# ---------------------------------------------------------------- following
 
 
 def follow_logs(
-    snapshot: Snapshot,
-    names: Sequence[str],
-    limit: int | None,
-    test: Wanted,
-    printer: Printer,
+    snapshot: Snapshot, names: Sequence[str], limit: int, test: Wanted, printer: Printer
 ) -> None:
     """Print the last lines, then new ones, until the run has ended or Ctrl-C."""
-    begin = limit if test is None else None
-    with live.leaving(snapshot, "dlctl logs -f"):
-        follower = logs.Follower(snapshot.directory, names, begin)
-        present = [line for line in follower.poll() if test is None or test(line)]
-        lines = []
-        for name, files in logs.list_files(snapshot.directory).items():
-            if name in names:
-                own = [line for line in present if line.name == name]
-                own = own if limit is None else own[len(own) - min(limit, len(own)) :]
-                left = None if limit is None else limit - len(own)
-                older = [file for file in files if not follower.begins_with(file)]
-                lines += logs.tail(older, left, test) + own
-        printer.show(logs.in_order(lines), flush=True)
+    follower = logs.Follower(snapshot.directory, names)
 
-        def poll() -> None:
-            printer.show((x for x in follower.poll() if test is None or test(x)), flush=True)
+    def batches() -> Iterator[Iterable[Line]]:
+        files = logs.list_files(snapshot.directory)
+        last = [line for name in names for line in logs.tail(files.get(name, []), limit, test)]
+        yield logs.in_order(last)
+        # Lines that were written meanwhile may be in both.
+        yield (line for line in follower.poll() if line not in last)
+        while True:
+            yield follower.poll()
 
-        live.follow(snapshot, poll)
-        printer.show((x for x in follower.rest() if test is None or test(x)), flush=True)
+    def show(lines: Iterable[Line]) -> None:
+        printer.show(filter(test, lines), flush=True)
+
+    new = batches()
+    if live.follow(snapshot, lambda: show(next(new)), "dlctl logs -f"):
+        show(follower.rest())

@@ -38,7 +38,7 @@ _COLORS = {
 
 def state(text: Any) -> str:
     """A state of a run or daemon, coloured; an unknown state is shown unchanged."""
-    shown = console.escape(str(text if text is not None else "unknown"))
+    shown = str(text if text is not None else "unknown")
     return console.style(shown, fg=_COLORS.get(shown))
 
 
@@ -62,21 +62,28 @@ def uptime(snapshot: Snapshot) -> str:
     return values.duration((snapshot.now if snapshot.is_live or ended is None else ended) - began)
 
 
-def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
-    """The lines above the table. brief: only the first part of the reason."""
-    run = snapshot.run
-    parts = [
-        console.style(console.escape(snapshot.run_id), bold=True),
-        _state_and_reason(snapshot, brief=brief),
-        f"up {uptime(snapshot)}" if snapshot.is_live else f"took {uptime(snapshot)}",
+def figures(run: facts.Row) -> list[str]:
+    """Step, epoch, loss, and the other metrics of the task's loss."""
+    metrics = run.get("metrics")
+    return [
         f"step {values.count(run.get('step'))}",
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
         f"loss {values.decimal(run.get('loss'))}",
+        *([console.escape(values.evaluation(metrics))] if metrics else []),
+    ]
+
+
+def head(snapshot: Snapshot) -> list[str]:
+    """The lines above the table."""
+    run = snapshot.run
+    parts = [
+        console.style(snapshot.run_id, bold=True),
+        _state_and_reason(snapshot),
+        f"up {uptime(snapshot)}" if snapshot.is_live else f"took {uptime(snapshot)}",
+        *figures(run),
     ]
     if values.number(run.get("batch_size")):  # Chosen by a worker: it is in no file.
         parts.append(f"batch size {values.count(run['batch_size'])}")
-    if isinstance(run.get("metrics"), Mapping) and run["metrics"]:
-        parts.append(console.escape(values.evaluation(run["metrics"])))
     if snapshot.is_live and isinstance(rates := run.get("rates"), Mapping):
         parts += [f"{console.escape(str(key))} {values.decimal(lr)}" for key, lr in rates.items()]
     if snapshot.is_live:
@@ -88,11 +95,11 @@ def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
     return ["  ".join(parts), *_labelled(snapshot)]
 
 
-def _state_and_reason(snapshot: Snapshot, *, brief: bool) -> str:
+def _state_and_reason(snapshot: Snapshot) -> str:
     if snapshot.silent_s is not None:
         return f"{run_state(snapshot)} for {values.duration(snapshot.silent_s)}"
-    reason = console.escape(snapshot.reason.partition("; ")[0] if brief else snapshot.reason)
-    return run_state(snapshot) + (f" ({reason})" if reason else "")
+    reason = f" ({console.escape(snapshot.reason)})" if snapshot.reason else ""
+    return run_state(snapshot) + reason
 
 
 def _labelled(snapshot: Snapshot) -> list[str]:
@@ -177,6 +184,17 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
     data: dict[str, Any] = values.timed({**snapshot.run, **truth})
     data.pop("problems", None)  # These are as recorded; `dlctl.ops.problems` has the current ones.
     return data
+
+
+def next_commands(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """Commands for a run that was started or has ended, and what they do."""
+    job = f"-j {snapshot.run_id}"
+    rows = [(f"dlctl status {job}", "rates, staleness and problems of every daemon")]
+    if snapshot.is_live:
+        rows += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
+    elif facts.saved_step(snapshot) is not None:
+        rows.append((f"dlctl checkpoint export {job}", "the model for torch"))
+    return rows
 
 
 # ---------------------------------------------------------------- in a line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dlctl.cli.ui import console, report
@@ -47,8 +48,7 @@ def _limited(direction: str) -> _Cell:
         limit = facts.settings(row).get(direction)
         if limit is None or limit == "off":
             return now
-        shown = console.escape(limit) if isinstance(limit, str) else values.rate(limit)
-        return f"{now} / {shown}"
+        return f"{now} / {limit if isinstance(limit, str) else values.rate(limit)}"
 
     return cell
 
@@ -107,36 +107,35 @@ def _memory(snapshot: Snapshot, row: Row) -> str:
 
 
 def _word(value: Any) -> str:
-    return console.escape(str(value)) if value is not None else NOTHING
+    return str(value) if value is not None else NOTHING
 
 
 _PLAIN: dict[str, _Cell] = {
     "NAME": _value("name", _word),
-    "PID": _value("pid", _word),
+    ">PID": _value("pid", _word),
     "STATE": _value("state", report.state),
-    "UP": _up,
-    "STEP": _step,
-    "SAMPLES/S": _samples,
-    "STALE": _metric("staleness_mean", lambda value: values.fixed(value, 1)),
-    "PUSH": _limited("push"),
-    "FETCH": _limited("fetch"),
-    "RST": _restarts,
+    ">UP": _up,
+    ">STEP": _step,
+    ">SAMPLES/S": _samples,
+    ">STALE": _metric("staleness_mean", lambda value: values.fixed(value, 1)),
+    ">PUSH": _limited("push"),
+    ">FETCH": _limited("fetch"),
+    ">RST": _restarts,
 }
 _WIDE: dict[str, _Cell] = {
     "HOST": _value("host", _word),
-    "INC": _value("incarnation"),
-    "LOSS": _metric("loss", values.decimal),
-    "RSS": _memory,
-    "WAITS": _waits,
-    "PUSH ms p50/p99": _milliseconds("push"),
-    "FETCH ms p50/p99": _milliseconds("fetch"),
-    "REFUSED": _metric("refused"),
+    ">INC": _value("incarnation"),
+    ">LOSS": _metric("loss", values.decimal),
+    ">RSS": _memory,
+    ">WAITS": _waits,
+    ">PUSH ms p50/p99": _milliseconds("push"),
+    ">FETCH ms p50/p99": _milliseconds("fetch"),
+    ">REFUSED": _metric("refused"),
 }
 _INTERVALS: dict[str, _Cell] = {
-    "PUSH EVERY": _interval("push"),
-    "FETCH EVERY": _interval("fetch"),
+    ">PUSH EVERY": _interval("push"),
+    ">FETCH EVERY": _interval("fetch"),
 }
-_LEFT = ("NAME", "STATE", "HOST")
 
 
 def table(snapshot: Snapshot, rows: Sequence[Row], *, wide: bool) -> str:
@@ -145,5 +144,4 @@ def table(snapshot: Snapshot, rows: Sequence[Row], *, wide: bool) -> str:
     columns = {**_PLAIN, **(_INTERVALS if finds or wide else {}), **(_WIDE if wide else {})}
     if any(not is_here(row) for row in snapshot.daemons):
         columns = {"NAME": columns.pop("NAME"), "HOST": _WIDE["HOST"], **columns}
-    cells = [[cell(snapshot, row) for cell in columns.values()] for row in rows]
-    return console.table(list(columns), cells, [name for name in columns if name not in _LEFT])
+    return console.table({name: partial(cell, snapshot) for name, cell in columns.items()}, rows)
