@@ -11,13 +11,13 @@ import click
 from click.exceptions import Exit, NoArgsIsHelpError
 
 from dlctl import __version__
-from dlctl.cli.group import Entry, LazyGroup
+from dlctl.cli.group import LazyGroup
 from dlctl.cli.options import JOB
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
 from dlctl.util import hints
 
-_HELP = {
+SECTIONS = {
     "Jobs": {
         "init": "Write a commented job file and a runnable task.",
         "validate": "Check a job file offline; report every problem.",
@@ -58,9 +58,7 @@ _HELP = {
         "man": "Open a manual page.",
     },
 }
-COMMANDS = {
-    name: Entry(line, heading) for heading, lines in _HELP.items() for name, line in lines.items()
-}
+"""Heading in the help -> commands -> their lines in the help."""
 COMPLETION_VARIABLE = "_DLCTL_COMPLETE"
 BUG_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130
@@ -69,7 +67,7 @@ INTERRUPTED_EXIT_CODE = 130
 @click.group(
     name="dlctl",
     cls=LazyGroup,
-    entries=COMMANDS,
+    sections=SECTIONS,
     examples=[
         ("dlctl init demo", "write a job file and a task to start from"),
         ("dlctl run demo/job.toml", "train; Ctrl-C stops"),

@@ -3,7 +3,7 @@
 `LazyGroup` has a table of its commands, so that `--help`, suggestions and completion import none of
 them. `command` defines one of them, in `dlctl/cli/commands/logs.py`:
 
-    @make_command("logs", examples=[("dlctl logs -f", "follow all daemons")], see_also=["status"])
+    @make_command(examples=[("dlctl logs -f", "follow all daemons")], see_also=["status"])
     @job_option
     def command(job): ...
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,13 +24,6 @@ from dlctl.util.did_you_mean import meant
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-
-class Entry(NamedTuple):
-    """A command of the table: its line in the help, and the heading above it."""
-
-    help: str
-    heading: str
 
 
 class Documented(click.Command):
@@ -89,44 +82,46 @@ class Group(Documented, click.Group):
 class LazyGroup(Group):
     """A group whose commands are imported when they are used."""
 
-    def __init__(self, *args: Any, entries: Mapping[str, Entry], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, sections: Mapping[str, Mapping[str, str]], **kwargs: Any
+    ) -> None:
+        """sections: heading in the help -> commands -> their lines in the help."""
         super().__init__(*args, **kwargs)
-        self.entries = entries
+        self.sections = sections
+        self.lines = {name: line for lines in sections.values() for name, line in lines.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.entries)
+        return list(self.lines)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = self.entries.get(cmd_name)
-        if entry is None:
+        if cmd_name not in self.lines:
             return None
         found: click.Command = import_module(f"dlctl.cli.commands.{cmd_name}").command
-        found.help = f"{entry.help}\n\n{inspect.getdoc(found.callback) or ''}"
+        found.help = f"{self.lines[cmd_name]}\n\n{inspect.getdoc(found.callback) or ''}"
         return found
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        commands = [
-            CompletionItem(name, help=entry.help)
-            for name, entry in self.entries.items()
-            if name.startswith(incomplete)
-        ]
+        known = [(name, line) for name, line in self.lines.items() if name.startswith(incomplete)]
+        commands = [CompletionItem(name, help=line) for name, line in known]
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(len(name) for name in self.entries)
-        headings: dict[str, list[tuple[str, str]]] = {}
-        for name, entry in self.entries.items():
-            headings.setdefault(entry.heading, []).append((name.ljust(width), entry.help))
-        for heading, rows in headings.items():
+        width = max(len(name) for name in self.lines)
+        for heading, lines in self.sections.items():
             with formatter.section(heading):
-                formatter.write_dl(rows)
+                formatter.write_dl([(name.ljust(width), line) for name, line in lines.items()])
 
 
-def make_command(name: str, **kwargs: Any) -> Callable[[Callable[..., Any]], Documented]:
-    """A click command from a function; see `Documented`."""
-    return click.command(name, cls=Documented, **kwargs)
+def make_command(**kwargs: Any) -> Callable[[Callable[..., Any]], Documented]:
+    """A click command from a function, with the name of its module; see `Documented`."""
+
+    def made(function: Callable[..., Any]) -> Documented:
+        name = function.__module__.rpartition(".")[2]
+        return click.command(name, cls=Documented, **kwargs)(function)
+
+    return made
 
 
 def summary_and_body(command: click.Command) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
+from dlctl.util import units, values
 
 F = TypeVar("F")
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -52,10 +53,8 @@ def moment(text: str) -> float:
     """A time from an option: "10m" (ago) or an ISO time, local unless it has a zone. Raises
     UsageError.
     """
-    from dlctl.util.units import parse_duration  # imported late: most commands do not need it
-
     with suppress(ValueError):
-        return time.time() - parse_duration(text)
+        return time.time() - units.parse_duration(text)
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -68,8 +67,6 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
     name = "TIME"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: object) -> float:
-        from dlctl.util import values  # imported late: most commands do not need it
-
         if isinstance(value, float):
             return value
         return values.parse_duration(str(value), param.opts[0] if param is not None else "it")

@@ -256,7 +256,7 @@ def test_a_last_checkpoint_that_lacks_a_residual_says_so_in_the_end(run, dlctl_c
     ended = stopped(run, dlctl_command, checkpoint=saved)
     assert ended.code == 0
     last = ended.err.splitlines()[-1]
-    assert last.endswith("the checkpoint is without the residuals of worker-1 and worker-2")
+    assert last.endswith("without the residuals of worker-1 and worker-2")
 
 
 def test_without_saving_an_earlier_failure_is_no_error_but_the_lag_is_told(run, dlctl_command):

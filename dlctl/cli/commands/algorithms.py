@@ -9,6 +9,7 @@ import click
 
 from dlctl import registry
 from dlctl.cli.group import make_command
+from dlctl.cli.keydocs import keys, to_toml
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
@@ -25,7 +26,6 @@ COLUMNS: console.Columns[dict[str, Any]] = {
 
 
 @make_command(
-    "algorithms",
     examples=[
         ("dlctl algorithms", "algorithms, optimizers, compressors, launchers"),
         ("dlctl algorithms downpour", "the keys of one entry, with their defaults"),
@@ -56,8 +56,6 @@ def _describe(kind: str, name: str, *, with_keys: bool) -> dict[str, Any]:
     described: dict[str, Any] = {"kind": kind, "name": name, "summary": entry.summary}
     described |= {"note": entry.note, "section": SECTIONS.get(kind)}
     if with_keys:
-        from dlctl.cli.keydocs import keys
-
         options = getattr(registry.load(kind, name), "Options", None)
         described["keys"] = [key.to_dict() for key in keys(options)] if options else []
     return described
@@ -82,8 +80,6 @@ def _details(one: dict[str, Any]) -> str:
 
 def default_of(section: str, algorithm: str) -> list[str]:
     """The defaults of [optimizer] or [inner] with this method."""
-    from dlctl.cli.keydocs import to_toml
-
     choice = getattr(registry.load("algorithms", algorithm), section)
     given = {"name": choice.name} | choice.options
     return [f"{key} = {to_toml(value)}" for key, value in given.items()]

@@ -12,7 +12,6 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 @make_command(
-    "completion",
     examples=[
         ('eval "$(dlctl completion bash)"', "in ~/.bashrc"),
         ('eval "$(dlctl completion zsh)"', "in ~/.zshrc"),

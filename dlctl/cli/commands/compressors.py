@@ -14,7 +14,6 @@ from dlctl.util import values
 
 
 @make_command(
-    "compressors",
     examples=[
         ("dlctl compressors", "all of them, a line each"),
         ("dlctl compressors --job job.toml", "measure each on a gradient of this job"),

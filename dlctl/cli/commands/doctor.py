@@ -14,13 +14,13 @@ from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
 from dlctl.health.findings import FAULT, OK, WARNING, Finding, by_place
 from dlctl.health.network import count_text
+from dlctl.ops import doctor
 
 MARKS = {OK: "ok", WARNING: "warn", FAULT: "FAIL"}
 COLORS = {OK: "green", WARNING: "yellow", FAULT: "red"}
 
 
 @make_command(
-    "doctor",
     examples=[
         ("dlctl doctor", "check this machine"),
         ("dlctl doctor job.toml", "also all hosts of a job, and the links between them"),
@@ -42,8 +42,7 @@ def command(file: Path | None, host: str | None) -> None:
     The exit code is 0 if there is no fault, also with warnings, and 1 if there is one; 2 for an
     invalid job file, and 4 for an unknown host.
     """
-    from dlctl import jobfile
-    from dlctl.ops import doctor
+    from dlctl import jobfile  # imported late: it pulls in pydantic
 
     if file is None and host is not None:
         raise UsageError("--host needs the job file that has this host")

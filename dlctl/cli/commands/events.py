@@ -29,7 +29,6 @@ KINDS = (
 
 
 @make_command(
-    "events",
     examples=[
         ("dlctl events", "the last 50 events"),
         ("dlctl events worker-2 -f", "what happens to one daemon, as it happens"),

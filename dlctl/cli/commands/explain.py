@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import click
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import completing, json_option
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
+from dlctl.ops.codes import CODES, Entry
 from dlctl.util.did_you_mean import meant
 
 
-def _codes(ctx: click.Context) -> Iterable[str]:
-    from dlctl.ops.codes import CODES
-
-    return CODES
-
-
 @make_command(
-    "explain",
     examples=[
         ("dlctl explain", "all codes"),
         ("dlctl explain worker-stuck", "its cause and remedy"),
     ],
     see_also=["status", "why", "man"],
 )
-@click.argument("code", required=False, metavar="[CODE]", shell_complete=completing(_codes))
+@click.argument(
+    "code", required=False, metavar="[CODE]", shell_complete=completing(lambda ctx: CODES)
+)
 @json_option
 def command(code: str | None) -> None:
     """ "dlctl why" and "dlctl status" show the codes of a run's current problems, and the command
     that helps.
     """
-    from dlctl.ops.codes import CODES, Entry
-
     known: dict[str, Entry] = {str(name): entry for name, entry in CODES.items()}
     if code is not None and code not in known:
         text = f'there is no problem with the code "{code}"{meant(code, known)}'

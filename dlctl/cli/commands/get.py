@@ -22,7 +22,6 @@ KEY = re.compile("[a-z_]+")
 
 
 @make_command(
-    "get",
     examples=[
         ("dlctl get", "all live settings of all daemons"),
         ("dlctl get 'worker-*' push fetch", "two settings of all workers"),
@@ -42,7 +41,7 @@ def command(arguments: tuple[str, ...], job: str | None) -> None:
     names = [text for text in arguments if text in roles or not KEY.fullmatch(text)]
     keys = [text for text in arguments if text not in names]
     chosen = daemon_names.match(names, roles)
-    found = {name: _chosen(live(snapshot, name), keys) for name in chosen}
+    found = {name: _live(snapshot, name, keys) for name in chosen}
     rows = [
         (name, key, known.format(key, value))
         for name, own in found.items()
@@ -67,13 +66,11 @@ def _known(job: dict[str, Any]) -> settings.LiveSettings:
     return settings.EVERY_RUN if is_ours else settings.of_job(job)
 
 
-def live(snapshot: Snapshot, name: str) -> dict[str, Any]:
-    """The settings of one daemon: from the coordinator, else from the daemon's last report."""
+def _live(snapshot: Snapshot, name: str, keys: Sequence[str]) -> dict[str, Any]:
+    """These settings of one daemon (all if there are no keys): from the coordinator, else from the
+    daemon's last report.
+    """
     known = snapshot.run.get("settings")
     own = known.get(name) if isinstance(known, dict) else None
-    reported = dict(facts.settings(snapshot.daemon(name)))
-    return {**reported, **own} if isinstance(own, dict) else reported
-
-
-def _chosen(found: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    found = dict(facts.settings(snapshot.daemon(name))) | (own if isinstance(own, dict) else {})
     return {key: value for key, value in found.items() if not keys or key in keys}

@@ -17,7 +17,6 @@ FILES = ("job.toml", "train.py")
 
 
 @make_command(
-    "init",
     examples=[
         ("dlctl init demo", "write demo/job.toml and demo/train.py"),
         ("dlctl init", "write them here"),

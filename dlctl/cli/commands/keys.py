@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +14,7 @@ from dlctl.cli.group import Group
 from dlctl.cli.options import force_option, job_option, json_option, require_free, wait_options
 from dlctl.cli.ui import console, live
 from dlctl.control import keys
+from dlctl.control.reader import ReaderKey
 from dlctl.errors import DlctlError
 from dlctl.ops import control, stop
 from dlctl.ops.run_directory import explained
@@ -24,9 +23,6 @@ from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, natural
 from dlctl.util import hints, values
 from dlctl.util.names import COORDINATOR
-
-if TYPE_CHECKING:
-    from dlctl.control.reader import ReaderKey
 
 SCHEMA = "dlctl.keys/1"
 ANSWER_S = 60.0
@@ -123,8 +119,7 @@ def reader(file: Path, force: bool, job: str | None) -> None:
 
 def _readers_key(snapshot: Snapshot) -> ReaderKey:
     """Raises DlctlError if the connections of this run have no keys."""
-    from dlctl.control.reader import ReaderKey
-    from dlctl.roles.protocol.authz import READER
+    from dlctl.roles.protocol.authz import READER  # imported late: it pulls in numpy
 
     coordinator, address = snapshot.run.get("control_key"), snapshot.run.get("control")
     if not coordinator or not isinstance(address, str):
@@ -143,11 +138,7 @@ def _fingerprint(directory: Path) -> str:
 
 def _who() -> str:
     """The user and host, as in "alice@host"."""
-    try:
-        name = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        name = f"uid {os.getuid()}"
-    return f"{name}@{socket.gethostname()}"
+    return f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"
 
 
 def _renew(snapshot: Snapshot) -> None:

@@ -23,7 +23,6 @@ ENDED_DAEMON = ("backoff", "failed", "stopped", "quarantined", GONE)
 
 
 @make_command(
-    "logs",
     examples=[
         ("dlctl logs", "the last 100 lines of each daemon"),
         ("dlctl logs -f", "and new lines, until the job ends"),

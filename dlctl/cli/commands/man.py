@@ -19,7 +19,6 @@ _WIDTH_MAX = 100
 
 
 @make_command(
-    "man",
     examples=[
         ("dlctl man", "the overview"),
         ("dlctl man job", "every key of the job file"),

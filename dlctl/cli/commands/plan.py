@@ -7,28 +7,28 @@ import shlex
 from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from dlctl.cli.commands.doctor import lines as lines_of
 from dlctl.cli.group import make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console
+from dlctl.config import JobFile, to_dict
 from dlctl.errors import DlctlError
+from dlctl.health.findings import FAULT, Finding
+from dlctl.health.needs import Model
+from dlctl.ops import cases, doctor, plan
+from dlctl.ops.cases import Case
+from dlctl.ops.decide import Action
 from dlctl.util import values
-
-if TYPE_CHECKING:
-    from dlctl.config import JobFile
-    from dlctl.health.findings import Finding
-    from dlctl.health.needs import Model
-    from dlctl.ops.cases import Case
 
 CHANGES_EXIT_CODE = 10
 FILES: console.Columns[tuple[str, str]] = {"FILES": itemgetter(0), "PATH": itemgetter(1)}
 
 
 @make_command(
-    "plan",
     examples=[
         ("dlctl plan job.toml", "which run, which daemons on which hosts, which files"),
         ("dlctl plan job.toml --check", "also check whether it will work on the hosts"),
@@ -53,13 +53,10 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool) -> None:
     first worker has built the model. Only --check logs in to hosts. With it, the exit code is 1 if
     there is a fault, as with `dlctl doctor`.
     """
-    from dlctl import config, jobfile
-    from dlctl.health.findings import FAULT
-    from dlctl.ops import cases, doctor, plan
-    from dlctl.ops.decide import Action
+    from dlctl import jobfile  # imported late, here and below: it pulls in pydantic
 
     job = jobfile.load(file)
-    content = json.loads(json.dumps(config.to_dict(job)))
+    content = json.loads(json.dumps(to_dict(job)))
     previous = cases.newest(file, job)
     cases.check_no_other(file, job, previous, fresh=fresh)
     case = cases.looked(cases.of_start(previous, job, content, fresh=fresh), ask_hosts=check)
@@ -88,8 +85,6 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool) -> None:
 def _as_data(
     file: Path, job: JobFile, case: Case, model: Model | None, faults: list[Finding]
 ) -> dict[str, Any]:
-    from dlctl.ops import plan
-
     run, good = case.run, case.checkpoint
     return {
         "file": str(file),
@@ -108,9 +103,8 @@ def _as_data(
 
 
 def _lines(data: Mapping[str, Any], job: JobFile, case: Case, faults: list[Finding]) -> list[str]:
-    from dlctl.cli.commands import doctor
     from dlctl.jobfile import summary
-    from dlctl.ops import graft, plan
+    from dlctl.ops import graft
 
     above = [summary.of(job), plan.headline(case)]
     for change in data["changes"]:
@@ -124,7 +118,7 @@ def _lines(data: Mapping[str, Any], job: JobFile, case: Case, faults: list[Findi
         size = f"{model['parameters']:,} parameters, as saved at step {model['step']:,}"
     lines = [*map(console.escape, above), "", _daemons(data["daemons"], uses_tcp=job.uses_tcp)]
     lines += [f"  size of the shards: {size}", "", console.table(FILES, data["files"].items())]
-    return lines + (["", *doctor.lines(faults)] if faults else [])
+    return lines + (["", *lines_of(faults)] if faults else [])
 
 
 def _daemons(rows: list[dict[str, Any]], *, uses_tcp: bool) -> str:

@@ -9,13 +9,14 @@ import click
 from dlctl.cli.group import make_command
 from dlctl.cli.options import complete_runs, job_option
 from dlctl.cli.ui import console
+from dlctl.observe import history, plot
 from dlctl.runs import select
+from dlctl.util import extras
 
 AXES = ("seconds", "steps", "samples", "epochs", "bytes")
 
 
 @make_command(
-    "plot",
     examples=[
         ("dlctl plot", "the loss against samples: plot.png"),
         ("dlctl plot digits-7f3a digits-a22d --x bytes", "two runs, by their traffic"),
@@ -50,9 +51,6 @@ def command(
     to a checkpoint, redone work is drawn once against steps, samples and epochs. Needs
     `pip install 'dlctl[plot]'`.
     """
-    from dlctl.observe import history, plot
-    from dlctl.util import extras
-
     extras.require("plot", "dlctl plot")
     named = [select.look(run) for run in runs or (job,)]
     found = [history.read(snapshot.directory, whole=False) for snapshot in named]

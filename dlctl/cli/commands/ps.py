@@ -26,7 +26,6 @@ COLUMNS: console.Columns[Snapshot] = {
 
 
 @make_command(
-    "ps",
     examples=[
         ("dlctl ps", "running jobs, and those of the last day"),
         ("dlctl ps -a", "all jobs whose run directory still exists"),

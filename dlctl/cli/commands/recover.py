@@ -20,7 +20,6 @@ SCHEMA = "dlctl.recover/1"
 
 
 @make_command(
-    "recover",
     examples=[
         ("dlctl recover --dry-run", "what died, what is left, and what would be lost"),
         ("dlctl recover", "recover the job"),

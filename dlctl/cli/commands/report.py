@@ -10,13 +10,13 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import run_argument
 from dlctl.cli.ui import attention, console
 from dlctl.errors import DlctlError
+from dlctl.observe import history, html
 from dlctl.runs import paths, select
 
 MODE = 0o644
 
 
 @make_command(
-    "report",
     examples=[
         ("dlctl report", "write digits-7f3a.html here, for the running job or the newest one"),
         ("dlctl report digits-7f3a -o best.html", "another run, to a file of your choice"),
@@ -34,8 +34,6 @@ def command(output: Path | None, job: str | None) -> None:
     events as marks; and the job file. For a live run it shows the data so far. An existing file is
     replaced.
     """
-    from dlctl.observe import history, html
-
     snapshot = select.look(job)
     target = output or Path(f"{snapshot.run_id}.html")
     text = html.page(history.read(snapshot.directory), attention.errors(snapshot))

@@ -18,7 +18,6 @@ from dlctl.util import values
 
 
 @make_command(
-    "restart",
     examples=[
         ("dlctl restart worker-2", "also releases it from quarantine"),
         ("dlctl restart 'server-*'", "the new processes resume with their shards"),

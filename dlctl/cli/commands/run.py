@@ -8,24 +8,19 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.ui import attention, console, report
+from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
-from dlctl.cli.ui.live import Countdown
 from dlctl.errors import JobFailed, NotRunning, TimedOut
-from dlctl.ops import next_step, stop
+from dlctl.ops import ready, stop
+from dlctl.ops.run_directory import Launched
+from dlctl.runs import logs
 from dlctl.runs.logs import LEVELS, Line
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import values
-
-if TYPE_CHECKING:
-    from dlctl.cli.ui.live import Progress
-    from dlctl.cli.ui.log_lines import Printer
-    from dlctl.ops.run_directory import Launched
 
 LOOK_S = 0.5
 LEVEL = "warning"
@@ -34,7 +29,6 @@ SIGNALLED = 128
 
 
 @make_command(
-    "run",
     examples=[
         ("dlctl run job.toml", "train; Ctrl-C saves and stops"),
         ("dlctl run --fresh job.toml", "from the beginning, not from the last checkpoint"),
@@ -51,8 +45,7 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
     Ctrl-C. Ctrl-C saves a checkpoint and stops; a second one kills. The next start of the job
     resumes from that checkpoint.
     """
-    from dlctl.cli.ui import live
-    from dlctl.ops import launch, ready
+    from dlctl.ops import launch  # imported late: it pulls in numpy
 
     with caught() as interrupts:
         launched = launch.launch(file, fresh=fresh)
@@ -78,12 +71,8 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
 # ---------------------------------------------------------------- while it runs
 
 
-def _attend(launched: Launched, progress: Progress) -> Snapshot:
+def _attend(launched: Launched, progress: live.Progress) -> Snapshot:
     """From the start to the end: show warnings as they arrive, and the progress."""
-    from dlctl.cli.ui import log_lines
-    from dlctl.ops import ready
-    from dlctl.runs import logs
-
     directory = launched.directory
     names = list(load(directory).roles())
     printer = log_lines.Printer(names)
@@ -100,7 +89,9 @@ def _attend(launched: Launched, progress: Progress) -> Snapshot:
     return snapshot
 
 
-def _show(lines: Iterable[Line], snapshot: Snapshot, printer: Printer, progress: Progress) -> None:
+def _show(
+    lines: Iterable[Line], snapshot: Snapshot, printer: log_lines.Printer, progress: live.Progress
+) -> None:
     """Show warnings and errors, except the cause of the run's end: the final error reports it. The
     lines are shown with a delay so that the run's reason is known by then.
     """
@@ -124,7 +115,7 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
     try:
         with interrupts.armed():
             if snapshot.is_live:
-                tell = Countdown(grace_s)
+                tell = live.Countdown(grace_s)
                 stop.stop(
                     snapshot, checkpoint=True, grace_s=grace_s, kill=False, origin=origin, tell=tell
                 )
@@ -144,18 +135,16 @@ def _summary(snapshot: Snapshot, file: Path) -> None:
     found = snapshot.run.get("finish")
     printed = found.get("text") if isinstance(found, Mapping) else None
     finish = [console.escape_lines(printed)] if isinstance(printed, str) and printed else []
-    head = [*report.head(snapshot), *attention.of_run(snapshot)]
+    head = [*report.head(snapshot), *attention.lines(snapshot, ())]
     console.out("\n".join([*head, *finish]), flush=True)
     _tell_next(snapshot, file)
 
 
 def _tell_next(snapshot: Snapshot, file: Path) -> None:
-    commands, again = report.next_commands(snapshot), f"dlctl run {file}"
+    commands = report.next_commands(snapshot)
     if snapshot.state == "finished":
         commands.append((f"dlctl run --fresh {file}", "train from the beginning"))
-        commands.append((again, "train on, with a later stop in [job]"))
-    elif not snapshot.is_live and (step := next_step.of(snapshot)) is not None:
-        commands.append((again, step.what + (f" ({step.first} first)" if step.first else "")))
+        commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
     console.commands(commands)
 
 
@@ -164,8 +153,6 @@ def _exit_as_the_job(snapshot: Snapshot) -> None:
         return
     if snapshot.state != "failed":
         raise NotRunning(f"{snapshot.run_id} was {snapshot.state} before it had finished")
-    from dlctl.ops import ready
-
     raise JobFailed(
         f"{snapshot.run_id} failed: {snapshot.reason}{ready.quoted(snapshot)}",
         hint=f"dlctl logs --failed -j {snapshot.run_id}",

@@ -12,6 +12,7 @@ from dlctl import inner, settings
 from dlctl.cli.group import make_command
 from dlctl.cli.options import Duration, job_option
 from dlctl.cli.ui import console
+from dlctl.control import client
 from dlctl.errors import Partial, UsageError
 from dlctl.ops import changes, control
 from dlctl.runs import select
@@ -33,7 +34,6 @@ CHANGES: console.Columns[Mapping[str, Any]] = {
 
 
 @make_command(
-    "set",
     examples=[
         ("dlctl set 'worker-*' push=5MB/s", "limit what every worker pushes"),
         ("dlctl set worker-1 fetch=off push_every_steps=16", "several settings of one worker"),
@@ -94,8 +94,6 @@ def _ask(
     snapshot: Snapshot, patterns: Sequence[str], wanted: Mapping[str, str], timeout_s: float
 ) -> dict[str, Any]:
     """One atomic request: all settings are applied, or none."""
-    from dlctl.control import client
-
     arguments = {"names": list(patterns), "settings": dict(wanted)}
     try:
         return client.ask(snapshot.directory, "set", arguments, timeout_s)

@@ -10,13 +10,13 @@ import click
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import Duration
-from dlctl.cli.ui import console
+from dlctl.cli.ui import console, live, log_lines, report
 from dlctl.errors import UsageError
+from dlctl.ops import ready
 from dlctl.util import values
 
 
 @make_command(
-    "start",
     examples=[
         ("dlctl start job.toml", "start it, or resume its last run"),
         ("dlctl start --fresh job.toml", "a new run from the beginning"),
@@ -69,8 +69,7 @@ def command(
     database is damaged: model, optimiser, residuals and data position are those of the checkpoint.
     It may be of another method or optimiser as well.
     """
-    from dlctl.cli.ui import live, log_lines, report
-    from dlctl.ops import launch, ready
+    from dlctl.ops import launch  # imported late: it pulls in numpy
 
     if no_wait and follow:
         raise UsageError("--no-wait and --follow exclude each other")

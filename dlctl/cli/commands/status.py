@@ -12,7 +12,7 @@ import click
 from dlctl.cli import daemon_names
 from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, json_option
-from dlctl.cli.ui import attention, console, report, tables
+from dlctl.cli.ui import attention, console, remote_status, report, tables
 from dlctl.errors import NotRunning, UsageError
 from dlctl.ops import problems
 from dlctl.runs import database, facts, select
@@ -23,7 +23,6 @@ RECENT_EVENTS = 10
 
 
 @make_command(
-    "status",
     examples=[
         ("dlctl status", "the running job, or the newest one"),
         ("dlctl status 'worker-*' --wide", "some daemons, with all columns and recent events"),
@@ -82,8 +81,6 @@ def command(
     explain"), and the next command.
     """
     if key_file is not None:
-        from dlctl.cli.ui import remote_status
-
         if names or wide or check or every_s is not None or job is not None:
             raise UsageError("--key goes with --from and --json only", hint="dlctl status --help")
         remote_status.show(key_file, address)

@@ -19,7 +19,6 @@ GRACE = "30s"
 
 
 @make_command(
-    "stop",
     examples=[
         ("dlctl stop", "finish the steps, save a checkpoint, end all daemons"),
         ("dlctl stop --no-checkpoint", "without saving"),
@@ -84,11 +83,8 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
 def _tell(snapshot: Snapshot) -> None:
     run_id, step = snapshot.run_id, values.count(snapshot.run.get("step"))
     console.note(f"{run_id} {snapshot.state} at step {step}")
-    row = snapshot.run.get("checkpoint")
-    if isinstance(row, dict):
+    if isinstance(snapshot.run.get("checkpoint"), dict):
         console.note(f"checkpoint  {report.newest_checkpoint(snapshot)}")
-        if text := report.without_residuals(row):
-            console.warn(f"the checkpoint is {text}")
     if away := other_hosts.not_ended(snapshot):
         console.warn(
             f"{', '.join(away)} could not be reached: its processes exit on their "

@@ -22,7 +22,6 @@ SHOWN = ("server", "worker")
 
 
 @make_command(
-    "top",
     examples=[
         ("dlctl top", "the running job, or the newest one"),
         ("dlctl top digits-7f3a", "another one"),

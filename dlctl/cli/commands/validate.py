@@ -10,12 +10,12 @@ import click
 from dlctl.cli.group import make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console
+from dlctl.config import to_dict
 
 SCHEMA = "dlctl.validate/1"
 
 
 @make_command(
-    "validate",
     examples=[
         ("dlctl validate job.toml", "report every problem"),
         ("dlctl validate --json job.toml", "the resolved job, with defaults filled in"),
@@ -28,8 +28,7 @@ def command(file: Path) -> None:
     """Starts nothing and does not import the task. Exits with 2 if the file is invalid. A valid key
     that will have no effect gives a warning.
     """
-    from dlctl import jobfile
-    from dlctl.config import to_dict
+    from dlctl import jobfile  # imported late: it pulls in pydantic
     from dlctl.jobfile import summary
 
     data: dict[str, Any] = {"file": str(file), "problems": [], "warnings": [], "job": None}

@@ -35,7 +35,6 @@ COLUMNS: console.Columns[Verdict] = {
 
 
 @make_command(
-    "verify",
     examples=[
         ("dlctl verify", "the running job, or the newest one"),
         ("dlctl verify mnist-7f3a --json | jq .lost", "for programs"),

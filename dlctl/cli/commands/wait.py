@@ -11,10 +11,11 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import Duration, job_option, json_option
 from dlctl.cli.ui import console
 from dlctl.cli.ui.live import POLL_S
-from dlctl.errors import DlctlError, JobFailed, NotFound, NotRunning, TimedOut, UsageError
+from dlctl.errors import NotFound, TimedOut, UsageError
+from dlctl.ops import control
 from dlctl.runs import facts, select
 from dlctl.runs.snapshot import READY, Snapshot, load
-from dlctl.util import hints, values
+from dlctl.util import values
 
 GOALS = ("ready", "finished", "stopped", "checkpoint", "step=N", "epoch=X")
 Goal = Callable[[Snapshot, Snapshot], bool]
@@ -22,7 +23,6 @@ Goal = Callable[[Snapshot, Snapshot], bool]
 
 
 @make_command(
-    "wait",
     examples=[
         ("dlctl wait", "until the job has finished"),
         ("dlctl wait --for ready --timeout 5m", "until all daemons are ready"),
@@ -48,7 +48,7 @@ def command(goal: str, limit_s: float | None, job: str | None) -> None:
     begin = snapshot = _appear(job, deadline)
     while not reached(begin, snapshot):
         if not snapshot.is_live:
-            raise _impossible(snapshot, goal)
+            raise control.not_reached(snapshot, goal)
         is_now = facts.became(snapshot.state)
         if snapshot.silent_s is not None:
             is_now = f"has not answered for {values.duration(snapshot.silent_s)}"
@@ -107,14 +107,3 @@ def _sleep(deadline: float | None, what: str) -> None:
     if deadline is not None and time.monotonic() > deadline:
         raise TimedOut(what, hint="dlctl status")
     time.sleep(POLL_S)
-
-
-def _impossible(snapshot: Snapshot, goal: str) -> DlctlError:
-    kind = JobFailed if snapshot.state == "failed" else NotRunning
-    why = f": {snapshot.reason}" if snapshot.reason else ""
-    return kind(
-        f"{snapshot.run_id} {facts.became(snapshot.state)}{why}; not reached: {goal}",
-        hint=hints.either(
-            f"dlctl status -j {snapshot.run_id}", f"dlctl logs --failed -j {snapshot.run_id}"
-        ),
-    )

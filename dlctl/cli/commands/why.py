@@ -19,7 +19,6 @@ from dlctl.util.names import COORDINATOR
 
 
 @make_command(
-    "why",
     examples=[
         ("dlctl why", "what blocks the job, the root cause first"),
         ("dlctl why worker-3", "only what concerns this worker"),

@@ -23,26 +23,14 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
     step = next_step.of(snapshot)
     shown = []
     for problem, fix in with_fixes(snapshot, found):
-        shown.append(_marked(problem, snapshot.now))
-        shown += [
-            f"       | {console.escape(word)}"
-            for word in _last_log_lines(problem, chosen[problem.daemon])
-        ]
+        mark = console.style("!", fg="red") if codes.level(problem) == "error" else "·"
+        shown.append(f"{mark} {line(problem, snapshot.now)}")
+        words = _last_log_lines(problem, chosen[problem.daemon])
+        shown += [f"       | {console.escape(word)}" for word in words]
         is_shown_below = step is not None and step.command in fix
         if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_shown_below:
             shown.append(console.next_lines(fix, " " * 7))
     return [*shown, *_run_itself(snapshot, step)]
-
-
-def of_run(snapshot: Snapshot) -> list[str]:
-    """The problems of the run as a whole."""
-    found = [p for p in problems.found(snapshot) if p.daemon == RUN and _is_for_status(p)]
-    return [_marked(problem, snapshot.now) for problem in found]
-
-
-def _marked(problem: Problem, now: float) -> str:
-    mark = console.style("!", fg="red") if codes.level(problem) == "error" else "·"
-    return f"{mark} {line(problem, now)}"
 
 
 def _is_for_status(problem: Problem) -> bool:

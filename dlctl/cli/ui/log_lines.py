@@ -42,7 +42,10 @@ class Printer:
     def show(self, lines: Iterable[Line], *, flush: bool = False) -> None:
         for line in lines:
             if self.shape == "text":
-                self._separate(line)
+                # Else two incarnations of a daemon look like one.
+                if self.incarnations.setdefault(line.name, line.incarnation) != line.incarnation:
+                    self.incarnations[line.name] = line.incarnation
+                    self.mark(line.name, line.at, f"incarnation {line.incarnation} starts")
                 console.out(self.text(line))
             elif self.shape == "json":
                 console.out_json("dlctl.log/1", as_data(line))
@@ -69,14 +72,6 @@ class Printer:
     def _prefix(self, name: str) -> str:
         color = _PALETTE[zlib.crc32(name.encode()) % len(_PALETTE)]
         return console.style(f"{name:<{self.width}} |", fg=color)
-
-    def _separate(self, line: Line) -> None:
-        """Mark where a daemon restarted: else two incarnations look like one."""
-        before = self.incarnations.get(line.name)
-        self.incarnations[line.name] = line.incarnation
-        if before is None or before == line.incarnation:
-            return
-        self.mark(line.name, line.at, f"incarnation {line.incarnation} starts")
 
     def mark(self, name: str, at: float | None, text: str) -> None:
         """A separator, in the "text" shape only: what happened to the daemon."""

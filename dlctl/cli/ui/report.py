@@ -16,30 +16,18 @@ from dlctl.util.values import NOTHING
 SLURM_JOB = "slurm.json"
 """Only in the directory of a run that has a Slurm job (`slurmcalls.HANDLE`)."""
 _COLORS = {
-    "running": "green",
-    "finished": "green",
-    "starting": "cyan",
-    "pending": "cyan",
-    "checkpointing": "cyan",
-    "stopping": "cyan",
-    "draining": "cyan",
-    "degraded": "yellow",
-    "slow": "yellow",
-    "backoff": "yellow",
-    "recovering": "yellow",
-    "quarantined": "red",
-    "unknown": "red",
-    "gone": "red",
-    "silent": "red",
-    "unreadable": "red",
-    "failed": "red",
+    "green": ("running", "finished"),
+    "cyan": ("starting", "pending", "checkpointing", "stopping", "draining"),
+    "yellow": ("degraded", "slow", "backoff", "recovering"),
+    "red": ("quarantined", "unknown", "gone", "silent", "unreadable", "failed"),
 }
+_COLOR = {state: color for color, states in _COLORS.items() for state in states}
 
 
 def state(text: Any) -> str:
     """A state of a run or daemon, coloured; an unknown state is shown unchanged."""
     shown = str(text if text is not None else "unknown")
-    return console.style(shown, fg=_COLORS.get(shown))
+    return console.style(shown, fg=_COLOR.get(shown))
 
 
 def run_state(snapshot: Snapshot) -> str:
@@ -119,8 +107,6 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         lines.append(f"{console.style('!', fg='yellow')} finish      {why}")
     if isinstance(run.get("checkpoint"), Mapping):
         lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
-        if missing := without_residuals(run["checkpoint"]):
-            lines.append(f"{console.style('!', fg='yellow')} checkpoint  it is {missing}")
     if snapshot.is_live and (files := task_code.changed(snapshot.directory)):
         names = console.escape(", ".join(map(values.path, files)))
         lines.append(
@@ -138,7 +124,7 @@ def without_residuals(row: facts.Row) -> str:
     if not isinstance(names, list) or not names:
         return ""
     what = "residual" if len(names) == 1 else "residuals"
-    return f"without the {what} of {console.escape(' and '.join(map(str, names)))}"
+    return f"without the {what} of {' and '.join(map(str, names))}"
 
 
 def waiting(whom: str) -> str:
@@ -149,13 +135,16 @@ def waiting(whom: str) -> str:
 def newest_checkpoint(snapshot: Snapshot) -> str:
     """The newest checkpoint in a line, with the steps that an ended run did after it."""
     row = snapshot.run["checkpoint"]
-    parts = [f"step {values.count(row.get('step'))}"]
-    if unsaved := facts.unsaved_steps(snapshot):
-        parts.append(f"{plural(unsaved, 'step')} before the end")
-    parts += [values.ago(row["at"], snapshot.now)] if row.get("at") is not None else []
-    parts += [values.size(row["nbytes"])] if row.get("nbytes") is not None else []
-    parts += [console.escape(values.path(row["path"]))] if isinstance(row.get("path"), str) else []
-    return ", ".join(parts)
+    unsaved = facts.unsaved_steps(snapshot)
+    parts = [
+        f"step {values.count(row.get('step'))}",
+        f"{plural(unsaved, 'step')} before the end" if unsaved else "",
+        values.ago(row["at"], snapshot.now) if row.get("at") is not None else "",
+        values.size(row["nbytes"]) if row.get("nbytes") is not None else "",
+        values.path(row["path"]) if isinstance(row.get("path"), str) else "",
+        without_residuals(row),
+    ]
+    return console.escape(", ".join(filter(None, parts)))
 
 
 def slurm_job(snapshot: Snapshot) -> str:
