@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import click
@@ -24,25 +24,18 @@ def _of_run(ctx: click.Context) -> Iterable[str]:
 complete = completing(_of_run)
 
 
-def present(snapshot: Snapshot) -> dict[str, str]:
-    """Name -> role of the coordinator and the current daemons."""
-    return {row["name"]: str(row.get("role", "")) for row in snapshot.everybody()}
+def present(snapshot: Snapshot) -> list[str]:
+    """The coordinator and the current daemons."""
+    return [str(row["name"]) for row in snapshot.everybody()]
 
 
-def match(
-    patterns: Sequence[str], known: Mapping[str, str], roles: Collection[str] = ()
-) -> list[str]:
-    """Names of `known` (name -> role) that match one of the patterns (all if there are none).
-
-    A pattern is a name or a glob such as "worker-*"; `roles` narrows the choice. Raises NotFound,
-    with a suggestion, for a pattern that matches nothing.
+def match(patterns: Sequence[str], known: Iterable[str]) -> list[str]:
+    """The known names that match one of the patterns (all if there are none): a name, or a glob
+    such as "worker-*". Raises NotFound, with a suggestion, for a pattern that matches nothing.
     """
+    known = list(known)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
             text = f'no daemon is called "{pattern}"{meant(pattern, known)}'
             raise NotFound(text, hint="dlctl status")
-    chosen = [n for n in known if not patterns or any(fnmatchcase(n, p) for p in patterns)]
-    chosen = [name for name in chosen if not roles or known[name] in roles]
-    if not chosen:
-        raise NotFound(f"no such daemon has the role {' or '.join(sorted(roles))}")
-    return chosen
+    return [n for n in known if not patterns or any(fnmatchcase(n, p) for p in patterns)]

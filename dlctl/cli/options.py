@@ -18,7 +18,7 @@ from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
 from dlctl.util import units, values
 
-F = TypeVar("F")
+F = TypeVar("F", bound=Callable[..., Any])
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 _CONSOLE = "dlctl.console"
 JOB = "dlctl.job"
@@ -72,48 +72,6 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         return values.parse_duration(str(value), param.opts[0] if param is not None else "it")
 
 
-def wait_options(function: F) -> F:
-    """`--timeout` as the argument `limit_s: float | None`, `--no-wait` as `no_wait: bool`."""
-    timeout = click.option(
-        "--timeout",
-        "limit_s",
-        type=Duration(),
-        help="Give up waiting after this time.  [default: as long as a start]",
-    )
-    no_wait = click.option(
-        "-d", "--no-wait", is_flag=True, help="Return once the coordinator has accepted."
-    )
-    return timeout(no_wait(function))  # type: ignore[type-var]
-
-
-def job_option(function: F) -> F:
-    """`-j/--job NAME` as the argument `job: str | None`; a group's applies to its commands."""
-    option = click.option(
-        "-j",
-        "--job",
-        metavar="NAME",
-        envvar="DLCTL_JOB",
-        callback=_job,
-        shell_complete=complete_runs,
-        help="Name or run id of the job.  [default: the only running one, else the newest; of "
-        "those in ./runs, if any]",
-    )
-    return option(function)  # type: ignore[type-var]
-
-
-def run_argument(function: F) -> F:
-    """`-j NAME`, or RUN instead, as the argument `job: str | None`."""
-    argument = click.argument(
-        "run",
-        required=False,
-        metavar="[RUN]",
-        expose_value=False,
-        callback=_job,
-        shell_complete=complete_runs,
-    )
-    return argument(job_option(function))  # type: ignore[type-var]
-
-
 def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """The job from the command line, also before the name of a subcommand; else from the
     environment.
@@ -131,22 +89,73 @@ def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> str |
     return found
 
 
-def json_option(function: F) -> F:
-    """`--json`, for `console.show`."""
-    option = click.option(
-        "--json",
-        is_flag=True,
-        expose_value=False,
-        callback=_set_up_console,
-        help="Print JSON for programs.",
-    )
-    return option(function)  # type: ignore[type-var]
+def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Store a given value, also for subcommands, and configure the console."""
+    chosen: dict[str, Any] = ctx.meta.setdefault(_CONSOLE, {})
+    if value is not None and param.name is not None:
+        chosen[param.name] = value
+    console.setup(**chosen)
 
 
-def force_option(function: F) -> F:
-    """`--force` as the argument `force: bool`, for `require_free`."""
-    option = click.option("--force", is_flag=True, help="Overwrite existing files.")
-    return option(function)  # type: ignore[type-var]
+job_option = click.option(
+    "-j",
+    "--job",
+    metavar="NAME",
+    envvar="DLCTL_JOB",
+    callback=_job,
+    shell_complete=complete_runs,
+    help="Name or run id of the job.  [default: the only running one, else the newest; of those "
+    "in ./runs, if any]",
+)
+"""As the argument `job: str | None`; a group's applies to its commands."""
+_run_argument = click.argument(
+    "run",
+    required=False,
+    metavar="[RUN]",
+    expose_value=False,
+    callback=_job,
+    shell_complete=complete_runs,
+)
+file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+"""The job file, as `file: Path`."""
+json_option = click.option(
+    "--json",
+    is_flag=True,
+    expose_value=False,
+    callback=_set_up_console,
+    help="Print JSON for programs.",
+)
+"""For `console.show`."""
+force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
+"""As `force: bool`, for `require_free`."""
+_no_wait = click.option(
+    "-d", "--no-wait", is_flag=True, help="Return once the coordinator has accepted."
+)
+since_option = click.option(
+    "--since", type=moment, metavar="TIME", help='Only since "10m" ago or an ISO time.'
+)
+"""As `since: float | None`, in seconds since 1970."""
+
+
+def run_argument(function: F) -> F:
+    """`-j NAME`, or RUN instead, as the argument `job: str | None`."""
+    return _run_argument(job_option(function))
+
+
+def timeout_option(text: str, default: str | None = None) -> Callable[[F], F]:
+    """`--timeout` as the argument `limit_s: float | None`."""
+    return click.option("--timeout", "limit_s", type=Duration(), default=default, help=text)
+
+
+def wait_options(function: F) -> F:
+    """`--timeout`, and `--no-wait` as the argument `no_wait: bool`."""
+    timeout = timeout_option("Give up waiting after this time.  [default: as long as a start]")
+    return timeout(_no_wait(function))
+
+
+def tail_option(text: str) -> Callable[[F], F]:
+    """`-n/--tail` as the argument `tail: int | None`."""
+    return click.option("-n", "--tail", type=number_or_all, metavar="N", help=text)
 
 
 def require_free(force: bool, *files: Path) -> None:
@@ -186,11 +195,3 @@ def global_options(*, hidden: bool) -> list[click.Option]:
         flag("-q", "--quiet", "Print no notes; lists print only names."),
         flag("-v", "--verbose", "Print more notes."),
     ]
-
-
-def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    """Store a given value, also for subcommands, and configure the console."""
-    chosen: dict[str, Any] = ctx.meta.setdefault(_CONSOLE, {})
-    if value is not None and param.name is not None:
-        chosen[param.name] = value
-    console.setup(**chosen)

@@ -57,7 +57,7 @@ def _describe(kind: str, name: str, *, with_keys: bool) -> dict[str, Any]:
     described |= {"note": entry.note, "section": SECTIONS.get(kind)}
     if with_keys:
         options = getattr(registry.load(kind, name), "Options", None)
-        described["keys"] = [key.to_dict() for key in keys(options)] if options else []
+        described["keys"] = [key._asdict() for key in keys(options)] if options else []
     return described
 
 

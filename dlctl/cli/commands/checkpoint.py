@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import click
 
 from dlctl.cli.group import Group
-from dlctl.cli.options import Duration, force_option, job_option, json_option, require_free
+from dlctl.cli.options import force_option, job_option, json_option, require_free, timeout_option
 from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, NotFound, UsageError
@@ -46,13 +46,10 @@ def command(ctx: click.Context, job: str | None) -> None:
 
 
 @command.command(
-    "create",
     examples=[("dlctl checkpoint create --timeout 1h", "save a large model")],
     see_also=["checkpoint ls"],
 )
-@click.option(
-    "--timeout", "limit_s", type=Duration(), default="10m", help="How long to wait for it (10m)."
-)
+@timeout_option("How long to wait for it (10m).", "10m")
 @job_option
 @json_option
 def create(limit_s: float, job: str | None) -> None:
@@ -70,7 +67,6 @@ def create(limit_s: float, job: str | None) -> None:
 
 
 @command.command(
-    "ls",
     examples=[("dlctl checkpoint ls -q", "only the directories, newest last")],
     see_also=["checkpoint verify"],
 )
@@ -150,7 +146,6 @@ COLUMNS: console.Columns[Row] = {
 
 
 @command.command(
-    "verify",
     examples=[
         ("dlctl checkpoint verify", "all checkpoints of the job"),
         ("dlctl checkpoint verify 12000", "that of step 12,000 (or with this number)"),
@@ -191,7 +186,6 @@ def verify(directory: str | None, job: str | None) -> None:
 
 
 @command.command(
-    "prune",
     examples=[
         ("dlctl checkpoint prune --keep 1 --dry-run", "what would be removed"),
         ("dlctl checkpoint prune --keep 1", "keep the newest one"),
@@ -238,7 +232,6 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> No
 
 
 @command.command(
-    "export",
     examples=[
         ("dlctl checkpoint export", "the newest good one, to ./NAME-STEP.safetensors"),
         ("dlctl checkpoint export -o model.pt", "for torch.load(weights_only=True)"),

@@ -12,7 +12,7 @@ import click
 
 from dlctl.cli import daemon_names
 from dlctl.cli.group import make_command
-from dlctl.cli.options import completing, job_option, json_option, moment, number_or_all
+from dlctl.cli.options import completing, job_option, json_option, since_option, tail_option
 from dlctl.cli.ui import console, live, report
 from dlctl.runs import facts, select
 from dlctl.runs.database import RunDb
@@ -39,16 +39,8 @@ KINDS = (
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=daemon_names.complete)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
-@click.option(
-    "-n",
-    "--tail",
-    type=number_or_all,
-    metavar="N",
-    help='Last N, or "all" (50; with --since: all).',
-)
-@click.option(
-    "--since", type=moment, metavar="TIME", help='Only events since "10m" ago or an ISO time.'
-)
+@tail_option('Last N, or "all" (50; with --since: all).')
+@since_option
 @click.option(
     "--kind",
     "kinds",

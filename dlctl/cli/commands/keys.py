@@ -45,7 +45,6 @@ def command() -> None:
 
 
 @command.command(
-    "rotate",
     examples=[
         ("dlctl keys rotate", "nothing that was acknowledged is lost"),
         ("dlctl keys rotate -j mnist-7f3a --no-wait", "return when the new key is saved"),
@@ -87,7 +86,6 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
 
 
 @command.command(
-    "reader",
     examples=[
         ("dlctl keys reader bob.key", "bob then uses: dlctl status --key bob.key"),
         ("dlctl keys reader bob.key --force", "replace it, after a rotation"),

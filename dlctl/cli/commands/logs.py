@@ -10,7 +10,7 @@ import click
 
 from dlctl.cli import daemon_names
 from dlctl.cli.group import make_command
-from dlctl.cli.options import job_option, json_option, moment, number_or_all
+from dlctl.cli.options import job_option, json_option, moment, since_option, tail_option
 from dlctl.cli.ui import console, log_lines
 from dlctl.errors import NotFound, UsageError
 from dlctl.runs import logs, select
@@ -34,16 +34,8 @@ ENDED_DAEMON = ("backoff", "failed", "stopped", "quarantined", GONE)
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=daemon_names.complete)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
-@click.option(
-    "-n",
-    "--tail",
-    type=number_or_all,
-    metavar="N",
-    help='Last N lines of each daemon, or "all" (100).',
-)
-@click.option(
-    "--since", type=moment, metavar="TIME", help='Only lines since "10m" ago or an ISO time.'
-)
+@tail_option('Last N lines of each daemon, or "all" (100; with --since: all).')
+@since_option
 @click.option("--until", type=moment, metavar="TIME", help="Only lines until this time.")
 @click.option(
     "-l", "--level", type=click.Choice(logs.LEVELS), help="Only lines of this severity or higher."
@@ -80,7 +72,18 @@ def command(
         raise UsageError("--follow shows new lines; --previous and --failed show past ones")
     snapshot = select.look(job, every_page=False)
     chosen = _daemons(snapshot, names, roles)
-    test = log_lines.wanted(level, since, until, _search(grep))
+    least, search = logs.LEVELS.index(level) if level else 0, _search(grep)
+
+    def wanted(line: Line) -> bool:
+        return (
+            line.severity >= least
+            and (since is None or line.at >= since)
+            and (until is None or line.at <= until)
+            and (search is None or bool(search(line.text)))
+        )
+
+    # Without a filter, the last lines are read from the end of the files.
+    test = None if (level, since, until, grep) == (None,) * 4 else wanted
     shape = "json" if console.is_json() else "raw" if raw else "text"
     printer = log_lines.Printer(chosen, shape)
     if tail is None:
@@ -104,7 +107,11 @@ def _daemons(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str]) -> 
     known = snapshot.roles()
     for name in logs.list_files(snapshot.directory):
         known.setdefault(name, name.partition("-")[0])
-    return daemon_names.match(names, known, roles)
+    chosen = daemon_names.match(names, known)
+    chosen = [name for name in chosen if not roles or known[name] in roles]
+    if not chosen:
+        raise NotFound(f"no such daemon has the role {' or '.join(roles)}")
+    return chosen
 
 
 def _search(pattern: str | None) -> Callable[[str], object] | None:

@@ -13,7 +13,7 @@ import click
 
 from dlctl.cli.commands.doctor import lines as lines_of
 from dlctl.cli.group import make_command
-from dlctl.cli.options import json_option
+from dlctl.cli.options import file_argument, json_option
 from dlctl.cli.ui import console
 from dlctl.config import JobFile, to_dict
 from dlctl.errors import DlctlError
@@ -36,7 +36,7 @@ FILES: console.Columns[tuple[str, str]] = {"FILES": itemgetter(0), "PATH": itemg
     ],
     see_also=["start", "doctor", "validate"],
 )
-@click.argument("file", type=click.Path(path_type=Path))
+@file_argument
 @click.option("--fresh", is_flag=True, help="What `start --fresh` would do.")
 @click.option("--check", is_flag=True, help="Also log in to the hosts and show problems.")
 @click.option(

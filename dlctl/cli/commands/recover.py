@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import Duration, json_option, run_argument
+from dlctl.cli.options import json_option, run_argument, timeout_option
 from dlctl.cli.ui import console, live, recovery
 from dlctl.ops import cases, ready, recover
 from dlctl.ops.cases import Case
@@ -33,9 +33,7 @@ SCHEMA = "dlctl.recover/1"
 @click.option(
     "--checkpoint", "number", type=click.IntRange(1), metavar="N", help="Resume from this one."
 )
-@click.option(
-    "--timeout", "limit_s", type=Duration(), help='Give up waiting after "90s", "5m" (exit code 6).'
-)
+@timeout_option('Give up waiting after "90s", "5m" (exit code 6).')
 @run_argument
 @json_option
 def command(

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
+from dlctl.cli.options import file_argument
 from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
 from dlctl.errors import JobFailed, NotRunning, TimedOut
@@ -36,7 +37,7 @@ SIGNALLED = 128
     ],
     see_also=["start", "status", "checkpoint"],
 )
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@file_argument
 @click.option("--fresh", is_flag=True, help="Start a new run even if one could be resumed.")
 @click.pass_context
 def command(ctx: click.Context, file: Path, fresh: bool) -> None:

@@ -10,7 +10,7 @@ import click
 
 from dlctl import inner, settings
 from dlctl.cli.group import make_command
-from dlctl.cli.options import Duration, job_option
+from dlctl.cli.options import job_option, timeout_option
 from dlctl.cli.ui import console
 from dlctl.control import client
 from dlctl.errors import Partial, UsageError
@@ -45,9 +45,7 @@ CHANGES: console.Columns[Mapping[str, Any]] = {
 )
 @click.argument("arguments", nargs=-1, metavar="[NAME]... KEY=VALUE...")
 @click.option("--list", "show_list", is_flag=True, help="List the live settings.")
-@click.option(
-    "--timeout", "limit_s", type=Duration(), default="15s", help="How long to wait for them (15s)."
-)
+@timeout_option("How long to wait for them (15s).", "15s")
 @job_option
 def command(arguments: tuple[str, ...], show_list: bool, limit_s: float, job: str | None) -> None:
     """NAME is a daemon or a glob; without one, every daemon that has the setting. The command

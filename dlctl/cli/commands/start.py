@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import Duration
+from dlctl.cli.options import file_argument, timeout_option
 from dlctl.cli.ui import console, live, log_lines, report
 from dlctl.errors import UsageError
 from dlctl.ops import ready
@@ -28,7 +28,7 @@ from dlctl.util import values
     ],
     see_also=["plan", "doctor", "run", "status", "stop"],
 )
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@file_argument
 @click.option("--fresh", is_flag=True, help="Start a new run even if one could be resumed.")
 @click.option(
     "--from",
@@ -37,9 +37,7 @@ from dlctl.util import values
     type=click.Path(path_type=Path),
     help="Start a new run from this checkpoint, of any run.",
 )
-@click.option(
-    "--timeout", "limit_s", type=Duration(), help='Give up waiting after "90s", "5m" (exit code 6).'
-)
+@timeout_option('Give up waiting after "90s", "5m" (exit code 6).')
 @click.option("-d", "--no-wait", is_flag=True, help="Return at once, before it is ready.")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs when it is ready.")
 def command(

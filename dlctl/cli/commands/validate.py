@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from dlctl.cli.group import make_command
-from dlctl.cli.options import json_option
+from dlctl.cli.options import file_argument, json_option
 from dlctl.cli.ui import console
 from dlctl.config import to_dict
 
@@ -22,7 +20,7 @@ SCHEMA = "dlctl.validate/1"
     ],
     see_also=["plan", "doctor", "init", "run", "algorithms", "man"],
 )
-@click.argument("file", type=click.Path(path_type=Path))
+@file_argument
 @json_option
 def command(file: Path) -> None:
     """Starts nothing and does not import the task. Exits with 2 if the file is invalid. A valid key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dlctl.cli.group import make_command
@@ -13,8 +14,6 @@ from dlctl.util import values
 
 if TYPE_CHECKING:
     from dlctl.ops.verify import Judgement, Verdict
-
-KEYS = ("worker", "incarnation", "epoch", "shard", "acknowledged", "recorded", "lost", "why")
 
 
 def _known(count: int | None) -> str:
@@ -98,7 +97,7 @@ def _as_data(run_id: str, judged: Judgement) -> dict[str, Any]:
         "unknown": sum(1 for verdict in found if verdict.lost is None),
         "unchecked": judged.unchecked.total(),
         "acknowledged": judged.acknowledged,
-        "records": [{key: getattr(verdict, key) for key in KEYS} for verdict in found],
+        "records": [asdict(verdict) | {"lost": verdict.lost} for verdict in found],
         "witnesses": [{"shard": w.shard, "source": w.source} for w in judged.witnesses],
         "before": judged.before,
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import Duration, job_option, json_option
+from dlctl.cli.options import job_option, json_option, timeout_option
 from dlctl.cli.ui import console
 from dlctl.cli.ui.live import POLL_S
 from dlctl.errors import NotFound, TimedOut, UsageError
@@ -34,9 +34,7 @@ Goal = Callable[[Snapshot, Snapshot], bool]
 @click.option(
     "--for", "goal", default="finished", metavar="GOAL", help=f"One of {', '.join(GOALS)}."
 )
-@click.option(
-    "--timeout", "limit_s", type=Duration(), help='Give up after "90s", "5m" ... with exit code 6.'
-)
+@timeout_option('Give up waiting after "90s", "5m" (exit code 6).')
 @job_option
 @json_option
 def command(goal: str, limit_s: float | None, job: str | None) -> None:

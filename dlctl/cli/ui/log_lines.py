@@ -14,7 +14,7 @@ from dlctl.errors import DlctlError
 from dlctl.ops import codes, next_step, problems
 from dlctl.problems import RUN, Problem
 from dlctl.runs import facts, lock, logs
-from dlctl.runs.logs import LEVELS, TEXT, Line
+from dlctl.runs.logs import TEXT, Line
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
@@ -97,30 +97,6 @@ def as_data(line: Line) -> dict[str, Any]:
 def _field(key: str, value: Any) -> str:
     shown = value if isinstance(value, str) else json.dumps(value)
     return f"{key}={shown}"
-
-
-def wanted(
-    level: str | None,
-    since: float | None,
-    until: float | None,
-    search: Callable[[str], object] | None,
-) -> Wanted:
-    """Lines of this severity or higher, between these times, in whose text `search` finds
-    something.
-    """
-    if level is None and since is None and until is None and search is None:
-        return None
-    least = LEVELS.index(level) if level else 0
-
-    def test(line: Line) -> bool:
-        return (
-            line.severity >= least
-            and (since is None or line.at >= since)
-            and (until is None or line.at <= until)
-            and (search is None or bool(search(line.text)))
-        )
-
-    return test
 
 
 # ---------------------------------------------------------------- unhealthy daemons
