@@ -160,14 +160,13 @@ def tail_option(text: str) -> Callable[[F], F]:
 
 def require_free(force: bool, *files: Path) -> None:
     """Raises DlctlError if one of these files exists, unless `force` is set."""
-    present = [file for file in files if os.path.lexists(file) and not file.is_dir()]
-    if present and not force:
-        names = " and ".join(file.name for file in present)
-        raise DlctlError(
-            f"{names} already exist{'' if len(present) > 1 else 's'}; nothing was written",
-            where=str(present[0]),
-            hint="write to another place, or overwrite with --force",
-        )
+    for file in files if not force else ():
+        if os.path.lexists(file) and not file.is_dir():
+            raise DlctlError(
+                f"{file.name} already exists; nothing was written",
+                where=str(file),
+                hint="write to another place, or overwrite with --force",
+            )
 
 
 def global_options(*, hidden: bool) -> list[click.Option]:

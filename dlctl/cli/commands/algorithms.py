@@ -17,7 +17,7 @@ from dlctl.util.did_you_mean import meant
 
 SECTIONS = {kind: section for section, kind in registry.SECTIONS.items()}
 """Kind -> the section of the job file that uses its names; launchers have none."""
-WIDTH = 76
+WIDTH = 70
 COLUMNS: console.Columns[dict[str, Any]] = {
     "KIND": lambda one: one["kind"],
     "NAME": lambda one: one["name"],
@@ -71,7 +71,7 @@ def _details(one: dict[str, Any]) -> str:
         limits = f", {key['limits']}" if key["limits"] else ""
         default = f" = {key['default']}" if key["default"] else "   (required)"
         text = f"{key['type']}{limits}. {key['text']}"
-        lines += [key["name"] + default, *textwrap.wrap(text, WIDTH, **_INDENT)]
+        lines += [key["name"] + default, textwrap.indent(textwrap.fill(text, WIDTH), "    # ")]
     if kind == "algorithms":
         for section in ("optimizer", "inner"):
             lines += ["", f"[{section}]", *default_of(section, name)]
@@ -83,6 +83,3 @@ def default_of(section: str, algorithm: str) -> list[str]:
     choice = getattr(registry.load("algorithms", algorithm), section)
     given = {"name": choice.name} | choice.options
     return [f"{key} = {to_toml(value)}" for key, value in given.items()]
-
-
-_INDENT: dict[str, Any] = {"initial_indent": "    # ", "subsequent_indent": "    # "}

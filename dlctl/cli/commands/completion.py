@@ -6,7 +6,6 @@ import click
 
 from dlctl.cli.group import make_command
 from dlctl.cli.ui import console
-from dlctl.errors import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -29,7 +28,6 @@ def command(context: click.Context, shell: str) -> None:
     from dlctl.cli.app import COMPLETION_VARIABLE
 
     kind = get_completion_class(shell)
-    if kind is None:
-        raise UsageError(f"this click has no completion for {shell}")
+    assert kind is not None
     root = context.find_root().command
     console.out(kind(root, {}, "dlctl", COMPLETION_VARIABLE).source().rstrip("\n"))

@@ -34,8 +34,7 @@ def command(directory: Path, force: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         require_free(force, *targets)
         for target in targets:
-            with target.open("w" if force else "x", encoding="utf-8") as file:
-                file.write((TEMPLATE / target.name).read_text(encoding="utf-8"))
+            target.write_bytes((TEMPLATE / target.name).read_bytes())
             console.out(console.escape(str(target)))
     except OSError as error:
         where = str(error.filename or directory)

@@ -10,9 +10,8 @@ import click
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import file_argument, timeout_option
-from dlctl.cli.ui import console, live, log_lines, report
+from dlctl.cli.ui import console
 from dlctl.errors import UsageError
-from dlctl.ops import ready
 from dlctl.util import values
 
 
@@ -67,7 +66,8 @@ def command(
     database is damaged: model, optimiser, residuals and data position are those of the checkpoint.
     It may be of another method or optimiser as well.
     """
-    from dlctl.ops import launch  # imported late: it pulls in numpy
+    from dlctl.cli.ui import live, log_lines, report
+    from dlctl.ops import launch, ready
 
     if no_wait and follow:
         raise UsageError("--no-wait and --follow exclude each other")

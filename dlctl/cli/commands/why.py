@@ -51,8 +51,6 @@ def command(name: str | None, job: str | None) -> None:
 
 
 def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[str]:
-    if not snapshot.is_live and not snapshot.is_gone:
-        return _ended(snapshot)
     lines: list[str] = []
     fixes = attention.with_fixes(snapshot, [cause.problem for cause in causes])
     for cause, (problem, fix) in zip(causes, fixes, strict=True):
@@ -64,20 +62,15 @@ def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[s
 
 def _nothing_waits(snapshot: Snapshot, chosen: list[str]) -> list[str]:
     waits = f"{', '.join(chosen)} waits for nothing" if chosen else "nothing waits"
-    lines = [console.escape(f"{waits}: {snapshot.run_id} {facts.became(snapshot.state)}")]
+    why = f": {snapshot.reason}" if snapshot.reason else ""
+    state = f"{snapshot.run_id} {facts.became(snapshot.state)}{why}"
+    lines = [console.escape(f"{waits}: {state}")]
     for name in chosen:
         row = snapshot.daemon(name)
         doing = facts.doing(row, snapshot.now) if row else "nothing is known yet"
         lines.append(f"  {name}: {doing}")
-    return lines
-
-
-def _ended(snapshot: Snapshot) -> list[str]:
-    why = f": {snapshot.reason}" if snapshot.reason else ""
-    text = f"nothing waits: {snapshot.run_id} {facts.became(snapshot.state)}{why}"
     step = next_step.of(snapshot)
-    after = [console.next_lines(step.text(), "   ")] if step is not None else []
-    return [console.escape(text), *after]
+    return lines + ([console.next_lines(step.text(), "   ")] if step is not None else [])
 
 
 def _waiting(snapshot: Snapshot, cause: Cause, depth: int) -> list[str]:

@@ -61,10 +61,10 @@ class Printer:
             return f"{prefix} {_NO_TIME} {TEXT:<5} {console.escape(line.text)}"
         level = _LEVELS.get(line.level, line.level.upper())
         colored = console.style(f"{level:<5}", fg=_LEVEL_COLORS.get(line.level))
-        fields = [_field(key, value) for key, value in line.fields.items() if key != DETAIL]
-        extra = "".join(f"  {field}" for field in fields)
-        shown = console.escape(line.text) + console.style(extra, dim=True)
-        first = f"{prefix} {values.clock(line.at, time.time())} {colored} {shown}"
+        fields = [(key, value) for key, value in line.fields.items() if key != DETAIL]
+        shown = [f"  {k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in fields]
+        text = console.escape(line.text) + console.style("".join(shown), dim=True)
+        first = f"{prefix} {values.clock(line.at, time.time())} {colored} {text}"
         detail = str(line.fields.get(DETAIL) or "").splitlines()
         rest = [f"{prefix} {_NO_TIME} {'':<5} {console.escape(text)}" for text in detail]
         return "\n".join([first, *rest])
@@ -92,11 +92,6 @@ def as_data(line: Line) -> dict[str, Any]:
         "level": line.level,
         "msg": line.text,
     }
-
-
-def _field(key: str, value: Any) -> str:
-    shown = value if isinstance(value, str) else json.dumps(value)
-    return f"{key}={shown}"
 
 
 # ---------------------------------------------------------------- unhealthy daemons

@@ -43,10 +43,9 @@ def show(file: Path, address: str | None) -> None:
 
 def _checked(address: str) -> str:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if not address.startswith("tcp://") or not host or not port.isdecimal():
+    is_port = port.isdecimal() and 1 <= int(port) <= 65535
+    if not address.startswith("tcp://") or not host or not is_port:
         raise UsageError(f'"{address:.80}" is not an address', hint="--from tcp://HOST:PORT")
-    if not 1 <= int(port) <= 65535:
-        raise UsageError(f"there is no port {port:.20}", hint="--from tcp://HOST:PORT")
     return address
 
 

@@ -64,9 +64,12 @@ def figures(run: facts.Row) -> list[str]:
 def head(snapshot: Snapshot) -> list[str]:
     """The lines above the table."""
     run = snapshot.run
+    why = f" ({console.escape(snapshot.reason)})" if snapshot.reason else ""
+    if snapshot.silent_s is not None:
+        why = f" for {values.duration(snapshot.silent_s)}"
     parts = [
         console.style(snapshot.run_id, bold=True),
-        _state_and_reason(snapshot),
+        run_state(snapshot) + why,
         f"up {uptime(snapshot)}" if snapshot.is_live else f"took {uptime(snapshot)}",
         *figures(run),
     ]
@@ -81,13 +84,6 @@ def head(snapshot: Snapshot) -> list[str]:
         age = f"state {values.duration(snapshot.stale_s)} old"
         parts.append(console.style(age, fg="yellow"))
     return ["  ".join(parts), *_labelled(snapshot)]
-
-
-def _state_and_reason(snapshot: Snapshot) -> str:
-    if snapshot.silent_s is not None:
-        return f"{run_state(snapshot)} for {values.duration(snapshot.silent_s)}"
-    reason = f" ({console.escape(snapshot.reason)})" if snapshot.reason else ""
-    return run_state(snapshot) + reason
 
 
 def _labelled(snapshot: Snapshot) -> list[str]:
