@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
-from dlctl.util import units, values
+from dlctl.util import units
 
 F = TypeVar("F", bound=Callable[..., Any])
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -41,35 +41,34 @@ complete_runs = completing(_known_runs)
 
 
 def number_or_all(text: str) -> int:
-    """How many of the last items; "all" is `sys.maxsize`. Raises UsageError."""
+    """How many of the last items; "all" is `sys.maxsize`. Raises BadParameter."""
     if text == "all":
         return sys.maxsize
     if not text.isascii() or not text.isdigit():
-        raise UsageError(f'"{text}" is neither a number nor "all"')
+        raise click.BadParameter(f'"{text}" is neither a number nor "all"')
     return int(text)
 
 
 def moment(text: str) -> float:
     """A time from an option: "10m" (ago) or an ISO time, local unless it has a zone. Raises
-    UsageError.
+    BadParameter.
     """
     with suppress(ValueError):
         return time.time() - units.parse_duration(text)
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise UsageError(f'"{text}" is neither a duration ("10m") nor an ISO time') from None
+        raise click.BadParameter(
+            f'"{text}" is neither a duration ("10m") nor an ISO time'
+        ) from None
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """A time such as "90s" or "5m", in seconds."""
-
-    name = "TIME"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: object) -> float:
-        if isinstance(value, float):
-            return value
-        return values.parse_duration(str(value), param.opts[0] if param is not None else "it")
+def duration(text: str) -> float:
+    """A time from an option, such as "90s" or "5m", in seconds. Raises BadParameter."""
+    try:
+        return units.parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -144,7 +143,9 @@ def run_argument(function: F) -> F:
 
 def timeout_option(text: str, default: str | None = None) -> Callable[[F], F]:
     """`--timeout` as the argument `limit_s: float | None`."""
-    return click.option("--timeout", "limit_s", type=Duration(), default=default, help=text)
+    return click.option(
+        "--timeout", "limit_s", type=duration, metavar="TIME", default=default, help=text
+    )
 
 
 def wait_options(function: F) -> F:

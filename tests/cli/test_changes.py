@@ -133,7 +133,7 @@ def test_daemons_that_did_not_answer_are_named_and_the_code_is_8(run, dlctl_comm
     [
         (["worker-0"], 2, "nothing to set"),
         (["push=off", "push=1MB/s"], 2, "push is given twice"),
-        (["--timeout", "5", "push=off"], 2, "--timeout: "),
+        (["--timeout", "5", "push=off"], 2, "for '--timeout': "),
     ],
 )
 def test_a_wrong_change_is_refused_before_anybody_is_asked(

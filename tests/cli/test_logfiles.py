@@ -8,10 +8,10 @@ import sys
 import time
 from datetime import UTC, datetime
 
+import click
 import pytest
 
 from dlctl.cli import options
-from dlctl.errors import UsageError
 from dlctl.runs import logs
 from dlctl.util import values
 
@@ -270,7 +270,7 @@ def test_times_are_given_as_ages_or_iso(clock_stands):
     assert options.moment("2025-06-15 11:00:00+00:00") == at
     local = datetime(2025, 6, 15, 11, 0).timestamp()
     assert options.moment("2025-06-15T11:00:00") == local
-    with pytest.raises(UsageError, match="neither a duration"):
+    with pytest.raises(click.BadParameter, match="neither a duration"):
         options.moment("noon")
 
 

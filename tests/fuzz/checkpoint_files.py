@@ -212,8 +212,8 @@ def _check_manifest(directory: Path, found: dict[str, Any]) -> None:
     manifest.layout(found).to_bytes()
     assert Best("accuracy", "max").of([(directory, found)]) in (None, directory)
     with redirect_stdout(io.StringIO()) as shown:
-        row = checkpoint_command.Row(directory, found, [], False, 1.8e9)
-        console.out_json("dlctl.checkpoints/1", row.as_data())
+        row = checkpoint_command._row(directory, found, [], False)
+        console.out_json("dlctl.checkpoints/1", row)
     json.loads(shown.getvalue())
     check_harmless(console.table(checkpoint_command.COLUMNS, [row]))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -83,8 +84,8 @@ def ls(job: str | None) -> None:
     damage = checkpoint_choice.visible_damage(snapshot.directory)
     found = checkpoints.complete(snapshot.directory)
     best = checkpoint_choice.best(snapshot)
-    rows = [Row(p, made, damage[p], p == best, snapshot.now) for p, made in found.items()]
-    data = {"run_id": snapshot.run_id, "checkpoints": [row.as_data() for row in rows]}
+    rows = [_row(path, made, damage[path], path == best) for path, made in found.items()]
+    data = values.timed({"run_id": snapshot.run_id, "checkpoints": rows})
     console.show("dlctl.checkpoints/1", data, console.table(COLUMNS, rows), names=found)
     if not found:
         what = "no checkpoint whose manifest can be read" if damage else "no checkpoint yet"
@@ -101,44 +102,32 @@ def ls(job: str | None) -> None:
         console.warn(f"the last attempt failed: {error}")
 
 
-class Row(NamedTuple):
-    """A checkpoint in the list."""
-
-    path: Path
-    made: Manifest
-    problems: list[str]
-    is_best: bool
-    now: float
-
-    def nbytes(self) -> int:
-        return sum(part["nbytes"] for part in parts(self.made))
-
-    def evaluation(self) -> str:
-        shown = values.evaluation_at(self.made["evaluation"], self.made["step"])
-        return shown + (", the best" if self.is_best else "")
-
-    def as_data(self) -> dict[str, Any]:
-        keys = ("number", "step", "samples", "at", "evaluation")
-        return {
-            "directory": str(self.path),
-            "nbytes": self.nbytes(),
-            "servers": len(self.made["shards"]),
-            **values.timed({key: self.made[key] for key in keys}),
-            FAILURE: self.made.get(FAILURE),
-            "problems": self.problems,
-            "is_best": self.is_best,
-        }
+def _row(path: Path, made: Manifest, problems: list[str], is_best: bool) -> dict[str, Any]:
+    return {
+        "directory": str(path),
+        "nbytes": sum(part["nbytes"] for part in parts(made)),
+        "servers": len(made["shards"]),
+        **{key: made[key] for key in ("number", "step", "samples", "at", "evaluation")},
+        FAILURE: made.get(FAILURE),
+        "problems": problems,
+        "is_best": is_best,
+    }
 
 
-COLUMNS: console.Columns[Row] = {
-    ">NUMBER": lambda row: str(row.made["number"]),
-    ">STEP": lambda row: values.count(row.made["step"]),
-    ">SAVED": lambda row: values.ago(row.made["at"], row.now),
-    ">SIZE": lambda row: values.size(row.nbytes()),
-    ">SERVERS": lambda row: str(len(row.made["shards"])),
-    "FILES": lambda row: console.style("damaged", fg="red") if row.problems else "all there",
-    "EVALUATION": Row.evaluation,
-    "DIRECTORY": lambda row: values.path(row.path),
+def _evaluation(row: dict[str, Any]) -> str:
+    shown = values.evaluation_at(row["evaluation"], row["step"])
+    return shown + (", the best" if row["is_best"] else "")
+
+
+COLUMNS: console.Columns[dict[str, Any]] = {
+    ">NUMBER": lambda row: str(row["number"]),
+    ">STEP": lambda row: values.count(row["step"]),
+    ">SAVED": lambda row: values.ago(row["at"], time.time()),
+    ">SIZE": lambda row: values.size(row["nbytes"]),
+    ">SERVERS": lambda row: str(row["servers"]),
+    "FILES": lambda row: console.style("damaged", fg="red") if row["problems"] else "all there",
+    "EVALUATION": _evaluation,
+    "DIRECTORY": lambda row: values.path(row["directory"]),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import Duration, job_option
+from dlctl.cli.options import duration, job_option
 from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, Partial
@@ -30,7 +30,8 @@ GRACE = "30s"
 @click.option(
     "--grace",
     "grace_s",
-    type=Duration(),
+    type=duration,
+    metavar="TIME",
     default=GRACE,
     help=f"For the workers' last steps ({GRACE}).",
 )

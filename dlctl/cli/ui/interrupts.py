@@ -39,11 +39,10 @@ class Interrupts:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         self._waiting.append(number)
-        if self._armed:
-            self._raise_one()
+        self._raise_one()
 
     def _raise_one(self) -> None:
-        if self._waiting:
+        if self._armed and self._waiting:
             self._armed = False
             raise Interrupted(self._waiting.pop(0))
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from dlctl.cli.ui import console, live
-from dlctl.errors import DlctlError
 from dlctl.ops import codes, next_step, problems
 from dlctl.problems import RUN, Problem
 from dlctl.runs import facts, lock, logs
@@ -103,27 +102,19 @@ _EVALUATION = re.compile(r"worker-\d+: step \d+: ")
 
 
 def show_failed(
-    snapshot: Snapshot,
-    names: Sequence[str],
-    limit: int,
-    wanted: Wanted,
-    printer: Printer,
+    snapshot: Snapshot, names: Sequence[str], limit: int, wanted: Wanted, printer: Printer
 ) -> None:
-    """Print, for each unhealthy one of these daemons, the last lines of the incarnation concerned.
+    """Print, for each unhealthy one of these daemons, the last lines of the incarnation concerned,
+    without evaluations: they would crowd out all else.
 
     Raises DlctlError after them if the run's database is damaged: that has to be handled next.
     """
+
+    def test(line: Line) -> bool:
+        is_evaluation = line.name == COORDINATOR and bool(_EVALUATION.match(line.text))
+        return not is_evaluation and (wanted is None or wanted(line))
+
     found = [problem for problem in _found(snapshot) if _daemon(problem) in names]
-    damage: DlctlError | None = None
-    if not snapshot.is_live:
-        try:
-            lock.check_database(snapshot.directory)
-        except DlctlError as error:
-            damage = error
-    if not found and damage is None:
-        state = facts.became(snapshot.state)
-        console.note(f"no daemon is in trouble: {snapshot.run_id} {state}")
-    test = _but_evaluations(wanted)
     files = logs.list_files(snapshot.directory)
     for problem in found:
         name = _daemon(problem)
@@ -134,20 +125,12 @@ def show_failed(
             data = problems.as_data(snapshot, problem)
             console.out_json("dlctl.problem/1", values.timed(data))
         printer.mark(name, problem.since, codes.words(problem, snapshot.now))
-    if damage is not None:
-        raise damage
-    if found and (step := next_step.of(snapshot)) is not None:
+    if not snapshot.is_live:
+        lock.check_database(snapshot.directory)
+    if not found:
+        console.note(f"no daemon is in trouble: {snapshot.run_id} {facts.became(snapshot.state)}")
+    elif (step := next_step.of(snapshot)) is not None:
         console.note(console.next_lines(step.text(), ""))
-
-
-def _but_evaluations(wanted: Wanted) -> Callable[[Line], bool]:
-    """The filter without evaluations in the coordinator's log: they would crowd out all else."""
-
-    def test(line: Line) -> bool:
-        is_one = line.name == COORDINATOR and bool(_EVALUATION.match(line.text))
-        return not is_one and (wanted is None or wanted(line))
-
-    return test
 
 
 def _found(snapshot: Snapshot) -> list[Problem]:

@@ -15,8 +15,11 @@ RESULTS = {
     Action.RESUME: "it resumes from the checkpoint",
     Action.ALREADY_RUNNING: "its coordinator is running: nothing to recover",
     Action.OVER: "it has ended normally: nothing to recover",
+    Action.REFUSE_SILENT: "its coordinator does not answer",
+    Action.REFUSE_KEPT: "no good checkpoint to roll back to; all of its progress survives",
+    Action.REFUSE_NOTHING: "nothing is left to resume from",
+    Action.WAIT_FOR_HOSTS: "it waits for its hosts",
 }
-"""The others are errors; see `cases.refusal`."""
 ACTS = (Action.GO_ON, Action.RESUME)
 
 
@@ -51,10 +54,7 @@ def _rows(case: Case) -> Iterator[tuple[str, str]]:
         behind = f" (checkpoint: {held})" if shard.name in saved else ""
         where = f", {values.path(shard.path)}" if shard.path and not shard.alive else ""
         yield shard.name, f"{state}{version}{behind}{where}"
-    result = RESULTS.get(case.action)
-    if case.action is Action.RESUME:
-        result = f"{result}: {case.loss.text()} ({'; '.join(case.reasons)})"
-    elif case.action is Action.GO_ON and case.facts.shards is Shards.EMPTY:
-        result = "it restarts: it had applied no update"
-    if result:
-        yield "result", result
+    cost = f": {case.loss.text()} ({'; '.join(case.reasons)})"
+    is_new = case.action is Action.GO_ON and case.facts.shards is Shards.EMPTY
+    result = "it restarts: it had applied no update" if is_new else RESULTS[case.action]
+    yield "result", result + (cost if case.action is Action.RESUME else "")
