@@ -84,6 +84,32 @@ def test_json_is_one_object_on_one_line_and_always_valid(
 
 
 @pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, "a table\n"),
+        ({"quiet": True}, "a\\x1b\nb\n"),
+        ({"json": True}, '{"schema": "dlctl.test/1", "rows": 2}\n'),
+        ({"json": True, "quiet": True}, '{"schema": "dlctl.test/1", "rows": 2}\n'),
+    ],
+)
+def test_a_result_is_shown_as_text_names_or_json(
+    options: dict[str, bool], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console.setup(**options)
+    console.show("dlctl.test/1", {"rows": 2}, "a table", ["a\x1b", "b"])
+    assert capsys.readouterr().out == shown
+
+
+def test_lines_are_written_above_the_live_line(capsys: pytest.CaptureFixture[str]) -> None:
+    console.put_live("50%")
+    console.note("a\x1b note")
+    console.put_live("")
+    console.put_live("")
+    erase = console.ERASE
+    assert capsys.readouterr().err == f"{erase}50%{erase}a\\x1b note\n50%{erase}"
+
+
+@pytest.mark.parametrize(
     ("foreign", "shown"),
     [
         ("plain text, äöü 漢字", "plain text, äöü 漢字"),

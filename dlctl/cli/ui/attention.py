@@ -70,9 +70,9 @@ def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:
     if there:
         left = [f"{row['name']} (pid {row['pid']})" for row in there]
         ends = f"to abandon the run, dlctl stop -j {snapshot.run_id} ends them"
-        shown.append(console.escape(f"  running     {', '.join(left)}; {ends}"))
+        shown.append(console.fact("running", f"{', '.join(left)}; {ends}"))
     if snapshot.state == "failed" and not snapshot.is_live:
-        shown.append(console.escape(f"  why         dlctl logs --failed -j {snapshot.run_id}"))
+        shown.append(console.fact("why", f"dlctl logs --failed -j {snapshot.run_id}"))
     if step is not None:
         shown.append(console.next_lines(step.text(), "  ", "next        "))
     return shown

@@ -239,6 +239,12 @@ def _write_err(text: str) -> None:
 # ---------------------------------------------------------------- shapes and colours
 
 
+def fact(label: str, text: str, *, is_warning: bool = False) -> str:
+    """An escaped line, as in "  checkpoint  step 90", or "! code        changed"."""
+    mark = style("!", fg="yellow") if is_warning else " "
+    return f"{mark} {label:<10}  {escape(text)}"
+
+
 class Styled(str):
     """Escaped text with colour codes."""
 

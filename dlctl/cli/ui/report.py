@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlctl.cli.ui import console
@@ -83,33 +83,30 @@ def head(snapshot: Snapshot) -> list[str]:
     if snapshot.stale_s is not None and snapshot.silent_s is None:
         age = f"state {values.duration(snapshot.stale_s)} old"
         parts.append(console.style(age, fg="yellow"))
-    return ["  ".join(parts), *_labelled(snapshot)]
+    return ["  ".join(parts), *_facts(snapshot)]
 
 
-def _labelled(snapshot: Snapshot) -> list[str]:
-    run = snapshot.run
-    lines = [f"  slurm       job {job}"] if (job := slurm_job(snapshot)) else []
+def _facts(snapshot: Snapshot) -> Iterator[str]:
+    run, fact = snapshot.run, console.fact
+    if job := slurm_job(snapshot):
+        yield fact("slurm", f"job {job}")
     if snapshot.is_live and facts.text(run.get("waiting")):
-        lines.append(f"  waiting     {waiting(run['waiting'])}")
+        yield fact("waiting", waiting(run["waiting"]))
     if isinstance(run.get("method"), Mapping):
-        lines.append(f"  method      {console.escape(values.evaluation(run['method']))}")
+        yield fact("method", values.evaluation(run["method"]))
     if (samples := values.number(run.get("noise_scale"))) is not None:
-        lines.append(f"  noise       the gradient noise scale is {samples:.0f} samples")
-    if isinstance(run.get("evaluation"), Mapping):
-        step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
-        shown = console.escape(values.evaluation(run["evaluation"]))
-        lines.append(f"  evaluation  {shown} (at step {step})")
+        yield fact("noise", f"the gradient noise scale is {samples:.0f} samples")
+    if isinstance(found := run.get("evaluation"), Mapping):
+        step = values.count(found.get("step", run.get("evaluation_step")))
+        yield fact("evaluation", f"{values.evaluation(found)} (at step {step})")
     if isinstance(done := run.get("finish"), Mapping) and (why := facts.text(done.get("error"))):
-        lines.append(f"{console.style('!', fg='yellow')} finish      {why}")
+        yield fact("finish", why, is_warning=True)
     if isinstance(run.get("checkpoint"), Mapping):
-        lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
+        yield fact("checkpoint", newest_checkpoint(snapshot))
     if snapshot.is_live and (files := task_code.changed(snapshot.directory)):
-        names = console.escape(", ".join(map(values.path, files)))
-        lines.append(
-            f"{console.style('!', fg='yellow')} code        {names}: changed since the start, but "
-            "the old version is used (dlctl restart reloads it)"
-        )
-    return lines
+        names = ", ".join(map(values.path, files))
+        old = "changed since the start, but the old version is used (dlctl restart reloads it)"
+        yield fact("code", f"{names}: {old}", is_warning=True)
 
 
 def without_residuals(row: facts.Row) -> str:
@@ -140,7 +137,7 @@ def newest_checkpoint(snapshot: Snapshot) -> str:
         values.path(row["path"]) if isinstance(row.get("path"), str) else "",
         without_residuals(row),
     ]
-    return console.escape(", ".join(filter(None, parts)))
+    return ", ".join(filter(None, parts))
 
 
 def slurm_job(snapshot: Snapshot) -> str:
@@ -150,7 +147,7 @@ def slurm_job(snapshot: Snapshot) -> str:
     from dlctl.launch import slurmcalls  # imported late: most runs have none
 
     handle = slurmcalls.read_handle(snapshot.directory)
-    return console.escape(handle.job_id) if handle is not None else ""
+    return handle.job_id if handle is not None else ""
 
 
 def as_data(snapshot: Snapshot) -> dict[str, Any]:
