@@ -168,12 +168,11 @@ def _bug(error: Exception, arguments: list[str]) -> DlctlError:
     text = f"dlctl {__version__}, Python {sys.version}\narguments: {arguments}\n"
     text += "".join(traceback.format_exception(error))
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
-    directory = paths.index_dir().parent / "crash"
+    path = paths.index_dir().parent / "crash" / name
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (directory / name).touch(mode=0o600)
-        (directory / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        where = f"the traceback is in {directory / name}"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.write(path, text.encode("utf-8", "backslashreplace"), 0o600)
+        where = f"the traceback is in {path}"
     except OSError as unwritable:
         console.note(text)
         where = f"the traceback is above, because it could not be saved: {unwritable}"

@@ -521,9 +521,8 @@ def test_so_many_events_are_shown_as_are_asked_for(run, dlctl_command):
         )
 
 
-def test_events_leave_out_evaluations_and_changes_that_change_nothing(run, dlctl_command):
+def test_events_leave_out_evaluations(run, dlctl_command):
     run.event(1.75e9, "evaluation", "worker-0", "step 9: accuracy 0.9")
-    run.event(1.75e9, "scale", "", "workers 2 -> 2", before=2, after=2)
     run.event(1.75e9, "scale", "", "workers 2 -> 3", before=2, after=3)
 
     def kinds(*arguments: str) -> list[str]:

@@ -75,7 +75,7 @@ def command(
     def wanted(event: Event) -> bool:
         return (
             (not chosen or facts.is_about(event, chosen))
-            and (event["kind"] in kinds if kinds else _is_news(event, evaluations))
+            and (event["kind"] in kinds if kinds else evaluations or event["kind"] != "evaluation")
             and (since is None or event["at"] >= since)
         )
 
@@ -92,13 +92,6 @@ def command(
         _print(shown[max(0, len(shown) - tail) :])
         if follow:
             live.follow(snapshot, lambda: _print(new()), "dlctl events -f")
-
-
-def _is_news(event: Event, evaluations: bool) -> bool:
-    """False for evaluations, unless requested, and for changes without effect."""
-    data = event["data"]
-    is_same = event["kind"] == "scale" and data.get("before", 0) == data.get("after", 1)
-    return not is_same and (evaluations or event["kind"] != "evaluation")
 
 
 def _print(events: Iterable[Event]) -> None:

@@ -106,15 +106,12 @@ def _show(snapshot: Snapshot, names: Sequence[str], wide: bool, *, clear: bool) 
     rows = [row for row in snapshot.everybody() if row["name"] in chosen]
     found = [problems.as_data(snapshot, p) for p in problems.found(snapshot)]
     data = report.as_data(snapshot) | values.timed({"daemons": rows, "problems": found})
-    text = "\n".join(_lines(snapshot, rows, wide, events=bool(names)))
-    console.show("dlctl.status/1", data, f"\x1b[H\x1b[2J{text}" if clear else text, chosen)
-    console.flush()
-
-
-def _lines(snapshot: Snapshot, rows: Sequence[facts.Row], wide: bool, *, events: bool) -> list[str]:
     lines = [*report.head(snapshot), tables.table(snapshot, rows, wide=wide)]
     lines += attention.lines(snapshot, rows)
-    return lines + (_recent_events(snapshot, [row["name"] for row in rows]) if events else [])
+    lines += _recent_events(snapshot, chosen) if names else []
+    text = ("\x1b[H\x1b[2J" if clear else "") + "\n".join(lines)
+    console.show("dlctl.status/1", data, text, chosen)
+    console.flush()
 
 
 def _recent_events(snapshot: Snapshot, names: Sequence[str]) -> list[str]:

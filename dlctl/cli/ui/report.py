@@ -132,12 +132,12 @@ def newest_checkpoint(snapshot: Snapshot) -> str:
     parts = [
         f"step {values.count(row.get('step'))}",
         f"{plural(unsaved, 'step')} before the end" if unsaved else "",
-        values.ago(row["at"], snapshot.now) if row.get("at") is not None else "",
-        values.size(row["nbytes"]) if row.get("nbytes") is not None else "",
+        values.ago(row.get("at"), snapshot.now),
+        values.size(row.get("nbytes")),
         values.path(row["path"]) if isinstance(row.get("path"), str) else "",
         without_residuals(row),
     ]
-    return ", ".join(filter(None, parts))
+    return ", ".join(part for part in parts if part not in ("", NOTHING))
 
 
 def slurm_job(snapshot: Snapshot) -> str:
