@@ -1,7 +1,7 @@
 """Commands that are imported on first use, and help texts that begin with examples.
 
 `LazyGroup` has a table of its commands, so that `--help`, suggestions and completion import none of
-them. `command` defines one of them, in `dlctl/cli/commands/logs.py`:
+them. `make_command` defines one, in `dlctl/cli/commands/logs.py`:
 
     @make_command(examples=[("dlctl logs -f", "follow all daemons")], see_also=["status"])
     @job_option
