@@ -20,7 +20,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import click
 
 from dlctl import registry
-from dlctl.cli.app import COMMANDS, cli
+from dlctl.cli.app import SECTIONS, cli
 from dlctl.cli.commands.algorithms import default_of
 from dlctl.cli.group import Documented, summary_and_body
 from dlctl.cli.keydocs import Key, keys
@@ -162,10 +162,10 @@ def _examples(command: Documented, context: click.Context) -> Iterator[tuple[str
 
 def _overview(context: click.Context) -> str:
     """The generated part of dlctl(1): commands and global options."""
-    headings: dict[str, list[tuple[str, str]]] = {}
-    for name, entry in COMMANDS.items():
-        headings.setdefault(entry.heading, []).append((_link(f"dlctl-{name}"), entry.help))
-    groups = [_section(heading, _items(rows), 3) for heading, rows in headings.items()]
+    groups = []
+    for heading, lines in SECTIONS.items():
+        rows = [(_link(f"dlctl-{name}"), line) for name, line in lines.items()]
+        groups.append(_section(heading, _items(rows), 3))
     options = _section("Options", _items(_options(cli, context)))
     return "\n\n".join([_section("Commands", "\n\n".join(groups)), options])
 

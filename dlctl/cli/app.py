@@ -11,13 +11,13 @@ import click
 from click.exceptions import Exit, NoArgsIsHelpError
 
 from dlctl import __version__
-from dlctl.cli.group import Entry, LazyGroup
+from dlctl.cli.group import LazyGroup
 from dlctl.cli.options import JOB
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
 from dlctl.util import hints
 
-_HELP = {
+SECTIONS = {
     "Jobs": {
         "init": "Write a commented job file and a runnable task.",
         "validate": "Check a job file offline; report every problem.",
@@ -58,11 +58,7 @@ _HELP = {
         "man": "Open a manual page.",
     },
 }
-COMMANDS = {
-    name: Entry(f"dlctl.cli.commands.{name}:command", line, heading)
-    for heading, lines in _HELP.items()
-    for name, line in lines.items()
-}
+"""Heading in the help -> commands -> their lines in the help."""
 COMPLETION_VARIABLE = "_DLCTL_COMPLETE"
 BUG_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130
@@ -71,7 +67,7 @@ INTERRUPTED_EXIT_CODE = 130
 @click.group(
     name="dlctl",
     cls=LazyGroup,
-    entries=COMMANDS,
+    sections=SECTIONS,
     examples=[
         ("dlctl init demo", "write a job file and a task to start from"),
         ("dlctl run demo/job.toml", "train; Ctrl-C stops"),
@@ -102,10 +98,10 @@ def run(arguments: list[str]) -> int:
         return _show_usage_error(error)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED_EXIT_CODE
+    except BrokenPipeError:
+        console.abandon_stdout()
+        return console.SIGPIPE_EXIT_CODE
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.EPIPE:
-            console.abandon_stdout()
-            return console.SIGPIPE_EXIT_CODE
         known = _known(error, arguments) or _bug(error, arguments)
         console.error(known)
         return known.exit_code
@@ -172,16 +168,15 @@ def _bug(error: Exception, arguments: list[str]) -> DlctlError:
     text = f"dlctl {__version__}, Python {sys.version}\narguments: {arguments}\n"
     text += "".join(traceback.format_exception(error))
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
-    directory = paths.index_dir().parent / "crash"
+    path = paths.index_dir().parent / "crash" / name
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (directory / name).touch(mode=0o600)
-        (directory / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        where = f"the traceback is in {directory / name}"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.write(path, text.encode("utf-8", "backslashreplace"), 0o600)
+        where = f"the traceback is in {path}"
     except OSError as unwritable:
-        console.note(console.escape_lines(text))
+        console.note(text)
         where = f"the traceback is above, because it could not be saved: {unwritable}"
-    console.detail(console.escape_lines(text))
+    console.detail(text)
     problem = DlctlError(
         f"this is a bug in dlctl: {type(error).__name__}: {error}",
         where=where,

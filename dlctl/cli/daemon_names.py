@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 import click
 
+from dlctl.cli.options import completing
 from dlctl.errors import DlctlError, NotFound
 from dlctl.runs import select
+from dlctl.runs.snapshot import Snapshot
+from dlctl.util.did_you_mean import meant
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
-
-def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Daemon names for shell completion, from local files only."""
-    from click.shell_completion import CompletionItem
-
+def _of_run(ctx: click.Context) -> Iterable[str]:
     try:
-        names = select.load_any(select.silently(ctx.params.get("job"))).roles()
+        return select.load_any(select.silently(ctx.params.get("job"))).roles()
     except DlctlError:
         return []
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def match(
-    patterns: Sequence[str], known: Mapping[str, str], roles: Collection[str] = ()
-) -> list[str]:
-    """Names of `known` (name -> role) that match one of the patterns (all if there are none).
+complete = completing(_of_run)
 
-    A pattern is a name or a glob such as "worker-*"; `roles` narrows the choice. Raises NotFound,
-    with a suggestion, for a pattern that matches nothing.
+
+def present(snapshot: Snapshot) -> list[str]:
+    """The coordinator and the current daemons."""
+    return [str(row["name"]) for row in snapshot.everybody()]
+
+
+def match(patterns: Sequence[str], known: Iterable[str]) -> list[str]:
+    """The known names that match one of the patterns (all if there are none): a name, or a glob
+    such as "worker-*". Raises NotFound, with a suggestion, for a pattern that matches nothing.
     """
+    known = list(known)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
-            close = difflib.get_close_matches(pattern, known, n=1)
-            meant = select.meant(close, list(known))
-            raise NotFound(f'no daemon is called "{pattern}"{meant}', hint="dlctl status")
-    chosen = [n for n in known if not patterns or any(fnmatchcase(n, p) for p in patterns)]
-    chosen = [name for name in chosen if not roles or known[name] in roles]
-    if not chosen:
-        raise NotFound(f"no such daemon has the role {' or '.join(sorted(roles))}")
-    return chosen
+            text = f'no daemon is called "{pattern}"{meant(pattern, known)}'
+            raise NotFound(text, hint="dlctl status")
+    return [n for n in known if not patterns or any(fnmatchcase(n, p) for p in patterns)]

@@ -1,11 +1,13 @@
 """Commands that are imported on first use, and help texts that begin with examples.
 
-`LazyGroup` has a table of its commands as strings, so that `--help`, suggestions and completion
-import none of them. `command` defines one of them:
+`LazyGroup` has a table of its commands, so that `--help`, suggestions and completion import none of
+them. `make_command` defines one, in `dlctl/cli/commands/logs.py`:
 
-    @command("logs", examples=[("dlctl logs -f", "follow all daemons")], see_also=["status"])
+    @make_command(examples=[("dlctl logs -f", "follow all daemons")], see_also=["status"])
     @job_option
     def command(job): ...
+
+Its docstring is the rest of its help, below the line in the table.
 """
 
 from __future__ import annotations
@@ -13,24 +15,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlctl.cli.options import add_global_options
+from dlctl.cli.options import global_options
 from dlctl.util.did_you_mean import meant
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-
-class Entry(NamedTuple):
-    """A command of the table: its location, its line in the help, and the heading above it."""
-
-    target: str
-    """"module:attribute"."""
-    help: str
-    heading: str
 
 
 class Documented(click.Command):
@@ -47,7 +40,7 @@ class Documented(click.Command):
         super().__init__(*args, **kwargs)
         self.examples = examples
         self.see_also = see_also
-        add_global_options(self, hidden=self.name != "dlctl")
+        self.params += global_options(hidden=self.name != "dlctl")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         summary, body = summary_and_body(self)
@@ -87,46 +80,48 @@ class Group(Documented, click.Group):
 
 
 class LazyGroup(Group):
-    """A group whose commands are strings until they are used."""
+    """A group whose commands are imported when they are used."""
 
-    def __init__(self, *args: Any, entries: Mapping[str, Entry], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, sections: Mapping[str, Mapping[str, str]], **kwargs: Any
+    ) -> None:
+        """sections: heading in the help -> commands -> their lines in the help."""
         super().__init__(*args, **kwargs)
-        self.entries = entries
+        self.sections = sections
+        self.lines = {name: line for lines in sections.values() for name, line in lines.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.entries)
+        return list(self.lines)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = self.entries.get(cmd_name)
-        if entry is None:
+        if cmd_name not in self.lines:
             return None
-        module, _, attribute = entry.target.partition(":")
-        found: click.Command = getattr(import_module(module), attribute)
+        found: click.Command = import_module(f"dlctl.cli.commands.{cmd_name}").command
+        found.help = f"{self.lines[cmd_name]}\n\n{inspect.getdoc(found.callback) or ''}"
         return found
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        commands = [
-            CompletionItem(name, help=entry.help)
-            for name, entry in self.entries.items()
-            if name.startswith(incomplete)
-        ]
+        known = [(name, line) for name, line in self.lines.items() if name.startswith(incomplete)]
+        commands = [CompletionItem(name, help=line) for name, line in known]
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(len(name) for name in self.entries)
-        headings: dict[str, list[tuple[str, str]]] = {}
-        for name, entry in self.entries.items():
-            headings.setdefault(entry.heading, []).append((name.ljust(width), entry.help))
-        for heading, rows in headings.items():
+        width = max(len(name) for name in self.lines)
+        for heading, lines in self.sections.items():
             with formatter.section(heading):
-                formatter.write_dl(rows)
+                formatter.write_dl([(name.ljust(width), line) for name, line in lines.items()])
 
 
-def command(name: str, **kwargs: Any) -> Callable[[Callable[..., Any]], Documented]:
-    """A click command from a function; the first line of its docstring is the line in the help."""
-    return click.command(name, cls=Documented, **kwargs)
+def make_command(**kwargs: Any) -> Callable[[Callable[..., Any]], Documented]:
+    """A click command from a function, with the name of its module; see `Documented`."""
+
+    def made(function: Callable[..., Any]) -> Documented:
+        name = function.__module__.rpartition(".")[2]
+        return click.command(name, cls=Documented, **kwargs)(function)
+
+    return made
 
 
 def summary_and_body(command: click.Command) -> tuple[str, str]:

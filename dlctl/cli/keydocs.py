@@ -32,9 +32,6 @@ class Key(NamedTuple):
     """As written in a job file; "" if the key is required."""
     text: str
 
-    def to_dict(self) -> dict[str, str]:
-        return self._asdict()
-
 
 def keys(section: type[Any]) -> list[Key]:
     """The keys of a dataclass. The keys of a nested table follow it, with dotted names."""
@@ -53,25 +50,18 @@ def keys(section: type[Any]) -> list[Key]:
 def _texts(section: type[Any]) -> dict[str, str]:
     """Field -> the string below it, in this class and its bases."""
     texts: dict[str, str] = {}
-    for owner in reversed(section.__mro__):
-        if dataclasses.is_dataclass(owner):
-            tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
-            texts |= _strings_below(tree.body[0])
+    for owner in filter(dataclasses.is_dataclass, reversed(section.__mro__)):
+        body = list(
+            ast.iter_child_nodes(ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0])
+        )
+        for statement, below in pairwise(body):
+            match statement, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=text)),
+                ):
+                    texts[name] = " ".join(str(text).split())
     return texts
-
-
-def _strings_below(owner: ast.AST) -> dict[str, str]:
-    body = owner.body if isinstance(owner, ast.ClassDef) else []
-    found = {}
-    for statement, below in pairwise(body):
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-        ):
-            found[statement.target.id] = " ".join(str(below.value.value).split())
-    return found
 
 
 def _describe(hint: Any) -> tuple[str, str]:

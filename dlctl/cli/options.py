@@ -3,106 +3,72 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
+from dlctl.util import units
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-F = TypeVar("F")
-_CHOICES = (
-    ("color", ("auto", "always", "never"), "When to use colours."),
-    ("progress", ("auto", "tty", "plain", "json", "quiet"), "How to show progress."),
-)
-_FLAGS = (
-    (("-q", "--quiet"), "Print no notes; lists print only names."),
-    (("-v", "--verbose"), "Print more notes."),
-)
+F = TypeVar("F", bound=Callable[..., Any])
+Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 _CONSOLE = "dlctl.console"
 JOB = "dlctl.job"
 """The key of the selected job in the context of a command line."""
 _GIVEN = "dlctl.given"
 
 
-class Tail(click.ParamType):  # type: ignore[type-arg]
-    """How many of the last items: a number, or "all", which is `ALL`."""
-
-    name = "N"
-    ALL = -1
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def convert(self, value: object, param: object, ctx: object) -> int:
-        if value == "all":
-            return self.ALL
-        text = str(value)
-        if not text.isascii() or not text.isdigit():
-            raise UsageError(f'"{text}" is neither a number of {self.what} nor "all"')
-        return int(text)
+def completing(words: Callable[[click.Context], Iterable[str]]) -> Completion:
+    """A shell completion with these words. They come from local files, never from the network."""
+    return lambda ctx, param, incomplete: [w for w in words(ctx) if w.startswith(incomplete)]
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """A time such as "90s" or "5m", in seconds."""
+def _known_runs(ctx: click.Context) -> Iterable[str]:
+    from dlctl.runs import paths
 
-    name = "TIME"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: object) -> float:
-        from dlctl.util import values  # imported late: most commands do not need it
-
-        if isinstance(value, float):
-            return value
-        return values.parse_duration(str(value), param.opts[0] if param is not None else "it")
+    return (directory.name for directory in paths.all_runs())
 
 
-def wait_options(function: F) -> F:
-    """`--timeout` as the argument `limit_s: float | None`, `--no-wait` as `no_wait: bool`."""
-    timeout = click.option(
-        "--timeout",
-        "limit_s",
-        type=Duration(),
-        help="Give up waiting after this time.  [default: as long as a start]",
-    )
-    no_wait = click.option(
-        "-d", "--no-wait", is_flag=True, help="Return once the coordinator has accepted."
-    )
-    return timeout(no_wait(function))  # type: ignore[type-var]
+complete_runs = completing(_known_runs)
 
 
-def job_option(function: F) -> F:
-    """`-j/--job NAME` as the argument `job: str | None`; a group's applies to its commands."""
-    option = click.option(
-        "-j",
-        "--job",
-        metavar="NAME",
-        envvar="DLCTL_JOB",
-        callback=_job,
-        shell_complete=complete_runs,
-        help="Name or run id of the job.  [default: the only running one, else the newest; of "
-        "those in ./runs, if any]",
-    )
-    return option(function)  # type: ignore[type-var]
+def number_or_all(text: str) -> int:
+    """How many of the last items; "all" is `sys.maxsize`. Raises BadParameter."""
+    if text == "all":
+        return sys.maxsize
+    if not text.isascii() or not text.isdigit():
+        raise click.BadParameter(f'"{text}" is neither a number nor "all"')
+    return int(text)
 
 
-def run_argument(function: F) -> F:
-    """`-j NAME`, or RUN instead, as the argument `job: str | None`."""
-    argument = click.argument(
-        "run",
-        required=False,
-        metavar="[RUN]",
-        expose_value=False,
-        callback=_job,
-        shell_complete=complete_runs,
-    )
-    return argument(job_option(function))  # type: ignore[type-var]
+def moment(text: str) -> float:
+    """A time from an option: "10m" (ago) or an ISO time, local unless it has a zone. Raises
+    BadParameter.
+    """
+    with suppress(ValueError):
+        return time.time() - units.parse_duration(text)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f'"{text}" is neither a duration ("10m") nor an ISO time'
+        ) from None
+
+
+def duration(text: str) -> float:
+    """A time from an option, such as "90s" or "5m", in seconds. Raises BadParameter."""
+    try:
+        return units.parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -122,71 +88,6 @@ def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> str |
     return found
 
 
-def json_option(function: F) -> F:
-    """`--json` as the argument `as_json: bool`."""
-    option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-    return option(function)  # type: ignore[type-var]
-
-
-def force_option(function: F) -> F:
-    """`--force` as the argument `force: bool`, for `require_free`."""
-    option = click.option("--force", is_flag=True, help="Overwrite existing files.")
-    return option(function)  # type: ignore[type-var]
-
-
-def require_free(force: bool, *files: Path) -> None:
-    """Raises DlctlError if one of these files exists, unless `force` is set."""
-    present = [file for file in files if os.path.lexists(file) and not file.is_dir()]
-    if present and not force:
-        names = " and ".join(file.name for file in present)
-        raise DlctlError(
-            f"{names} already exist{'' if len(present) > 1 else 's'}; nothing was written",
-            where=str(present[0]),
-            hint="write to another place, or overwrite with --force",
-        )
-
-
-def complete_runs(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Run ids from the local index; never from the network."""
-    from click.shell_completion import CompletionItem
-
-    from dlctl.runs import paths
-
-    found = (directory.name for directory in paths.all_runs())
-    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
-
-
-def add_global_options(command: click.Command, *, hidden: bool) -> None:
-    """Add the global options to a command, so that they are valid before and after its name.
-
-    hidden: not in its help, and without environment variables, which would override a flag given
-    before the command's name. A command's own option of the same spelling takes precedence.
-    """
-    common: dict[str, Any] = {
-        "expose_value": False,
-        "callback": _set_up_console,
-        "hidden": hidden,
-    }
-    options = [
-        click.Option(
-            [f"--{name}"],
-            type=click.Choice(choices),
-            envvar=None if hidden else f"DLCTL_{name.upper()}",
-            help=f"{text}  [default: auto]",
-            **common,
-        )
-        for name, choices, text in _CHOICES
-    ]
-    flags = [
-        click.Option([*names], is_flag=True, default=None, help=text, **common)
-        for names, text in _FLAGS
-    ]
-    taken = {spelling for param in command.params for spelling in param.opts}
-    command.params += [o for o in options + flags if not taken.intersection(o.opts)]
-
-
 def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     """Store a given value, also for subcommands, and configure the console."""
     chosen: dict[str, Any] = ctx.meta.setdefault(_CONSOLE, {})
@@ -195,17 +96,102 @@ def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> N
     console.setup(**chosen)
 
 
-def moment(text: str | None, now: float) -> float | None:
-    """A time from an option: "10m" (ago) or an ISO time, local unless it has a zone; None if it was
-    not given. Raises UsageError.
-    """
-    from dlctl.util.units import parse_duration  # imported late: most commands do not need it
+job_option = click.option(
+    "-j",
+    "--job",
+    metavar="NAME",
+    envvar="DLCTL_JOB",
+    callback=_job,
+    shell_complete=complete_runs,
+    help="Name or run id of the job.  [default: the only running one, else the newest; of those "
+    "in ./runs, if any]",
+)
+"""As the argument `job: str | None`; a group's applies to its commands."""
+_run_argument = click.argument(
+    "run",
+    required=False,
+    metavar="[RUN]",
+    expose_value=False,
+    callback=_job,
+    shell_complete=complete_runs,
+)
+file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+"""The job file, as `file: Path`."""
+json_option = click.option(
+    "--json",
+    is_flag=True,
+    expose_value=False,
+    callback=_set_up_console,
+    help="Print JSON for programs.",
+)
+"""For `console.show`."""
+force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
+"""As `force: bool`, for `require_free`."""
+_no_wait = click.option(
+    "-d", "--no-wait", is_flag=True, help="Return once the coordinator has accepted."
+)
+since_option = click.option(
+    "--since", type=moment, metavar="TIME", help='Only since "10m" ago or an ISO time.'
+)
+"""As `since: float | None`, in seconds since 1970."""
 
-    if text is None:
-        return None
-    with suppress(ValueError):
-        return now - parse_duration(text)
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise UsageError(f'"{text}" is neither a duration ("10m") nor an ISO time') from None
+
+def run_argument(function: F) -> F:
+    """`-j NAME`, or RUN instead, as the argument `job: str | None`."""
+    return _run_argument(job_option(function))
+
+
+def timeout_option(text: str, default: str | None = None) -> Callable[[F], F]:
+    """`--timeout` as the argument `limit_s: float | None`."""
+    return click.option(
+        "--timeout", "limit_s", type=duration, metavar="TIME", default=default, help=text
+    )
+
+
+def wait_options(function: F) -> F:
+    """`--timeout`, and `--no-wait` as the argument `no_wait: bool`."""
+    timeout = timeout_option("Give up waiting after this time.  [default: as long as a start]")
+    return timeout(_no_wait(function))
+
+
+def tail_option(text: str) -> Callable[[F], F]:
+    """`-n/--tail` as the argument `tail: int | None`."""
+    return click.option("-n", "--tail", type=number_or_all, metavar="N", help=text)
+
+
+def require_free(force: bool, *files: Path) -> None:
+    """Raises DlctlError if one of these files exists, unless `force` is set."""
+    for file in files if not force else ():
+        if os.path.lexists(file) and not file.is_dir():
+            raise DlctlError(
+                f"{file.name} already exists; nothing was written",
+                where=str(file),
+                hint="write to another place, or overwrite with --force",
+            )
+
+
+def global_options(*, hidden: bool) -> list[click.Option]:
+    """The options that are valid before and after a command's name.
+
+    hidden: not in its help, and without environment variables, which would override a flag given
+    before the command's name.
+    """
+
+    def option(*names: str, **more: Any) -> click.Option:
+        more |= {"expose_value": False, "callback": _set_up_console, "hidden": hidden}
+        return click.Option(names, **more)
+
+    def choice(name: str, choices: Sequence[str], text: str) -> click.Option:
+        variable = None if hidden else f"DLCTL_{name.upper()}"
+        text = f"{text}  [default: auto]"
+        return option(f"--{name}", type=click.Choice(choices), envvar=variable, help=text)
+
+    def flag(letter: str, name: str, text: str) -> click.Option:
+        return option(letter, name, is_flag=True, default=None, help=text)
+
+    return [
+        choice("color", ("auto", "always", "never"), "When to use colours."),
+        choice("progress", ("auto", "tty", "plain", "json", "quiet"), "How to show progress."),
+        flag("-q", "--quiet", "Print no notes; lists print only names."),
+        flag("-v", "--verbose", "Print more notes."),
+    ]

@@ -10,7 +10,7 @@ from typing import Any
 from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
 from dlctl.runs import facts
 from dlctl.runs.snapshot import ENDED, GONE, Snapshot, load, read_job
-from dlctl.util import notes, processes, values
+from dlctl.util import hints, notes, processes, values
 from dlctl.util.names import COORDINATOR
 from dlctl.util.text import escape
 
@@ -106,12 +106,7 @@ def wait(
 
 def _require_hope(snapshot: Snapshot, what: str, late: int, before: Mapping[str, int]) -> None:
     if snapshot.state in ENDED:
-        kind = JobFailed if snapshot.state == "failed" else NotRunning
-        why = f": {snapshot.reason}" if snapshot.reason else ""
-        raise kind(
-            f"{snapshot.run_id} is {snapshot.state}{why}; not reached: {what}",
-            hint=f"dlctl status -j {snapshot.run_id}",
-        )
+        raise not_reached(snapshot, what)
     lost = (row for row in snapshot.daemons if row.get("state") == "quarantined")
     new = [row["name"] for row in lost if facts.incarnation(row) > before.get(row["name"], 2**63)]
     if new and len(new) == late:
@@ -119,6 +114,18 @@ def _require_hope(snapshot: Snapshot, what: str, late: int, before: Mapping[str,
             f"{', '.join(new)} cannot be used (quarantined); not reached: {what}",
             hint=f"dlctl why -j {snapshot.run_id}",
         )
+
+
+def not_reached(snapshot: Snapshot, what: str) -> DlctlError:
+    """The error for a run that has ended before `what`."""
+    kind = JobFailed if snapshot.state == "failed" else NotRunning
+    why = f": {snapshot.reason}" if snapshot.reason else ""
+    return kind(
+        f"{snapshot.run_id} {facts.became(snapshot.state)}{why}; not reached: {what}",
+        hint=hints.either(
+            f"dlctl status -j {snapshot.run_id}", f"dlctl logs --failed -j {snapshot.run_id}"
+        ),
+    )
 
 
 def start_limit_s(directory: Path) -> float:

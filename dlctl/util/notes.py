@@ -5,21 +5,10 @@ Texts are not escaped; the listener escapes untrusted text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-
-class Listener(Protocol):
-    def note(self, text: str) -> None:
-        """Progress."""
-        ...
-
-    def warn(self, text: str) -> None:
-        """A risk, or an error that did not end the operation."""
-        ...
-
-    def next_step(self, hint: str, indent: str) -> None:
-        """What to do next; see `dlctl.util.hints`."""
-        ...
+from dlctl.util import hints
 
 
 class Phases(Protocol):
@@ -28,33 +17,33 @@ class Phases(Protocol):
         ...
 
 
-class _Nobody:
-    def note(self, text: str) -> None:
-        return
-
-    def warn(self, text: str) -> None:
-        return
-
-    def next_step(self, hint: str, indent: str) -> None:
-        return
+Listener = Callable[[str], None]
 
 
-_listener: Listener = _Nobody()
+def _drop(text: str) -> None:
+    return
 
 
-def listen(listener: Listener) -> None:
-    """From now on only this listener receives messages."""
-    global _listener
-    _listener = listener
+_note: Listener = _drop
+_warn: Listener = _drop
+
+
+def listen(on_note: Listener, on_warn: Listener) -> None:
+    """From now on only these receive messages."""
+    global _note, _warn
+    _note, _warn = on_note, on_warn
 
 
 def note(text: str) -> None:
-    _listener.note(text)
+    """Progress."""
+    _note(text)
 
 
 def warn(text: str) -> None:
-    _listener.warn(text)
+    """A risk, or an error that did not end the operation."""
+    _warn(text)
 
 
-def next_step(hint: str, indent: str = "") -> None:
-    _listener.next_step(hint, indent)
+def next_step(hint: str, indent: str) -> None:
+    """What to do next; see `dlctl.util.hints`."""
+    note("\n".join(indent + line for line in hints.lines(hint)))

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dlctl.errors import UsageError
-from dlctl.util import units
 from dlctl.util.text import describe_code
 from dlctl.util.units import format_duration, short_rate, short_size
 
@@ -132,11 +130,3 @@ def exit_in_words(code: Any) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"killed by {name}"
-
-
-def parse_duration(text: str, option: str) -> float:
-    """The value of an option such as "30s", in seconds. Raises UsageError naming the option."""
-    try:
-        return units.parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None

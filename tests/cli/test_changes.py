@@ -79,8 +79,9 @@ def test_a_change_is_shown_when_the_daemons_have_acknowledged_it(run, dlctl_comm
     assert (ended.code, ended.out.splitlines()) == (
         0,
         [
-            "worker-0  push  off -> 5MB/s  applied in 3.2 ms",
-            "worker-1  push  off -> 5MB/s  applied in 3.2 ms",
+            "NAME      KEY   CHANGE        APPLIED IN",
+            "worker-0  push  off -> 5MB/s  3.2 ms",
+            "worker-1  push  off -> 5MB/s  3.2 ms",
         ],
     )
 
@@ -132,7 +133,7 @@ def test_daemons_that_did_not_answer_are_named_and_the_code_is_8(run, dlctl_comm
     [
         (["worker-0"], 2, "nothing to set"),
         (["push=off", "push=1MB/s"], 2, "push is given twice"),
-        (["--timeout", "5", "push=off"], 2, "--timeout: "),
+        (["--timeout", "5", "push=off"], 2, "for '--timeout': "),
     ],
 )
 def test_a_wrong_change_is_refused_before_anybody_is_asked(
@@ -255,7 +256,7 @@ def test_a_last_checkpoint_that_lacks_a_residual_says_so_in_the_end(run, dlctl_c
     ended = stopped(run, dlctl_command, checkpoint=saved)
     assert ended.code == 0
     last = ended.err.splitlines()[-1]
-    assert last.endswith("the checkpoint is without the residuals of worker-1 and worker-2")
+    assert last.endswith("without the residuals of worker-1 and worker-2")
 
 
 def test_without_saving_an_earlier_failure_is_no_error_but_the_lag_is_told(run, dlctl_command):
@@ -514,15 +515,14 @@ def test_so_many_events_are_shown_as_are_asked_for(run, dlctl_command):
     assert shown("-n", "0") == shown(*since, "-n", "0") == []
     for number in ("-1", "some"):
         ended = dlctl_command("events", "-n", number)
-        assert (ended.code, f'"{number}" is neither a number of events nor' in ended.err) == (
+        assert (ended.code, f'"{number}" is neither a number nor "all"' in ended.err) == (
             2,
             True,
         )
 
 
-def test_events_leave_out_evaluations_and_changes_that_change_nothing(run, dlctl_command):
+def test_events_leave_out_evaluations(run, dlctl_command):
     run.event(1.75e9, "evaluation", "worker-0", "step 9: accuracy 0.9")
-    run.event(1.75e9, "scale", "", "workers 2 -> 2", before=2, after=2)
     run.event(1.75e9, "scale", "", "workers 2 -> 3", before=2, after=3)
 
     def kinds(*arguments: str) -> list[str]:
@@ -585,6 +585,6 @@ def test_a_new_checkpoint_is_waited_for_and_an_old_one_does_not_count(run):
     from dlctl.runs.snapshot import load
 
     begin = load(run.run(checkpoint={"number": 3}).path)
-    reached = _goal("checkpoint")(begin)
-    assert not reached(begin)
-    assert reached(load(run.run(checkpoint={"number": 4}).path))
+    reached = _goal("checkpoint")
+    assert not reached(begin, begin)
+    assert reached(begin, load(run.run(checkpoint={"number": 4}).path))

@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import click
@@ -31,12 +32,11 @@ def test_data_goes_to_stdout_and_all_else_to_stderr(capsys: pytest.CaptureFixtur
     console.out("data")
     console.note("a note")
     console.warn("careful")
-    console.hint("dlctl ps")
     console.error(DlctlError("it failed", where="a.toml:3", hint="dlctl validate a.toml"))
     captured = capsys.readouterr()
     assert captured.out == "data\n"
     assert captured.err == (
-        "a note\nwarning: careful\nhint: dlctl ps\n"
+        "a note\nwarning: careful\n"
         "error: it failed\n  --> a.toml:3\n  next: dlctl validate a.toml\n"
     )
 
@@ -56,7 +56,6 @@ def test_what_goes_to_one_place_keeps_its_order() -> None:
 def test_quiet_drops_notes_and_hints_but_never_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     console.setup(quiet=True)
     console.note("a note")
-    console.hint("a hint")
     console.detail("a detail")
     console.warn("careful")
     assert capsys.readouterr().err == "warning: careful\n"
@@ -85,6 +84,32 @@ def test_json_is_one_object_on_one_line_and_always_valid(
 
 
 @pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, "a table\n"),
+        ({"quiet": True}, "a\\x1b\nb\n"),
+        ({"json": True}, '{"schema": "dlctl.test/1", "rows": 2}\n'),
+        ({"json": True, "quiet": True}, '{"schema": "dlctl.test/1", "rows": 2}\n'),
+    ],
+)
+def test_a_result_is_shown_as_text_names_or_json(
+    options: dict[str, bool], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console.setup(**options)
+    console.show("dlctl.test/1", {"rows": 2}, "a table", ["a\x1b", "b"])
+    assert capsys.readouterr().out == shown
+
+
+def test_lines_are_written_above_the_live_line(capsys: pytest.CaptureFixture[str]) -> None:
+    console.put_live("50%")
+    console.note("a\x1b note")
+    console.put_live("")
+    console.put_live("")
+    erase = console.ERASE
+    assert capsys.readouterr().err == f"{erase}50%{erase}a\\x1b note\n50%{erase}"
+
+
+@pytest.mark.parametrize(
     ("foreign", "shown"),
     [
         ("plain text, äöü 漢字", "plain text, äöü 漢字"),
@@ -99,6 +124,8 @@ def test_json_is_one_object_on_one_line_and_always_valid(
 def test_foreign_text_is_made_harmless(foreign: str, shown: str) -> None:
     assert console.escape(foreign) == shown
     assert console.escape(shown) == shown
+    table = console.table({"": str, " ": console.style}, [foreign])
+    assert table.splitlines()[1].rstrip() == f"{shown}  {shown}".rstrip()
 
 
 def test_errors_escape_what_they_quote(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +136,8 @@ def test_errors_escape_what_they_quote(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_table_has_two_spaces_between_columns_and_cuts_nothing() -> None:
     rows = [["server-0", "41233", "running"], ["worker-10", "7", "x" * 200]]
-    lines = console.table(["NAME", "PID", "STATE"], rows, right={"PID"}).split("\n")
+    columns = {"NAME": itemgetter(0), ">PID": itemgetter(1), "STATE": itemgetter(2)}
+    lines = console.table(columns, rows).split("\n")
     assert lines == [
         "NAME         PID  STATE",
         "server-0   41233  running",
@@ -120,7 +148,8 @@ def test_a_table_has_two_spaces_between_columns_and_cuts_nothing() -> None:
 def test_a_table_is_aligned_by_what_is_seen_not_by_colour_codes() -> None:
     console.setup(color="always")
     rows = [[console.style("ok", fg="green"), "a"], ["longer", "b"]]
-    lines = click.unstyle(console.table(["STATE", "X"], rows)).split("\n")
+    columns = {"STATE": itemgetter(0), "X": itemgetter(1)}
+    lines = click.unstyle(console.table(columns, rows)).split("\n")
     assert [line.index(mark) for line, mark in zip(lines, "Xab", strict=True)] == [8, 8, 8]
 
 

@@ -58,15 +58,14 @@ def test_a_host_without_a_job_file_is_no_question(dlctl_command, own_place):
     assert (code, "--host needs the job file" in err) == (2, True)
 
 
-def test_each_finding_has_a_mark_and_what_is_not_good_a_fix(capsys):
-    doctor.show(
+def test_each_finding_has_a_mark_and_what_is_not_good_a_fix():
+    lines = doctor.lines(
         [
             Finding("h1", "clock", OK, "0.1 ms ahead of this machine"),
             Finding("h1", "cores", WARNING, "2", "fewer workers"),
             Finding("links", "h1 -> h2", FAULT, "refused\x1b[31m", "open port 7"),
         ]
     )
-    lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "h1"
     assert lines[1].split(maxsplit=2) == ["ok", "clock", "0.1 ms ahead of this machine"]
     assert lines[2].split(maxsplit=1)[0] == "warn"

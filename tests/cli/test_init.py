@@ -28,8 +28,8 @@ def test_it_writes_both_files_and_says_what_to_do_next(
     assert app.run(["init", "a demo"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "a demo/job.toml\na demo/train.py\n"
-    assert "hint: dlctl run 'a demo/job.toml'" in captured.err
-    assert "hint: dlctl status" in captured.err
+    assert "  dlctl run 'a demo/job.toml'  " in captured.err
+    assert "  dlctl status  " in captured.err
     assert app.run(["validate", "a demo/job.toml"]) == 0
 
 

@@ -18,26 +18,25 @@ def _press(*numbers: int) -> None:
 def test_a_signal_waits_until_it_does_no_harm() -> None:
     with caught() as interrupts:
         _press(signal.SIGINT)
-        with pytest.raises(Interrupted) as first:
-            interrupts.arm()
+        with pytest.raises(Interrupted) as first, interrupts.armed():
+            pass
     assert first.value.signal == signal.SIGINT
 
 
 def test_the_second_signal_does_not_break_off_what_handles_the_first() -> None:
     with caught() as interrupts:
-        interrupts.arm()
-        with pytest.raises(Interrupted) as first:
+        with pytest.raises(Interrupted) as first, interrupts.armed():
             _press(signal.SIGINT)
         _press(signal.SIGTERM)
-        with pytest.raises(Interrupted) as second:
-            interrupts.arm()
+        with pytest.raises(Interrupted) as second, interrupts.armed():
+            pass
     assert [first.value.signal, second.value.signal] == [signal.SIGINT, signal.SIGTERM]
 
 
 def test_a_disarmed_signal_is_not_heard() -> None:
     with caught() as interrupts:
-        interrupts.arm()
-        interrupts.disarm()
+        with interrupts.armed():
+            pass
         _press(signal.SIGINT, signal.SIGHUP)
 
 
@@ -51,8 +50,7 @@ def test_afterwards_everything_is_as_before() -> None:
 def test_under_nohup_the_terminal_may_close() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with caught() as interrupts:
-            interrupts.arm()
+        with caught() as interrupts, interrupts.armed():
             _press(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:

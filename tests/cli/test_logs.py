@@ -249,7 +249,7 @@ def test_the_previous_life_of_a_dead_daemon_is_its_last_one(run, dlctl_command):
     [
         (["worker-9"], 4, 'no daemon is called "worker-9"'),
         (["-g", "("], 2, "--grep: "),
-        (["-n", "some"], 2, "neither a number of lines"),
+        (["-n", "some"], 2, "neither a number nor"),
         (["--since", "noon"], 2, "neither a duration"),
         (["-f", "-p"], 2, "--follow shows new lines"),
         (["-l", "loud"], 2, "loud"),

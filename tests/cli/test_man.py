@@ -73,7 +73,7 @@ def test_what_is_written_by_hand_around_a_generated_block_stays(tmp_path: Path) 
 
 
 def test_every_command_and_method_has_a_page(pages: dict[str, str]) -> None:
-    commands = {f"manual/dlctl-{name}.md" for name in app.COMMANDS}
+    commands = {f"manual/dlctl-{name}.md" for name in app.cli.lines}
     methods = {f"methods/{name}.md" for name in registry.BUILT_IN["algorithms"]}
     others = {f"manual/{name}.md" for name in ("dlctl", "dlctl-job", "dlctl-problems")}
     assert pages.keys() == commands | methods | others

@@ -212,9 +212,10 @@ def _check_manifest(directory: Path, found: dict[str, Any]) -> None:
     manifest.layout(found).to_bytes()
     assert Best("accuracy", "max").of([(directory, found)]) in (None, directory)
     with redirect_stdout(io.StringIO()) as shown:
-        console.out_json("dlctl.checkpoints/1", checkpoint_command._as_data(directory, found))
+        row = checkpoint_command._row(directory, found, [], False)
+        console.out_json("dlctl.checkpoints/1", row)
     json.loads(shown.getvalue())
-    check_harmless("\n".join(checkpoint_command._row(directory, found, False, 1.8e9)))
+    check_harmless(console.table(checkpoint_command.COLUMNS, [row]))
 
 
 def _read_all(directory: Path, found: dict[str, Any], *, is_good: bool) -> None:

@@ -193,7 +193,7 @@ def test_the_model_can_be_exported_while_training_goes_on(at_work: Workplace) ->
 def test_set_returns_when_it_is_in_force_everywhere(at_work: Workplace) -> None:
     ended = at_work.dlctl("set", "worker-*", "fetch_every_steps=10")
     assert ended.code == 0, ended.err
-    rows = [line.split("  ") for line in ended.out.splitlines()]
+    rows = [line.split("  ") for line in ended.out.splitlines()[1:]]
     assert [(row[0], row[2]) for row in rows] == [("worker-0", "2 -> 10"), ("worker-1", "2 -> 10")]
     again = at_work.dlctl("set", "worker-*", "fetch_every_steps=2")
     assert "10 -> 2" in again.out

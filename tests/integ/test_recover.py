@@ -238,10 +238,11 @@ def test_workers_come_and_go_and_daemons_begin_anew_while_it_trains(place: Workp
     again = place.dlctl("restart", "*")
     assert again.code == 0, again.err
     assert again.out.splitlines() == [
-        "coordinator  incarnation 1 -> 2",
-        "agent-0      incarnation 1 -> 2",
-        "server-0     incarnation 1 -> 2",
-        "worker-0     incarnation 1 -> 2",
+        "NAME         INCARNATION",
+        "coordinator  1 -> 2",
+        "agent-0      1 -> 2",
+        "server-0     1 -> 2",
+        "worker-0     1 -> 2",
     ]
     step = place.run()["step"]
     place.until_step(step + 10)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from operator import itemgetter
 from typing import Any
 
 import click
 
 from dlctl import registry
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
+from dlctl.cli.keydocs import keys, to_toml
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
@@ -17,11 +17,15 @@ from dlctl.util.did_you_mean import meant
 
 SECTIONS = {kind: section for section, kind in registry.SECTIONS.items()}
 """Kind -> the section of the job file that uses its names; launchers have none."""
-WIDTH = 76
+WIDTH = 70
+COLUMNS: console.Columns[dict[str, Any]] = {
+    "KIND": lambda one: one["kind"],
+    "NAME": lambda one: one["name"],
+    "WHAT IT IS": lambda one: one["summary"] + (f" ({one['note']})" if one["note"] else ""),
+}
 
 
 @make_command(
-    "algorithms",
     examples=[
         ("dlctl algorithms", "algorithms, optimizers, compressors, launchers"),
         ("dlctl algorithms downpour", "the keys of one entry, with their defaults"),
@@ -30,8 +34,7 @@ WIDTH = 76
 )
 @click.argument("name", required=False)
 @json_option
-def command(name: str | None, as_json: bool) -> None:
-    """List the names that a job file can use, and their keys."""
+def command(name: str | None) -> None:
     found = [(kind, entry) for kind in registry.BUILT_IN for entry in registry.names(kind)]
     chosen = [(kind, entry) for kind, entry in found if name in (None, entry)]
     if not chosen:
@@ -39,19 +42,13 @@ def command(name: str | None, as_json: bool) -> None:
         close = meant(name or "", known, registry.ALIASES)
         raise NotFound(f'there is no "{name}"{close}', hint="dlctl algorithms")
     described = [_describe(kind, entry, with_keys=name is not None) for kind, entry in chosen]
-    if as_json:
-        console.out_json("dlctl.algorithms/1", {"entries": described})
-    elif console.is_quiet():
-        console.out("\n".join(console.escape(one["name"]) for one in described))
-    elif name is not None:
-        console.out("\n\n".join(map(_details, described)))
-    else:
-        columns = ("kind", "name", "summary")
-        rows = [[console.escape(one[column]) for column in columns] for one in described]
-        console.out(console.table(["KIND", "NAME", "WHAT IT IS"], rows))
-        for one in filter(itemgetter("note"), described):
-            console.note(console.escape(f"{one['name']}: {one['note']}"))
-        console.hint("dlctl algorithms NAME shows the keys of one entry")
+    details = "\n\n".join(map(_details, described)) if name is not None else ""
+    console.show(
+        "dlctl.algorithms/1",
+        {"entries": described},
+        details or console.table(COLUMNS, described),
+        names=[one["name"] for one in described],
+    )
 
 
 def _describe(kind: str, name: str, *, with_keys: bool) -> dict[str, Any]:
@@ -59,10 +56,8 @@ def _describe(kind: str, name: str, *, with_keys: bool) -> dict[str, Any]:
     described: dict[str, Any] = {"kind": kind, "name": name, "summary": entry.summary}
     described |= {"note": entry.note, "section": SECTIONS.get(kind)}
     if with_keys:
-        from dlctl.cli.keydocs import keys
-
         options = getattr(registry.load(kind, name), "Options", None)
-        described["keys"] = [key.to_dict() for key in keys(options)] if options else []
+        described["keys"] = [key._asdict() for key in keys(options)] if options else []
     return described
 
 
@@ -76,7 +71,7 @@ def _details(one: dict[str, Any]) -> str:
         limits = f", {key['limits']}" if key["limits"] else ""
         default = f" = {key['default']}" if key["default"] else "   (required)"
         text = f"{key['type']}{limits}. {key['text']}"
-        lines += [key["name"] + default, *textwrap.wrap(text, WIDTH, **_INDENT)]
+        lines += [key["name"] + default, textwrap.indent(textwrap.fill(text, WIDTH), "    # ")]
     if kind == "algorithms":
         for section in ("optimizer", "inner"):
             lines += ["", f"[{section}]", *default_of(section, name)]
@@ -85,11 +80,6 @@ def _details(one: dict[str, Any]) -> str:
 
 def default_of(section: str, algorithm: str) -> list[str]:
     """The defaults of [optimizer] or [inner] with this method."""
-    from dlctl.cli.keydocs import to_toml
-
     choice = getattr(registry.load("algorithms", algorithm), section)
     given = {"name": choice.name} | choice.options
     return [f"{key} = {to_toml(value)}" for key, value in given.items()]
-
-
-_INDENT: dict[str, Any] = {"initial_indent": "    # ", "subsequent_indent": "    # "}

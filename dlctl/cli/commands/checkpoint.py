@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dlctl.cli.group import Group
-from dlctl.cli.options import Duration, force_option, job_option, json_option, require_free
+from dlctl.cli.options import force_option, job_option, json_option, require_free, timeout_option
 from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, NotFound, UsageError
@@ -18,7 +19,6 @@ from dlctl.runs.manifest import FAILURE, Manifest, is_doubtful, parts
 from dlctl.util import values
 from dlctl.util.text import plural
 
-HEADERS = ("NUMBER", "STEP", "SAVED", "SIZE", "SERVERS", "FILES", "EVALUATION", "DIRECTORY")
 TORCH_ENDINGS = (".pt", ".pth", ".bin")
 
 
@@ -36,10 +36,8 @@ TORCH_ENDINGS = (".pt", ".pth", ".bin")
 @job_option
 @click.pass_context
 def command(ctx: click.Context, job: str | None) -> None:
-    """Save one now; list, verify, prune and export existing ones.
-
-    Without a subcommand it saves now. The job is the one that -j names, else the only running one,
-    else the newest: of those in ./runs, if any.
+    """Without a subcommand it saves now. The job is the one that -j names, else the only running
+    one, else the newest: of those in ./runs, if any.
     """
     if ctx.invoked_subcommand is None:
         ctx.invoke(create, job=job)
@@ -49,39 +47,33 @@ def command(ctx: click.Context, job: str | None) -> None:
 
 
 @command.command(
-    "create",
     examples=[("dlctl checkpoint create --timeout 1h", "save a large model")],
     see_also=["checkpoint ls"],
 )
-@click.option(
-    "--timeout", "limit_s", type=Duration(), default="10m", help="How long to wait for it (10m)."
-)
+@timeout_option("How long to wait for it (10m).", "10m")
 @job_option
 @json_option
-def create(limit_s: float, job: str | None, as_json: bool) -> None:
+def create(limit_s: float, job: str | None) -> None:
     """Save now and wait until the checkpoint is complete."""
     row = saving.save(select.own(job), limit_s, Countdown(limit_s))
     if text := report.without_residuals(row):
         console.warn(f"the checkpoint is {text}")
-    if as_json:
-        console.out_json("dlctl.checkpoint/1", values.timed(row))
-        return
     path = console.escape(values.path(str(row.get("path", ""))))
     size, took = values.size(row.get("nbytes")), values.duration(row.get("seconds"))
-    console.out(f"step {values.count(row.get('step'))}  {size} in {took}  {path}")
+    text = f"step {values.count(row.get('step'))}  {size} in {took}  {path}"
+    console.show("dlctl.checkpoint/1", values.timed(row), text)
 
 
 # ---------------------------------------------------------------- ls
 
 
 @command.command(
-    "ls",
     examples=[("dlctl checkpoint ls -q", "only the directories, newest last")],
     see_also=["checkpoint verify"],
 )
 @job_option
 @json_option
-def ls(job: str | None, as_json: bool) -> None:
+def ls(job: str | None) -> None:
     """List the complete checkpoints.
 
     The newest comes last. A checkpoint is complete if it has a manifest. If a file is missing or
@@ -92,24 +84,12 @@ def ls(job: str | None, as_json: bool) -> None:
     damage = checkpoint_choice.visible_damage(snapshot.directory)
     found = checkpoints.complete(snapshot.directory)
     best = checkpoint_choice.best(snapshot)
-    if as_json:
-        shown = [
-            {**_as_data(path, made), "problems": damage[path], "is_best": path == best}
-            for path, made in found.items()
-        ]
-        console.out_json("dlctl.checkpoints/1", {"run_id": snapshot.run_id, "checkpoints": shown})
-    elif console.is_quiet():
-        for path in found:
-            console.out(str(path))
-    elif found:
-        rows = [
-            _row(path, made, bool(damage[path]), snapshot.now, is_best=path == best)
-            for path, made in found.items()
-        ]
-        console.out(console.table(HEADERS, rows, HEADERS[:5]))
-    else:
+    rows = [_row(path, made, damage[path], path == best) for path, made in found.items()]
+    data = values.timed({"run_id": snapshot.run_id, "checkpoints": rows})
+    console.show("dlctl.checkpoints/1", data, console.table(COLUMNS, rows), names=found)
+    if not found:
         what = "no checkpoint whose manifest can be read" if damage else "no checkpoint yet"
-        console.note(f"{console.escape(snapshot.run_id)} has {what}")
+        console.note(f"{snapshot.run_id} has {what}")
     for path, problems in damage.items():
         if problems:
             number = checkpoints.number(path)[0]
@@ -122,42 +102,39 @@ def ls(job: str | None, as_json: bool) -> None:
         console.warn(f"the last attempt failed: {error}")
 
 
-def _as_data(path: Path, made: Manifest) -> dict[str, Any]:
-    keys = ("number", "step", "samples", "at", "evaluation")
+def _row(path: Path, made: Manifest, problems: list[str], is_best: bool) -> dict[str, Any]:
     return {
         "directory": str(path),
-        "nbytes": _nbytes(made),
+        "nbytes": sum(part["nbytes"] for part in parts(made)),
         "servers": len(made["shards"]),
-        **values.timed({key: made[key] for key in keys}),
+        **{key: made[key] for key in ("number", "step", "samples", "at", "evaluation")},
         FAILURE: made.get(FAILURE),
+        "problems": problems,
+        "is_best": is_best,
     }
 
 
-def _row(
-    path: Path, made: Manifest, is_damaged: bool, now: float, *, is_best: bool = False
-) -> list[str]:
-    evaluation = console.escape(values.evaluation_at(made["evaluation"], made["step"]))
-    return [
-        str(made["number"]),
-        values.count(made["step"]),
-        values.ago(made["at"], now),
-        values.size(_nbytes(made)),
-        str(len(made["shards"])),
-        console.style("damaged", fg="red") if is_damaged else "all there",
-        evaluation + (", the best" if is_best else ""),
-        console.escape(values.path(path)),
-    ]
+def _evaluation(row: dict[str, Any]) -> str:
+    shown = values.evaluation_at(row["evaluation"], row["step"])
+    return shown + (", the best" if row["is_best"] else "")
 
 
-def _nbytes(made: Manifest) -> int:
-    return sum(part["nbytes"] for part in parts(made))
+COLUMNS: console.Columns[dict[str, Any]] = {
+    ">NUMBER": lambda row: str(row["number"]),
+    ">STEP": lambda row: values.count(row["step"]),
+    ">SAVED": lambda row: values.ago(row["at"], time.time()),
+    ">SIZE": lambda row: values.size(row["nbytes"]),
+    ">SERVERS": lambda row: str(row["servers"]),
+    "FILES": lambda row: console.style("damaged", fg="red") if row["problems"] else "all there",
+    "EVALUATION": _evaluation,
+    "DIRECTORY": lambda row: values.path(row["directory"]),
+}
 
 
 # ---------------------------------------------------------------- verify, prune
 
 
 @command.command(
-    "verify",
     examples=[
         ("dlctl checkpoint verify", "all checkpoints of the job"),
         ("dlctl checkpoint verify 12000", "that of step 12,000 (or with this number)"),
@@ -168,7 +145,7 @@ def _nbytes(made: Manifest) -> int:
 @click.argument("directory", required=False, metavar="[DIR|NUMBER|STEP|latest|best]")
 @job_option
 @json_option
-def verify(directory: str | None, job: str | None, as_json: bool) -> None:
+def verify(directory: str | None, job: str | None) -> None:
     """Check every byte against the manifest.
 
     Without an argument, checks all checkpoints of the job. The exit code is 1 if anything is wrong,
@@ -184,14 +161,13 @@ def verify(directory: str | None, job: str | None, as_json: bool) -> None:
     else:
         chosen = [checkpoint_choice.chosen(directory, job)]
     found = {path: checkpoints.verify(path) for path in chosen}
-    if as_json:
-        shown = [{"directory": str(p), "ok": not bad, "problems": bad} for p, bad in found.items()]
-        console.out_json("dlctl.checkpoint-verify/1", {"checkpoints": shown})
-    for path, problems in found.items() if not as_json else ():
+    lines = []
+    for path, problems in found.items():
         verdict = console.style("bad", fg="red") if problems else console.style("ok ", fg="green")
-        lines = [f"{verdict}  {console.escape(values.path(path))}"]
+        lines.append(f"{verdict}  {console.escape(values.path(path))}")
         lines += [f"       | {console.escape(problem)}" for problem in problems]
-        console.out("\n".join(lines))
+    shown = [{"directory": str(p), "ok": not bad, "problems": bad} for p, bad in found.items()]
+    console.show("dlctl.checkpoint-verify/1", {"checkpoints": shown}, "\n".join(lines))
     if bad := sum(1 for problems in found.values() if problems):
         verb = "is" if bad == 1 else "are"
         what = f"{bad} of {plural(len(found), 'checkpoint')} {verb} damaged"
@@ -199,7 +175,6 @@ def verify(directory: str | None, job: str | None, as_json: bool) -> None:
 
 
 @command.command(
-    "prune",
     examples=[
         ("dlctl checkpoint prune --keep 1 --dry-run", "what would be removed"),
         ("dlctl checkpoint prune --keep 1", "keep the newest one"),
@@ -212,7 +187,7 @@ def verify(directory: str | None, job: str | None, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @job_option
 @json_option
-def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None, as_json: bool) -> None:
+def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> None:
     """Remove all but the newest ones.
 
     Keeps N good ones, after a check of every byte, a checkpoint that is being written, and the best
@@ -226,19 +201,18 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None, as_js
     paths, left = checkpoint_choice.unwanted(snapshot, keep, damaged)
     problems: list[str] = []
     removed = [p for p in paths if dry_run or checkpoints.remove(p, problems.append)]
-    if as_json:
-        shown = {"run_id": snapshot.run_id, "removed": [*map(str, removed)], "dry_run": dry_run}
-        console.out_json("dlctl.checkpoint-prune/1", {**shown, "problems": problems})
-    else:
-        verb = "" if console.is_quiet() else "would remove  " if dry_run else "removed  "
-        for path in removed:
-            console.out(verb + console.escape(values.path(path)))
-        if not paths:
-            console.note("nothing to remove")
-        if left:
-            numbers = sorted(checkpoints.number(path)[0] for path in left)
-            remove = f"dlctl checkpoint prune --damaged -j {console.escape(snapshot.run_id)}"
-            console.note(f"kept  {lineage.damaged(numbers)}; to remove: {remove}")
+    names = [values.path(path) for path in removed]
+    verb = "would remove" if dry_run else "removed"
+    lines = [f"{verb}  {console.escape(name)}" for name in names]
+    data = {"run_id": snapshot.run_id, "removed": [*map(str, removed)], "dry_run": dry_run}
+    schema = "dlctl.checkpoint-prune/1"
+    console.show(schema, data | {"problems": problems}, "\n".join(lines), names)
+    if not paths:
+        console.note("nothing to remove")
+    if left:
+        numbers = sorted(checkpoints.number(path)[0] for path in left)
+        remove = f"dlctl checkpoint prune --damaged -j {snapshot.run_id}"
+        console.note(f"kept  {lineage.damaged(numbers)}; to remove: {remove}")
     if problems:
         raise DlctlError("\n".join(problems), where=str(snapshot.directory / checkpoints.FOLDER))
 
@@ -247,7 +221,6 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None, as_js
 
 
 @command.command(
-    "export",
     examples=[
         ("dlctl checkpoint export", "the newest good one, to ./NAME-STEP.safetensors"),
         ("dlctl checkpoint export -o model.pt", "for torch.load(weights_only=True)"),
@@ -287,8 +260,8 @@ def export(
     arguments = [str(path), "--to", kind, "--output", str(file)]
     arguments += ["--average"] if average else []
     output_lines = other_process.run("daemons.files.export", arguments, path, "the export failed")
-    for line in output_lines.splitlines():
-        console.note(console.escape(line))
+    if output_lines:
+        console.note(output_lines.rstrip("\n"))
     size = values.size(file.stat().st_size)
     console.out(f"{console.escape(str(file))}  {size}  from {console.escape(values.path(path))}")
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.ui import console
-from dlctl.errors import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
 
 
 @make_command(
-    "completion",
     examples=[
         ('eval "$(dlctl completion bash)"', "in ~/.bashrc"),
         ('eval "$(dlctl completion zsh)"', "in ~/.zshrc"),
@@ -22,17 +20,14 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    """Print the shell completion script.
-
-    It completes commands, options, jobs and daemons from files on this machine, without contacting
-    any daemon.
+    """It completes commands, options, jobs and daemons from files on this machine, without
+    contacting any daemon.
     """
     from click.shell_completion import get_completion_class
 
     from dlctl.cli.app import COMPLETION_VARIABLE
 
     kind = get_completion_class(shell)
-    if kind is None:
-        raise UsageError(f"this click has no completion for {shell}")
+    assert kind is not None
     root = context.find_root().command
     console.out(kind(root, {}, "dlctl", COMPLETION_VARIABLE).source().rstrip("\n"))

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
 from dlctl.health.findings import FAULT, OK, WARNING, Finding, by_place
 from dlctl.health.network import count_text
+from dlctl.ops import doctor
 
 MARKS = {OK: "ok", WARNING: "warn", FAULT: "FAIL"}
 COLORS = {OK: "green", WARNING: "yellow", FAULT: "red"}
 
 
 @make_command(
-    "doctor",
     examples=[
         ("dlctl doctor", "check this machine"),
         ("dlctl doctor job.toml", "also all hosts of a job, and the links between them"),
@@ -32,11 +32,9 @@ COLORS = {OK: "green", WARNING: "yellow", FAULT: "red"}
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option("--host", metavar="HOST", help="Only this machine and this host of the job file.")
 @json_option
-def command(file: Path | None, host: str | None, as_json: bool) -> None:
-    """Check this machine, each host and the links between them for problems.
-
-    Prints one line per check: "ok", "warn" if a job works but not as well as it could, or "FAIL" if
-    it will not work; below "warn" and "FAIL", the fix. Without FILE, checks only this machine.
+def command(file: Path | None, host: str | None) -> None:
+    """Prints one line per check: "ok", "warn" if a job works but not as well as it could, or "FAIL"
+    if it will not work; below "warn" and "FAIL", the fix. Without FILE, checks only this machine.
     Changes nothing. The listeners for the measurement accept only connections of the same command,
     for a minute at most. Every link that the job needs carries test data for about 0.3 s each way,
     which slows a training on the same link.
@@ -44,42 +42,39 @@ def command(file: Path | None, host: str | None, as_json: bool) -> None:
     The exit code is 0 if there is no fault, also with warnings, and 1 if there is one; 2 for an
     invalid job file, and 4 for an unknown host.
     """
-    from dlctl import jobfile
-    from dlctl.ops import doctor
+    from dlctl import jobfile  # imported late: it pulls in pydantic
 
     if file is None and host is not None:
         raise UsageError("--host needs the job file that has this host")
     job = None if file is None else jobfile.load(file)
     findings = doctor.findings(file, job, host)
     count = Counter(finding.mark for finding in findings)
-    if as_json:
-        rows = [finding.to_dict() for finding in findings]
-        totals = {"faults": count[FAULT], "warnings": count[WARNING]}
-        console.out_json("dlctl.doctor/1", {"file": str(file or ""), **totals, "findings": rows})
-    else:
-        show(findings)
+    rows = [finding.to_dict() for finding in findings]
+    totals = {"faults": count[FAULT], "warnings": count[WARNING]}
+    data = {"file": str(file or ""), **totals, "findings": rows}
+    console.show("dlctl.doctor/1", data, "\n".join(lines(findings)))
     if count[FAULT]:
         again = f"dlctl doctor {shlex.quote(str(file))}" if file else "dlctl doctor"
         raise DlctlError(
             f"{count_text(count[FAULT], count[WARNING])} found",
             hint=f"fix what is marked {MARKS[FAULT]}, then run again: {again}",
         )
-    if not as_json:
-        warned = count_text(0, count[WARNING])
-        console.note(f"no fault found{', ' + warned if warned else ''}")
+    warned = count_text(0, count[WARNING])
+    console.note(f"no fault found{', ' + warned if warned else ''}")
 
 
-def show(findings: list[Finding]) -> None:
-    """Print the findings by place; with -q only warnings and faults."""
+def lines(findings: list[Finding]) -> list[str]:
+    """The findings by place; with -q only warnings and faults."""
     width = max(len(mark) for mark in MARKS.values())
+    shown: list[str] = []
     for place, group in by_place(findings).items():
-        shown = [f for f in group if f.mark != OK or not console.is_quiet()]
-        subjects = max((len(console.escape(f.subject)) for f in shown), default=0)
-        if shown:
-            console.out(console.style(console.escape(place), bold=True))
-        for finding in shown:
+        chosen = [f for f in group if f.mark != OK or not console.is_quiet()]
+        shown += [console.style(place, bold=True)] if chosen else []
+        subjects = max((len(console.escape(f.subject)) for f in chosen), default=0)
+        for finding in chosen:
             mark = console.style(MARKS[finding.mark].ljust(width), fg=COLORS[finding.mark])
             subject = console.escape(finding.subject).ljust(subjects)
-            console.out(f"  {mark} {subject}  {console.escape(finding.found)}")
+            shown.append(f"  {mark} {subject}  {console.escape(finding.found)}")
             if finding.mark != OK:
-                console.out(console.next_lines(finding.fix, f"  {' ' * width}   ", "fix: "))
+                shown.append(console.next_lines(finding.fix, f"  {' ' * width}   ", "fix: "))
+    return shown

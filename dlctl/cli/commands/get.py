@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import click
 
 from dlctl import registry, settings
 from dlctl.cli import daemon_names
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.ui import console
 from dlctl.runs import facts, select
@@ -21,7 +22,6 @@ KEY = re.compile("[a-z_]+")
 
 
 @make_command(
-    "get",
     examples=[
         ("dlctl get", "all live settings of all daemons"),
         ("dlctl get 'worker-*' push fetch", "two settings of all workers"),
@@ -34,32 +34,25 @@ KEY = re.compile("[a-z_]+")
 )
 @job_option
 @json_option
-def command(arguments: tuple[str, ...], job: str | None, as_json: bool) -> None:
-    """Show live settings.
-
-    "dlctl set" accepts the printed values.
-    """
+def command(arguments: tuple[str, ...], job: str | None) -> None:
+    """ "dlctl set" accepts the printed values."""
     snapshot = select.look(job)
     roles, known = snapshot.roles(), _known(read_job(snapshot.directory))
     names = [text for text in arguments if text in roles or not KEY.fullmatch(text)]
     keys = [text for text in arguments if text not in names]
     chosen = daemon_names.match(names, roles)
-    found = {name: _chosen(live(snapshot, name), keys) for name in chosen}
-    if as_json:
-        shown = {name: own for name, own in found.items() if own}
-        console.out_json("dlctl.settings/1", {"run_id": snapshot.run_id, "settings": shown})
-        return
+    found = {name: _live(snapshot, name, keys) for name in chosen}
     rows = [
-        [name, console.escape(key), console.escape(known.format(key, value))]
+        (name, key, known.format(key, value))
         for name, own in found.items()
         for key, value in own.items()
     ]
-    if console.is_quiet():
-        for row in rows:
-            console.out(row[2])
-    elif rows:
-        console.out(console.table(("NAME", "KEY", "VALUE"), rows))
-    else:
+    shown = {name: own for name, own in found.items() if own}
+    data = {"run_id": snapshot.run_id, "settings": shown}
+    columns = {"NAME": itemgetter(0), "KEY": itemgetter(1), "VALUE": itemgetter(2)}
+    values = [value for _, _, value in rows]
+    console.show("dlctl.settings/1", data, console.table(columns, rows), values)
+    if not rows:
         console.note("no daemon has reported such a setting yet")
 
 
@@ -73,13 +66,11 @@ def _known(job: dict[str, Any]) -> settings.LiveSettings:
     return settings.EVERY_RUN if is_ours else settings.of_job(job)
 
 
-def live(snapshot: Snapshot, name: str) -> dict[str, Any]:
-    """The settings of one daemon: from the coordinator, else from the daemon's last report."""
+def _live(snapshot: Snapshot, name: str, keys: Sequence[str]) -> dict[str, Any]:
+    """These settings of one daemon (all if there are no keys): from the coordinator, else from the
+    daemon's last report.
+    """
     known = snapshot.run.get("settings")
     own = known.get(name) if isinstance(known, dict) else None
-    reported = dict(facts.settings(snapshot.daemon(name)))
-    return {**reported, **own} if isinstance(own, dict) else reported
-
-
-def _chosen(found: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    found = dict(facts.settings(snapshot.daemon(name))) | (own if isinstance(own, dict) else {})
     return {key: value for key, value in found.items() if not keys or key in keys}

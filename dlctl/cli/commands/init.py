@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import force_option, require_free
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError
@@ -17,7 +17,6 @@ FILES = ("job.toml", "train.py")
 
 
 @make_command(
-    "init",
     examples=[
         ("dlctl init demo", "write demo/job.toml and demo/train.py"),
         ("dlctl init", "write them here"),
@@ -27,20 +26,19 @@ FILES = ("job.toml", "train.py")
 @click.argument("directory", default=".", metavar="[DIR]", type=click.Path(path_type=Path))
 @force_option
 def command(directory: Path, force: bool) -> None:
-    """Write a commented job file and a runnable task.
-
-    The task trains a small network on generated data, so it runs unchanged. Change it to your own.
+    """The task trains a small network on generated data, so it runs unchanged. Change it to your
+    own.
     """
     targets = [directory / name for name in FILES]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         require_free(force, *targets)
         for target in targets:
-            with target.open("w" if force else "x", encoding="utf-8") as file:
-                file.write((TEMPLATE / target.name).read_text(encoding="utf-8"))
+            target.write_bytes((TEMPLATE / target.name).read_bytes())
             console.out(console.escape(str(target)))
     except OSError as error:
         where = str(error.filename or directory)
         raise DlctlError(f"cannot write: {error.strerror}", where=where) from error
-    console.hint(f"dlctl run {shlex.quote(str(targets[0]))}   trains; Ctrl-C stops")
-    console.hint("dlctl status   shows its progress, from another terminal")
+    run = f"dlctl run {shlex.quote(str(targets[0]))}"
+    progress = "shows its progress, from another terminal"
+    console.commands([(run, "trains; Ctrl-C stops"), ("dlctl status", progress)])

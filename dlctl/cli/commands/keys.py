@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +14,7 @@ from dlctl.cli.group import Group
 from dlctl.cli.options import force_option, job_option, json_option, require_free, wait_options
 from dlctl.cli.ui import console, live
 from dlctl.control import keys
+from dlctl.control.reader import ReaderKey
 from dlctl.errors import DlctlError
 from dlctl.ops import control, stop
 from dlctl.ops.run_directory import explained
@@ -24,9 +23,6 @@ from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, natural
 from dlctl.util import hints, values
 from dlctl.util.names import COORDINATOR
-
-if TYPE_CHECKING:
-    from dlctl.control.reader import ReaderKey
 
 SCHEMA = "dlctl.keys/1"
 ANSWER_S = 60.0
@@ -43,15 +39,12 @@ ANSWER_S = 60.0
     see_also=["restart", "recover"],
 )
 def command() -> None:
-    """Give a job new keys, or create a read-only key.
-
-    The key of a run is a file in its directory; the keys of all its connections are derived from
+    """The key of a run is a file in its directory; the keys of all its connections are derived from
     it.
     """
 
 
 @command.command(
-    "rotate",
     examples=[
         ("dlctl keys rotate", "nothing that was acknowledged is lost"),
         ("dlctl keys rotate -j mnist-7f3a --no-wait", "return when the new key is saved"),
@@ -61,7 +54,7 @@ def command() -> None:
 @wait_options
 @job_option
 @json_option
-def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool) -> None:
+def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
     """Give a job new keys; the old ones become invalid.
 
     All daemons are replaced, with keys derived from the new run key: servers resume with their
@@ -79,23 +72,20 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool)
         control.ask(snapshot, "rotate", asked, ANSWER_S)
         if not no_wait:
             goal = control.restarted(before)
-            with live.shown() as progress:
+            with closing(live.open_progress()) as progress:
                 control.wait(snapshot, goal, limit_s, "all have new keys", before, progress)
     else:
         _renew(snapshot)
         begun = []
-    if as_json:
-        fingerprint = _fingerprint(snapshot.directory)
-        data = {"run": snapshot.run_id, "fingerprint": fingerprint, "restarted": begun}
-        console.out_json(SCHEMA, data)
-    else:
-        # Without connection keys, only the workers' tokens are derived from it.
-        what = "new keys" if snapshot.run.get("control_key") else "a new key, for new tokens"
-        console.note(console.escape(f"{snapshot.run_id} has {what}; the old ones are invalid"))
+    # Without connection keys, only the workers' tokens are derived from it.
+    what = "new keys" if snapshot.run.get("control_key") else "a new key, for new tokens"
+    console.note(f"{snapshot.run_id} has {what}; the old ones are invalid")
+    fingerprint = _fingerprint(snapshot.directory)
+    data = {"run": snapshot.run_id, "fingerprint": fingerprint, "restarted": begun}
+    console.show(SCHEMA, data, "")
 
 
 @command.command(
-    "reader",
     examples=[
         ("dlctl keys reader bob.key", "bob then uses: dlctl status --key bob.key"),
         ("dlctl keys reader bob.key --force", "replace it, after a rotation"),
@@ -106,7 +96,7 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool)
 @force_option
 @job_option
 @json_option
-def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
+def reader(file: Path, force: bool, job: str | None) -> None:
     """Write a key that grants access to the status, and nothing else.
 
     FILE has all that its owner needs: the address, the coordinator's public key and a secret key.
@@ -120,19 +110,14 @@ def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
         paths.write(file, made.to_bytes(), 0o600)
     except OSError as error:
         raise DlctlError(f"cannot write the key: {error.strerror}", where=str(file)) from error
-    if as_json:
-        console.out_json(SCHEMA, {"run": made.run, "address": made.address, "file": str(file)})
-    else:
-        text = (
-            f"{values.path(str(file))} gives access to the status of {made.run} at {made.address}"
-        )
-        console.note(console.escape(text))
+    where = f"{made.run} at {made.address}"
+    console.note(f"{values.path(str(file))} gives access to the status of {where}")
+    console.show(SCHEMA, {"run": made.run, "address": made.address, "file": str(file)}, "")
 
 
 def _readers_key(snapshot: Snapshot) -> ReaderKey:
     """Raises DlctlError if the connections of this run have no keys."""
-    from dlctl.control.reader import ReaderKey
-    from dlctl.roles.protocol.authz import READER
+    from dlctl.roles.protocol.authz import READER  # imported late: it pulls in numpy
 
     coordinator, address = snapshot.run.get("control_key"), snapshot.run.get("control")
     if not coordinator or not isinstance(address, str):
@@ -151,11 +136,7 @@ def _fingerprint(directory: Path) -> str:
 
 def _who() -> str:
     """The user and host, as in "alice@host"."""
-    try:
-        name = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        name = f"uid {os.getuid()}"
-    return f"{name}@{socket.gethostname()}"
+    return f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"
 
 
 def _renew(snapshot: Snapshot) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 
 import click
 
 from dlctl.cli import daemon_names
-from dlctl.cli.group import command as make_command
-from dlctl.cli.options import Tail, job_option, json_option, moment
-from dlctl.cli.ui import log_lines
+from dlctl.cli.group import make_command
+from dlctl.cli.options import job_option, json_option, moment, since_option, tail_option
+from dlctl.cli.ui import console, log_lines
 from dlctl.errors import NotFound, UsageError
 from dlctl.runs import logs, select
 from dlctl.runs.logs import Line, LogFile
@@ -22,7 +23,6 @@ ENDED_DAEMON = ("backoff", "failed", "stopped", "quarantined", GONE)
 
 
 @make_command(
-    "logs",
     examples=[
         ("dlctl logs", "the last 100 lines of each daemon"),
         ("dlctl logs -f", "and new lines, until the job ends"),
@@ -34,11 +34,9 @@ ENDED_DAEMON = ("backoff", "failed", "stopped", "quarantined", GONE)
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=daemon_names.complete)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
-@click.option(
-    "-n", "--tail", "tail", type=Tail("lines"), help='Last N lines of each daemon, or "all" (100).'
-)
-@click.option("--since", metavar="TIME", help='Only lines since "10m" ago or an ISO time.')
-@click.option("--until", metavar="TIME", help="Only lines until this time.")
+@tail_option('Last N lines of each daemon, or "all" (100; with --since: all).')
+@since_option
+@click.option("--until", type=moment, metavar="TIME", help="Only lines until this time.")
 @click.option(
     "-l", "--level", type=click.Choice(logs.LEVELS), help="Only lines of this severity or higher."
 )
@@ -53,8 +51,8 @@ def command(
     names: tuple[str, ...],
     follow: bool,
     tail: int | None,
-    since: str | None,
-    until: str | None,
+    since: float | None,
+    until: float | None,
     level: str | None,
     grep: str | None,
     roles: tuple[str, ...],
@@ -62,12 +60,9 @@ def command(
     failed: bool,
     raw: bool,
     job: str | None,
-    as_json: bool,
 ) -> None:
-    """Show or follow logs of all or some daemons.
-
-    NAME is a daemon or a glob. Lines are merged by time; restarts are marked. A line of the level
-    "text" is direct output of the process (a traceback, a library's warning) and has no time.
+    """NAME is a daemon or a glob. Lines are merged by time; restarts are marked. A line of the
+    level "text" is direct output of the process (a traceback, a library's warning) and has no time.
 
     With --failed, for each daemon that failed, is stuck, or whose heartbeat is late: its last
     lines, and below them the problem, as "dlctl status" shows it. Evaluations of the model are left
@@ -77,24 +72,34 @@ def command(
         raise UsageError("--follow shows new lines; --previous and --failed show past ones")
     snapshot = select.look(job, every_page=False)
     chosen = _daemons(snapshot, names, roles)
-    test = log_lines.wanted(
-        level, moment(since, snapshot.now), moment(until, snapshot.now), _search(grep)
-    )
-    shape = "json" if as_json else "raw" if raw else "text"
+    least, search = logs.LEVELS.index(level) if level else 0, _search(grep)
+
+    def wanted(line: Line) -> bool:
+        return (
+            line.severity >= least
+            and (since is None or line.at >= since)
+            and (until is None or line.at <= until)
+            and (search is None or bool(search(line.text)))
+        )
+
+    # Without a filter, the last lines are read from the end of the files.
+    test = None if (level, since, until, grep) == (None,) * 4 else wanted
+    shape = "json" if console.is_json() else "raw" if raw else "text"
     printer = log_lines.Printer(chosen, shape)
-    limit = _limit(tail, failed, since)
+    if tail is None:
+        tail = TAIL_OF_FAILED if failed else TAIL if since is None else sys.maxsize
     if failed:
-        log_lines.show_failed(snapshot, chosen, limit, test, printer)
+        log_lines.show_failed(snapshot, chosen, tail, test, printer)
         return
     if follow:
-        log_lines.follow_logs(snapshot, chosen, limit, test, printer)
+        log_lines.follow_logs(snapshot, chosen, tail, test, printer)
         return
     files = logs.list_files(snapshot.directory)
     lines = list[Line]()
     for name in chosen:
         own = files.get(name, [])
         own = _previous(snapshot, name, own) if previous else own
-        lines += logs.tail(own, limit, test)
+        lines += logs.tail(own, tail, test)
     printer.show(logs.in_order(lines))
 
 
@@ -102,16 +107,11 @@ def _daemons(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str]) -> 
     known = snapshot.roles()
     for name in logs.list_files(snapshot.directory):
         known.setdefault(name, name.partition("-")[0])
-    return daemon_names.match(names, known, roles)
-
-
-def _limit(tail: int | None, failed: bool, since: str | None) -> int | None:
-    """Lines per daemon; None: all of them."""
-    if tail is not None:
-        return None if tail == Tail.ALL else tail
-    if failed:
-        return TAIL_OF_FAILED
-    return TAIL if since is None else None
+    chosen = daemon_names.match(names, known)
+    chosen = [name for name in chosen if not roles or known[name] in roles]
+    if not chosen:
+        raise NotFound(f"no such daemon has the role {' or '.join(roles)}")
+    return chosen
 
 
 def _search(pattern: str | None) -> Callable[[str], object] | None:

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
+from dlctl.cli.options import completing
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
 from dlctl.util.did_you_mean import meant
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 FOLDERS = (Path(__file__).parents[2] / "manual", Path(__file__).parents[3] / "docs" / "manual")
 """In a wheel, and in the source tree."""
 _WIDTH_MAX = 100
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(topic) for topic in topics() if topic.startswith(incomplete)]
-
-
 @make_command(
-    "man",
     examples=[
         ("dlctl man", "the overview"),
         ("dlctl man job", "every key of the job file"),
@@ -38,12 +28,12 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
         ("dlctl man logs", "one command"),
     ],
 )
-@click.argument("topic", default="", metavar="[TOPIC]", shell_complete=_complete)
+@click.argument(
+    "topic", default="", metavar="[TOPIC]", shell_complete=completing(lambda ctx: topics())
+)
 @click.option("--plain", is_flag=True, help="Print the page as it is, in Markdown; use no pager.")
 def command(topic: str, plain: bool) -> None:
-    """Open a manual page.
-
-    TOPIC is a command, or job, hosts, slurm or problems. On a terminal the page opens in $PAGER.
+    """TOPIC is a command, or job, hosts, slurm or problems. On a terminal the page opens in $PAGER.
     Elsewhere it is printed as Markdown.
     """
     text = text_of(find(topic))

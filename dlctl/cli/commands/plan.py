@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from dlctl.cli.group import command as make_command
-from dlctl.cli.options import json_option
+from dlctl.cli.commands.doctor import lines as lines_of
+from dlctl.cli.group import make_command
+from dlctl.cli.options import file_argument, json_option
 from dlctl.cli.ui import console
+from dlctl.config import JobFile, to_dict
 from dlctl.errors import DlctlError
+from dlctl.health.findings import FAULT, Finding
+from dlctl.health.needs import Model
+from dlctl.ops import cases, doctor, plan
+from dlctl.ops.cases import Case
+from dlctl.ops.decide import Action
 from dlctl.util import values
 
-if TYPE_CHECKING:
-    from dlctl.config import JobFile
-    from dlctl.health.findings import Finding
-    from dlctl.health.needs import Model
-    from dlctl.ops.cases import Case
-    from dlctl.ops.plan import Placed
-
 CHANGES_EXIT_CODE = 10
+FILES: console.Columns[tuple[str, str]] = {"FILES": itemgetter(0), "PATH": itemgetter(1)}
 
 
 @make_command(
-    "plan",
     examples=[
         ("dlctl plan job.toml", "which run, which daemons on which hosts, which files"),
         ("dlctl plan job.toml --check", "also check whether it will work on the hosts"),
@@ -34,7 +36,7 @@ CHANGES_EXIT_CODE = 10
     ],
     see_also=["start", "doctor", "validate"],
 )
-@click.argument("file", type=click.Path(path_type=Path))
+@file_argument
 @click.option("--fresh", is_flag=True, help="What `start --fresh` would do.")
 @click.option("--check", is_flag=True, help="Also log in to the hosts and show problems.")
 @click.option(
@@ -44,22 +46,17 @@ CHANGES_EXIT_CODE = 10
     help="Exit with 10 unless the whole job file is already effective or reached.",
 )
 @json_option
-def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bool) -> None:
-    """Show what start would do; change nothing.
-
-    Shows which run the job file becomes, how it differs from that run and which of these keys
+def command(file: Path, fresh: bool, check: bool, is_detailed: bool) -> None:
+    """Shows which run the job file becomes, how it differs from that run and which of these keys
     change live, where each daemon would run, and which files would be written. The sizes of the
     shards are known once an earlier run of the same job file has saved a checkpoint, else after the
     first worker has built the model. Only --check logs in to hosts. With it, the exit code is 1 if
     there is a fault, as with `dlctl doctor`.
     """
-    from dlctl import config, jobfile
-    from dlctl.health.findings import FAULT
-    from dlctl.ops import cases, doctor, plan
-    from dlctl.ops.decide import Action
+    from dlctl import jobfile  # imported late, here and below: it pulls in pydantic
 
     job = jobfile.load(file)
-    content = json.loads(json.dumps(config.to_dict(job)))
+    content = json.loads(json.dumps(to_dict(job)))
     previous = cases.newest(file, job)
     cases.check_no_other(file, job, previous, fresh=fresh)
     case = cases.looked(cases.of_start(previous, job, content, fresh=fresh), ask_hosts=check)
@@ -72,10 +69,11 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bo
     model = plan.known_model(file, job)
     found = doctor.findings(file, job, None) if check else []
     faults = [finding for finding in found if finding.mark == FAULT]
-    if as_json:
-        console.out_json("dlctl.plan/1", _as_data(file, job, case, model, faults))
-    else:
-        _show(file, job, case, model, faults)
+    for problem in case.damaged:
+        console.warn(problem)
+    data = _as_data(file, job, case, model, faults)
+    lines = _lines(data, job, case, faults)
+    console.show("dlctl.plan/1", data, "\n".join(lines))
     if faults:
         raise DlctlError(
             "this will not work on all hosts", hint=f"dlctl doctor {shlex.quote(str(file))}"
@@ -87,8 +85,6 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bo
 def _as_data(
     file: Path, job: JobFile, case: Case, model: Model | None, faults: list[Finding]
 ) -> dict[str, Any]:
-    from dlctl.ops import plan
-
     run, good = case.run, case.checkpoint
     return {
         "file": str(file),
@@ -106,53 +102,34 @@ def _as_data(
     }
 
 
-def _show(file: Path, job: JobFile, case: Case, model: Model | None, faults: list[Finding]) -> None:
-    from dlctl.cli.commands import doctor
+def _lines(data: Mapping[str, Any], job: JobFile, case: Case, faults: list[Finding]) -> list[str]:
     from dlctl.jobfile import summary
-    from dlctl.ops import graft, plan
+    from dlctl.ops import graft
 
-    lines = [summary.of(job), plan.headline(case)]
-    lines += [
-        f"  {text}" + (f"   live: {live}" if live else "") for text, live in plan.changes(case)
-    ]
-    lines += [f"  {case.loss.text()}"] if case.loss else []
+    above = [summary.of(job), plan.headline(case)]
+    for change in data["changes"]:
+        live = f"   live: {change['live']}" if change["live"] else ""
+        above.append(f"  {change['change']}{live}")
+    above += [f"  {case.loss.text()}"] if case.loss else []
     if case.checkpoint is not None and (words := graft.in_words(case.checkpoint, job)):
-        lines.append(f"  {words}")
-    console.out("\n".join(map(console.escape, lines)))
-    for problem in case.damaged:
-        console.warn(problem)
-    console.out(f"\n{_table(job, plan.placed(job, model))}")
+        above.append(f"  {words}")
     size = "known after the first checkpoint"
-    if model is not None:
-        size = f"{model.parameters:,} parameters, as saved at step {model.step:,}"
-    console.out(f"  size of the shards: {size}\n")
-    rows = list(plan.files(case, job, file))
-    width = max(len(what) for what, _ in rows)
-    for what, where in rows:
-        console.out(console.escape(f"{what.ljust(width)}  {where}"))
-    if faults:
-        console.out()
-        doctor.show(faults)
+    if model := data["model"]:
+        size = f"{model['parameters']:,} parameters, as saved at step {model['step']:,}"
+    lines = [*map(console.escape, above), "", _daemons(data["daemons"], uses_tcp=job.uses_tcp)]
+    lines += [f"  size of the shards: {size}", "", console.table(FILES, data["files"].items())]
+    return lines + (["", *lines_of(faults)] if faults else [])
 
 
-def _table(job: JobFile, rows: list[Placed]) -> str:
-    headers = ("NAME", "HOST", "ADDRESS", "PORT", "PARAMETERS", "SHARD", "BATCH")
-    cells = [
-        [
-            row.name,
-            console.escape(row.host),
-            console.escape(row.address) or values.NOTHING,
-            _port(job, row),
-            values.count(row.parameters),
-            values.size(row.size_bytes),
-            row.batch_size if isinstance(row.batch_size, str) else values.count(row.batch_size),
-        ]
-        for row in rows
-    ]
-    return console.table(headers, cells, right=("PORT", "PARAMETERS", "SHARD", "BATCH"))
-
-
-def _port(job: JobFile, row: Placed) -> str:
-    if row.port is not None:
-        return str(row.port)
-    return "any free" if row.address and job.uses_tcp else values.NOTHING
+def _daemons(rows: list[dict[str, Any]], *, uses_tcp: bool) -> str:
+    any_free = "any free" if uses_tcp else values.NOTHING
+    columns: console.Columns[dict[str, Any]] = {
+        "NAME": lambda row: row["name"],
+        "HOST": lambda row: row["host"],
+        "ADDRESS": lambda row: row["address"] or values.NOTHING,
+        ">PORT": lambda row: str(row["port"] or (any_free if row["address"] else values.NOTHING)),
+        ">PARAMETERS": lambda row: values.count(row["parameters"]),
+        ">SHARD": lambda row: values.size(row["size_bytes"]),
+        ">BATCH": lambda row: str(row["batch_size"] or values.NOTHING),
+    }
+    return console.table(columns, rows)

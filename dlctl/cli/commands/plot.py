@@ -6,16 +6,17 @@ from pathlib import Path
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import complete_runs, job_option
 from dlctl.cli.ui import console
+from dlctl.observe import history, plot
 from dlctl.runs import select
+from dlctl.util import extras
 
 AXES = ("seconds", "steps", "samples", "epochs", "bytes")
 
 
 @make_command(
-    "plot",
     examples=[
         ("dlctl plot", "the loss against samples: plot.png"),
         ("dlctl plot digits-7f3a digits-a22d --x bytes", "two runs, by their traffic"),
@@ -43,18 +44,13 @@ AXES = ("seconds", "steps", "samples", "epochs", "bytes")
 def command(
     runs: tuple[str, ...], what: str, axis: str, output: Path, log: bool, job: str | None
 ) -> None:
-    """Draw the loss, or another figure, of one or several runs.
-
-    NAME is loss, samples_per_s, staleness, push_bytes_per_s, fetch_bytes_per_s, lr, inner_lr,
+    """NAME is loss, samples_per_s, staleness, push_bytes_per_s, fetch_bytes_per_s, lr, inner_lr,
     workers, another metric returned by the task's loss, or a metric of its evaluate;
     evaluation.loss is that of evaluate. Seconds are training time, and bytes the traffic of all
     workers (pushes and fetches), so that methods can be compared by cost. Where a run rolled back
     to a checkpoint, redone work is drawn once against steps, samples and epochs. Needs
     `pip install 'dlctl[plot]'`.
     """
-    from dlctl.observe import history, plot
-    from dlctl.util import extras
-
     extras.require("plot", "dlctl plot")
     named = [select.look(run) for run in runs or (job,)]
     found = [history.read(snapshot.directory, whole=False) for snapshot in named]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 
 import click
 
-from dlctl.cli.group import command as make_command
-from dlctl.cli.options import Duration, json_option, run_argument
+from dlctl.cli.group import make_command
+from dlctl.cli.options import json_option, run_argument, timeout_option
 from dlctl.cli.ui import console, live, recovery
 from dlctl.ops import cases, ready, recover
 from dlctl.ops.cases import Case
@@ -20,7 +20,6 @@ SCHEMA = "dlctl.recover/1"
 
 
 @make_command(
-    "recover",
     examples=[
         ("dlctl recover --dry-run", "what died, what is left, and what would be lost"),
         ("dlctl recover", "recover the job"),
@@ -34,9 +33,7 @@ SCHEMA = "dlctl.recover/1"
 @click.option(
     "--checkpoint", "number", type=click.IntRange(1), metavar="N", help="Resume from this one."
 )
-@click.option(
-    "--timeout", "limit_s", type=Duration(), help='Give up waiting after "90s", "5m" (exit code 6).'
-)
+@timeout_option('Give up waiting after "90s", "5m" (exit code 6).')
 @run_argument
 @json_option
 def command(
@@ -45,11 +42,8 @@ def command(
     number: int | None,
     limit_s: float | None,
     job: str | None,
-    as_json: bool,
 ) -> None:
-    """Recover a job that has died.
-
-    Use this for a run that has failed, or whose coordinator and agents are gone. If the
+    """Use this for a run that has failed, or whose coordinator and agents are gone. If the
     coordinator's memory and all shards survive, the run resumes where it stopped and nothing is
     lost. Otherwise it resumes from its newest good checkpoint, and the command reports what is
     lost. A checkpoint that was saved because the workers' results were unusable is taken only if
@@ -70,23 +64,22 @@ def command(
             snapshot = recover.wait_over(snapshot)
         case = cases.of_recover(snapshot, from_checkpoint=from_checkpoint, number=number)
         case = cases.looked(case)
-        if not as_json:
+        if not console.is_json():
             console.out("\n".join(recovery.lines(case, dry_run=dry_run)), flush=True)
         if refusal := cases.refusal(case):
-            _give(case, as_json, done=False)
+            _show_json(case, done=False)
             raise refusal
         began, launched = time.monotonic(), None if dry_run else recover.perform(case)
         if launched is not None:
-            with live.shown() as progress:
+            with closing(live.open_progress()) as progress:
                 after = ready.wait_ready(launched, limit_s, progress)
             if after.state == "failed":
                 raise ready.failed(launched, "could not be recovered")
             took, step = values.duration(time.monotonic() - began), after.run.get("step")
             text = f"{after.run_id} is {after.state} again, at step {values.count(step)}"
-            console.note(console.escape(f"{text}, after {took}"))
-        _give(case, as_json, done=launched is not None)
+            console.note(f"{text}, after {took}")
+        _show_json(case, done=launched is not None)
 
 
-def _give(case: Case, as_json: bool, *, done: bool) -> None:
-    if as_json:
-        console.out_json(SCHEMA, {**cases.as_data(case), "done": done})
+def _show_json(case: Case, *, done: bool) -> None:
+    console.show(SCHEMA, {**cases.as_data(case), "done": done}, "")

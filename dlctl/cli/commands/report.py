@@ -6,18 +6,17 @@ from pathlib import Path
 
 import click
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import run_argument
-from dlctl.cli.ui import console
+from dlctl.cli.ui import attention, console
 from dlctl.errors import DlctlError
-from dlctl.ops import codes, problems
-from dlctl.runs import select
+from dlctl.observe import history, html
+from dlctl.runs import paths, select
 
 MODE = 0o644
 
 
 @make_command(
-    "report",
     examples=[
         ("dlctl report", "write digits-7f3a.html here, for the running job or the newest one"),
         ("dlctl report digits-7f3a -o best.html", "another run, to a file of your choice"),
@@ -29,21 +28,15 @@ MODE = 0o644
 )
 @run_argument
 def command(output: Path | None, job: str | None) -> None:
-    """Write an HTML page about a run: loss, rates, staleness, events.
-
-    The page is one self-contained file that loads nothing from a network. It shows the loss, other
-    metrics that the task's loss returns, evaluations, the learning rate, throughput, staleness and
-    bytes against the time of day, training seconds, steps or samples, with the run's events as
-    marks; and the job file. For a live run it shows the data so far. An existing file is replaced.
+    """The page is one self-contained file that loads nothing from a network. It shows the loss,
+    other metrics that the task's loss returns, evaluations, the learning rate, throughput,
+    staleness and bytes against the time of day, training seconds, steps or samples, with the run's
+    events as marks; and the job file. For a live run it shows the data so far. An existing file is
+    replaced.
     """
     snapshot = select.look(job)
-    from dlctl.observe import history, html
-    from dlctl.runs import paths
-
     target = output or Path(f"{snapshot.run_id}.html")
-    ill = [p for p in problems.found(snapshot) if codes.level(p) == "error"]
-    lines = [codes.text(p, snapshot.now) for p in ill if p.code != "run-failed"]
-    text = html.page(history.read(snapshot.directory), lines)
+    text = html.page(history.read(snapshot.directory), attention.errors(snapshot))
     try:
         paths.write(target, text.encode("utf-8", "backslashreplace"), MODE)
     except OSError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import click
 
 from dlctl.cli import daemon_names
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, wait_options
 from dlctl.cli.ui import console, live
 from dlctl.errors import UsageError
@@ -13,11 +15,9 @@ from dlctl.ops import control, other_hosts
 from dlctl.runs import select, task_code
 from dlctl.runs.snapshot import Snapshot, natural
 from dlctl.util import values
-from dlctl.util.names import COORDINATOR
 
 
 @make_command(
-    "restart",
     examples=[
         ("dlctl restart worker-2", "also releases it from quarantine"),
         ("dlctl restart 'server-*'", "the new processes resume with their shards"),
@@ -29,33 +29,32 @@ from dlctl.util.names import COORDINATOR
 @wait_options
 @job_option
 def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: str | None) -> None:
-    """Restart daemons in place, keeping their names.
-
-    NAME is a daemon or a glob. A worker finishes its portion and its pushes first. A server resumes
-    with its shard, so this needs durability = "process" or "disk". Agents and the coordinator
-    recover their state. A restarted worker re-reads the task's files; a worker that replaces a dead
-    one uses the files from the start of the run. Nothing that was acknowledged is lost. Returns
-    when all are running.
+    """NAME is a daemon or a glob. A worker finishes its portion and its pushes first. A server
+    resumes with its shard, so this needs durability = "process" or "disk". Agents and the
+    coordinator recover their state. A restarted worker re-reads the task's files; a worker that
+    replaces a dead one uses the files from the start of the run. Nothing that was acknowledged is
+    lost. Returns when all are running.
     """
     if not names:
         raise UsageError("no daemon given to restart: give NAME...", hint="dlctl status")
     snapshot = select.own(job)
     control.require_live(snapshot, "restarted")
-    chosen = daemon_names.match(names, _roles(snapshot))
+    chosen = daemon_names.match(names, daemon_names.present(snapshot))
     before = control.incarnations(snapshot, chosen)
     _take_new_code(snapshot, chosen)
     control.ask(snapshot, "restart", {"names": chosen})
     if no_wait:
-        console.note(f"restarting {console.escape(', '.join(chosen))}")
+        console.note(f"restarting {', '.join(chosen)}")
         return
-    with live.shown() as progress:
+    with closing(live.open_progress()) as progress:
         goal = control.restarted(before)
         after = control.wait(snapshot, goal, limit_s, "all restarted", before, progress)
     now = control.incarnations(after, chosen)
-    rows = [[name, f"incarnation {before[name]} -> {now[name]}"] for name in chosen]
-    width = max(len(name) for name in chosen)
-    for name, text in rows:
-        console.out(console.escape(f"{name:<{width}}  {text}"))
+    columns: console.Columns[str] = {
+        "NAME": str,
+        "INCARNATION": lambda name: f"{before[name]} -> {now[name]}",
+    }
+    console.out(console.table(columns, chosen))
 
 
 def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:
@@ -64,7 +63,7 @@ def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:
     changed = task_code.changed(snapshot.directory)
     if not changed or workers.isdisjoint(chosen):
         return
-    files = console.escape(", ".join(map(values.path, changed)))
+    files = ", ".join(map(values.path, changed))
     if other_hosts.of(snapshot):
         console.warn(
             f"{files}: changed, but the old version is used; new code needs dlctl stop, dlctl start"
@@ -74,10 +73,3 @@ def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:
     console.note(f"{files}: changed, reloading")
     if others := sorted(workers.difference(chosen), key=natural):
         console.warn(f"{', '.join(others)} continue with the old code until restarted as well")
-
-
-def _roles(snapshot: Snapshot) -> dict[str, str]:
-    """Name -> role of the current daemons."""
-    rows = {str(row["name"]): str(row.get("role", "")) for row in snapshot.daemons}
-    rows[COORDINATOR] = COORDINATOR
-    return {name: rows[name] for name in sorted(rows, key=natural)}

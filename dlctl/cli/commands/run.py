@@ -5,29 +5,24 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from dlctl.cli.group import command as make_command
-from dlctl.cli.ui import attention, console, report
+from dlctl.cli.group import make_command
+from dlctl.cli.options import file_argument
+from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
-from dlctl.cli.ui.live import Countdown
 from dlctl.errors import JobFailed, NotRunning, TimedOut
-from dlctl.ops import next_step, stop
-from dlctl.runs import facts
+from dlctl.ops import ready, stop
+from dlctl.ops.run_directory import Launched
+from dlctl.runs import logs
 from dlctl.runs.logs import LEVELS, Line
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import values
 
-if TYPE_CHECKING:
-    from dlctl.cli.ui.live import Progress
-    from dlctl.cli.ui.log_lines import Printer
-    from dlctl.ops.run_directory import Launched
-
-POLL_S = 0.2
 LOOK_S = 0.5
 LEVEL = "warning"
 SIGNALLED = 128
@@ -35,7 +30,6 @@ SIGNALLED = 128
 
 
 @make_command(
-    "run",
     examples=[
         ("dlctl run job.toml", "train; Ctrl-C saves and stops"),
         ("dlctl run --fresh job.toml", "from the beginning, not from the last checkpoint"),
@@ -43,33 +37,26 @@ SIGNALLED = 128
     ],
     see_also=["start", "status", "checkpoint"],
 )
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@file_argument
 @click.option("--fresh", is_flag=True, help="Start a new run even if one could be resumed.")
 @click.pass_context
 def command(ctx: click.Context, file: Path, fresh: bool) -> None:
-    """Start a job, stream its logs, stop it on Ctrl-C.
-
-    Shows warnings and errors of all daemons, and the training progress. The exit code is that of
+    """Shows warnings and errors of all daemons, and the training progress. The exit code is that of
     the job: 0 if it has finished, 7 if it failed, 3 if another command stopped it, 130 after
     Ctrl-C. Ctrl-C saves a checkpoint and stops; a second one kills. The next start of the job
     resumes from that checkpoint.
     """
-    from dlctl.cli.ui import live
-    from dlctl.ops import launch, ready
+    from dlctl.ops import launch  # imported late: it pulls in numpy
 
     with caught() as interrupts:
         launched = launch.launch(file, fresh=fresh)
         if launched.process is None:
             _tell_next(load(launched.directory), file)
             return
-        progress = live.open_progress()
         try:
-            interrupts.arm()
-            snapshot = _attend(launched, progress)
-            interrupts.disarm()
+            with closing(live.open_progress()) as progress, interrupts.armed():
+                snapshot = _attend(launched, progress)
         except (Interrupted, TimedOut) as end:
-            interrupts.disarm()
-            progress.close()
             late = ready.waiting_for(load(launched.directory))
             origin = signal.Signals(end.signal).name if isinstance(end, Interrupted) else "timeout"
             snapshot = _stop(launched.directory, interrupts, origin)
@@ -78,8 +65,6 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
                 what = f"was not ready in time and was stopped; it waited for {late}"
                 raise TimedOut(f"{snapshot.run_id} {what}") from None
             ctx.exit(SIGNALLED + end.signal)
-        finally:
-            progress.close()
     _summary(snapshot, file)
     _exit_as_the_job(snapshot)
 
@@ -87,36 +72,27 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
 # ---------------------------------------------------------------- while it runs
 
 
-def _attend(launched: Launched, progress: Progress) -> Snapshot:
+def _attend(launched: Launched, progress: live.Progress) -> Snapshot:
     """From the start to the end: show warnings as they arrive, and the progress."""
-    from dlctl.cli.ui import log_lines
-    from dlctl.ops import ready
-    from dlctl.runs import logs
-
     directory = launched.directory
     names = list(load(directory).roles())
     printer = log_lines.Printer(names)
     follower = logs.Follower(directory, names)
     snapshot = ready.wait_ready(launched, None, progress)
-    unshown: list[Line] = []
-    look_at = 0.0
     while snapshot.is_live:
-        fresh = follower.poll()
-        if time.monotonic() >= look_at:
-            look_at = time.monotonic() + LOOK_S
-            snapshot = load(directory)
-            _show(unshown, snapshot, printer, progress)
-            unshown = []
-            progress.show(snapshot)
-        unshown += fresh
-        time.sleep(POLL_S)
-    progress.show(snapshot)
+        lines = follower.poll()
+        time.sleep(LOOK_S)
+        snapshot = load(directory)
+        _show(lines, snapshot, printer, progress)
+        progress.show(snapshot)
     snapshot = stop.settle(snapshot)
-    _show([*unshown, *follower.rest()], snapshot, printer, progress)
+    _show(follower.rest(), snapshot, printer, progress)
     return snapshot
 
 
-def _show(lines: Iterable[Line], snapshot: Snapshot, printer: Printer, progress: Progress) -> None:
+def _show(
+    lines: Iterable[Line], snapshot: Snapshot, printer: log_lines.Printer, progress: live.Progress
+) -> None:
     """Show warnings and errors, except the cause of the run's end: the final error reports it. The
     lines are shown with a delay so that the run's reason is known by then.
     """
@@ -138,13 +114,12 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
     grace_s = values.number(read_job(directory).get("timeouts", {}).get("grace_s")) or 30.0
     console.note("\nstopping: last steps, then a checkpoint; Ctrl-C again kills at once")
     try:
-        interrupts.arm()
-        if snapshot.is_live:
-            tell = Countdown(grace_s)
-            stop.stop(
-                snapshot, checkpoint=True, grace_s=grace_s, kill=False, origin=origin, tell=tell
-            )
-        interrupts.disarm()
+        with interrupts.armed():
+            if snapshot.is_live:
+                tell = live.Countdown(grace_s)
+                stop.stop(
+                    snapshot, checkpoint=True, grace_s=grace_s, kill=False, origin=origin, tell=tell
+                )
     except Interrupted:
         console.note("\nkilling")
         now = load(directory)
@@ -161,26 +136,16 @@ def _summary(snapshot: Snapshot, file: Path) -> None:
     found = snapshot.run.get("finish")
     printed = found.get("text") if isinstance(found, Mapping) else None
     finish = [console.escape_lines(printed)] if isinstance(printed, str) and printed else []
-    head = [*report.head(snapshot, brief=True), *attention.of_run(snapshot)]
+    head = [*report.head(snapshot), *attention.lines(snapshot, ())]
     console.out("\n".join([*head, *finish]), flush=True)
     _tell_next(snapshot, file)
 
 
 def _tell_next(snapshot: Snapshot, file: Path) -> None:
-    job, again = f"-j {snapshot.run_id}", f"dlctl run {file}"
-    commands = []
-    if snapshot.is_live:
-        commands += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
-    elif facts.saved_step(snapshot) is not None:
-        export = f"dlctl checkpoint export {job} -o model.safetensors"
-        commands.append((export, "the model for torch"))
+    commands = report.next_commands(snapshot)
     if snapshot.state == "finished":
         commands.append((f"dlctl run --fresh {file}", "train from the beginning"))
-        commands.append((again, "train on, with a later stop in [job]"))
-    elif not snapshot.is_live and (step := next_step.of(snapshot)) is not None:
-        commands.append((again, step.what + (f" ({step.first} first)" if step.first else "")))
-    commands.append((f"dlctl status {job}", "rates, staleness and problems of every daemon"))
-    commands.append((f"dlctl events {job}", "what happened, in order"))
+        commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
     console.commands(commands)
 
 
@@ -189,8 +154,6 @@ def _exit_as_the_job(snapshot: Snapshot) -> None:
         return
     if snapshot.state != "failed":
         raise NotRunning(f"{snapshot.run_id} was {snapshot.state} before it had finished")
-    from dlctl.ops import ready
-
     raise JobFailed(
         f"{snapshot.run_id} failed: {snapshot.reason}{ready.quoted(snapshot)}",
         hint=f"dlctl logs --failed -j {snapshot.run_id}",

@@ -9,18 +9,31 @@ from typing import Any
 import click
 
 from dlctl import inner, settings
-from dlctl.cli.group import command as make_command
-from dlctl.cli.options import Duration, job_option
+from dlctl.cli.group import make_command
+from dlctl.cli.options import job_option, timeout_option
 from dlctl.cli.ui import console
+from dlctl.control import client
 from dlctl.errors import Partial, UsageError
 from dlctl.ops import changes, control
 from dlctl.runs import select
 from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import values
 
+LIVE: console.Columns[tuple[str, settings.Setting, Sequence[str]]] = {
+    "KEY": lambda row: row[0],
+    "DAEMONS": lambda row: ", ".join(row[1].roles),
+    "OF": lambda row: ", ".join(row[2]) or "every job",
+    "MEANING": lambda row: row[1].help,
+}
+CHANGES: console.Columns[Mapping[str, Any]] = {
+    "NAME": lambda change: str(change.get("name")),
+    "KEY": lambda change: str(change.get("key")),
+    "CHANGE": lambda change: f"{change.get('old')} -> {change.get('new')}",
+    "APPLIED IN": lambda change: f"{values.decimal(change.get('ms'), 2)} ms",
+}
+
 
 @make_command(
-    "set",
     examples=[
         ("dlctl set 'worker-*' push=5MB/s", "limit what every worker pushes"),
         ("dlctl set worker-1 fetch=off push_every_steps=16", "several settings of one worker"),
@@ -32,30 +45,25 @@ from dlctl.util import values
 )
 @click.argument("arguments", nargs=-1, metavar="[NAME]... KEY=VALUE...")
 @click.option("--list", "show_list", is_flag=True, help="List the live settings.")
-@click.option(
-    "--timeout", "limit_s", type=Duration(), default="15s", help="How long to wait for them (15s)."
-)
+@timeout_option("How long to wait for them (15s).", "15s")
 @job_option
 def command(arguments: tuple[str, ...], show_list: bool, limit_s: float, job: str | None) -> None:
-    """Change fetch/push limits and other live settings.
-
-    NAME is a daemon or a glob; without one, every daemon that has the setting. The command returns
-    when the daemons have applied it, with exit code 8 if some of them did not answer. A change
-    survives a stop, unless that key has changed in the job file when the run is started again. The
-    job file itself does not change, and workers that "dlctl scale" adds later start with its
-    values.
+    """NAME is a daemon or a glob; without one, every daemon that has the setting. The command
+    returns when the daemons have applied it, with exit code 8 if some of them did not answer. A
+    change survives a stop, unless that key has changed in the job file when the run is started
+    again. The job file itself does not change, and workers that "dlctl scale" adds later start with
+    its values.
     """
     if show_list:
-        _list()
+        console.out(console.table(LIVE, settings.every()))
         return
     patterns = [text for text in arguments if "=" not in text]
     wanted = _assignments([text for text in arguments if "=" in text])
     snapshot = select.own(job)
     control.require_live(snapshot, "changed")
     result = _ask(snapshot, patterns, wanted, limit_s)
-    rows = [_row(change) for change in result.get("changes", [])]
-    if rows:
-        console.out("\n".join(_aligned(rows)))
+    if changed := result.get("changes"):
+        console.out(console.table(CHANGES, changed))
     if "lr" in wanted and read_job(snapshot.directory)["inner"]["name"] != inner.NONE:
         console.note("lr is the servers' rate; that of the workers' own steps is inner_lr")
     control.warn_unwritten(result)
@@ -65,14 +73,6 @@ def command(arguments: tuple[str, ...], show_list: bool, limit_s: float, job: st
             f"no answer from {', '.join(missing)}; they apply it when they are back",
             hint=f"dlctl status -j {snapshot.run_id}",
         )
-
-
-def _list() -> None:
-    rows = [
-        [key, ", ".join(setting.roles), ", ".join(owners) or "every job", setting.help]
-        for key, setting, owners in settings.every()
-    ]
-    console.out(console.table(("KEY", "DAEMONS", "OF", "MEANING"), rows))
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, str]:
@@ -92,8 +92,6 @@ def _ask(
     snapshot: Snapshot, patterns: Sequence[str], wanted: Mapping[str, str], timeout_s: float
 ) -> dict[str, Any]:
     """One atomic request: all settings are applied, or none."""
-    from dlctl.control import client
-
     arguments = {"names": list(patterns), "settings": dict(wanted)}
     try:
         return client.ask(snapshot.directory, "set", arguments, timeout_s)
@@ -114,15 +112,3 @@ def _other_way(snapshot: Snapshot, wanted: Mapping[str, str]) -> str | None:
             stop = f"dlctl stop -j {snapshot.run_id} && "
             return f"write it into {file}, then {stop}dlctl start {file}, which resumes with it"
     return None
-
-
-def _row(change: Mapping[str, Any]) -> list[str]:
-    """Cells, as in "worker-0", "push", "200 MB/s -> 100 MB/s", "applied in 3 ms"."""
-    name, key, old, new = (str(change.get(field)) for field in ("name", "key", "old", "new"))
-    return [name, key, f"{old} -> {new}", f"applied in {values.decimal(change.get('ms'), 2)} ms"]
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    escaped = [[console.escape(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in escaped) for i in range(len(escaped[0]))]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in escaped]

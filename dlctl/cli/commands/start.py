@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 
 import click
 
-from dlctl.cli.group import command as make_command
-from dlctl.cli.options import Duration
+from dlctl.cli.group import make_command
+from dlctl.cli.options import file_argument, timeout_option
 from dlctl.cli.ui import console
 from dlctl.errors import UsageError
-from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
 
 
 @make_command(
-    "start",
     examples=[
         ("dlctl start job.toml", "start it, or resume its last run"),
         ("dlctl start --fresh job.toml", "a new run from the beginning"),
@@ -28,7 +27,7 @@ from dlctl.util import values
     ],
     see_also=["plan", "doctor", "run", "status", "stop"],
 )
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@file_argument
 @click.option("--fresh", is_flag=True, help="Start a new run even if one could be resumed.")
 @click.option(
     "--from",
@@ -37,9 +36,7 @@ from dlctl.util import values
     type=click.Path(path_type=Path),
     help="Start a new run from this checkpoint, of any run.",
 )
-@click.option(
-    "--timeout", "limit_s", type=Duration(), help='Give up waiting after "90s", "5m" (exit code 6).'
-)
+@timeout_option('Give up waiting after "90s", "5m" (exit code 6).')
 @click.option("-d", "--no-wait", is_flag=True, help="Return at once, before it is ready.")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs when it is ready.")
 def command(
@@ -50,9 +47,7 @@ def command(
     no_wait: bool,
     follow: bool,
 ) -> None:
-    """Start a job in the background; wait until it is ready.
-
-    A stopped job resumes from its newest good checkpoint. A failed job resumes exactly where it
+    """A stopped job resumes from its newest good checkpoint. A failed job resumes exactly where it
     stopped if all of its state survives, else from its newest good checkpoint. The start is refused
     if all checkpoints are damaged or the run's database cannot be read. If the job file has
     changed, the run resumes from its checkpoint, and the command reports how many steps are done
@@ -71,47 +66,32 @@ def command(
     database is damaged: model, optimiser, residuals and data position are those of the checkpoint.
     It may be of another method or optimiser as well.
     """
-    from dlctl.cli.ui import live, log_lines
+    from dlctl.cli.ui import live, log_lines, report
     from dlctl.ops import launch, ready
 
     if no_wait and follow:
         raise UsageError("--no-wait and --follow exclude each other")
     began = time.monotonic()
     launched = launch.launch(file, fresh=fresh, source=source)
+    name = launched.directory.name
     if console.is_quiet():
-        console.out(launched.directory.name, flush=True)
+        console.out(name, flush=True)
     if no_wait:
-        console.note(f"{console.escape(launched.directory.name)} is starting in the background")
+        console.note(f"{name} is starting in the background")
         return
-    progress = live.open_progress()
-    try:
-        snapshot = ready.wait_ready(launched, limit_s, progress)
-    except KeyboardInterrupt:
-        progress.close()
-        job = f"-j {console.escape(launched.directory.name)}"
-        console.note(
-            f"\nIt is still starting.  wait: dlctl wait --for ready {job}   stop: dlctl stop {job}"
-        )
-        raise
-    finally:
-        progress.close()
+    with closing(live.open_progress()) as progress:
+        try:
+            snapshot = ready.wait_ready(launched, limit_s, progress)
+        except KeyboardInterrupt:
+            wait, stop = f"dlctl wait --for ready -j {name}", f"dlctl stop -j {name}"
+            console.note(f"\nIt is still starting.  wait: {wait}   stop: {stop}")
+            raise
     if snapshot.state == "failed":
         raise ready.failed(launched, "failed soon after its start")
     if launched.process is not None:
         took, daemons = values.duration(time.monotonic() - began), len(snapshot.daemons)
-        text = f"{snapshot.run_id} is {snapshot.state} after {took}: {daemons} daemons"
-        console.note(console.escape(text))
-    _tell(snapshot)
+        console.note(f"{name} is {snapshot.state} after {took}: {daemons} daemons")
+    console.commands(report.next_commands(snapshot))
     if follow and snapshot.is_live:
         names = list(snapshot.roles())
         log_lines.follow_logs(snapshot, names, 10, None, log_lines.Printer(names))
-
-
-def _tell(snapshot: Snapshot) -> None:
-    """Print the next commands."""
-    job = f"-j {snapshot.run_id}"
-    if snapshot.is_live:
-        more = [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
-    else:
-        more = [(f"dlctl checkpoint export {job}", "the model for torch")]
-    console.commands([(f"dlctl status {job}", "its progress"), *more])

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from dlctl.cli import daemon_names
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, json_option
-from dlctl.cli.ui import attention, console, report, tables
+from dlctl.cli.ui import attention, console, remote_status, report, tables
 from dlctl.errors import NotRunning, UsageError
 from dlctl.ops import problems
 from dlctl.runs import database, facts, select
@@ -23,7 +23,6 @@ RECENT_EVENTS = 10
 
 
 @make_command(
-    "status",
     examples=[
         ("dlctl status", "the running job, or the newest one"),
         ("dlctl status 'worker-*' --wide", "some daemons, with all columns and recent events"),
@@ -69,11 +68,8 @@ def command(
     key_file: Path | None,
     address: str | None,
     job: str | None,
-    as_json: bool,
 ) -> None:
-    """Show a job's daemons, rates and problems.
-
-    The step in the first line is the total of all workers; steps count once their portion of the
+    """The step in the first line is the total of all workers; steps count once their portion of the
     data is done, i.e. pushed and acknowledged. STEP of a worker counts the steps of its process,
     pushed or not, from 0 after a restart. STEP of a server is its version (v): the number of
     applied updates. STALE is the mean staleness of a worker's pushes: updates by others between its
@@ -85,17 +81,15 @@ def command(
     explain"), and the next command.
     """
     if key_file is not None:
-        from dlctl.cli.ui import remote_status
-
         if names or wide or check or every_s is not None or job is not None:
             raise UsageError("--key goes with --from and --json only", hint="dlctl status --help")
-        remote_status.show(key_file, address, as_json)
+        remote_status.show(key_file, address)
         return
     if address is not None:
         raise UsageError("--from needs --key FILE", hint="its owner creates it: dlctl keys reader")
     snapshot = select.look(job)
     while True:
-        _show(snapshot, names, wide, as_json, clear=every_s is not None and console.is_tty())
+        _show(snapshot, names, wide, clear=every_s is not None and console.is_tty())
         if every_s is None or not snapshot.is_live:
             break
         try:
@@ -107,29 +101,17 @@ def command(
         raise NotRunning(why)
 
 
-def _show(
-    snapshot: Snapshot, names: Sequence[str], wide: bool, as_json: bool, *, clear: bool
-) -> None:
-    everybody = snapshot.everybody()
-    known = {row["name"]: str(row.get("role", "")) for row in everybody}
-    chosen = daemon_names.match(names, known)
-    rows = [row for row in everybody if row["name"] in chosen]
-    if as_json:
-        found = [problems.as_data(snapshot, p) for p in problems.found(snapshot)]
-        more = {"daemons": rows, "problems": found}
-        data = {**report.as_data(snapshot), **values.timed(more)}
-        console.out_json("dlctl.status/1", data, flush=True)
-    elif console.is_quiet():
-        console.out("\n".join(chosen), flush=True)
-    else:
-        text = "\n".join(_lines(snapshot, rows, wide, events=bool(names)))
-        console.out(f"\x1b[H\x1b[2J{text}" if clear else text, flush=True)
-
-
-def _lines(snapshot: Snapshot, rows: Sequence[facts.Row], wide: bool, *, events: bool) -> list[str]:
+def _show(snapshot: Snapshot, names: Sequence[str], wide: bool, *, clear: bool) -> None:
+    chosen = daemon_names.match(names, daemon_names.present(snapshot))
+    rows = [row for row in snapshot.everybody() if row["name"] in chosen]
+    found = [problems.as_data(snapshot, p) for p in problems.found(snapshot)]
+    data = report.as_data(snapshot) | values.timed({"daemons": rows, "problems": found})
     lines = [*report.head(snapshot), tables.table(snapshot, rows, wide=wide)]
     lines += attention.lines(snapshot, rows)
-    return lines + (_recent_events(snapshot, [row["name"] for row in rows]) if events else [])
+    lines += _recent_events(snapshot, chosen) if names else []
+    text = ("\x1b[H\x1b[2J" if clear else "") + "\n".join(lines)
+    console.show("dlctl.status/1", data, text, chosen)
+    console.flush()
 
 
 def _recent_events(snapshot: Snapshot, names: Sequence[str]) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from dlctl.cli.group import command as make_command
-from dlctl.cli.options import Duration, job_option
+from dlctl.cli.group import make_command
+from dlctl.cli.options import duration, job_option
 from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, Partial
@@ -19,7 +19,6 @@ GRACE = "30s"
 
 
 @make_command(
-    "stop",
     examples=[
         ("dlctl stop", "finish the steps, save a checkpoint, end all daemons"),
         ("dlctl stop --no-checkpoint", "without saving"),
@@ -31,7 +30,8 @@ GRACE = "30s"
 @click.option(
     "--grace",
     "grace_s",
-    type=Duration(),
+    type=duration,
+    metavar="TIME",
     default=GRACE,
     help=f"For the workers' last steps ({GRACE}).",
 )
@@ -39,9 +39,7 @@ GRACE = "30s"
 @click.option("--kill", is_flag=True, help="Kill everything at once.")
 @job_option
 def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) -> None:
-    """Stop a job, saving first.
-
-    The workers finish their steps and last pushes, the servers save, then all daemons exit. A
+    """The workers finish their steps and last pushes, the servers save, then all daemons exit. A
     stopped job resumes from its checkpoint with "dlctl start". Stopping a stopped job does nothing.
     If the coordinator and its agent have died, the daemons they left behind are terminated; the
     servers' stored state stays, and "dlctl recover" resumes from it. --kill removes it too. The
@@ -52,7 +50,7 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
     lock.require_own(snapshot)
     if snapshot.state == select.UNREADABLE or (kill and database.damage_of_log(directory)):
         away = stop.end_unreadable(snapshot)
-        console.note(console.escape(f"no process of {snapshot.run_id} is left here"))
+        console.note(f"no process of {snapshot.run_id} is left here")
     elif snapshot.is_live:
         tell = Countdown(None if kill else grace_s)
         save = not (no_checkpoint or kill)
@@ -70,13 +68,12 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
         ended, away = stop.end_left(snapshot, grace_s, kill=kill)
         if not ended and not away:
             text = f"{snapshot.run_id} has already ended ({snapshot.state})"
-            console.note(console.escape(f"{text}; no process of it is left"))
+            console.note(f"{text}; no process of it is left")
     if held := kept.shards(snapshot):
-        what = f"its stored state ({plural(held, 'shard')}) "
-        what += (
-            "is removed" if kill else f"stays; dlctl stop --kill -j {snapshot.run_id} removes it"
+        stays = f"stays; dlctl stop --kill -j {snapshot.run_id} removes it"
+        console.note(
+            f"its stored state ({plural(held, 'shard')}) {'is removed' if kill else stays}"
         )
-        console.note(console.escape(what))
     if kill:
         kept.remove(snapshot)
     elif (step := next_step.of(load(directory))) is not None:
@@ -85,16 +82,13 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
 
 
 def _tell(snapshot: Snapshot) -> None:
-    run_id, step = console.escape(snapshot.run_id), values.count(snapshot.run.get("step"))
-    console.note(f"{run_id} {console.escape(snapshot.state)} at step {step}")
-    row = snapshot.run.get("checkpoint")
-    if isinstance(row, dict):
+    run_id, step = snapshot.run_id, values.count(snapshot.run.get("step"))
+    console.note(f"{run_id} {snapshot.state} at step {step}")
+    if isinstance(snapshot.run.get("checkpoint"), dict):
         console.note(f"checkpoint  {report.newest_checkpoint(snapshot)}")
-        if text := report.without_residuals(row):
-            console.warn(f"the checkpoint is {text}")
     if away := other_hosts.not_ended(snapshot):
         console.warn(
-            f"{console.escape(', '.join(away))} could not be reached: its processes exit on their "
+            f"{', '.join(away)} could not be reached: its processes exit on their "
             f"own within ten minutes, or with dlctl stop --kill -j {run_id}"
         )
 

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import run_argument
-from dlctl.cli.ui import console
+from dlctl.cli.ui import attention, console
 from dlctl.errors import DlctlError, NotFound
-from dlctl.ops import codes, problems
 from dlctl.runs import select
 from dlctl.runs.snapshot import load
 from dlctl.util import hints
@@ -23,7 +22,6 @@ SHOWN = ("server", "worker")
 
 
 @make_command(
-    "top",
     examples=[
         ("dlctl top", "the running job, or the newest one"),
         ("dlctl top digits-7f3a", "another one"),
@@ -32,13 +30,12 @@ SHOWN = ("server", "worker")
 )
 @run_argument
 def command(job: str | None) -> None:
-    """Watch a job live: its daemons, rates and loss.
-
-    Shows the loss over the training time, each server and worker with its rates, and the problems,
-    every second until q or Ctrl-C; the job continues. It needs a terminal: scripts and pipes use
-    `dlctl status --json`.
+    """Shows the loss over the training time, each server and worker with its rates, and the
+    problems, every second until q or Ctrl-C; the job continues. It needs a terminal: scripts and
+    pipes use `dlctl status --json`.
     """
-    if not (console.is_tty() and sys.stdin is not None and sys.stdin.isatty()) or _is_dumb():
+    is_dumb = os.environ.get("TERM", "dumb") in ("dumb", "")
+    if is_dumb or not (console.is_tty() and sys.stdin is not None and sys.stdin.isatty()):
         raise DlctlError(
             "dlctl top needs a terminal for its full-screen view and key presses",
             hint=hints.either(
@@ -55,17 +52,11 @@ def command(job: str | None) -> None:
         return
 
 
-def _is_dumb() -> bool:
-    return os.environ.get("TERM", "dumb") in ("dumb", "")
-
-
 def _look(directory: Path) -> View:
     from dlctl.observe import history
     from dlctl.observe.top import View
 
     snapshot = load(directory)
-    ill = [p for p in problems.found(snapshot) if codes.level(p) == "error"]
-    texts = [codes.text(p, snapshot.now) for p in ill if p.code != "run-failed"]
     trouble = ""
     try:
         found = history.read(directory, whole=False)
@@ -75,4 +66,5 @@ def _look(directory: Path) -> View:
         found, trouble = None, error.message
     rows = [row for row in snapshot.daemons if row.get("role") in SHOWN]
     state, reason = snapshot.state, snapshot.reason
-    return View(snapshot.run_id, state, reason, snapshot.run, rows, found, trouble, texts)
+    problems = attention.errors(snapshot)
+    return View(snapshot.run_id, state, reason, snapshot.run, rows, found, trouble, problems)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import json_option, run_argument
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, Partial
@@ -14,13 +15,25 @@ from dlctl.util import values
 if TYPE_CHECKING:
     from dlctl.ops.verify import Judgement, Verdict
 
-HEADERS = ("WORKER", "INC", "EPOCH", "SERVER", "ACKNOWLEDGED", "RECORDED", "LOST")
-KEYS = ("worker", "incarnation", "epoch", "shard", "acknowledged", "recorded", "lost", "why")
-UNKNOWN = "unknown"
+
+def _known(count: int | None) -> str:
+    return "unknown" if count is None else values.count(count)
+
+
+COLUMNS: console.Columns[Verdict] = {
+    "WORKER": lambda verdict: verdict.worker,
+    ">INC": lambda verdict: str(verdict.incarnation),
+    ">EPOCH": lambda verdict: str(verdict.epoch),
+    "SERVER": lambda verdict: f"server-{verdict.shard}",
+    ">ACKNOWLEDGED": lambda verdict: values.count(verdict.acknowledged),
+    ">RECORDED": lambda verdict: _known(verdict.recorded),
+    ">LOST": lambda verdict: console.style(
+        _known(verdict.lost), fg="red" if verdict.lost else None
+    ),
+}
 
 
 @make_command(
-    "verify",
     examples=[
         ("dlctl verify", "the running job, or the newest one"),
         ("dlctl verify mnist-7f3a --json | jq .lost", "for programs"),
@@ -29,25 +42,19 @@ UNKNOWN = "unknown"
 )
 @run_argument
 @json_option
-def command(job: str | None, as_json: bool) -> None:
-    """Check that no acknowledged push was lost.
-
-    Compares the acknowledgements that every incarnation of every worker received with the records
-    of the shards: in the servers' stored states, else in the newest good checkpoint, every byte of
-    which is read. Pushes acknowledged before a run rolled back to a checkpoint are not checked: the
-    run's events have the cost of the rollback. The exit code is 1 if anything was lost, and 8 if no
-    loss was found but some pushes could not be checked.
+def command(job: str | None) -> None:
+    """Compares the acknowledgements that every incarnation of every worker received with the
+    records of the shards: in the servers' stored states, else in the newest good checkpoint, every
+    byte of which is read. Pushes acknowledged before a run rolled back to a checkpoint are not
+    checked: the run's events have the cost of the rollback. The exit code is 1 if anything was
+    lost, and 8 if no loss was found but some pushes could not be checked.
     """
-    snapshot = select.look(job)
-
     from dlctl.ops import verify
 
+    snapshot = select.look(job)
     judged = verify.judge(snapshot)
-    if as_json:
-        console.out_json("dlctl.verify/1", _as_data(snapshot.run_id, judged))
-    elif judged.verdicts:
-        rows = [_row(verdict) for verdict in judged.verdicts]
-        console.out(console.table(HEADERS, rows, ("INC", "EPOCH", *HEADERS[4:])))
+    table = console.table(COLUMNS, judged.verdicts)
+    console.show("dlctl.verify/1", _as_data(snapshot.run_id, judged), table)
     _conclude(snapshot.run_id, judged)
 
 
@@ -74,7 +81,7 @@ def _conclude(run_id: str, judged: Judgement) -> None:
             hint=events,
         )
     result = f"{pushes}, none lost" if judged.acknowledged else "no push was acknowledged so far"
-    console.note(f"{console.escape(run_id)}: {result}")
+    console.note(f"{run_id}: {result}")
 
 
 def acknowledged(count: int) -> str:
@@ -90,21 +97,7 @@ def _as_data(run_id: str, judged: Judgement) -> dict[str, Any]:
         "unknown": sum(1 for verdict in found if verdict.lost is None),
         "unchecked": judged.unchecked.total(),
         "acknowledged": judged.acknowledged,
-        "records": [{key: getattr(verdict, key) for key in KEYS} for verdict in found],
+        "records": [asdict(verdict) | {"lost": verdict.lost} for verdict in found],
         "witnesses": [{"shard": w.shard, "source": w.source} for w in judged.witnesses],
         "before": judged.before,
     }
-
-
-def _row(verdict: Verdict) -> list[str]:
-    lost, recorded = verdict.lost, verdict.recorded
-    shown = UNKNOWN if lost is None else values.count(lost)
-    return [
-        verdict.worker,
-        str(verdict.incarnation),
-        str(verdict.epoch),
-        f"server-{verdict.shard}",
-        values.count(verdict.acknowledged),
-        UNKNOWN if recorded is None else values.count(recorded),
-        console.style(shown, fg="red") if lost else shown,
-    ]

@@ -7,21 +7,22 @@ from collections.abc import Callable
 
 import click
 
-from dlctl.cli.group import command as make_command
-from dlctl.cli.options import Duration, job_option, json_option
+from dlctl.cli.group import make_command
+from dlctl.cli.options import job_option, json_option, timeout_option
 from dlctl.cli.ui import console
 from dlctl.cli.ui.live import POLL_S
-from dlctl.errors import DlctlError, JobFailed, NotFound, NotRunning, TimedOut, UsageError
+from dlctl.errors import NotFound, TimedOut, UsageError
+from dlctl.ops import control
 from dlctl.runs import facts, select
 from dlctl.runs.snapshot import READY, Snapshot, load
-from dlctl.util import hints, values
+from dlctl.util import values
 
 GOALS = ("ready", "finished", "stopped", "checkpoint", "step=N", "epoch=X")
-Goal = Callable[[Snapshot], bool]
+Goal = Callable[[Snapshot, Snapshot], bool]
+"""Whether it is reached, given the run's state when the wait began, and now."""
 
 
 @make_command(
-    "wait",
     examples=[
         ("dlctl wait", "until the job has finished"),
         ("dlctl wait --for ready --timeout 5m", "until all daemons are ready"),
@@ -33,40 +34,32 @@ Goal = Callable[[Snapshot], bool]
 @click.option(
     "--for", "goal", default="finished", metavar="GOAL", help=f"One of {', '.join(GOALS)}."
 )
-@click.option(
-    "--timeout", "limit_s", type=Duration(), help='Give up after "90s", "5m" ... with exit code 6.'
-)
+@timeout_option('Give up waiting after "90s", "5m" (exit code 6).')
 @job_option
 @json_option
-def command(goal: str, limit_s: float | None, job: str | None, as_json: bool) -> None:
-    """Block until a job is ready, finished or at a step.
-
-    "stopped" means any end. With -j, the job need not have been started yet. If the goal can no
+def command(goal: str, limit_s: float | None, job: str | None) -> None:
+    """ "stopped" means any end. With -j, the job need not have been started yet. If the goal can no
     longer be reached, the exit code is 7 if the job failed and 3 if it ended otherwise.
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    make_goal = _goal(goal)
-    snapshot = _appear(job, deadline)
-    reached = make_goal(snapshot)
-    while not reached(snapshot):
+    reached = _goal(goal)
+    begin = snapshot = _appear(job, deadline)
+    while not reached(begin, snapshot):
         if not snapshot.is_live:
-            raise _impossible(snapshot, goal)
+            raise control.not_reached(snapshot, goal)
         is_now = facts.became(snapshot.state)
         if snapshot.silent_s is not None:
             is_now = f"has not answered for {values.duration(snapshot.silent_s)}"
         _sleep(deadline, f"{snapshot.run_id} {is_now}; not yet: {goal}")
         snapshot = load(snapshot.directory)
     step = snapshot.run.get("step")
-    if as_json:
-        shown = {"run_id": snapshot.run_id, "goal": goal, "state": snapshot.state, "step": step}
-        console.out_json("dlctl.wait/1", shown)
-    else:
-        text = f"{snapshot.run_id}: {goal} ({snapshot.state}, step {values.count(step)})"
-        console.note(console.escape(text))
+    console.note(f"{snapshot.run_id}: {goal} ({snapshot.state}, step {values.count(step)})")
+    shown = {"run_id": snapshot.run_id, "goal": goal, "state": snapshot.state, "step": step}
+    console.show("dlctl.wait/1", shown, "")
 
 
-def _goal(text: str) -> Callable[[Snapshot], Goal]:
-    """The test for a goal, given the run's state when the wait began. Raises UsageError."""
+def _goal(text: str) -> Goal:
+    """Raises UsageError."""
     name, equals, number = text.partition("=")
     if equals and name in ("step", "epoch"):
         key = "step" if name == "step" else "data_epoch"
@@ -74,12 +67,12 @@ def _goal(text: str) -> Callable[[Snapshot], Goal]:
             least = float(number)
         except ValueError:
             raise UsageError(f'"{text}": "{number}" is not a number') from None
-        return lambda begin: lambda now: (values.number(now.run.get(key)) or 0.0) >= least
-    tests: dict[str, Callable[[Snapshot], Goal]] = {
-        "ready": lambda begin: lambda now: now.state in (*READY, "finished"),
-        "finished": lambda begin: lambda now: now.state == "finished",
-        "stopped": lambda begin: lambda now: not now.is_live,
-        "checkpoint": lambda begin: lambda now: _saved(now) > _saved(begin),
+        return lambda begin, now: (values.number(now.run.get(key)) or 0.0) >= least
+    tests: dict[str, Goal] = {
+        "ready": lambda begin, now: now.state in (*READY, "finished"),
+        "finished": lambda begin, now: now.state == "finished",
+        "stopped": lambda begin, now: not now.is_live,
+        "checkpoint": lambda begin, now: _saved(now) > _saved(begin),
     }
     if text not in tests:
         raise UsageError(f'"{text}" is not a goal to wait for; known: {", ".join(GOALS)}')
@@ -103,7 +96,7 @@ def _appear(job: str | None, deadline: float | None) -> Snapshot:
             if job is None:
                 raise
             if not is_noted:
-                console.note(console.escape(f"{error.message}; waiting for it to be started"))
+                console.note(f"{error.message}; waiting for it to be started")
             is_noted = True
         _sleep(deadline, f'no run or job is called "{job}"')
 
@@ -112,14 +105,3 @@ def _sleep(deadline: float | None, what: str) -> None:
     if deadline is not None and time.monotonic() > deadline:
         raise TimedOut(what, hint="dlctl status")
     time.sleep(POLL_S)
-
-
-def _impossible(snapshot: Snapshot, goal: str) -> DlctlError:
-    kind = JobFailed if snapshot.state == "failed" else NotRunning
-    why = f": {snapshot.reason}" if snapshot.reason else ""
-    return kind(
-        f"{snapshot.run_id} {facts.became(snapshot.state)}{why}; not reached: {goal}",
-        hint=hints.either(
-            f"dlctl status -j {snapshot.run_id}", f"dlctl logs --failed -j {snapshot.run_id}"
-        ),
-    )

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dlctl.cli import daemon_names
-from dlctl.cli.group import command as make_command
+from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.ui import attention, console
 from dlctl.ops import codes, next_step, problems
@@ -19,7 +19,6 @@ from dlctl.util.names import COORDINATOR
 
 
 @make_command(
-    "why",
     examples=[
         ("dlctl why", "what blocks the job, the root cause first"),
         ("dlctl why worker-3", "only what concerns this worker"),
@@ -30,12 +29,10 @@ from dlctl.util.names import COORDINATOR
 @click.argument("name", required=False, metavar="[NAME]", shell_complete=daemon_names.complete)
 @job_option
 @json_option
-def command(name: str | None, job: str | None, as_json: bool) -> None:
-    """Show which daemons wait for which, and the root cause.
-
-    Shows the problems of "dlctl status", and whatever else makes daemons wait: the slowest worker
-    of a barrier, a daemon that starts or drains, a rate limit. Below each are the daemons that wait
-    for it, and the command that helps. The exit code is 0 whatever the result.
+def command(name: str | None, job: str | None) -> None:
+    """Shows the problems of "dlctl status", and whatever else makes daemons wait: the slowest
+    worker of a barrier, a daemon that starts or drains, a rate limit. Below each are the daemons
+    that wait for it, and the command that helps. The exit code is 0 whatever the result.
     """
     snapshot = select.look(job)
     chosen = daemon_names.match([name], snapshot.roles()) if name is not None else []
@@ -43,22 +40,17 @@ def command(name: str | None, job: str | None, as_json: bool) -> None:
     causes = problems.forest(found) if snapshot.is_live or snapshot.is_gone else []
     if chosen and not any(cause.problem.daemon == COORDINATOR for cause in causes):
         causes = [cause for cause in causes if set(cause.names()) & set(chosen)]
-    if as_json:
-        data = {
-            "run_id": snapshot.run_id,
-            "state": snapshot.state,
-            "reason": snapshot.reason,
-            "stale_s": snapshot.stale_s,
-            "causes": [_as_data(snapshot, cause) for cause in causes],
-        }
-        console.out_json("dlctl.why/1", values.timed(data))
-        return
-    console.out("\n".join(_lines(snapshot, causes, chosen)))
+    data = {
+        "run_id": snapshot.run_id,
+        "state": snapshot.state,
+        "reason": snapshot.reason,
+        "stale_s": snapshot.stale_s,
+        "causes": [_as_data(snapshot, cause) for cause in causes],
+    }
+    console.show("dlctl.why/1", values.timed(data), "\n".join(_lines(snapshot, causes, chosen)))
 
 
 def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[str]:
-    if not snapshot.is_live and not snapshot.is_gone:
-        return _ended(snapshot)
     lines: list[str] = []
     fixes = attention.with_fixes(snapshot, [cause.problem for cause in causes])
     for cause, (problem, fix) in zip(causes, fixes, strict=True):
@@ -69,28 +61,16 @@ def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[s
 
 
 def _nothing_waits(snapshot: Snapshot, chosen: list[str]) -> list[str]:
-    state = f"{snapshot.run_id} {facts.became(snapshot.state)}"
-    names = ", ".join(chosen)
-    verb = (
-        f"{names} {'waits' if len(chosen) == 1 else 'wait'} for nothing"
-        if names
-        else "nothing waits"
-    )
-    doing = [f"  {name}: {_doing(snapshot, name)}" for name in chosen]
-    return [console.escape(f"{verb}: {state}"), *doing]
-
-
-def _doing(snapshot: Snapshot, name: str) -> str:
-    row = snapshot.daemon(name)
-    return facts.doing(row, snapshot.now) if row else "nothing is known yet"
-
-
-def _ended(snapshot: Snapshot) -> list[str]:
+    waits = f"{', '.join(chosen)} waits for nothing" if chosen else "nothing waits"
     why = f": {snapshot.reason}" if snapshot.reason else ""
-    text = f"nothing waits: {snapshot.run_id} {facts.became(snapshot.state)}{why}"
+    state = f"{snapshot.run_id} {facts.became(snapshot.state)}{why}"
+    lines = [console.escape(f"{waits}: {state}")]
+    for name in chosen:
+        row = snapshot.daemon(name)
+        doing = facts.doing(row, snapshot.now) if row else "nothing is known yet"
+        lines.append(f"  {name}: {doing}")
     step = next_step.of(snapshot)
-    after = [console.next_lines(step.text(), "   ")] if step is not None else []
-    return [console.escape(text), *after]
+    return lines + ([console.next_lines(step.text(), "   ")] if step is not None else [])
 
 
 def _waiting(snapshot: Snapshot, cause: Cause, depth: int) -> list[str]:

@@ -23,26 +23,14 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
     step = next_step.of(snapshot)
     shown = []
     for problem, fix in with_fixes(snapshot, found):
-        shown.append(_marked(problem, snapshot.now))
-        shown += [
-            f"       | {console.escape(word)}"
-            for word in _last_log_lines(problem, chosen[problem.daemon])
-        ]
+        mark = console.style("!", fg="red") if codes.level(problem) == "error" else "·"
+        shown.append(f"{mark} {line(problem, snapshot.now)}")
+        words = _last_log_lines(problem, chosen[problem.daemon])
+        shown += [f"       | {console.escape(word)}" for word in words]
         is_shown_below = step is not None and step.command in fix
         if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_shown_below:
             shown.append(console.next_lines(fix, " " * 7))
     return [*shown, *_run_itself(snapshot, step)]
-
-
-def of_run(snapshot: Snapshot) -> list[str]:
-    """The problems of the run as a whole."""
-    found = [p for p in problems.found(snapshot) if p.daemon == RUN and _is_for_status(p)]
-    return [_marked(problem, snapshot.now) for problem in found]
-
-
-def _marked(problem: Problem, now: float) -> str:
-    mark = console.style("!", fg="red") if codes.level(problem) == "error" else "·"
-    return f"{mark} {line(problem, now)}"
 
 
 def _is_for_status(problem: Problem) -> bool:
@@ -82,12 +70,18 @@ def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:
     if there:
         left = [f"{row['name']} (pid {row['pid']})" for row in there]
         ends = f"to abandon the run, dlctl stop -j {snapshot.run_id} ends them"
-        shown.append(console.escape(f"  running     {', '.join(left)}; {ends}"))
+        shown.append(console.fact("running", f"{', '.join(left)}; {ends}"))
     if snapshot.state == "failed" and not snapshot.is_live:
-        shown.append(console.escape(f"  why         dlctl logs --failed -j {snapshot.run_id}"))
+        shown.append(console.fact("why", f"dlctl logs --failed -j {snapshot.run_id}"))
     if step is not None:
         shown.append(console.next_lines(step.text(), "  ", "next        "))
     return shown
+
+
+def errors(snapshot: Snapshot) -> list[str]:
+    """The texts of the problems that are errors, without the run's failure."""
+    ill = [p for p in problems.found(snapshot) if codes.level(p) == "error"]
+    return [codes.text(p, snapshot.now) for p in ill if p.code != "run-failed"]
 
 
 def unwell(snapshot: Snapshot) -> str:

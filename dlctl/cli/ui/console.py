@@ -1,24 +1,21 @@
 """The only module that writes to the terminal.
 
 stdout is for data only, so that it can be piped; everything else (notes, warnings, progress,
-errors) goes to stderr. Foreign text goes through `escape` before it is shown: `error`, `warn` and
-`hint` do so themselves; for `out`, `note` and `table` the caller does, because their input may be
-styled.
+errors) goes to stderr. Foreign text is escaped before it is shown: by every function here except
+`out`, whose caller uses `escape` or `style`.
 """
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import math
 import os
-import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, TypeVar
 
 import click
 
@@ -29,45 +26,38 @@ from dlctl.util.text import escape_lines as escape_lines
 
 SIGPIPE_EXIT_CODE = 141
 """The exit status of a program that wrote to a pipe without a reader: 128 + SIGPIPE."""
+T = TypeVar("T")
+Columns = Mapping[str, Callable[[T], str]]
+"""Header -> the cell of a row; see `table`."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Settings:
+    """The global options, and --json."""
+
     color: str = "auto"
+    """auto, always or never."""
     progress: str = "auto"
+    """auto, tty, plain, json or quiet."""
     quiet: bool = False
     verbose: bool = False
+    json: bool = False
 
 
 _settings = _Settings()
+ERASE = "\r\x1b[K"
+_live = ""
+"""The line of progress on a terminal; see `put_live`."""
 
 
-def setup(
-    color: str = "auto", progress: str = "auto", quiet: bool = False, verbose: bool = False
-) -> None:
-    """Apply the global options.
-
-    color: auto, always or never. progress: auto, tty, plain, json or quiet.
-    """
+def setup(**options: Any) -> None:
+    """Apply the options of `_Settings`; those not given have their defaults."""
     global _settings
-    _settings = _Settings(color, progress, quiet, verbose)
-    notes.listen(_Listener())
+    _settings = _Settings(**options)
+    notes.listen(note, warn)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-class _Listener:
-    """Shows the notes and warnings of operations."""
-
-    def note(self, text: str) -> None:
-        note(escape(text))
-
-    def warn(self, text: str) -> None:
-        warn(text)
-
-    def next_step(self, hint: str, indent: str) -> None:
-        note(next_lines(hint, indent))
 
 
 def is_quiet() -> bool:
@@ -75,9 +65,14 @@ def is_quiet() -> bool:
     return _settings.quiet
 
 
+def is_json() -> bool:
+    """--json: the result is for programs."""
+    return _settings.json
+
+
 def is_tty(*, err: bool = False) -> bool:
     """Whether stdout (or stderr) is a terminal."""
-    stream = _stream(err)
+    stream = sys.stderr if err else sys.stdout
     try:
         return stream is not None and stream.isatty()
     except ValueError:  # it is closed
@@ -99,13 +94,28 @@ def progress_style() -> str:
 def out(text: str = "", *, flush: bool = False) -> None:
     """Write one or more lines of data to stdout; use `flush=True` for a stream.
 
-    Exits silently with 141 if stdout has no reader any more. Stops writing to a terminal that is
-    gone. Raises DlctlError if stdout cannot be written (the disk is full).
+    Exits silently with 141 if stdout has no reader any more. Raises DlctlError if stdout cannot be
+    written (the disk is full).
     """
     _write_out(f"{text}\n", flush)
 
 
-def out_json(schema: str, value: dict[str, Any], *, flush: bool = False) -> None:
+def show(
+    schema: str, data: Mapping[str, Any], text: str, names: Iterable[object] | None = None
+) -> None:
+    """The result of a command: `data` with --json; of a list only the names with -q; else `text`,
+    unless it is empty.
+    """
+    if _settings.json:
+        out_json(schema, data)
+    elif _settings.quiet and names is not None:
+        for name in names:
+            out(escape(str(name)))
+    elif text:
+        out(text)
+
+
+def out_json(schema: str, value: Mapping[str, Any], *, flush: bool = False) -> None:
     """One JSON object on one line: `{"schema": "dlctl.ps/1", ...}`; NaN and infinity are null."""
     _write_out(json.dumps(_finite({"schema": schema, **value}), allow_nan=False) + "\n", flush)
 
@@ -116,20 +126,17 @@ def flush() -> None:
 
 
 def _write_out(text: str, flush: bool) -> None:
-    stream = _stream(err=False)
-    if stream is None:
+    if sys.stdout is None:  # The program was started without it.
         return
     try:
-        stream.write(text)
+        sys.stdout.write(text)
         if flush:
-            stream.flush()
-    except OSError as error:
-        is_gone = error.errno == errno.EIO and _was_terminal(stream)
+            sys.stdout.flush()
+    except BrokenPipeError:
         abandon_stdout()
-        if is_gone:
-            return
-        if error.errno == errno.EPIPE:
-            raise SystemExit(SIGPIPE_EXIT_CODE) from None
+        raise SystemExit(SIGPIPE_EXIT_CODE) from None
+    except OSError as error:
+        abandon_stdout()
         raise DlctlError(f"cannot write to stdout: {error.strerror}") from error
 
 
@@ -142,14 +149,6 @@ def abandon_stdout() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  open until exit
     finally:
         os.close(nowhere)
-
-
-def _was_terminal(stream: TextIO) -> bool:
-    """Whether an unwritable stream was a terminal: `isatty` is false after its window closes."""
-    try:
-        return stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
-    except (OSError, ValueError):
-        return False
 
 
 def _finite(value: Any) -> Any:
@@ -166,32 +165,26 @@ def _finite(value: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """A progress message for people. May be styled; dropped with -q."""
+    """A message for people; dropped with -q."""
     if not _settings.quiet:
-        _write_err(text)
+        write_err(escape_lines(text))
 
 
 def commands(rows: Sequence[tuple[str, str]]) -> None:
     """The next commands, a note each: the command, and what it does."""
     width = max(len(command) for command, _ in rows)
     for command, what in rows:
-        note(escape(f"  {command:<{width}}  {what}"))
+        note(f"  {command:<{width}}  {what}")
 
 
 def detail(text: str) -> None:
     """A note that only -v shows."""
     if _settings.verbose:
-        _write_err(text)
+        write_err(escape_lines(text))
 
 
 def warn(text: str) -> None:
-    _write_err(style("warning: ", fg="yellow", bold=True, err=True) + escape_lines(text))
-
-
-def hint(text: str) -> None:
-    """A suggestion for the next command; dropped with -q."""
-    if not _settings.quiet:
-        _write_err(style("hint: ", fg="cyan", err=True) + escape_lines(text))
+    write_err(style("warning: ", fg="yellow", bold=True, err=True) + escape_lines(text))
 
 
 def error(problem: DlctlError) -> None:
@@ -203,11 +196,11 @@ def error(problem: DlctlError) -> None:
 
     Alternatives and what a command does are on separate lines (see `dlctl.util.hints`).
     """
-    _write_err(style("error: ", fg="red", bold=True, err=True) + escape_lines(problem.message))
+    write_err(style("error: ", fg="red", bold=True, err=True) + escape_lines(problem.message))
     if problem.where:
-        _write_err("  --> " + escape(problem.where))
+        write_err("  --> " + escape(problem.where))
     if problem.hint:
-        _write_err(next_lines(problem.hint, "  "))
+        write_err(next_lines(problem.hint, "  "))
 
 
 def next_lines(hint: str, indent: str, label: str = hints.NEXT) -> str:
@@ -215,31 +208,71 @@ def next_lines(hint: str, indent: str, label: str = hints.NEXT) -> str:
     return "\n".join(indent + escape(line) for line in hints.lines(hint, label))
 
 
+def write_err(text: str) -> None:
+    """Write a line to stderr, above the live line. It is escaped, and may be styled."""
+    _write_err(f"{ERASE}{text}\n{_live}" if _live else f"{text}\n")
+
+
+def put_live(text: str) -> None:
+    """Draw the live line again, below everything else on a terminal; "" removes it. Escaped, and
+    not longer than the terminal is wide.
+    """
+    global _live
+    if text or _live:
+        _write_err(ERASE + text)
+    _live = text
+
+
 def _write_err(text: str) -> None:
-    """Write a line to stderr, after flushing stdout: both may have the same destination. Errors are
-    ignored, as there is no other stream to report them.
+    """Flushes stdout first: both may have the same destination. Errors are ignored, as there is no
+    other stream to report them.
     """
     if sys.stderr is None:
         return
-    if (stream := _stream(err=False)) is not None:
-        with suppress(OSError, ValueError):  # The next write to stdout raises it.
-            stream.flush()
-    try:
-        sys.stderr.write(text + "\n")
+    with suppress(OSError, ValueError, AttributeError):  # The next write to stdout raises it.
+        sys.stdout.flush()
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text)
         sys.stderr.flush()
-    except (OSError, ValueError):
-        return
 
 
 # ---------------------------------------------------------------- shapes and colours
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> str:
-    """Columns with two spaces between them, never truncated; `right` names those aligned right."""
-    lines = [list(headers), *(list(row) for row in rows)]
-    widths = [max(_width(line[i]) for line in lines) for i in range(len(headers))]
-    aligned_right = [header in set(right) for header in headers]
-    return "\n".join("  ".join(map(_pad, line, widths, aligned_right)).rstrip() for line in lines)
+def fact(label: str, text: str, *, is_warning: bool = False) -> str:
+    """An escaped line, as in "  checkpoint  step 90", or "! code        changed"."""
+    mark = style("!", fg="yellow") if is_warning else " "
+    return f"{mark} {label:<10}  {escape(text)}"
+
+
+class Styled(str):
+    """Escaped text with colour codes."""
+
+
+def style(
+    text: str, fg: str | int | None = None, bold: bool = False, dim: bool = False, err: bool = False
+) -> str:
+    """Escape `text`, and colour it if stdout (or stderr) shows colours. `fg` is a name or one of
+    256 numbers.
+    """
+    if not shows_color(err=err):
+        return escape(text)
+    return Styled(click.style(escape(text), fg=fg, bold=bold or None, dim=dim or None))
+
+
+def table(columns: Columns[T], rows: Iterable[T]) -> str:
+    """Columns with two spaces between them, never truncated. A cell is escaped unless it is
+    `Styled`. A header that begins with ">" aligns its column to the right. "" if there are no rows.
+    """
+    lines = [[header.removeprefix(">") for header in columns]]
+    for row in rows:
+        cells = [cell(row) for cell in columns.values()]
+        lines.append([cell if isinstance(cell, Styled) else escape(cell) for cell in cells])
+    if len(lines) == 1:
+        return ""
+    widths = [max(_width(line[i]) for line in lines) for i in range(len(columns))]
+    to_the_right = [header.startswith(">") for header in columns]
+    return "\n".join("  ".join(map(_pad, line, widths, to_the_right)).rstrip() for line in lines)
 
 
 def _pad(cell: str, width: int, to_the_right: bool) -> str:
@@ -251,15 +284,6 @@ def _width(cell: str) -> int:
     return len(click.unstyle(cell))
 
 
-def style(
-    text: str, fg: str | int | None = None, bold: bool = False, dim: bool = False, err: bool = False
-) -> str:
-    """Colour `text` if stdout (or stderr) shows colours. `fg` is a name or one of 256 numbers."""
-    if not shows_color(err=err):
-        return text
-    return click.style(text, fg=fg, bold=bold or None, dim=dim or None)
-
-
 def shows_color(*, err: bool = False) -> bool:
     """--color, then NO_COLOR, FORCE_COLOR, TERM=dumb, then whether the stream is a terminal."""
     if _settings.color != "auto":
@@ -269,8 +293,3 @@ def shows_color(*, err: bool = False) -> bool:
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
         return True
     return os.environ.get("TERM") != "dumb" and is_tty(err=err)
-
-
-def _stream(err: bool) -> TextIO | None:
-    """The current stream (tests replace it); None if the program was started without it."""
-    return sys.stderr if err else sys.stdout

@@ -19,31 +19,30 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """Signals are queued until `arm`, which delivers one: it raises `Interrupted` at once, or when
-    the signal arrives. The next signal is queued again, so that it does not interrupt the handling
-    of the first.
+    """Signals are queued. Within `armed`, one is delivered: it raises `Interrupted`. The next one
+    is queued again, so that it does not interrupt the handling of the first.
     """
 
     def __init__(self) -> None:
         self._armed = False
         self._waiting: list[int] = []
 
-    def arm(self) -> None:
+    @contextmanager
+    def armed(self) -> Iterator[None]:
         """Raise at the next signal; at once if one is queued."""
         self._armed = True
-        self._raise_one()
-
-    def disarm(self) -> None:
-        """Queue signals again: the next operation is short and must not be interrupted."""
-        self._armed = False
+        try:
+            self._raise_one()
+            yield
+        finally:
+            self._armed = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         self._waiting.append(number)
-        if self._armed:
-            self._raise_one()
+        self._raise_one()
 
     def _raise_one(self) -> None:
-        if self._waiting:
+        if self._armed and self._waiting:
             self._armed = False
             raise Interrupted(self._waiting.pop(0))
 

@@ -1,18 +1,17 @@
 """Progress of an attached run: one live line on a terminal, plain lines or JSON elsewhere.
 
-Everything here goes to stderr. On a terminal, rich draws a bar below the printed lines; foreign
-text never passes through its markup.
+Everything here goes to stderr.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, TextIO, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from dlctl.cli.ui import console, report
 from dlctl.runs import facts
@@ -25,10 +24,14 @@ WAIT_NOTED_EVERY_S = 15.0
 NOTE_AFTER_S = 2.0
 """A wait for no particular daemon is shown only after this time."""
 BAR_WIDTH = 24
-BAR_MARGIN = 6
-"""The spinner and the spaces between the columns."""
-
-
+COLUMNS = 80
+"""The width of a terminal of unknown width."""
+POLL_S = 0.2
+LOOK_S = 1.0
+"""How often a followed run itself is read."""
+DRAINING = "draining"
+"""The phase of a stop with a grace period."""
+FIELDS = ("step", "data_epoch", "progress", "loss", "samples_per_s", "evaluation", "waiting")
 _TIME = re.compile(r"(?<![\w-])\d[\d.,]* ?(?:ms|s|m|h|d)\b")
 
 
@@ -43,43 +46,23 @@ def open_progress() -> Progress:
     return ways.get(console.progress_style(), Progress)()
 
 
-@contextmanager
-def shown() -> Iterator[Progress]:
-    """`open_progress` as a context manager."""
-    progress = open_progress()
-    try:
-        yield progress
-    finally:
-        progress.close()
-
-
 def fields(snapshot: Snapshot) -> dict[str, Any]:
     """The values that the progress line shows."""
     workers = [facts.metrics(row) for row in snapshot.daemons if row.get("role") == "worker"]
-    run = snapshot.run
     return {
         "state": snapshot.state,
-        "step": run.get("step"),
-        "data_epoch": run.get("data_epoch"),
-        "progress": run.get("progress"),
-        "loss": run.get("loss"),
-        "metrics": run.get("metrics") or {},
-        "staleness_mean": _over(workers, "staleness_mean", _mean),
+        **{key: snapshot.run.get(key) for key in FIELDS},
+        "metrics": snapshot.run.get("metrics") or {},
+        "staleness_mean": _over(workers, "staleness_mean", lambda found: sum(found) / len(found)),
         "push_bytes_per_s": _over(workers, "push_bytes_per_s", sum),
         "fetch_bytes_per_s": _over(workers, "fetch_bytes_per_s", sum),
-        "samples_per_s": run.get("samples_per_s"),
-        "evaluation": run.get("evaluation"),
-        "waiting": run.get("waiting"),
     }
 
 
 def text(shown: Mapping[str, Any]) -> str:
     """The fields as a line for people."""
     parts = [
-        f"step {values.count(shown['step'])}",
-        f"epoch {values.fixed(shown['data_epoch'], 2)}",
-        f"loss {values.decimal(shown['loss'])}",
-        *([console.escape(values.evaluation(shown["metrics"]))] if shown["metrics"] else []),
+        *report.figures(shown),
         f"stale {values.fixed(shown['staleness_mean'], 1)}",
         f"push {values.rate(shown['push_bytes_per_s'])}",
         f"fetch {values.rate(shown['fetch_bytes_per_s'])}",
@@ -92,11 +75,7 @@ def text(shown: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _mean(found: list[float]) -> float:
-    return sum(found) / len(found)
-
-
-def _over(rows: list[Any], key: str, combine: Callable[[list[float]], float]) -> float | None:
+def _over(rows: list[facts.Row], key: str, combine: Callable[[list[float]], float]) -> float | None:
     found = [n for row in rows if (n := values.number(row.get(key))) is not None]
     return combine(found) if found else None
 
@@ -133,7 +112,7 @@ class Progress:
 
     def line(self, text: str) -> None:
         """A permanent line (may be styled, already escaped)."""
-        console.note(text)
+        console.write_err(text)
 
     def close(self) -> None:
         return
@@ -157,7 +136,7 @@ class Json(Progress):
         self._write({"text": text})
 
     def _write(self, value: Mapping[str, Any]) -> None:
-        console.note(json.dumps({"schema": "dlctl.progress/1", **value}))
+        console.write_err(json.dumps({"schema": "dlctl.progress/1", **value}))
 
 
 class Quiet(Progress):
@@ -165,157 +144,77 @@ class Quiet(Progress):
         return
 
 
-def _fitting(text: str, room: int) -> str:
-    """As many parts of a line as fit; the bar must stay visible."""
-    parts = text.split("  ")
-    while len(parts) > 1 and len("  ".join(parts)) > room:
-        parts.pop()
-    return "  ".join(parts)[: max(room, 0)]
-
-
-class _Terminal:
-    """stderr as rich needs it. It ignores write errors: a closed terminal must terminate neither us
-    nor rich's thread.
-    """
-
-    @property
-    def encoding(self) -> str:
-        return sys.stderr.encoding
-
-    def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):
-            sys.stderr.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            sys.stderr.flush()
-
-
 class Bar(Progress):
     """One line that is redrawn, with a bar if the progress is known."""
 
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-        color = console.shows_color(err=True)
-        self._console = Console(
-            file=cast(TextIO, _Terminal()),
-            force_terminal=True,
-            no_color=not color,
-            highlight=False,
-            markup=False,
-        )
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(BAR_WIDTH),
-            TextColumn("{task.fields[text]}", markup=False),
-            console=self._console,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            refresh_per_second=8,
-        )
-        self._task = self._progress.add_task("", total=None, text="")
-        self._progress.start()
-
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
         whom = f"waiting {report.waiting(waiting)}  " if waiting else ""
-        self._update(state, None, f"{whom}{values.duration(waited_s)}")
+        self._draw(state, None, f"{whom}{values.duration(waited_s)}")
 
     def show(self, snapshot: Snapshot) -> None:
         shown = fields(snapshot)
-        self._update(snapshot.state, values.number(shown["progress"]), text(shown))
+        self._draw(snapshot.state, values.number(shown["progress"]), text(shown))
 
-    def _update(self, state: str, done: float | None, text: str) -> None:
-        total = None if done is None else 1.0
-        description = console.escape(state)
-        room = self._console.width - len(description) - BAR_WIDTH - BAR_MARGIN
-        self._progress.update(
-            self._task,
-            description=description,
-            total=total,
-            completed=done or 0.0,
-            text=_fitting(text, room),
-        )
-
-    def line(self, text: str) -> None:
-        from rich.text import Text
-
-        self._console.print(Text.from_ansi(text), soft_wrap=True)
+    def _draw(self, state: str, done: float | None, text: str) -> None:
+        full = round(min(max(done or 0.0, 0.0), 1.0) * BAR_WIDTH)
+        bar = "" if done is None else f"[{'#' * full}{'-' * (BAR_WIDTH - full)}]  "
+        console.put_live(f"{console.escape(state)}  {bar}{text}"[: _columns() - 1])
 
     def close(self) -> None:
-        self._progress.stop()
+        console.put_live("")
 
 
-# ---------------------------------------------------------------- a stop
-# Messages while a command waits for the coordinator: the awaited daemons and the deadline.
-
-
-DRAINING = "draining"
-"""The phase with a grace period."""
-
-
-def _given_up_in(progress: Mapping[str, Any]) -> str:
-    """When a checkpoint gives up the daemons it waits for; "" if unknown."""
-    left_s = values.number(progress.get("left_s"))
-    return "" if left_s is None else f"; it continues without in {left_s:.0f}s"
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
+    except (OSError, ValueError):
+        return COLUMNS
 
 
 class Countdown:
-    """Prints the daemons that a command waits for at every change, and how long a stop still waits
-    for the workers; no time if they are killed.
+    """While a command waits for the coordinator: prints the daemons that it waits for at every
+    change, and how long it still does.
     """
 
     def __init__(self, grace_s: float | None) -> None:
+        """`grace_s`: for the workers' last steps; None if they are killed."""
         self.until = None if grace_s is None else time.monotonic() + grace_s
         self._shown: tuple[str, tuple[str, ...]] | None = None
 
     def __call__(self, progress: Mapping[str, Any]) -> None:
-        """Handle one progress report of the verb "stop": {"phase": text, "waiting": names}."""
+        """Handle one progress report: {"phase": text, "waiting": names, "left_s": of a checkpoint,
+        until it continues without them}.
+        """
         phase = str(progress.get("phase", ""))
         waiting = tuple(map(str, progress.get("waiting") or ()))
         if not waiting or (phase, waiting) == self._shown:
             return
         self._shown = phase, waiting
-        left = _given_up_in(progress)
-        if self.until is not None and phase == DRAINING and not left:
+        left = ""
+        if (left_s := values.number(progress.get("left_s"))) is not None:
+            left = f"; it continues without in {left_s:.0f}s"
+        elif self.until is not None and phase == DRAINING:
             left = f", {max(0.0, self.until - time.monotonic()):.0f}s left"
-        console.note(console.escape(f"{phase or 'stopping'}: {', '.join(waiting)}{left}"))
+        console.note(f"{phase or 'stopping'}: {', '.join(waiting)}{left}")
 
 
-# ---------------------------------------------------------------- following a run
-# Following a run until it ends or the user detaches.
-
-
-POLL_S = 0.2
-LOOK_S = 1.0
-"""How often the run itself is read."""
-
-
-@contextmanager
-def leaving(snapshot: Snapshot, again: str) -> Iterator[None]:
-    """Within this context, Ctrl-C only detaches: the run continues; `again` is the command to
-    re-attach.
+def follow(snapshot: Snapshot, poll: Callable[[], None], again: str) -> bool:
+    """Call `poll` five times a second until the run has ended, and once more after that. Ctrl-C
+    only detaches: the run continues; `again` is the command to re-attach. Whether it has ended.
     """
     try:
-        yield
+        while snapshot.is_live:
+            look_at = time.monotonic() + LOOK_S
+            while time.monotonic() < look_at:
+                poll()
+                time.sleep(POLL_S)
+            snapshot = load(snapshot.directory)
     except KeyboardInterrupt:
-        run_id = console.escape(snapshot.run_id)
-        commands = f"Again: {again} -j {run_id}   Stop: dlctl stop -j {run_id}"
-        console.note(f"\nDetached. {run_id} is still running.  {commands}")
-
-
-def follow(snapshot: Snapshot, poll: Callable[[], None]) -> None:
-    """Call `poll` five times a second until the run has ended, and once more after that."""
-    while snapshot.is_live:
-        look_at = time.monotonic() + LOOK_S
-        while time.monotonic() < look_at:
-            poll()
-            time.sleep(POLL_S)
-        snapshot = load(snapshot.directory)
+        job = f"-j {snapshot.run_id}"
+        commands = f"Again: {again} {job}   Stop: dlctl stop {job}"
+        console.note(f"\nDetached. {snapshot.run_id} is still running.  {commands}")
+        return False
     poll()
     reason = f" ({snapshot.reason})" if snapshot.reason else ""
-    console.note(console.escape(f"-- {snapshot.run_id} {facts.became(snapshot.state)}{reason} --"))
+    console.note(f"-- {snapshot.run_id} {facts.became(snapshot.state)}{reason} --")
+    return True

@@ -6,11 +6,10 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from dlctl.cli.ui import console, live
-from dlctl.errors import DlctlError
 from dlctl.ops import codes, next_step, problems
 from dlctl.problems import RUN, Problem
 from dlctl.runs import facts, lock, logs
@@ -26,6 +25,8 @@ _LEVEL_COLORS = {"warning": "yellow", "error": "red", "critical": "red"}
 DETAIL = "detail"
 """The field of a line that holds a traceback."""
 _NO_TIME = " " * len("14:47:35.120")
+Wanted = Callable[[Line], bool] | None
+"""A filter for lines; None if all are wanted."""
 
 
 class Printer:
@@ -40,7 +41,10 @@ class Printer:
     def show(self, lines: Iterable[Line], *, flush: bool = False) -> None:
         for line in lines:
             if self.shape == "text":
-                self._separate(line)
+                # Else two incarnations of a daemon look like one.
+                if self.incarnations.setdefault(line.name, line.incarnation) != line.incarnation:
+                    self.incarnations[line.name] = line.incarnation
+                    self.mark(line.name, line.at, f"incarnation {line.incarnation} starts")
                 console.out(self.text(line))
             elif self.shape == "json":
                 console.out_json("dlctl.log/1", as_data(line))
@@ -54,12 +58,12 @@ class Printer:
         prefix = self._prefix(line.name)
         if line.level == TEXT:
             return f"{prefix} {_NO_TIME} {TEXT:<5} {console.escape(line.text)}"
-        level = console.escape(_LEVELS.get(line.level, line.level.upper()))
+        level = _LEVELS.get(line.level, line.level.upper())
         colored = console.style(f"{level:<5}", fg=_LEVEL_COLORS.get(line.level))
-        fields = {key: value for key, value in line.fields.items() if key != DETAIL}
-        extra = "".join(f"  {_field(key, value)}" for key, value in fields.items())
-        shown = console.escape(line.text) + console.style(extra, dim=True)
-        first = f"{prefix} {values.clock(line.at, time.time())} {colored} {shown}"
+        fields = [(key, value) for key, value in line.fields.items() if key != DETAIL]
+        shown = [f"  {k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in fields]
+        text = console.escape(line.text) + console.style("".join(shown), dim=True)
+        first = f"{prefix} {values.clock(line.at, time.time())} {colored} {text}"
         detail = str(line.fields.get(DETAIL) or "").splitlines()
         rest = [f"{prefix} {_NO_TIME} {'':<5} {console.escape(text)}" for text in detail]
         return "\n".join([first, *rest])
@@ -67,14 +71,6 @@ class Printer:
     def _prefix(self, name: str) -> str:
         color = _PALETTE[zlib.crc32(name.encode()) % len(_PALETTE)]
         return console.style(f"{name:<{self.width}} |", fg=color)
-
-    def _separate(self, line: Line) -> None:
-        """Mark where a daemon restarted: else two incarnations look like one."""
-        before = self.incarnations.get(line.name)
-        self.incarnations[line.name] = line.incarnation
-        if before is None or before == line.incarnation:
-            return
-        self.mark(line.name, line.at, f"incarnation {line.incarnation} starts")
 
     def mark(self, name: str, at: float | None, text: str) -> None:
         """A separator, in the "text" shape only: what happened to the daemon."""
@@ -97,35 +93,6 @@ def as_data(line: Line) -> dict[str, Any]:
     }
 
 
-def _field(key: str, value: Any) -> str:
-    shown = value if isinstance(value, str) else json.dumps(value)
-    return console.escape(f"{key}={shown}")
-
-
-def wanted(
-    level: str | None,
-    since: float | None,
-    until: float | None,
-    search: Callable[[str], object] | None,
-) -> Callable[[Line], bool] | None:
-    """A filter for lines; None if all are wanted."""
-    from dlctl.runs.logs import LEVELS
-
-    if level is None and since is None and until is None and search is None:
-        return None
-    least = LEVELS.index(level) if level else 0
-
-    def test(line: Line) -> bool:
-        return (
-            line.severity >= least
-            and (since is None or line.at >= since)
-            and (until is None or line.at <= until)
-            and (search is None or bool(search(line.text)))
-        )
-
-    return test
-
-
 # ---------------------------------------------------------------- unhealthy daemons
 # `dlctl logs --failed`: the last lines of every unhealthy daemon, and how it ended.
 
@@ -135,27 +102,19 @@ _EVALUATION = re.compile(r"worker-\d+: step \d+: ")
 
 
 def show_failed(
-    snapshot: Snapshot,
-    names: Sequence[str],
-    limit: int | None,
-    wanted: Callable[[Line], bool] | None,
-    printer: Printer,
+    snapshot: Snapshot, names: Sequence[str], limit: int, wanted: Wanted, printer: Printer
 ) -> None:
-    """Print, for each unhealthy one of these daemons, the last lines of the incarnation concerned.
+    """Print, for each unhealthy one of these daemons, the last lines of the incarnation concerned,
+    without evaluations: they would crowd out all else.
 
     Raises DlctlError after them if the run's database is damaged: that has to be handled next.
     """
+
+    def test(line: Line) -> bool:
+        is_evaluation = line.name == COORDINATOR and bool(_EVALUATION.match(line.text))
+        return not is_evaluation and (wanted is None or wanted(line))
+
     found = [problem for problem in _found(snapshot) if _daemon(problem) in names]
-    damage: DlctlError | None = None
-    if not snapshot.is_live:
-        try:
-            lock.check_database(snapshot.directory)
-        except DlctlError as error:
-            damage = error
-    if not found and damage is None:
-        state = facts.became(snapshot.state)
-        console.note(f"no daemon is in trouble: {snapshot.run_id} {state}")
-    test = _but_evaluations(wanted)
     files = logs.list_files(snapshot.directory)
     for problem in found:
         name = _daemon(problem)
@@ -166,20 +125,12 @@ def show_failed(
             data = problems.as_data(snapshot, problem)
             console.out_json("dlctl.problem/1", values.timed(data))
         printer.mark(name, problem.since, codes.words(problem, snapshot.now))
-    if damage is not None:
-        raise damage
-    if found and (step := next_step.of(snapshot)) is not None:
+    if not snapshot.is_live:
+        lock.check_database(snapshot.directory)
+    if not found:
+        console.note(f"no daemon is in trouble: {snapshot.run_id} {facts.became(snapshot.state)}")
+    elif (step := next_step.of(snapshot)) is not None:
         console.note(console.next_lines(step.text(), ""))
-
-
-def _but_evaluations(wanted: Callable[[Line], bool] | None) -> Callable[[Line], bool]:
-    """The filter without evaluations in the coordinator's log: they would crowd out all else."""
-
-    def test(line: Line) -> bool:
-        is_one = line.name == COORDINATOR and bool(_EVALUATION.match(line.text))
-        return not is_one and (wanted is None or wanted(line))
-
-    return test
 
 
 def _found(snapshot: Snapshot) -> list[Problem]:
@@ -193,33 +144,27 @@ def _daemon(problem: Problem) -> str:
     return COORDINATOR if problem.daemon == RUN else problem.daemon
 
 
-Wanted = Callable[[Line], bool] | None
+# ---------------------------------------------------------------- following
 
 
 def follow_logs(
-    snapshot: Snapshot,
-    names: Sequence[str],
-    limit: int | None,
-    test: Wanted,
-    printer: Printer,
+    snapshot: Snapshot, names: Sequence[str], limit: int, test: Wanted, printer: Printer
 ) -> None:
     """Print the last lines, then new ones, until the run has ended or Ctrl-C."""
-    begin = limit if test is None else None
-    with live.leaving(snapshot, "dlctl logs -f"):
-        follower = logs.Follower(snapshot.directory, names, begin)
-        present = [line for line in follower.poll() if test is None or test(line)]
-        lines = []
-        for name, files in logs.list_files(snapshot.directory).items():
-            if name in names:
-                own = [line for line in present if line.name == name]
-                own = own if limit is None else own[len(own) - min(limit, len(own)) :]
-                left = None if limit is None else limit - len(own)
-                older = [file for file in files if not follower.begins_with(file)]
-                lines += logs.tail(older, left, test) + own
-        printer.show(logs.in_order(lines), flush=True)
+    follower = logs.Follower(snapshot.directory, names)
 
-        def poll() -> None:
-            printer.show((x for x in follower.poll() if test is None or test(x)), flush=True)
+    def batches() -> Iterator[Iterable[Line]]:
+        files = logs.list_files(snapshot.directory)
+        last = [line for name in names for line in logs.tail(files.get(name, []), limit, test)]
+        yield logs.in_order(last)
+        # Lines that were written meanwhile may be in both.
+        yield (line for line in follower.poll() if line not in last)
+        while True:
+            yield follower.poll()
 
-        live.follow(snapshot, poll)
-        printer.show((x for x in follower.rest() if test is None or test(x)), flush=True)
+    def show(lines: Iterable[Line]) -> None:
+        printer.show(filter(test, lines), flush=True)
+
+    new = batches()
+    if live.follow(snapshot, lambda: show(next(new)), "dlctl logs -f"):
+        show(follower.rest())

@@ -12,15 +12,21 @@ from dlctl.cli.ui import attention, console, report
 from dlctl.control import reader
 from dlctl.errors import UsageError
 from dlctl.ops import codes
-from dlctl.runs import facts
 from dlctl.util import values
 
 SCHEMA = "dlctl.status-from/1"
-HEADERS = ("NAME", "STATE", "PHASE", "WAITS FOR", "HOST", "RST")
 Row = Mapping[str, Any]
+COLUMNS: console.Columns[Row] = {
+    "NAME": lambda row: str(row.get("name")),
+    "STATE": lambda row: str(row.get("state")),
+    "PHASE": lambda row: str(row.get("phase") or values.NOTHING),
+    "WAITS FOR": lambda row: str(row.get("waiting_for") or values.NOTHING),
+    "HOST": lambda row: str(row.get("host") or values.NOTHING),
+    ">RST": lambda row: values.count(row.get("restarts")),
+}
 
 
-def show(file: Path, address: str | None, as_json: bool) -> None:
+def show(file: Path, address: str | None) -> None:
     """Query once, and print the answer. `address`: "tcp://HOST:PORT", overrides the file's.
 
     Raises UsageError for a malformed address, Unreachable or NotPermitted.
@@ -29,41 +35,28 @@ def show(file: Path, address: str | None, as_json: bool) -> None:
     if address is not None:
         key = key._replace(address=_checked(address))
     found = reader.status(key)
-    if as_json:
-        console.out_json(SCHEMA, {**found, "asked": key.address})
-        return
-    console.out(_head(found["run"]))
-    console.out(console.table(HEADERS, map(_cells, found["daemons"]), ("RST",)))
-    for problem in problems.read(found["run"].get("problems")):
-        if codes.level(problem) != "wait":
-            console.out(attention.line(problem, time.time()))
+    ill = [p for p in problems.read(found["run"].get("problems")) if codes.level(p) != "wait"]
+    lines = [_head(found["run"]), console.table(COLUMNS, found["daemons"])]
+    lines += [attention.line(problem, time.time()) for problem in ill]
+    console.show(SCHEMA, {**found, "asked": key.address}, "\n".join(lines))
 
 
 def _checked(address: str) -> str:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if not address.startswith("tcp://") or not host or not port.isdecimal():
+    is_port = port.isdecimal() and 1 <= int(port) <= 65535
+    if not address.startswith("tcp://") or not host or not is_port:
         raise UsageError(f'"{address:.80}" is not an address', hint="--from tcp://HOST:PORT")
-    if not 1 <= int(port) <= 65535:
-        raise UsageError(f"there is no port {port:.20}", hint="--from tcp://HOST:PORT")
     return address
 
 
 def _head(run: Row) -> str:
     parts = [
-        console.style(console.escape(facts.text(run.get("run_id"))), bold=True),
+        console.style(str(run.get("run_id") or ""), bold=True),
         report.state(run.get("state")),
-        f"step {values.count(run.get('step'))}",
-        f"epoch {values.fixed(run.get('data_epoch'), 2)}",
-        f"loss {values.decimal(run.get('loss'))}",
+        *report.figures(run),
         f"{values.fixed(run.get('samples_per_s'), 0)} samples/s",
     ]
     updated_at = values.number(run.get("updated_at"))
     if updated_at is not None:
         parts.append(f"{values.duration(max(0.0, time.time() - updated_at))} ago")
     return "  ".join(parts)
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    texts = (row.get(key) for key in ("name", "state", "phase", "waiting_for", "host"))
-    shown = (console.escape(str(text or "-")) for text in texts)
-    return (*shown, values.count(row.get("restarts")))

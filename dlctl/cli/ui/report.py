@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlctl.cli.ui import console
@@ -16,30 +16,18 @@ from dlctl.util.values import NOTHING
 SLURM_JOB = "slurm.json"
 """Only in the directory of a run that has a Slurm job (`slurmcalls.HANDLE`)."""
 _COLORS = {
-    "running": "green",
-    "finished": "green",
-    "starting": "cyan",
-    "pending": "cyan",
-    "checkpointing": "cyan",
-    "stopping": "cyan",
-    "draining": "cyan",
-    "degraded": "yellow",
-    "slow": "yellow",
-    "backoff": "yellow",
-    "recovering": "yellow",
-    "quarantined": "red",
-    "unknown": "red",
-    "gone": "red",
-    "silent": "red",
-    "unreadable": "red",
-    "failed": "red",
+    "green": ("running", "finished"),
+    "cyan": ("starting", "pending", "checkpointing", "stopping", "draining"),
+    "yellow": ("degraded", "slow", "backoff", "recovering"),
+    "red": ("quarantined", "unknown", "gone", "silent", "unreadable", "failed"),
 }
+_COLOR = {state: color for color, states in _COLORS.items() for state in states}
 
 
 def state(text: Any) -> str:
     """A state of a run or daemon, coloured; an unknown state is shown unchanged."""
-    shown = console.escape(str(text if text is not None else "unknown"))
-    return console.style(shown, fg=_COLORS.get(shown))
+    shown = str(text if text is not None else "unknown")
+    return console.style(shown, fg=_COLOR.get(shown))
 
 
 def run_state(snapshot: Snapshot) -> str:
@@ -62,21 +50,31 @@ def uptime(snapshot: Snapshot) -> str:
     return values.duration((snapshot.now if snapshot.is_live or ended is None else ended) - began)
 
 
-def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
-    """The lines above the table. brief: only the first part of the reason."""
-    run = snapshot.run
-    parts = [
-        console.style(console.escape(snapshot.run_id), bold=True),
-        _state_and_reason(snapshot, brief=brief),
-        f"up {uptime(snapshot)}" if snapshot.is_live else f"took {uptime(snapshot)}",
+def figures(run: facts.Row) -> list[str]:
+    """Step, epoch, loss, and the other metrics of the task's loss."""
+    metrics = run.get("metrics")
+    return [
         f"step {values.count(run.get('step'))}",
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
         f"loss {values.decimal(run.get('loss'))}",
+        *([console.escape(values.evaluation(metrics))] if metrics else []),
+    ]
+
+
+def head(snapshot: Snapshot) -> list[str]:
+    """The lines above the table."""
+    run = snapshot.run
+    why = f" ({console.escape(snapshot.reason)})" if snapshot.reason else ""
+    if snapshot.silent_s is not None:
+        why = f" for {values.duration(snapshot.silent_s)}"
+    parts = [
+        console.style(snapshot.run_id, bold=True),
+        run_state(snapshot) + why,
+        f"up {uptime(snapshot)}" if snapshot.is_live else f"took {uptime(snapshot)}",
+        *figures(run),
     ]
     if values.number(run.get("batch_size")):  # Chosen by a worker: it is in no file.
         parts.append(f"batch size {values.count(run['batch_size'])}")
-    if isinstance(run.get("metrics"), Mapping) and run["metrics"]:
-        parts.append(console.escape(values.evaluation(run["metrics"])))
     if snapshot.is_live and isinstance(rates := run.get("rates"), Mapping):
         parts += [f"{console.escape(str(key))} {values.decimal(lr)}" for key, lr in rates.items()]
     if snapshot.is_live:
@@ -85,42 +83,30 @@ def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
     if snapshot.stale_s is not None and snapshot.silent_s is None:
         age = f"state {values.duration(snapshot.stale_s)} old"
         parts.append(console.style(age, fg="yellow"))
-    return ["  ".join(parts), *_labelled(snapshot)]
+    return ["  ".join(parts), *_facts(snapshot)]
 
 
-def _state_and_reason(snapshot: Snapshot, *, brief: bool) -> str:
-    if snapshot.silent_s is not None:
-        return f"{run_state(snapshot)} for {values.duration(snapshot.silent_s)}"
-    reason = console.escape(snapshot.reason.partition("; ")[0] if brief else snapshot.reason)
-    return run_state(snapshot) + (f" ({reason})" if reason else "")
-
-
-def _labelled(snapshot: Snapshot) -> list[str]:
-    run = snapshot.run
-    lines = [f"  slurm       job {job}"] if (job := slurm_job(snapshot)) else []
+def _facts(snapshot: Snapshot) -> Iterator[str]:
+    run, fact = snapshot.run, console.fact
+    if job := slurm_job(snapshot):
+        yield fact("slurm", f"job {job}")
     if snapshot.is_live and facts.text(run.get("waiting")):
-        lines.append(f"  waiting     {waiting(run['waiting'])}")
+        yield fact("waiting", waiting(run["waiting"]))
     if isinstance(run.get("method"), Mapping):
-        lines.append(f"  method      {console.escape(values.evaluation(run['method']))}")
+        yield fact("method", values.evaluation(run["method"]))
     if (samples := values.number(run.get("noise_scale"))) is not None:
-        lines.append(f"  noise       the gradient noise scale is {samples:.0f} samples")
-    if isinstance(run.get("evaluation"), Mapping):
-        step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
-        shown = console.escape(values.evaluation(run["evaluation"]))
-        lines.append(f"  evaluation  {shown} (at step {step})")
+        yield fact("noise", f"the gradient noise scale is {samples:.0f} samples")
+    if isinstance(found := run.get("evaluation"), Mapping):
+        step = values.count(found.get("step", run.get("evaluation_step")))
+        yield fact("evaluation", f"{values.evaluation(found)} (at step {step})")
     if isinstance(done := run.get("finish"), Mapping) and (why := facts.text(done.get("error"))):
-        lines.append(f"{console.style('!', fg='yellow')} finish      {why}")
+        yield fact("finish", why, is_warning=True)
     if isinstance(run.get("checkpoint"), Mapping):
-        lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
-        if missing := without_residuals(run["checkpoint"]):
-            lines.append(f"{console.style('!', fg='yellow')} checkpoint  it is {missing}")
+        yield fact("checkpoint", newest_checkpoint(snapshot))
     if snapshot.is_live and (files := task_code.changed(snapshot.directory)):
-        names = console.escape(", ".join(map(values.path, files)))
-        lines.append(
-            f"{console.style('!', fg='yellow')} code        {names}: changed since the start, but "
-            "the old version is used (dlctl restart reloads it)"
-        )
-    return lines
+        names = ", ".join(map(values.path, files))
+        old = "changed since the start, but the old version is used (dlctl restart reloads it)"
+        yield fact("code", f"{names}: {old}", is_warning=True)
 
 
 def without_residuals(row: facts.Row) -> str:
@@ -131,7 +117,7 @@ def without_residuals(row: facts.Row) -> str:
     if not isinstance(names, list) or not names:
         return ""
     what = "residual" if len(names) == 1 else "residuals"
-    return f"without the {what} of {console.escape(' and '.join(map(str, names)))}"
+    return f"without the {what} of {' and '.join(map(str, names))}"
 
 
 def waiting(whom: str) -> str:
@@ -142,13 +128,16 @@ def waiting(whom: str) -> str:
 def newest_checkpoint(snapshot: Snapshot) -> str:
     """The newest checkpoint in a line, with the steps that an ended run did after it."""
     row = snapshot.run["checkpoint"]
-    parts = [f"step {values.count(row.get('step'))}"]
-    if unsaved := facts.unsaved_steps(snapshot):
-        parts.append(f"{plural(unsaved, 'step')} before the end")
-    parts += [values.ago(row["at"], snapshot.now)] if row.get("at") is not None else []
-    parts += [values.size(row["nbytes"])] if row.get("nbytes") is not None else []
-    parts += [console.escape(values.path(row["path"]))] if isinstance(row.get("path"), str) else []
-    return ", ".join(parts)
+    unsaved = facts.unsaved_steps(snapshot)
+    parts = [
+        f"step {values.count(row.get('step'))}",
+        f"{plural(unsaved, 'step')} before the end" if unsaved else "",
+        values.ago(row.get("at"), snapshot.now),
+        values.size(row.get("nbytes")),
+        values.path(row["path"]) if isinstance(row.get("path"), str) else "",
+        without_residuals(row),
+    ]
+    return ", ".join(part for part in parts if part not in ("", NOTHING))
 
 
 def slurm_job(snapshot: Snapshot) -> str:
@@ -158,7 +147,7 @@ def slurm_job(snapshot: Snapshot) -> str:
     from dlctl.launch import slurmcalls  # imported late: most runs have none
 
     handle = slurmcalls.read_handle(snapshot.directory)
-    return console.escape(handle.job_id) if handle is not None else ""
+    return handle.job_id if handle is not None else ""
 
 
 def as_data(snapshot: Snapshot) -> dict[str, Any]:
@@ -177,6 +166,17 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
     data: dict[str, Any] = values.timed({**snapshot.run, **truth})
     data.pop("problems", None)  # These are as recorded; `dlctl.ops.problems` has the current ones.
     return data
+
+
+def next_commands(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """Commands for a run that was started or has ended, and what they do."""
+    job = f"-j {snapshot.run_id}"
+    rows = [(f"dlctl status {job}", "rates, staleness and problems of every daemon")]
+    if snapshot.is_live:
+        rows += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
+    elif facts.saved_step(snapshot) is not None:
+        rows.append((f"dlctl checkpoint export {job}", "the model for torch"))
+    return rows
 
 
 # ---------------------------------------------------------------- in a line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dlctl.cli.ui import console, report
@@ -39,46 +40,33 @@ def _is_now(snapshot: Snapshot, row: Row) -> bool:
     return snapshot.is_current and row.get("state") in ("running", "draining")
 
 
-def _limited(direction: str) -> _Cell:
-    def cell(snapshot: Snapshot, row: Row) -> str:
-        if not _is_now(snapshot, row):
-            return NOTHING
-        now = values.rate(facts.metrics(row).get(f"{direction}_bytes_per_s"))
-        limit = facts.settings(row).get(direction)
-        if limit is None or limit == "off":
-            return now
-        shown = console.escape(limit) if isinstance(limit, str) else values.rate(limit)
-        return f"{now} / {shown}"
-
-    return cell
+def _limited(direction: str, snapshot: Snapshot, row: Row) -> str:
+    if not _is_now(snapshot, row):
+        return NOTHING
+    now = values.rate(facts.metrics(row).get(f"{direction}_bytes_per_s"))
+    limit = facts.settings(row).get(direction)
+    if limit is None or limit == "off":
+        return now
+    return f"{now} / {limit if isinstance(limit, str) else values.rate(limit)}"
 
 
-def _interval(direction: str) -> _Cell:
+def _interval(key: str, snapshot: Snapshot, row: Row) -> str:
     """Steps from one push or fetch to the next, as in "4", or "auto (8)" if the worker chooses."""
-    key = f"{direction}_every_steps"
-
-    def cell(snapshot: Snapshot, row: Row) -> str:
-        wanted = facts.settings(row).get(key)
-        if wanted != AUTO:
-            return values.count(wanted)
-        intervals = facts.metrics(row).get("intervals")
-        found = intervals.get(key) if isinstance(intervals, Mapping) else None
-        return f"{AUTO} ({values.count(found)})"
-
-    return cell
+    wanted = facts.settings(row).get(key)
+    if wanted != AUTO:
+        return values.count(wanted)
+    intervals = facts.metrics(row).get("intervals")
+    found = intervals.get(key) if isinstance(intervals, Mapping) else None
+    return f"{AUTO} ({values.count(found)})"
 
 
-def _waits(snapshot: Snapshot, row: Row) -> str:
-    share = values.number(facts.metrics(row).get("wait_share"))
-    return NOTHING if share is None or not _is_now(snapshot, row) else f"{share:.0%}"
+def _milliseconds(direction: str, snapshot: Snapshot, row: Row) -> str:
+    p50, p99 = (facts.metrics(row).get(f"{direction}_ms_p{p}") for p in (50, 99))
+    return NOTHING if p50 is None else f"{values.decimal(p50, 2)}/{values.decimal(p99, 2)}"
 
 
-def _milliseconds(direction: str) -> _Cell:
-    def cell(snapshot: Snapshot, row: Row) -> str:
-        p50, p99 = (facts.metrics(row).get(f"{direction}_ms_p{p}") for p in (50, 99))
-        return NOTHING if p50 is None else f"{values.decimal(p50, 2)}/{values.decimal(p99, 2)}"
-
-    return cell
+def _percent(value: Any) -> str:
+    return NOTHING if values.number(value) is None else f"{value:.0%}"
 
 
 def _value(key: str, show: Callable[[Any], str] = values.count) -> _Cell:
@@ -89,9 +77,11 @@ def _metric(key: str, show: Callable[[Any], str] = values.count) -> _Cell:
     return lambda snapshot, row: show(facts.metrics(row).get(key))
 
 
-def _samples(snapshot: Snapshot, row: Row) -> str:
-    rate = facts.metrics(row).get("samples_per_s") if _is_now(snapshot, row) else None
-    return values.fixed(rate, 0)
+def _current(key: str, show: Callable[[Any], str]) -> _Cell:
+    """A metric that changes all the time."""
+    return lambda snapshot, row: show(
+        facts.metrics(row).get(key) if _is_now(snapshot, row) else None
+    )
 
 
 def _restarts(snapshot: Snapshot, row: Row) -> str:
@@ -107,36 +97,35 @@ def _memory(snapshot: Snapshot, row: Row) -> str:
 
 
 def _word(value: Any) -> str:
-    return console.escape(str(value)) if value is not None else NOTHING
+    return str(value) if value is not None else NOTHING
 
 
 _PLAIN: dict[str, _Cell] = {
     "NAME": _value("name", _word),
-    "PID": _value("pid", _word),
+    ">PID": _value("pid", _word),
     "STATE": _value("state", report.state),
-    "UP": _up,
-    "STEP": _step,
-    "SAMPLES/S": _samples,
-    "STALE": _metric("staleness_mean", lambda value: values.fixed(value, 1)),
-    "PUSH": _limited("push"),
-    "FETCH": _limited("fetch"),
-    "RST": _restarts,
+    ">UP": _up,
+    ">STEP": _step,
+    ">SAMPLES/S": _current("samples_per_s", lambda value: values.fixed(value, 0)),
+    ">STALE": _metric("staleness_mean", lambda value: values.fixed(value, 1)),
+    ">PUSH": partial(_limited, "push"),
+    ">FETCH": partial(_limited, "fetch"),
+    ">RST": _restarts,
 }
 _WIDE: dict[str, _Cell] = {
     "HOST": _value("host", _word),
-    "INC": _value("incarnation"),
-    "LOSS": _metric("loss", values.decimal),
-    "RSS": _memory,
-    "WAITS": _waits,
-    "PUSH ms p50/p99": _milliseconds("push"),
-    "FETCH ms p50/p99": _milliseconds("fetch"),
-    "REFUSED": _metric("refused"),
+    ">INC": _value("incarnation"),
+    ">LOSS": _metric("loss", values.decimal),
+    ">RSS": _memory,
+    ">WAITS": _current("wait_share", _percent),
+    ">PUSH ms p50/p99": partial(_milliseconds, "push"),
+    ">FETCH ms p50/p99": partial(_milliseconds, "fetch"),
+    ">REFUSED": _metric("refused"),
 }
 _INTERVALS: dict[str, _Cell] = {
-    "PUSH EVERY": _interval("push"),
-    "FETCH EVERY": _interval("fetch"),
+    ">PUSH EVERY": partial(_interval, "push_every_steps"),
+    ">FETCH EVERY": partial(_interval, "fetch_every_steps"),
 }
-_LEFT = ("NAME", "STATE", "HOST")
 
 
 def table(snapshot: Snapshot, rows: Sequence[Row], *, wide: bool) -> str:
@@ -145,5 +134,4 @@ def table(snapshot: Snapshot, rows: Sequence[Row], *, wide: bool) -> str:
     columns = {**_PLAIN, **(_INTERVALS if finds or wide else {}), **(_WIDE if wide else {})}
     if any(not is_here(row) for row in snapshot.daemons):
         columns = {"NAME": columns.pop("NAME"), "HOST": _WIDE["HOST"], **columns}
-    cells = [[cell(snapshot, row) for cell in columns.values()] for row in rows]
-    return console.table(list(columns), cells, [name for name in columns if name not in _LEFT])
+    return console.table({name: partial(cell, snapshot) for name, cell in columns.items()}, rows)
