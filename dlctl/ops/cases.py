@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from dlctl.control import unresponsive
 from dlctl.errors import DlctlError, Unreachable, UsageError
-from dlctl.ops import changes, checkpoint_choice, decide, next_step, other_hosts, remains
+from dlctl.launch import local
+from dlctl.ops import (
+    changes,
+    checkpoint_choice,
+    codes,
+    decide,
+    next_step,
+    other_hosts,
+    problems,
+    remains,
+)
 from dlctl.ops.changes import Change
 from dlctl.ops.decide import Action, Facts, Lead, Run, Saved, Shards
 from dlctl.ops.remains import Findings, Good, Loss
@@ -97,21 +107,20 @@ def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh
     would lose all progress of the old one. `fresh`: the caller wants a new run; then only live
     daemons of the old run prevent it.
     """
-    from dlctl.ops import unreadable
-
     parent = (file.parent / job.job.run_dir).resolve()
-    found = [path.resolve() for path in parent.glob(f"{job.job.name}-????") if paths.is_run(path)]
     since = 0.0 if previous is None else started(previous.directory)
-    for directory in sorted(found, key=started, reverse=True):
-        is_given_up = fresh and not unreadable.living(directory)
-        if started(directory) <= since or is_given_up or lock.original_of(directory) is not None:
+    found = [path.resolve() for path in parent.glob(f"{job.job.name}-????") if paths.is_run(path)]
+    newer = [directory for directory in found if started(directory) > since]
+    for directory in sorted(newer, key=started, reverse=True):
+        is_given_up = fresh and not any(local.living(directory))
+        if is_given_up or lock.original_of(directory) is not None:
             continue
         old = load(directory).run.get("job_file")
         if previous is None and isinstance(old, str) and not os.path.lexists(old):
             raise DlctlError(
                 f"{directory.name} was created for {old}, which no longer exists",
                 where=str(directory),
-                hint=unreadable.next_command(directory, shlex.quote(values.path(file))),
+                hint=next_step.new_run(directory, shlex.quote(values.path(file))),
             )
 
 
@@ -223,12 +232,15 @@ def next_command(case: Case) -> str:
         return refused.hint or ""
     if case.action is Action.OVER and case.run.state == Run.FINISHED:
         return f"dlctl start {next_step.job_file(case.run)}"
-    acts = case.action in (Action.GO_ON, Action.RESUME)
-    if not acts or (case.run.run.get("state") == "failed" and not case.facts.back):
+    if case.action not in (Action.GO_ON, Action.RESUME) or not case.facts.back:
         return next_step.command(case.run)
-    option = " --from-checkpoint" if case.facts.back else ""
-    option = option if case.number is None else f" --checkpoint {case.number}"
+    option = " --from-checkpoint" if case.number is None else f" --checkpoint {case.number}"
     return f"dlctl recover{option} -j {case.run.run_id}"
+
+
+def causes(run: Snapshot) -> list[str]:
+    """What happened to the run, a line each."""
+    return [codes.text(problem, run.now) for problem in problems.found(run)]
 
 
 def as_data(case: Case) -> Json:
@@ -250,7 +262,7 @@ def as_data(case: Case) -> Json:
     }
     if findings is not None:
         data |= {
-            "causes": findings.causes,
+            "causes": causes(run),
             "alive": findings.living,
             "obstacles": findings.obstacles,
             "away": findings.away,

@@ -1,4 +1,4 @@
-"""The disk that a run writes to: whether it is full or dead, and the remedy."""
+"""The disk that a run writes to: whether it is full or read-only."""
 
 from __future__ import annotations
 
@@ -8,35 +8,29 @@ import shutil
 
 from dlctl.runs import paths
 from dlctl.runs.snapshot import Snapshot
-from dlctl.util import hints, values
+from dlctl.util import values
 
 FULL_BYTES = 1_000_000
 """With less free space than this, a run cannot write its state any more."""
 
 
-def full_disk(snapshot: Snapshot) -> str:
-    """As in "runs has 0 B left"; "" if there is enough space to write the run's state."""
+def full(snapshot: Snapshot) -> dict[str, str]:
+    """That the disk is full, as the facts of a problem; {} if there is room for the run's state."""
     try:
         free: float = shutil.disk_usage(snapshot.directory).free
     except OSError:
         free = math.inf
-    folder = values.path(snapshot.directory.parent)
-    return f"{folder} has {values.size(free)} left" if free < FULL_BYTES else ""
+    why = f"{values.path(snapshot.directory.parent)} has {values.size(free)} left"
+    found = {"cause": "full", "why": why, "folder": folder(snapshot)}
+    return found if free < FULL_BYTES else {}
 
 
 def facts(snapshot: Snapshot) -> dict[str, str]:
     """Why nothing can be written in the run directory, as the facts of a problem; {} if it can."""
-    if why := full_disk(snapshot):
-        return {"cause": "full", "why": why, "folder": folder(snapshot)}
-    if why := paths.refusal(snapshot.directory):
-        why = f"{values.path(snapshot.directory.parent)} is not writable: {why}"
-        return {"cause": "read-only", "why": why, "folder": folder(snapshot)}
-    return {}
-
-
-def free_space(snapshot: Snapshot) -> str:
-    """The hint for a full disk."""
-    return hints.told(f"df -h {folder(snapshot)}", "free space there")
+    refused = paths.refusal(snapshot.directory)
+    why = f"{values.path(snapshot.directory.parent)} is not writable: {refused}"
+    found = {"cause": "read-only", "why": why, "folder": folder(snapshot)}
+    return full(snapshot) or (found if refused else {})
 
 
 def folder(snapshot: Snapshot) -> str:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlctl.algorithms import translation
 from dlctl.algorithms.translation import Translation
 from dlctl.errors import DlctlError, UsageError
 from dlctl.flat import AVERAGED
 from dlctl.messages import Array
-from dlctl.ops import cases, next_step
-from dlctl.runs import checkpoints, lineage, manifest, tensorfile
+from dlctl.ops import cases
+from dlctl.runs import checkpoints, lineage, manifest
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import MANIFEST, Manifest
-from dlctl.util import notes, values
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
@@ -57,15 +56,7 @@ def copy(directory: Path, good: Good, job: JobFile) -> Path:
         _write(translated, source, made)
         return made
     for part in filter(itemgetter("file"), manifest.parts(saved)):
-        try:
-            old = (source / part["file"]).open("rb")
-        except OSError as error:
-            raise DlctlError(
-                f"cannot read the checkpoint: {error.strerror}",
-                where=str(source / part["file"]),
-                hint="dlctl checkpoint ls -q",
-            ) from error
-        with old, (made / part["file"]).open("xb") as new:
+        with (source / part["file"]).open("rb") as old, (made / part["file"]).open("xb") as new:
             shutil.copyfileobj(old, new)
             new.flush()
             os.fsync(new.fileno())
@@ -103,17 +94,6 @@ def _terms(manifest: Manifest) -> dict[str, int]:
     return terms
 
 
-def tell(good: Good, job: JobFile) -> None:
-    step, run_id = values.count(good[1]["step"]), str(good[1]["run_id"])
-    notes.note(f"a new run starts from the checkpoint of {run_id} at step {step}")
-    if manifest.is_doubtful(good[1]):
-        notes.warn(
-            f"checkpoint {good[1]['number']} was saved when the run failed: {next_step.RUINED}"
-        )
-    if translation := in_words(good, job):
-        notes.note(translation)
-
-
 def in_words(good: Good, job: JobFile) -> str:
     """What is kept with another method or optimiser, and what starts over; "" if they are equal."""
     translated = _translated(good, job)
@@ -143,26 +123,4 @@ class _Source:
         return checkpoints.read_extra(self._directory, self.manifest, AVERAGED)
 
     def worker(self, name: str) -> Mapping[str, Array]:
-        files = [p["file"] for p in self.manifest["workers"] if p["name"] == name and p["file"]]
-        return _Tensors(self._directory / files[0]) if files else {}
-
-
-class _Tensors(Mapping[str, Any]):
-    """The tensors of a file, read on access."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with tensorfile.opened(path) as file:
-            self._names = frozenset(file.keys())
-
-    def __getitem__(self, name: str) -> Array:
-        if name not in self._names:
-            raise KeyError(name)
-        with tensorfile.opened(self._path) as file:
-            return tensorfile.read(self._path, file, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return checkpoints.read_worker(self._directory, self.manifest, name, mapped=("",))

@@ -10,18 +10,18 @@ import json
 import os
 import secrets
 import shutil
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl.control import keys
 from dlctl.errors import DlctlError
+from dlctl.launch import local
 from dlctl.ops import (
     cases,
     changes,
+    control,
     graft,
-    kept,
     next_step,
     other_hosts,
     recover,
@@ -35,7 +35,7 @@ from dlctl.ops.run_directory import Launched, explained
 from dlctl.runs import lock, manifest, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, load, read_job
-from dlctl.util import hints, notes, values
+from dlctl.util import notes, values
 from dlctl.util.names import COORDINATOR
 from dlctl.util.text import plural
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from dlctl.config import JobFile
     from dlctl.ops.remains import Good
 
-POLL_S = 0.05
 SETTLED_S = 30.0
 """For a coordinator started by a killed command to put itself on record."""
 Json = dict[str, Any]
@@ -74,9 +73,7 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
         if case.run is None or not case.action.is_look:
             return _act(case, file, job, content, good, summary.of(job))
         with lock.claimed(case.run.directory):
-            now = recover.wait_over(load(case.run.directory))
-            if lock.has_unknown_coordinator(now):
-                now = recover.wait_led(now)
+            now = recover.wait_led(recover.wait_over(load(case.run.directory)))
             if now.is_live and now.run.get("pid") is not None:
                 notes.note(f"{now.run_id} has just been recovered")
                 return Launched(now.directory, None)
@@ -117,8 +114,7 @@ def _act(
     notes.note(f"resuming {name} from step {step}; --fresh starts a new run")
     if cost:
         notes.warn(cost)
-    if manifest.is_doubtful(case.checkpoint[1]):
-        notes.warn(f"this checkpoint was saved when the run failed: {next_step.RUINED}")
+    _warn_if_ruined(case.checkpoint)
     changed = "; ".join(change.text() for change in case.changes)
     if changed:
         notes.note(f"changed in the job file: {changed}")
@@ -130,11 +126,10 @@ def _act(
 def _leave(case: Case, previous: Snapshot) -> None:
     """Leave a run for a new one. Only its owner may discard the state its servers stored."""
     if case.facts.fresh or case.action is Action.BEGIN_FROM:
-        if held := kept.shards(previous):
+        if held := stop.kept(previous):
             name = previous.run_id
-            notes.note(f"the stored state of {name} stays ({plural(held, 'shard')})")
-            remove = hints.told(f"dlctl stop --kill -j {name}", "discards it")
-            notes.next_step(hints.either(f"dlctl recover -j {name}", remove), "  ")
+            what = f"the stored state of {name} stays ({plural(held, 'shard')})"
+            notes.note(f"{what}; dlctl stop --kill -j {name} discards it")
         return
     stop.clean_up(previous, stop.EXIT_S)
     other_hosts.end(previous, 0.0, purge=True)
@@ -147,28 +142,21 @@ def _settled(previous: Snapshot | None) -> Snapshot | None:
     created it was killed: it held the lock that we hold now. Raises DlctlError if a coordinator is
     alive that does not put itself on record.
     """
-    deadline = time.monotonic() + SETTLED_S
-    while previous is not None and previous.run.get("pid") is None:
-        pid = None if previous.is_live else _coordinator(previous)
-        if not previous.is_live and pid is None:
-            break
-        if time.monotonic() > deadline:
-            raise DlctlError(
-                f"a coordinator of {previous.run_id} (pid {pid}) is starting but does not report",
-                where=str(previous.directory),
-                hint=f"dlctl stop --kill -j {previous.run_id}",
-            )
-        time.sleep(POLL_S)
-        previous = load(previous.directory)
-    return previous
 
+    def is_starting(run: Snapshot) -> bool:
+        names = (each.name for each in local.living(run.directory))
+        return run.run.get("pid") is None and (run.is_live or COORDINATOR in names)
 
-def _coordinator(run: Snapshot) -> int | None:
-    """The pid of a coordinator on this machine, on record or not."""
-    from dlctl.launch import local
-
-    here = (each.pid for each in local.living(run.directory) if each.name == COORDINATOR)
-    return next(here, None)
+    if previous is None:
+        return None
+    now = control.awaited(previous, is_starting, SETTLED_S)
+    if is_starting(now):
+        raise DlctlError(
+            f"a coordinator of {now.run_id} is starting but does not report",
+            where=str(now.directory),
+            hint=f"dlctl stop --kill -j {now.run_id}",
+        )
+    return now
 
 
 # ---------------------------------------------------------------- its directory
@@ -200,7 +188,17 @@ def _write_new(directory: Path, file: Path, job: JobFile, content: Json, good: G
         db.commit()
     (directory / paths.UNFINISHED).unlink()
     if good is not None:
-        graft.tell(good, job)
+        step, run_id = values.count(good[1]["step"]), good[1]["run_id"]
+        notes.note(f"a new run starts from the checkpoint of {run_id} at step {step}")
+        _warn_if_ruined(good)
+        if translation := graft.in_words(good, job):
+            notes.note(translation)
+
+
+def _warn_if_ruined(good: Good) -> None:
+    if manifest.is_doubtful(good[1]):
+        number = good[1]["number"]
+        notes.warn(f"checkpoint {number} was saved when the run failed: {next_step.RUINED}")
 
 
 def _resume(

@@ -13,16 +13,7 @@ from dlctl.control import unresponsive
 from dlctl.ops import codes, disk, next_step, other_hosts
 from dlctl.problems import Code, Problem, known, names_in
 from dlctl.runs import facts, lock, paths
-from dlctl.runs.facts import Row
-from dlctl.runs.snapshot import (
-    GONE,
-    SILENT,
-    WITHOUT_PROCESS,
-    Snapshot,
-    is_here,
-    natural,
-)
-from dlctl.settings import EVERY_RUN
+from dlctl.runs.snapshot import GONE, SILENT, Snapshot, natural
 from dlctl.util import hints, values
 from dlctl.util.names import COORDINATOR
 from dlctl.util.text import KILLED
@@ -78,15 +69,8 @@ def _gone(snapshot: Snapshot) -> Iterator[Problem]:
 
 def _disk(snapshot: Snapshot) -> Iterator[Problem]:
     """A full disk blocks no daemon yet, but a daemon that dies now cannot be restarted."""
-    if snapshot.is_live and (full := disk.full_disk(snapshot)):
-        details = {"cause": "full", "why": full, "folder": disk.folder(snapshot)}
+    if snapshot.is_live and (details := disk.full(snapshot)):
         yield Problem("disk-full", values_of.RUN, None, details)
-
-
-def still_there(snapshot: Snapshot) -> list[Row]:
-    """Daemons whose processes are alive on this machine; other hosts cannot be checked."""
-    rows = [row for row in snapshot.daemons if row.get("pid") is not None and is_here(row)]
-    return [row for row in rows if row.get("state") not in (*WITHOUT_PROCESS, GONE)]
 
 
 # ---------------------------------------------------------------- the coordinator
@@ -94,45 +78,34 @@ def still_there(snapshot: Snapshot) -> list[Row]:
 
 def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     """The coordinator is silent, gone, cannot write, or has just replaced another one."""
-    row = snapshot.coordinator
+    row, pid = snapshot.coordinator, snapshot.run.get("pid")
     number, reported_at = facts.incarnation(row), values.number(row.get("updated_at"))
-    details: dict[str, Any] = {"incarnation": number}
+    is_gone, cannot_write = row["state"] == GONE, snapshot.unwritten_s is not None
+    full = disk.facts(snapshot) if snapshot.is_live and (is_gone or cannot_write) else {}
+
+    def problem(code: Code, since: float | None, **details: Any) -> Problem:
+        return Problem(code, COORDINATOR, since, known(**{"incarnation": number, **details}))
+
     if row["state"] == SILENT:
-        details["pid"] = snapshot.coordinator_pid
-        if unresponsive.has_agent(snapshot.daemons):
-            details["limit_s"] = paths.STILL_LIMITS * unresponsive.limit_s(snapshot.directory)
+        limit_s = paths.STILL_LIMITS * unresponsive.limit_s(snapshot.directory)
+        limit = {"limit_s": limit_s} if unresponsive.has_agent(snapshot.daemons) else {}
         since = snapshot.now - (snapshot.silent_s or 0.0)
-        yield Problem("coordinator-silent", COORDINATOR, since, details)
-    elif snapshot.unwritten_s is not None:
-        details |= disk.facts(snapshot)
-        yield Problem("coordinator-unwritable", COORDINATOR, reported_at, details)
-    elif row["state"] == GONE and lock.has_unknown_coordinator(snapshot):
-        if why := disk.facts(snapshot):
-            details |= why
-            yield Problem("coordinator-unwritable", COORDINATOR, reported_at, details)
-        else:
-            yield Problem("coordinator-restarting", COORDINATOR, reported_at, details)
-    elif row["state"] == GONE:
-        yield _absent(snapshot, reported_at, number)
+        yield problem("coordinator-silent", since, pid=pid, **limit)
+    elif cannot_write:
+        yield problem("coordinator-unwritable", reported_at, **full)
+    elif is_gone and lock.has_unknown_coordinator(snapshot):
+        code: Code = "coordinator-unwritable" if full else "coordinator-restarting"
+        yield problem(code, reported_at, **full)
+    elif is_gone:
+        agent = {"cause": "restarts", "agent": "its agent"} if snapshot.is_live else {}
+        yield problem("coordinator-gone", _seen_at(snapshot, reported_at), pid=pid, **agent | full)
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
-        details["incarnation"] = number - 1
-        yield Problem("coordinator-restarting", COORDINATOR, reported_at, details)
+        yield problem("coordinator-restarting", reported_at, incarnation=number - 1)
     elif snapshot.is_live and number > 1:
         for last in facts.takeovers(snapshot.directory)[-1:]:
             if snapshot.now - last.at < RECENT_S:
-                details = known(incarnation=number - 1, how=last.how, forgotten=last.forgotten)
-                yield Problem("coordinator-restarted", COORDINATOR, last.at, details)
-
-
-def _absent(snapshot: Snapshot, reported_at: float | None, number: int) -> Problem:
-    """The problem of a missing coordinator, and whether an agent restarts it."""
-    details: dict[str, Any] = {"incarnation": number}
-    if not snapshot.is_live:
-        details |= known(pid=snapshot.run.get("pid"))
-    else:
-        details |= {"pid": snapshot.run.get("pid"), "cause": "restarts", "agent": "its agent"}
-        details |= disk.facts(snapshot)
-    return Problem("coordinator-gone", COORDINATOR, _seen_at(snapshot, reported_at), details)
+                how = {"how": last.how, "forgotten": last.forgotten}
+                yield problem("coordinator-restarted", last.at, incarnation=number - 1, **how)
 
 
 def _seen_at(snapshot: Snapshot, reported_at: float | None) -> float | None:
@@ -160,8 +133,6 @@ def fix(snapshot: Snapshot, problem: Problem) -> str:
         shown |= {"task": next_step.task_file(snapshot), "again": _again(snapshot, problem)}
     if "{job_file}" in template:
         shown["job_file"] = next_step.job_file(snapshot)
-    if problem.code == "rate-limit":
-        shown |= _raised(problem)
     return codes.fill(template, shown)
 
 
@@ -173,16 +144,6 @@ def _again(snapshot: Snapshot, problem: Problem) -> str:
     if other_hosts.of(snapshot):
         return f"dlctl stop {job}\ndlctl start {next_step.job_file(snapshot)}"
     return f"dlctl restart {problem.facts.get('restart') or problem.daemon} {job}"
-
-
-def _raised(problem: Problem) -> dict[str, str]:
-    """Twice the limit, as `dlctl set` takes it."""
-    limit = values.number(problem.facts.get("limit_bytes_per_s")) or 0.0
-    direction = str(problem.facts.get("direction"))
-    if direction not in ("push", "fetch"):
-        return {}
-    double = EVERY_RUN.format(direction, 2 * limit).replace(" ", "")
-    return {"double": double, "each": " ".join(names_in(problem.facts.get("workers")))}
 
 
 def as_data(snapshot: Snapshot, problem: Problem) -> dict[str, Any]:

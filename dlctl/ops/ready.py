@@ -7,8 +7,8 @@ import time
 from contextlib import closing, suppress
 from typing import Any
 
-from dlctl.errors import JobFailed, TimedOut
-from dlctl.ops import control, next_step, other_hosts, remains, stop
+from dlctl.errors import JobFailed
+from dlctl.ops import control, next_step, other_hosts, stop
 from dlctl.ops.run_directory import Launched
 from dlctl.runs import facts, logs
 from dlctl.runs.database import RunDb
@@ -31,31 +31,18 @@ def wait_ready(launched: Launched, timeout_s: float | None, progress: notes.Phas
     limit_s = timeout_s if timeout_s is not None else control.start_limit_s(launched.directory)
 
     def waiting(snapshot: Snapshot) -> str | None:
-        if launched.resumes:
-            if is_back(snapshot):
-                return None
-        elif snapshot.state in (*READY, "finished") or _was_ready(snapshot):
+        was_ready = snapshot.run.get("ready_at") is not None and snapshot.state != "stopping"
+        is_ready = was_ready or snapshot.state in (*READY, "finished")
+        if is_back(snapshot) if launched.resumes else is_ready:
             return None
         if not snapshot.is_live:
             what = "could not be recovered" if launched.resumes else "did not start"
             raise failed(launched, what)
         return waiting_for(snapshot)
 
-    def late(snapshot: Snapshot, pending: str) -> TimedOut:
-        return TimedOut(
-            f"{snapshot.run_id} is not ready after {values.duration(limit_s)} and is still "
-            f"starting; it waits for {pending}",
-            hint=hints.either(
-                f"dlctl wait --for ready -j {snapshot.run_id}", f"dlctl stop -j {snapshot.run_id}"
-            ),
-        )
-
     state = "recovering" if launched.resumes else ""
-    return control.until(launched.directory, waiting, limit_s, late, progress, state)
-
-
-def _was_ready(snapshot: Snapshot) -> bool:
-    return snapshot.run.get("ready_at") is not None and snapshot.state != "stopping"
+    what = f"{launched.directory.name} is not ready but still starting"
+    return control.until(launched.directory, waiting, limit_s, what, progress, state)
 
 
 def is_back(snapshot: Snapshot) -> bool:
@@ -63,12 +50,12 @@ def is_back(snapshot: Snapshot) -> bool:
     if snapshot.state in ENDED:
         return snapshot.state != "failed"
     is_starting = snapshot.run.get("state") in ("starting", "stopping")
-    return remains.has_spoken(snapshot) and not is_starting and not _late(snapshot)
+    return control.has_spoken(snapshot) and not is_starting and not _late(snapshot)
 
 
 def waiting_for(snapshot: Snapshot) -> str:
     """The daemons that the run waits for and that wait for no other, and what they are doing."""
-    if not remains.has_spoken(snapshot):
+    if not control.has_spoken(snapshot):
         return "coordinator (starting)"
     if waiting := facts.text(snapshot.run.get("waiting")):
         return waiting

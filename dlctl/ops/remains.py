@@ -19,7 +19,7 @@ from dlctl.errors import DlctlError
 from dlctl.ops import other_hosts
 from dlctl.runs import facts, lock
 from dlctl.runs.database import RunDb
-from dlctl.runs.snapshot import ENDED, Snapshot, is_here, read_job
+from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import processes, values
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import plural
@@ -177,8 +177,6 @@ class Loss(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Findings:
     snapshot: Snapshot
-    causes: list[str]
-    """Which daemons are gone and how they ended, if known; a line each."""
     living: list[str]
     shards: list[Shard]
     obstacles: list[str]
@@ -243,21 +241,11 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
         obstacles.insert(0, NO_MEMORY)
     if not in_place:
         obstacles.insert(0, RESTORED)
-    steps = [values.number(memory["work"][0] if memory else None)]
-    steps.append(values.number(snapshot.run.get("step")))
-    living = [*_living(snapshot), *left.living]
-    return Findings(
-        snapshot, causes_of(snapshot, living), living, shards, obstacles, was_at_work,
-        int(max(step or 0.0 for step in steps)), left.away,
-    )  # fmt: skip
-
-
-def at_a_glance(snapshot: Snapshot) -> Findings | None:
-    """`examine` without other hosts; None if the directory cannot be examined."""
-    try:
-        return examine(snapshot, ask_hosts=False)
-    except DlctlError:
-        return None
+    steps = (memory["work"][0] if memory else None, snapshot.run.get("step"))
+    step = int(max(values.number(step) or 0.0 for step in steps))
+    here = [str(row["name"]) for row in processes.living(snapshot.everybody())]
+    living = [*here, *left.living]
+    return Findings(snapshot, living, shards, obstacles, was_at_work, step, left.away)
 
 
 def because(loss: Loss, reasons: list[str]) -> str:
@@ -272,23 +260,13 @@ def has_begun(snapshot: Snapshot) -> bool:
     return facts.has_begun(snapshot) or (bool(memory) and memory["run"][2] is not None)
 
 
-def has_coordinator(snapshot: Snapshot) -> bool:
-    return processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_start"))
-
-
 def is_led(snapshot: Snapshot) -> bool:
     """Whether the run is live and its coordinator is alive and on record, or runs but cannot write.
     A coordinator in a crash loop is alive for a moment after each restart by its agent.
     """
     is_recorded = snapshot.run.get("updated_by") in (None, snapshot.run.get("pid_start"))
-    is_there = snapshot.is_live and has_coordinator(snapshot)
+    is_there = snapshot.is_live and snapshot.coordinator_pid is not None
     return is_there and (is_recorded or snapshot.unwritten_s is not None)
-
-
-def has_spoken(snapshot: Snapshot) -> bool:
-    """Whether the current coordinator, not its predecessor, wrote the daemons' states."""
-    is_recorded = snapshot.run.get("updated_by") == snapshot.run.get("pid_start")
-    return is_recorded and has_coordinator(snapshot)
 
 
 def read_memory(directory: Path) -> Json:
@@ -306,29 +284,3 @@ def _survives_coordinator(snapshot: Snapshot) -> bool:
 
     name = str(snapshot.run.get("algorithm") or "")
     return not name or "server" in registry.load("algorithms", name).shape.survives
-
-
-def _living(snapshot: Snapshot) -> list[str]:
-    rows = processes.living(row for row in snapshot.daemons if row["name"] != "coordinator")
-    there = ["coordinator"] if has_coordinator(snapshot) else []
-    return there + [str(row["name"]) for row in rows]
-
-
-def causes_of(snapshot: Snapshot, living: list[str]) -> list[str]:
-    """Which daemons are gone and how they ended, if known; a line each. Their logs have more."""
-    lines, run, now = [], snapshot.run, snapshot.now
-    if run.get("state") == "failed" and snapshot.reason:
-        lines.append(snapshot.reason)
-    elif run.get("state") not in ENDED and run.get("pid") is not None and not is_led(snapshot):
-        state = "is being started" if has_coordinator(snapshot) else "gone"
-        age = values.ago(run.get("updated_at"), now)
-        lines.append(f"coordinator: {state} (pid {run['pid']}, last heartbeat {age})")
-    for row in snapshot.daemons:
-        last = row.get("last_exit")
-        if row["name"] in living:
-            continue
-        if is_here(row) and row.get("pid") is not None:
-            lines.append(f"{row['name']}: gone (pid {row['pid']})")
-        elif isinstance(last, Mapping) and last.get("code"):
-            lines.append(f"{row['name']}: {facts.exited(last)} {values.ago(last.get('at'), now)}")
-    return lines

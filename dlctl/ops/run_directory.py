@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.errors import DlctlError
-from dlctl.ops import kept, other_hosts
+from dlctl.ops import other_hosts, stop
 from dlctl.runs import lineage, lock, paths, task_code
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot
@@ -89,7 +89,7 @@ def resume(
             db.commit()
         try:
             # The old job gives the location. No coordinator may be alive: its agents are ended.
-            kept.remove(previous)
+            stop.remove_kept(previous)
             other_hosts.end(previous, 0.0, purge=True)
             write(directory, files)
             return start_coordinator(directory)
@@ -111,13 +111,11 @@ def explained(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        where, what, reason = str(directory), "the run's database", str(error)
+        text, where = f"cannot write the run's database: {error}", str(directory)
         if isinstance(error, OSError):
-            where, what = str(error.filename or directory), "the run"
-            reason = error.strerror or str(error)
-        raise DlctlError(
-            f"cannot write {what}: {reason}", where=where, hint=f"df -h {directory.parent}"
-        ) from error
+            text = f"cannot read or write a file: {error.strerror or error}"
+            where = str(error.filename or directory)
+        raise DlctlError(text, where=where, hint=f"df -h {directory.parent}") from error
 
 
 def start_coordinator(directory: Path, *, resumes: bool = False) -> Launched:

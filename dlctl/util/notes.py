@@ -17,10 +17,6 @@ class Listener(Protocol):
         """A risk, or an error that did not end the operation."""
         ...
 
-    def next_step(self, hint: str, indent: str) -> None:
-        """What to do next; see `dlctl.util.hints`."""
-        ...
-
 
 class Phases(Protocol):
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
@@ -33,9 +29,6 @@ class _Nobody:
         return
 
     def warn(self, text: str) -> None:
-        return
-
-    def next_step(self, hint: str, indent: str) -> None:
         return
 
 
@@ -54,7 +47,3 @@ def note(text: str) -> None:
 
 def warn(text: str) -> None:
     _listener.warn(text)
-
-
-def next_step(hint: str, indent: str = "") -> None:
-    _listener.next_step(hint, indent)

@@ -19,7 +19,7 @@ from launched import JOB, attached, the_run
 from nextlines import commands_of, flat
 
 from dlctl.errors import TimedOut
-from dlctl.ops import recover
+from dlctl.ops import control
 from dlctl.ops.changes import differences
 from dlctl.runs import lock, paths
 from dlctl.runs.database import RunDb
@@ -289,7 +289,7 @@ def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_anoth
             db.commit()
         return load(directory)
 
-    monkeypatch.setattr(recover, "load", arrives)
+    monkeypatch.setattr(control, "load", arrives)
     with (directory / paths.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = dlctl_command("start", "--no-wait", "job.toml")
@@ -326,7 +326,7 @@ def test_a_timeout_names_who_is_waited_for_and_leaves_the_run_alone(job, play, d
     code, _, err = dlctl_command("start", "--timeout", "3s", "job.toml")
     assert code == 6
     assert "starting  waiting for worker-0 (importing torch)" in err
-    assert "is still starting; it waits for worker-0 (importing torch)" in err
+    assert "is not ready but still starting after 3.0s; it waits for worker-0 (importing" in err
     assert dlctl_command("ps").out.split()[10] == "starting"
 
 

@@ -70,7 +70,7 @@ def test_a_worker_that_does_not_come_is_named_when_the_time_is_over(run, dlctl_c
         late = dlctl_command("scale", "worker=3", "--timeout", "300ms")
         at_once = dlctl_command("scale", "worker=3", "--no-wait")
     assert late.code == 6
-    assert "not yet after 0.3s: 3 workers; it waits for worker-2 (starting" in late.err
+    assert "not yet 3 workers after 0.3s; it waits for worker-2 (starting" in late.err
     assert "dlctl why" in late.err
     assert at_once.code == 0
 

@@ -376,19 +376,6 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
     assert "next" not in dlctl_command("status").out
 
 
-def test_a_line_that_a_run_failed_in_is_not_called_wrong_any_more_when_the_file_has_changed(
-    run_directory, dlctl_command
-):
-    run = run_directory()
-    task, job = (run.path.parents[1] / name for name in ("train.py", "job.toml"))
-    task.touch()
-    reason = f"worker-0: task.loss raised KeyError: 7 ({task}:45)"
-    run.run(state="failed", reason=reason, job_file=str(job), step=9, ended_at=time.time() + 1)
-    assert "fix train.py:45 first" in dlctl_command("status").out
-    run.run(ended_at=time.time() - 1)
-    assert "correct" not in dlctl_command("status").out
-
-
 def test_who_was_killed_on_request_is_in_no_trouble(run_directory, dlctl_command):
     last = {"code": -9, "text": "killed by SIGKILL", "at": time.time(), "last_lines": []}
     run = run_directory().daemon("worker-0", state="failed", last_exit=last)

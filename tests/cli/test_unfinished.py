@@ -54,6 +54,6 @@ def test_a_coordinator_that_never_says_who_it_is_is_an_error(run_directory, monk
     here = local.Living("coordinator", "coordinator", 1, 4711, "start")
     monkeypatch.setattr(local, "living", lambda _: iter([here]))
     monkeypatch.setattr(launch, "SETTLED_S", 0.1)
-    with pytest.raises(DlctlError, match="pid 4711") as told:
+    with pytest.raises(DlctlError, match="is starting but does not report") as told:
         launch._settled(load(run.path))
     assert told.value.hint == f"dlctl stop --kill -j {run.path.name}"

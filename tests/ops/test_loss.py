@@ -33,7 +33,7 @@ def findings(*versions: int | None, step: int = 90) -> Findings:
         Shard(f"server-{index}", False, "", version, True, "")
         for index, version in enumerate(versions)
     ]
-    return Findings(RUN, [], [], shards, [], True, step, {})
+    return Findings(RUN, [], shards, [], True, step, {})
 
 
 @pytest.mark.parametrize(

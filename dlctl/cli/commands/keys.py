@@ -163,7 +163,7 @@ def _renew(snapshot: Snapshot) -> None:
     directory = snapshot.directory
     with lock.claimed(directory):
         lock.refuse_unknown_coordinator(snapshot)
-        if left := stop.left_of(snapshot):
+        if left := stop.living(snapshot):
             names = ", ".join(str(row["name"]) for row in left)
             raise DlctlError(
                 f"{snapshot.run_id} is {snapshot.state}, but processes of it still run: {names}",

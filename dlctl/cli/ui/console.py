@@ -66,9 +66,6 @@ class _Listener:
     def warn(self, text: str) -> None:
         warn(text)
 
-    def next_step(self, hint: str, indent: str) -> None:
-        note(next_lines(hint, indent))
-
 
 def is_quiet() -> bool:
     """-q: notes and hints are dropped, and lists print only names."""

@@ -37,8 +37,8 @@ def lines(case: Case, *, dry_run: bool) -> list[str]:
 def _rows(case: Case) -> Iterator[tuple[str, str]]:
     findings, checkpoint = case.findings, case.checkpoint
     saved = {}
-    if findings is not None:
-        yield from (("cause", cause) for cause in findings.causes)
+    if case.run is not None and findings is not None:
+        yield from (("cause", cause) for cause in cases.causes(case.run))
         yield "alive", ", ".join(findings.living) or "none"
     if case.run is not None and checkpoint is not None:
         path, data = checkpoint
