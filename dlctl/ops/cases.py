@@ -17,7 +17,6 @@ from dlctl.launch import local
 from dlctl.ops import (
     changes,
     checkpoint_choice,
-    codes,
     decide,
     next_step,
     other_hosts,
@@ -63,27 +62,29 @@ class Case:
     @property
     def loss(self) -> Loss:
         """What the action costs."""
-        if self.action is Action.REFUSE_NOTHING and self.findings is not None:
-            return self.findings.loss(None)
-        if self.action not in (Action.RESUME, Action.BEGIN_FROM) or self.checkpoint is None:
-            shards = self.findings.shards if self.findings is not None else []
-            return Loss(0, {shard.name: 0 for shard in shards})
+        is_back = self.action in (Action.RESUME, Action.BEGIN_FROM, Action.REFUSE_NOTHING)
         if self.findings is not None:
-            return self.findings.loss(self.checkpoint)
-        step = values.number(self.run.run.get("step")) if self.run is not None else None
-        return Loss(max(0, int(step or 0) - int(self.checkpoint[1]["step"])))
+            nothing = Loss(0, {shard.name: 0 for shard in self.findings.shards})
+            return self.findings.loss(self.checkpoint) if is_back else nothing
+        if not is_back or self.run is None or self.checkpoint is None:
+            return Loss(0)
+        step = values.number(self.run.run.get("step")) or 0
+        return Loss(max(0, int(step) - int(self.checkpoint[1]["step"])))
 
     @property
-    def reasons(self) -> list[str]:
-        """Why the run rolls back to that checkpoint, and not to a newer one."""
-        found = list(self.findings.obstacles) if self.findings is not None else []
-        if self.run is not None and self.findings is not None and not found:
+    def cost(self) -> str:
+        """What a rollback loses, and why it is to that checkpoint and not to a newer one; "" if
+        nothing is lost.
+        """
+        reasons = list(self.findings.obstacles) if self.findings is not None else []
+        if self.run is not None and self.findings is not None and not reasons:
             is_ruined = is_poisoned(self.run.reason) and self.job is not None
             why = next_step.RUINED if is_ruined else "this was requested"
-            found.append("the job file has changed" if self.changes else why)
+            reasons.append("the job file has changed" if self.changes else why)
         if self.run is not None and self.checkpoint is not None:
-            found.append(lineage.skipped(self.run.directory, self.checkpoint[0]))
-        return [reason for reason in found if reason]
+            reasons.append(lineage.skipped(self.run.directory, self.checkpoint[0]))
+        why = "; ".join(filter(None, reasons))
+        return self.loss.text() + (f" ({why})" if why else "") if self.loss else ""
 
 
 def _state(run: Snapshot) -> Run:
@@ -238,11 +239,6 @@ def next_command(case: Case) -> str:
     return f"dlctl recover{option} -j {case.run.run_id}"
 
 
-def causes(run: Snapshot) -> list[str]:
-    """What happened to the run, a line each."""
-    return [codes.text(problem, run.now) for problem in problems.found(run)]
-
-
 def as_data(case: Case) -> Json:
     """A case of `dlctl recover` as JSON."""
     run, findings, checkpoint, loss = case.run, case.findings, case.checkpoint, case.loss
@@ -262,7 +258,7 @@ def as_data(case: Case) -> Json:
     }
     if findings is not None:
         data |= {
-            "causes": causes(run),
+            "causes": problems.lines(run),
             "alive": findings.living,
             "obstacles": findings.obstacles,
             "away": findings.away,

@@ -14,7 +14,6 @@ from dlctl.ops import disk, next_step
 from dlctl.runs import facts
 from dlctl.runs.snapshot import ENDED, GONE, Snapshot, load, read_job
 from dlctl.util import hints, notes, values
-from dlctl.util.names import COORDINATOR
 from dlctl.util.text import escape
 
 POLL_S = 0.1
@@ -22,8 +21,6 @@ ASK_S = 30.0
 AT_WORK = ("running", "slow")
 NAMED_MAX = 4
 Row = Mapping[str, Any]
-Goal = Callable[[Snapshot], list[str]]
-"""The daemons it still waits for, and what they are doing; [] when it is reached."""
 
 
 def require_live(snapshot: Snapshot, what: str) -> None:
@@ -110,25 +107,26 @@ def until(
 
 def wait(
     snapshot: Snapshot,
-    goal: Goal,
+    before: Mapping[str, int],
     limit_s: float | None,
     what: str,
-    before: Mapping[str, int],
     progress: notes.Phases,
+    leaving: Iterable[str] = (),
 ) -> Snapshot:
-    """Wait until `goal` is reached; `what` names it. Returns the run's state then.
+    """Wait until the next incarnations of `before` (name -> incarnation then) are running, and the
+    daemons `leaving` are gone. Returns the run's state then.
 
-    `before`: name -> incarnation of each daemon to be restarted, before its restart. Raises
-    TimedOut after `limit_s` (None: the time that a start may take), Partial if a daemon it waits
-    for will never be ready, JobFailed or NotRunning if the run ends meanwhile.
+    Raises TimedOut after `limit_s` (None: the time that a start may take), Partial if a daemon it
+    waits for will never be ready, JobFailed or NotRunning if the run ends meanwhile.
     """
     limit_s = limit_s if limit_s is not None else start_limit_s(snapshot.directory)
 
-    def waiting(snapshot: Snapshot) -> str | None:
-        if not (names := goal(snapshot)):
-            return None
-        _require_hope(snapshot, what, len(names), before)
-        return ", ".join(names[:NAMED_MAX])
+    def waiting(now: Snapshot) -> str | None:
+        rows = [now.daemon(name) for name in leaving]
+        late = [*_not_at_work(now, before), *(told(row, now.now) for row in rows if row)]
+        if late:
+            _require_hope(now, what, len(late), before)
+        return ", ".join(late[:NAMED_MAX]) or None
 
     return until(snapshot.directory, waiting, limit_s, f"not yet {what}", progress)
 
@@ -161,13 +159,11 @@ def start_limit_s(directory: Path) -> float:
     return (queue_s or 0.0) + (ready_s or 300.0) + (grace_s or 30.0)
 
 
-def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
-    """Those of `before` (name -> incarnation then) whose next incarnation is not running yet."""
-    rows = {row["name"]: row for row in snapshot.daemons}
+def _not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
     late = []
     for name, old in before.items():
-        row = rows.get(name)
-        if row is None:
+        row = snapshot.daemon(name)
+        if not row:
             late.append(f"{name} (not started yet)")
         elif facts.incarnation(row) <= old or row.get("state") not in AT_WORK:
             late.append(told(row, snapshot.now))
@@ -175,32 +171,7 @@ def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
 
 
 def incarnations(snapshot: Snapshot, names: Iterable[str]) -> dict[str, int]:
-    own = facts.incarnation(snapshot.run)
-    return {
-        name: own if name == COORDINATOR else facts.incarnation(snapshot.daemon(name))
-        for name in names
-    }
-
-
-def restarted(before: Mapping[str, int]) -> Goal:
-    """Until the next incarnations of these (see `incarnations`) are running."""
-    others = {name: number for name, number in before.items() if name != COORDINATOR}
-
-    def waiting(snapshot: Snapshot) -> list[str]:
-        late = not_at_work(snapshot, others)
-        if COORDINATOR in before and (
-            facts.incarnation(snapshot.run) <= before[COORDINATOR] or not has_spoken(snapshot)
-        ):
-            late.append(f"{COORDINATOR} (starting)")
-        return late
-
-    return waiting
-
-
-def has_spoken(snapshot: Snapshot) -> bool:
-    """Whether the current coordinator, not its predecessor, wrote the daemons' states."""
-    is_recorded = snapshot.run.get("updated_by") == snapshot.run.get("pid_start")
-    return is_recorded and snapshot.coordinator_pid is not None
+    return {name: facts.incarnation(snapshot.daemon(name)) for name in names}
 
 
 def told(row: Row, now: float) -> str:

@@ -12,7 +12,7 @@ import secrets
 import shutil
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.control import keys
 from dlctl.errors import DlctlError
@@ -25,7 +25,6 @@ from dlctl.ops import (
     next_step,
     other_hosts,
     recover,
-    remains,
     run_directory,
     stop,
 )
@@ -48,6 +47,15 @@ SETTLED_S = 30.0
 Json = dict[str, Any]
 
 
+class Start(NamedTuple):
+    """The job to be started."""
+
+    file: Path
+    job: JobFile
+    content: Json
+    """Its resolved content."""
+
+
 def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
     """Start the coordinator of a job, or find that there is nothing to start. `source`: a
     checkpoint for a new run to start from.
@@ -57,70 +65,66 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
     created, its path is no text, or the process cannot be started.
     """
     from dlctl import config, jobfile
-    from dlctl.jobfile import summary
 
     job = jobfile.load(file)
     beside = file.parent.resolve()
     for path in (beside, (beside / job.job.run_dir).resolve(), paths.runtime_dir()):
         paths.check_text(path)
-    content: Json = json.loads(json.dumps(config.to_dict(job)))
+    new = Start(file, job, json.loads(json.dumps(config.to_dict(job))))
     good = None if source is None else graft.check(source, job)
     fresh = fresh or good is not None
     with lock.starting(file):
         previous = cases.newest(file, job)
         cases.check_no_other(file, job, previous, fresh=fresh)
-        case = cases.of_start(_settled(previous), job, content, fresh=fresh)
+        case = cases.of_start(_settled(previous), job, new.content, fresh=fresh)
         if case.run is None or not case.action.is_look:
-            return _act(case, file, job, content, good, summary.of(job))
+            return _act(case, new, good)
         with lock.claimed(case.run.directory):
             now = recover.wait_led(recover.wait_over(load(case.run.directory)))
             if now.is_live and now.run.get("pid") is not None:
                 notes.note(f"{now.run_id} has just been recovered")
                 return Launched(now.directory, None)
-            return _act(cases.looked(case), file, job, content, None, summary.of(job))
+            return _act(cases.looked(case), new, None)
 
 
-def _act(
-    case: Case, file: Path, job: JobFile, content: Json, good: Good | None, summary: str
-) -> Launched:
+NOTHING_TO_DO = {
+    Action.ALREADY_RUNNING: "{} is already {}",
+    Action.OVER: "{} has already {}; to train on, use --fresh or a later stop in [job]",
+}
+
+
+def _act(case: Case, new: Start, good: Good | None) -> Launched:
     """Perform the action and report it. `good`: the requested checkpoint."""
+    from dlctl.jobfile import summary
+
     if refusal := cases.refusal(case):
         raise refusal
-    previous, loss = case.run, case.loss
+    previous = case.run
     for problem in case.damaged:
         notes.warn(problem)
+    if previous is not None and case.action in NOTHING_TO_DO:
+        notes.note(NOTHING_TO_DO[case.action].format(previous.run_id, previous.state))
+        return Launched(previous.directory, None)
+    notes.note(summary.of(new.job))
     if previous is None or case.action in (Action.BEGIN, Action.BEGIN_FROM):
         if previous is not None:
             _leave(case, previous)
-        notes.note(summary)
-        return _begin(file, job, content, good or case.checkpoint)
-    name = previous.run_id
-    if case.action is Action.ALREADY_RUNNING:
-        notes.note(f"{name} is already {previous.state}")
-        return Launched(previous.directory, None)
-    if case.action is Action.OVER:
-        notes.note(
-            f"{name} has already finished; to train on, use --fresh or a later stop in [job]"
-        )
-        return Launched(previous.directory, None)
+        return _begin(new, good or case.checkpoint)
     if case.action is Action.GO_ON and case.findings is not None:
         step = values.count(case.findings.step)
-        notes.note(f"{name} resumes where it stopped, at step {step}: nothing is lost")
-        notes.note(summary)
+        notes.note(f"{previous.run_id} resumes where it stopped, at step {step}: nothing is lost")
         return recover.go_on(case.findings)
     assert case.checkpoint is not None
     stop.clean_up(previous, stop.EXIT_S)
-    step, cost = values.count(case.checkpoint[1]["step"]), remains.because(loss, case.reasons)
-    notes.note(f"resuming {name} from step {step}; --fresh starts a new run")
+    step, cost = values.count(case.checkpoint[1]["step"]), case.cost
+    notes.note(f"resuming {previous.run_id} from step {step}; --fresh starts a new run")
     if cost:
         notes.warn(cost)
     _warn_if_ruined(case.checkpoint)
-    changed = "; ".join(change.text() for change in case.changes)
-    if changed:
+    if changed := "; ".join(change.text() for change in case.changes):
         notes.note(f"changed in the job file: {changed}")
         cost = f"{cost}; changed: {changed}" if cost else f"changed: {changed}"
-    notes.note(summary)
-    return _resume(previous, file, job, content, case.checkpoint[0], cost)
+    return _resume(previous, new, case.checkpoint[0], cost)
 
 
 def _leave(case: Case, previous: Snapshot) -> None:
@@ -162,27 +166,30 @@ def _settled(previous: Snapshot | None) -> Snapshot | None:
 # ---------------------------------------------------------------- its directory
 
 
-def _begin(file: Path, job: JobFile, content: Json, good: Good | None) -> Launched:
+def _begin(new: Start, good: Good | None) -> Launched:
     """A new run in a new directory; `good`: the checkpoint that it starts from."""
-    parent = _run_dir(file, job)
+    parent = _run_dir(new)
     made_parent = not parent.exists()
-    directory = _new_directory(parent, job.job.name)
+    directory = _new_directory(parent, new.job.job.name)
     try:
         with explained(directory), paths.held(directory):
-            _write_new(directory, file, job, content, good)
+            _write_new(directory, new, good)
             return run_directory.start_coordinator(directory)
     except BaseException:
-        _remove(directory, made_parent)
+        (paths.index_dir() / directory.name).unlink(missing_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)
+        if made_parent and not any(parent.iterdir()):
+            parent.rmdir()
         raise
 
 
-def _write_new(directory: Path, file: Path, job: JobFile, content: Json, good: Good | None) -> None:
+def _write_new(directory: Path, new: Start, good: Good | None) -> None:
     (directory / "logs").mkdir()
-    run_directory.write(directory, run_directory.job_files(file, content))
+    run_directory.write(directory, run_directory.job_files(new.file, new.content))
     keys.renew(directory)
-    copy = None if good is None else graft.copy(directory, good, job)
+    copy = None if good is None else graft.copy(directory, good, new.job)
     with closing(RunDb(directory, create=True)) as db:
-        db.put_run(**run_directory.first_row(directory, select.job_file(file), job, copy))
+        db.put_run(**run_directory.first_row(directory, select.job_file(new.file), new.job, copy))
         if copy is not None:
             graft.record(db, directory, copy)
         db.commit()
@@ -191,7 +198,7 @@ def _write_new(directory: Path, file: Path, job: JobFile, content: Json, good: G
         step, run_id = values.count(good[1]["step"]), good[1]["run_id"]
         notes.note(f"a new run starts from the checkpoint of {run_id} at step {step}")
         _warn_if_ruined(good)
-        if translation := graft.in_words(good, job):
+        if translation := graft.in_words(good, new.job):
             notes.note(translation)
 
 
@@ -201,25 +208,23 @@ def _warn_if_ruined(good: Good) -> None:
         notes.warn(f"checkpoint {number} was saved when the run failed: {next_step.RUINED}")
 
 
-def _resume(
-    previous: Snapshot, file: Path, job: JobFile, content: Json, checkpoint: Path, cost: str
-) -> Launched:
+def _resume(previous: Snapshot, new: Start, checkpoint: Path, cost: str) -> Launched:
     """Reuse the directory, from a checkpoint, with the current job file."""
     directory = previous.directory
     _check_owned(directory)
-    settings, dropped = changes.set_before(previous, read_job(directory), content)
+    settings, dropped = changes.set_before(previous, read_job(directory), new.content)
     for setting in changes.settings_in_words(settings):
         notes.note(f"still set: {setting}; --fresh or a change of the job file drops it")
     for setting in changes.settings_in_words(dropped):
         notes.note(f"no longer set: {setting}; the job file takes precedence")
-    row = run_directory.first_row(directory, select.job_file(file), job, checkpoint)
-    files = run_directory.job_files(file, content)
+    row = run_directory.first_row(directory, select.job_file(new.file), new.job, checkpoint)
+    files = run_directory.job_files(new.file, new.content)
     return run_directory.resume(previous, {**row, "settings": settings}, checkpoint, cost, files)
 
 
-def _run_dir(file: Path, job: JobFile) -> Path:
+def _run_dir(new: Start) -> Path:
     """The parent of run directories. Raises DlctlError unless we own it or can create it."""
-    parent = Path(os.path.abspath(file.parent / job.job.run_dir))
+    parent = Path(os.path.abspath(new.file.parent / new.job.job.run_dir))
     if parent.is_symlink() and not parent.exists():
         raise DlctlError("the run directory is a dangling link", where=str(parent))
     if parent.exists():
@@ -246,27 +251,15 @@ def _new_directory(parent: Path, name: str) -> Path:
     """
     for _ in range(1000):
         directory = parent / f"{name}-{secrets.token_hex(2)}"
-        if (paths.index_dir() / directory.name).is_symlink():
-            continue
-        try:
-            directory.mkdir(parents=True)
-            (directory / paths.UNFINISHED).touch()
-            return directory
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise DlctlError(
-                f"cannot create a run directory: {error.strerror}",
-                where=str(directory),
-                hint="set run_dir in [job] to a directory that you can write to",
-            ) from error
-    raise DlctlError("there are too many runs with this name", where=str(parent))
-
-
-def _remove(directory: Path, made_parent: bool) -> None:
-    link = paths.index_dir() / directory.name
-    if link.is_symlink():
-        link.unlink()
-    shutil.rmtree(directory, ignore_errors=True)
-    if made_parent and not any(directory.parent.iterdir()):
-        directory.parent.rmdir()
+        if not (directory.exists() or (paths.index_dir() / directory.name).is_symlink()):
+            break
+    try:
+        directory.mkdir(parents=True)
+        (directory / paths.UNFINISHED).touch()
+    except OSError as error:
+        raise DlctlError(
+            f"cannot create a run directory: {error.strerror}",
+            where=str(directory),
+            hint="set run_dir in [job] to a directory that you can write to",
+        ) from error
+    return directory

@@ -44,6 +44,11 @@ def found(snapshot: Snapshot) -> list[Problem]:
     return [*own, *rest, *_disk(snapshot)]
 
 
+def lines(snapshot: Snapshot) -> list[str]:
+    """What is wrong with a run, a line each."""
+    return [codes.text(problem, snapshot.now) for problem in found(snapshot)]
+
+
 def _recorded(snapshot: Snapshot) -> Iterator[Problem]:
     """What the coordinator wrote last, where that still holds."""
     recorded = values_of.read(snapshot.run.get("problems"))

@@ -50,13 +50,14 @@ def is_back(snapshot: Snapshot) -> bool:
     if snapshot.state in ENDED:
         return snapshot.state != "failed"
     is_starting = snapshot.run.get("state") in ("starting", "stopping")
-    return control.has_spoken(snapshot) and not is_starting and not _late(snapshot)
+    is_led = snapshot.coordinator["state"] == "running"
+    return is_led and not is_starting and not _late(snapshot)
 
 
 def waiting_for(snapshot: Snapshot) -> str:
     """The daemons that the run waits for and that wait for no other, and what they are doing."""
-    if not control.has_spoken(snapshot):
-        return "coordinator (starting)"
+    if snapshot.coordinator["state"] != "running":
+        return control.told(snapshot.coordinator, snapshot.now)
     if waiting := facts.text(snapshot.run.get("waiting")):
         return waiting
     late = _late(snapshot)

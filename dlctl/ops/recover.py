@@ -71,7 +71,7 @@ def _resume(case: Case) -> Launched:
             where=str(run.directory),
             hint=f"dlctl status -j {run.run_id}",
         )
-    cost = remains.because(case.loss, case.reasons)
+    cost = case.cost
     stop.clean_up(run, 0.0)
     job, job_file = remains.read_jobfile(run.directory), str(run.run.get("job_file") or "")
     row = run_directory.first_row(run.directory, job_file, job, case.checkpoint[0])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlctl import config, placement
+from dlctl import config, placement, registry
 from dlctl.config import Host
 from dlctl.errors import DlctlError
 from dlctl.ops import other_hosts
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from dlctl.launch.answers import Answer
     from dlctl.runs.kept_shards import Kept
 
-NO_STATE = "its server is gone and left no state"
-KEEPS_NOTHING = 'its server is gone, and durability = "none" stores nothing'
-NOT_ASKED = "its host was not queried"
-NO_MEMORY = "the coordinator left no memory to resume from"
-IN_COORDINATOR = "this method's state was in the coordinator's process"
-RESTORED = "the directory was moved or restored: stored shards may be of another time"
 Json = dict[str, Any]
 Good = tuple[Path, Json]
 """A checkpoint and its manifest."""
@@ -74,7 +68,7 @@ def look(snapshot: Snapshot, job: config.JobFile, *, ask_hosts: bool) -> Remains
     hosts = other_hosts.of(snapshot)
     kept = {found.shard: found for found in kept_shards.kept(snapshot.directory, job.servers)}
     if not hosts or not ask_hosts:
-        return Remains(kept, [], dict.fromkeys(hosts, NOT_ASKED))
+        return Remains(kept, [], dict.fromkeys(hosts, "its host was not queried"))
     from dlctl.launch import remote, ssh
 
     living, away = list[str](), dict[str, str]()
@@ -130,9 +124,9 @@ def _state_problem(job: config.JobFile, kept: Kept | None) -> str:
     from dlctl.runs.kept_shards import NO_VALUES
 
     if job.servers.durability == "none":
-        return KEEPS_NOTHING
+        return 'its server is gone, and durability = "none" stores nothing'
     if kept is None:
-        return NO_STATE
+        return "its server is gone and left no state"
     # A shard without values counts as new: the workers initialise it.
     is_new = kept.version == 0 and not kept.initialised and kept.problem == NO_VALUES
     return "" if is_new else kept.problem
@@ -235,23 +229,20 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
     shards = shards_of(snapshot, memory, job, left)
     was_at_work = memory["run"][2] is not None if memory else facts.has_begun(snapshot)
     obstacles = [f"{shard.name}: {shard.problem}" for shard in shards if shard.problem]
-    if was_at_work and memory and not _survives_coordinator(snapshot):
-        obstacles.insert(0, IN_COORDINATOR)
+    name = str(snapshot.run.get("algorithm") or "")
+    survives = not name or "server" in registry.load("algorithms", name).shape.survives
+    if was_at_work and memory and not survives:
+        obstacles.insert(0, "this method's state was in the coordinator's process")
     if not memory:
-        obstacles.insert(0, NO_MEMORY)
+        obstacles.insert(0, "the coordinator left no memory to resume from")
     if not in_place:
-        obstacles.insert(0, RESTORED)
+        text = "the directory was moved or restored: stored shards may be of another time"
+        obstacles.insert(0, text)
     steps = (memory["work"][0] if memory else None, snapshot.run.get("step"))
     step = int(max(values.number(step) or 0.0 for step in steps))
     here = [str(row["name"]) for row in processes.living(snapshot.everybody())]
     living = [*here, *left.living]
     return Findings(snapshot, living, shards, obstacles, was_at_work, step, left.away)
-
-
-def because(loss: Loss, reasons: list[str]) -> str:
-    """What is lost and why, as in "60 steps done again (server-0: its server is gone ...)"."""
-    why = f" ({'; '.join(reasons)})" if reasons else ""
-    return f"{loss.text()}{why}" if loss else ""
 
 
 def has_begun(snapshot: Snapshot) -> bool:
@@ -277,10 +268,3 @@ def read_memory(directory: Path) -> Json:
     except (sqlite3.Error, ValueError) as error:
         raise DlctlError(f"cannot read what the coordinator knew: {error}") from error
     return memory if {"run", "work"} <= memory.keys() else {}
-
-
-def _survives_coordinator(snapshot: Snapshot) -> bool:
-    from dlctl import registry
-
-    name = str(snapshot.run.get("algorithm") or "")
-    return not name or "server" in registry.load("algorithms", name).shape.survives

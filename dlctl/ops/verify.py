@@ -31,13 +31,6 @@ from dlctl.runs.snapshot import Snapshot
 
 LOOKS = 5
 """At a state that a live server is writing."""
-FORGOTTEN = (
-    "they are of processes that were replaced since, and the shards no longer have their records"
-)
-NOTHING_STORED = (
-    'the servers that had them are alive and store nothing readable (durability = "none")'
-)
-OTHER_SHARDS = "the model was sharded differently then"
 Table = dict[tuple[int, int], int]
 """(slot, epoch) -> pushes that were applied."""
 
@@ -133,13 +126,14 @@ def _recorded(
     witnesses: Sequence[Witness], proofs: Sequence[Table], record: AckRecord, shard: int
 ) -> tuple[int | None, str]:
     """(recorded pushes, why they are unknown)."""
-    count, recorded, why = record.counts[shard], None, OTHER_SHARDS
+    count, recorded, why = record.counts[shard], None, "the model was sharded differently then"
     if not count:
         return 0, ""
     if len(record.counts) == len(witnesses):
         table, why = witnesses[shard].table, witnesses[shard].why
         if table is not None:
-            recorded, why = recorded_pushes(table, record.slot, record.epoch), FORGOTTEN
+            recorded = recorded_pushes(table, record.slot, record.epoch)
+            why = "they are of processes that the shards no longer have records of"
     if recorded is None and shard < len(proofs):
         proven = proofs[shard].get((record.slot, record.epoch), -1)
         recorded = proven if proven >= count else None
@@ -185,12 +179,14 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
         saved, damaged = _newest_good(own)
     tables = [] if saved is None else _tables(saved)
     mute = "" if saved else next(iter(damaged.values()), "")
+    if snapshot.is_live:
+        mute = "the servers that had them are alive and store nothing readable"
     found = []
     for index in range(max(job.servers.count, len(tables))):
         if index in kept:
             table = table_of(kept[index].deliveries)
             found.append(Witness(index, str(kept[index].path), table))
-        elif why := away.get(index, NOTHING_STORED if snapshot.is_live else mute):
+        elif why := away.get(index, mute):
             found.append(Witness(index, "", None, why))
         elif index < len(tables):
             found.append(Witness(index, str(saved), tables[index]))

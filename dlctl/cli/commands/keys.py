@@ -78,9 +78,8 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None, as_json: bool)
         asked = {"old": _fingerprint(snapshot.directory), "by": _who()}
         control.ask(snapshot, "rotate", asked, ANSWER_S)
         if not no_wait:
-            goal = control.restarted(before)
             with live.shown() as progress:
-                control.wait(snapshot, goal, limit_s, "all have new keys", before, progress)
+                control.wait(snapshot, before, limit_s, "all have new keys", progress)
     else:
         _renew(snapshot)
         begun = []

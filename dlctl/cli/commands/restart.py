@@ -49,8 +49,7 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
         console.note(f"restarting {console.escape(', '.join(chosen))}")
         return
     with live.shown() as progress:
-        goal = control.restarted(before)
-        after = control.wait(snapshot, goal, limit_s, "all restarted", before, progress)
+        after = control.wait(snapshot, before, limit_s, "all restarted", progress)
     now = control.incarnations(after, chosen)
     rows = [[name, f"incarnation {before[name]} -> {now[name]}"] for name in chosen]
     width = max(len(name) for name in chosen)

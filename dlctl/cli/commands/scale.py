@@ -12,8 +12,7 @@ from dlctl.cli.options import job_option, wait_options
 from dlctl.cli.ui import console, live
 from dlctl.errors import UsageError
 from dlctl.ops import control
-from dlctl.runs import facts, select
-from dlctl.runs.snapshot import Snapshot
+from dlctl.runs import select
 from dlctl.util import hints, values
 
 EXAMPLE = "dlctl scale worker=8"
@@ -47,9 +46,9 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
         console.note(f"{console.escape(snapshot.run_id)} already has {after} workers")
         return
     if not no_wait:
-        new = {name: facts.incarnation(snapshot.daemon(name)) for name in starting}
+        new = control.incarnations(snapshot, starting)
         with live.shown() as progress:
-            control.wait(snapshot, _goal(new, leaving), limit_s, f"{after} workers", new, progress)
+            control.wait(snapshot, new, limit_s, f"{after} workers", progress, leaving)
     console.out(f"workers  {before} -> {after}{_changes(starting, leaving)}")
 
 
@@ -86,16 +85,3 @@ def _changes(starting: Sequence[str], leaving: Sequence[str]) -> str:
     parts = [("new", starting), ("gone", leaving)]
     changed = [f"{what}: {', '.join(names)}" for what, names in parts if names]
     return console.escape(f"  ({'; '.join(changed)})")
-
-
-def _goal(new: Mapping[str, int], leaving: Sequence[str]) -> control.Goal:
-    """The workers that scaling still waits for. A leaving worker may be restarted instead."""
-
-    def waiting(snapshot: Snapshot) -> list[str]:
-        rows = {row["name"]: row for row in snapshot.daemons}
-        return [
-            *control.not_at_work(snapshot, new),
-            *(control.told(rows[name], snapshot.now) for name in leaving if name in rows),
-        ]
-
-    return waiting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dlctl.cli.ui import console
-from dlctl.ops import cases
+from dlctl.ops import cases, problems
 from dlctl.ops.cases import Case
 from dlctl.ops.decide import Action, Shards
 from dlctl.util import values
@@ -38,7 +38,7 @@ def _rows(case: Case) -> Iterator[tuple[str, str]]:
     findings, checkpoint = case.findings, case.checkpoint
     saved = {}
     if case.run is not None and findings is not None:
-        yield from (("cause", cause) for cause in cases.causes(case.run))
+        yield from (("cause", cause) for cause in problems.lines(case.run))
         yield "alive", ", ".join(findings.living) or "none"
     if case.run is not None and checkpoint is not None:
         path, data = checkpoint
@@ -54,7 +54,7 @@ def _rows(case: Case) -> Iterator[tuple[str, str]]:
         behind = f" (checkpoint: {held})" if shard.name in saved else ""
         where = f", {values.path(shard.path)}" if shard.path and not shard.alive else ""
         yield shard.name, f"{state}{version}{behind}{where}"
-    cost = f": {case.loss.text()} ({'; '.join(case.reasons)})"
+    cost = f": {case.cost or case.loss.text()}"
     is_new = case.action is Action.GO_ON and case.facts.shards is Shards.EMPTY
     result = "it restarts: it had applied no update" if is_new else RESULTS[case.action]
     yield "result", result + (cost if case.action is Action.RESUME else "")
