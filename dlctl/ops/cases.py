@@ -226,6 +226,26 @@ def check_fits(run_id: str, good: Good, job: JobFile) -> None:
 # ---------------------------------------------------------------- output
 
 
+HEADLINES = {
+    Action.BEGIN: "a new run starts",
+    Action.BEGIN_FROM: "a new run starts from the checkpoint of {run} at step {step}",
+    Action.RESUME: "{run} resumes from step {step}, from its checkpoint",
+    Action.GO_ON: "{run} resumes where it stopped, at step {step}: nothing is lost",
+    Action.ALREADY_RUNNING: "{run} is already {state}",
+    Action.OVER: "{run} has already {state}",
+}
+
+
+def headline(case: Case) -> str:
+    """What happens, in one line, or why it is refused."""
+    if refused := refusal(case):
+        return refused.message.partition("\n")[0]
+    step = case.findings.step if case.findings is not None else None
+    step = case.checkpoint[1]["step"] if case.checkpoint is not None else step
+    names = {} if case.run is None else {"run": case.run.run_id, "state": case.run.state}
+    return HEADLINES[case.action].format(**names, step=values.count(step))
+
+
 def next_command(case: Case) -> str:
     """The next command, see `dlctl.util.hints`."""
     assert case.run is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
-from dlctl.ops import disk, next_step
+from dlctl.ops import next_step, problems
 from dlctl.runs import facts
 from dlctl.runs.snapshot import ENDED, GONE, Snapshot, load, read_job
 from dlctl.util import hints, notes, values
@@ -65,8 +65,10 @@ def save(snapshot: Snapshot, limit_s: float, tell: Callable[[Any], None]) -> dic
         return row | {"at": time.time()}  # The coordinator's own clock is monotonic.
     except DlctlError as error:
         # A failed checkpoint's files are removed, so there may be room again by now.
-        if disk.full(snapshot) or os.strerror(errno.ENOSPC) in error.message:
-            error.hint = hints.told(f"df -h {disk.folder(snapshot)}", "free space there")
+        if problems.disk_full(snapshot) or os.strerror(errno.ENOSPC) in error.message:
+            error.hint = hints.told(
+                f"df -h {problems.folder_of_runs(snapshot)}", "free space there"
+            )
         raise
 
 

@@ -19,8 +19,7 @@ from dlctl.errors import DlctlError, UsageError
 from dlctl.flat import AVERAGED
 from dlctl.messages import Array
 from dlctl.ops import cases
-from dlctl.runs import checkpoints, lineage, manifest
-from dlctl.runs.database import RunDb
+from dlctl.runs import checkpoints, manifest
 from dlctl.runs.manifest import MANIFEST, Manifest
 
 if TYPE_CHECKING:
@@ -74,18 +73,12 @@ def _write(translated: Translation, source: Path, directory: Path) -> None:
     checkpoints.write_manifest(directory, translated.completed(written))
 
 
-def record(db: RunDb, directory: Path, made: Path) -> None:
-    """Record that a new run starts from it. No commit. Raises DlctlError, sqlite3.Error."""
-    db.put_terms(_terms(checkpoints.read_manifest(made)))
-    lineage.record(db, directory, made, "")
-
-
-def _terms(manifest: Manifest) -> dict[str, int]:
-    """The newest epochs and generations recorded in the checkpoint."""
+def terms(checkpoint: Path) -> dict[str, int]:
+    """The newest epochs and generations recorded in it. Raises DlctlError."""
     from dlctl.ops import verify  # imported late: it pulls in numpy
 
     terms: dict[str, int] = {}
-    for shard in manifest["shards"]:
+    for shard in checkpoints.read_manifest(checkpoint)["shards"]:
         state = shard["state"]
         generation = state.get("generation")
         terms[shard["name"]] = generation if type(generation) is int else 0

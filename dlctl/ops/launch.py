@@ -25,13 +25,12 @@ from dlctl.ops import (
     next_step,
     other_hosts,
     recover,
-    run_directory,
     stop,
 )
 from dlctl.ops.cases import Case
 from dlctl.ops.decide import Action
-from dlctl.ops.run_directory import Launched, explained
-from dlctl.runs import lock, manifest, paths, select
+from dlctl.ops.recover import Launched, explained
+from dlctl.runs import lineage, lock, manifest, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import notes, values
@@ -87,12 +86,6 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
             return _act(cases.looked(case), new, None)
 
 
-NOTHING_TO_DO = {
-    Action.ALREADY_RUNNING: "{} is already {}",
-    Action.OVER: "{} has already {}; to train on, use --fresh or a later stop in [job]",
-}
-
-
 def _act(case: Case, new: Start, good: Good | None) -> Launched:
     """Perform the action and report it. `good`: the requested checkpoint."""
     from dlctl.jobfile import summary
@@ -102,8 +95,9 @@ def _act(case: Case, new: Start, good: Good | None) -> Launched:
     previous = case.run
     for problem in case.damaged:
         notes.warn(problem)
-    if previous is not None and case.action in NOTHING_TO_DO:
-        notes.note(NOTHING_TO_DO[case.action].format(previous.run_id, previous.state))
+    if previous is not None and case.action in (Action.ALREADY_RUNNING, Action.OVER):
+        more = "" if previous.is_live else "; to train on, use --fresh or a later stop in [job]"
+        notes.note(f"{cases.headline(case)}{more}")
         return Launched(previous.directory, None)
     notes.note(summary.of(new.job))
     if previous is None or case.action in (Action.BEGIN, Action.BEGIN_FROM):
@@ -111,14 +105,12 @@ def _act(case: Case, new: Start, good: Good | None) -> Launched:
             _leave(case, previous)
         return _begin(new, good or case.checkpoint)
     if case.action is Action.GO_ON and case.findings is not None:
-        step = values.count(case.findings.step)
-        notes.note(f"{previous.run_id} resumes where it stopped, at step {step}: nothing is lost")
+        notes.note(cases.headline(case))
         return recover.go_on(case.findings)
     assert case.checkpoint is not None
     stop.clean_up(previous, stop.EXIT_S)
-    step, cost = values.count(case.checkpoint[1]["step"]), case.cost
-    notes.note(f"resuming {previous.run_id} from step {step}; --fresh starts a new run")
-    if cost:
+    notes.note(f"{cases.headline(case)}; --fresh starts a new run")
+    if cost := case.cost:
         notes.warn(cost)
     _warn_if_ruined(case.checkpoint)
     if changed := "; ".join(change.text() for change in case.changes):
@@ -174,7 +166,7 @@ def _begin(new: Start, good: Good | None) -> Launched:
     try:
         with explained(directory), paths.held(directory):
             _write_new(directory, new, good)
-            return run_directory.start_coordinator(directory)
+            return recover.start_coordinator(directory)
     except BaseException:
         (paths.index_dir() / directory.name).unlink(missing_ok=True)
         shutil.rmtree(directory, ignore_errors=True)
@@ -185,13 +177,14 @@ def _begin(new: Start, good: Good | None) -> Launched:
 
 def _write_new(directory: Path, new: Start, good: Good | None) -> None:
     (directory / "logs").mkdir()
-    run_directory.write(directory, run_directory.job_files(new.file, new.content))
+    recover.write(directory, recover.job_files(new.file, new.content))
     keys.renew(directory)
     copy = None if good is None else graft.copy(directory, good, new.job)
     with closing(RunDb(directory, create=True)) as db:
-        db.put_run(**run_directory.first_row(directory, select.job_file(new.file), new.job, copy))
+        db.put_run(**recover.first_row(directory, select.job_file(new.file), new.job, copy))
         if copy is not None:
-            graft.record(db, directory, copy)
+            db.put_terms(graft.terms(copy))
+            lineage.record(db, directory, copy, "")
         db.commit()
     (directory / paths.UNFINISHED).unlink()
     if good is not None:
@@ -217,9 +210,8 @@ def _resume(previous: Snapshot, new: Start, checkpoint: Path, cost: str) -> Laun
         notes.note(f"still set: {setting}; --fresh or a change of the job file drops it")
     for setting in changes.settings_in_words(dropped):
         notes.note(f"no longer set: {setting}; the job file takes precedence")
-    row = run_directory.first_row(directory, select.job_file(new.file), new.job, checkpoint)
-    files = run_directory.job_files(new.file, new.content)
-    return run_directory.resume(previous, {**row, "settings": settings}, checkpoint, cost, files)
+    job_file, files = select.job_file(new.file), recover.job_files(new.file, new.content)
+    return recover.resume(previous, new.job, job_file, checkpoint, cost, settings, files)
 
 
 def _run_dir(new: Start) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -86,9 +86,7 @@ def _fix(snapshot: Snapshot) -> str:
 
 def task_file(snapshot: Snapshot) -> str:
     """As in "train.py"; "the task" if the file is unknown."""
-    job = read_job(snapshot.directory).get("job")
-    task = job.get("task") if isinstance(job, Mapping) else None
-    file = task.rpartition(":")[0] if isinstance(task, str) else ""
+    file = str(read_job(snapshot.directory).get("job", {}).get("task", "")).rpartition(":")[0]
     return shlex.quote(values.path(file)) if file else "the task"
 
 

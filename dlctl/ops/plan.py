@@ -15,9 +15,9 @@ from dlctl import batches, placement
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 from dlctl.health.needs import CONTROL, HERE, Model
+from dlctl.ops import cases
 from dlctl.ops.decide import Action
 from dlctl.runs import select
-from dlctl.util import values
 
 if TYPE_CHECKING:
     from dlctl.config import Host, JobFile
@@ -96,26 +96,15 @@ def _server(job: JobFile, row: Placed, host: Host, model: Model | None, control:
 # ---------------------------------------------------------------- which run
 
 
-HEADLINES = {
-    Action.BEGIN: "a new run would start",
-    Action.BEGIN_FROM: "a new run would start from the checkpoint of {run} at step {step}",
-    Action.RESUME: "{run} would resume from its checkpoint at step {step}",
-    Action.GO_ON: "{run} would resume where it stopped: nothing is lost",
-    Action.ALREADY_RUNNING: "nothing: {run} is already {state}",
-    Action.OVER: "nothing: {run} has finished; to train on, change stop in [job]",
-    Action.REFUSE_CHANGED: "nothing: start refuses, because {run} is {state} with a different job "
-    "file",
-    Action.REFUSE_KEPT: "nothing: start refuses, because {run} has no checkpoint after step 0",
-    Action.WAIT_FOR_HOSTS: "{run} has failed; query its hosts for how it can resume (--check)",
-}
+SHOWN = (Action.REFUSE_CHANGED, Action.REFUSE_KEPT, Action.WAIT_FOR_HOSTS)
+"""What `start` refuses and `plan` shows."""
 
 
 def headline(case: Case) -> str:
-    """What would happen, in one line."""
-    run, good = case.run, case.checkpoint
-    step = "" if good is None else values.count(good[1]["step"])
-    names = {} if run is None else {"run": run.run_id, "state": run.state}
-    return HEADLINES[case.action].format(**names, step=step)
+    if case.action is Action.WAIT_FOR_HOSTS and case.run is not None:
+        return f"{case.run.run_id} has failed; query its hosts for how it can resume (--check)"
+    refused = "nothing: start refuses, because " if case.action in SHOWN else ""
+    return f"{refused}{cases.headline(case)}"
 
 
 def is_change(case: Case) -> bool:

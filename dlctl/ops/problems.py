@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import math
+import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dlctl import problems as values_of
 from dlctl.control import unresponsive
-from dlctl.ops import codes, disk, next_step, other_hosts
+from dlctl.ops import codes, next_step, other_hosts
 from dlctl.problems import Code, Problem, known, names_in
 from dlctl.runs import facts, lock, paths
 from dlctl.runs.snapshot import GONE, SILENT, Snapshot, natural
@@ -18,6 +21,8 @@ from dlctl.util import hints, values
 from dlctl.util.names import COORDINATOR
 from dlctl.util.text import KILLED
 
+FULL_BYTES = 1_000_000
+"""With less free space than this, a run cannot write its state any more."""
 RECENT_S = 60.0
 """How long the takeover by a new coordinator is shown."""
 LASTING: Mapping[Code, Code] = {
@@ -74,7 +79,7 @@ def _gone(snapshot: Snapshot) -> Iterator[Problem]:
 
 def _disk(snapshot: Snapshot) -> Iterator[Problem]:
     """A full disk blocks no daemon yet, but a daemon that dies now cannot be restarted."""
-    if snapshot.is_live and (details := disk.full(snapshot)):
+    if snapshot.is_live and (details := disk_full(snapshot)):
         yield Problem("disk-full", values_of.RUN, None, details)
 
 
@@ -85,8 +90,8 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     """The coordinator is silent, gone, cannot write, or has just replaced another one."""
     row, pid = snapshot.coordinator, snapshot.run.get("pid")
     number, reported_at = facts.incarnation(row), values.number(row.get("updated_at"))
-    is_gone, cannot_write = row["state"] == GONE, snapshot.unwritten_s is not None
-    full = disk.facts(snapshot) if snapshot.is_live and (is_gone or cannot_write) else {}
+    is_gone, is_stuck = row["state"] == GONE, snapshot.unwritten_s is not None
+    full = cannot_write(snapshot) if snapshot.is_live and (is_gone or is_stuck) else {}
 
     def problem(code: Code, since: float | None, **details: Any) -> Problem:
         return Problem(code, COORDINATOR, since, known(**{"incarnation": number, **details}))
@@ -96,7 +101,7 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
         limit = {"limit_s": limit_s} if unresponsive.has_agent(snapshot.daemons) else {}
         since = snapshot.now - (snapshot.silent_s or 0.0)
         yield problem("coordinator-silent", since, pid=pid, **limit)
-    elif cannot_write:
+    elif is_stuck:
         yield problem("coordinator-unwritable", reported_at, **full)
     elif is_gone and lock.has_unknown_coordinator(snapshot):
         code: Code = "coordinator-unwritable" if full else "coordinator-restarting"
@@ -122,6 +127,33 @@ def _seen_at(snapshot: Snapshot, reported_at: float | None) -> float | None:
     beat_age_s = paths.beat_age_s(snapshot.directory, snapshot.now)
     signs = [reported_at, snapshot.now - beat_age_s if beat_age_s else None]
     return max((at for at in signs if at is not None), default=None)
+
+
+# ---------------------------------------------------------------- its disk
+
+
+def disk_full(snapshot: Snapshot) -> dict[str, str]:
+    """That the disk is full, as the facts of a problem; {} if there is room for the run's state."""
+    try:
+        free: float = shutil.disk_usage(snapshot.directory).free
+    except OSError:
+        free = math.inf
+    why = f"{values.path(snapshot.directory.parent)} has {values.size(free)} left"
+    found = {"cause": "full", "why": why, "folder": folder_of_runs(snapshot)}
+    return found if free < FULL_BYTES else {}
+
+
+def cannot_write(snapshot: Snapshot) -> dict[str, str]:
+    """Why nothing can be written in the run directory, as the facts of a problem; {} if it can."""
+    refused = paths.refusal(snapshot.directory)
+    why = f"{values.path(snapshot.directory.parent)} is not writable: {refused}"
+    found = {"cause": "read-only", "why": why, "folder": folder_of_runs(snapshot)}
+    return disk_full(snapshot) or (found if refused else {})
+
+
+def folder_of_runs(snapshot: Snapshot) -> str:
+    """The directory of all runs, as typed in a shell."""
+    return shlex.quote(values.path(snapshot.directory.parent))
 
 
 # ---------------------------------------------------------------- fixes

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlctl.errors import JobFailed
 from dlctl.ops import control, next_step, other_hosts, stop
-from dlctl.ops.run_directory import Launched
+from dlctl.ops.recover import Launched
 from dlctl.runs import facts, logs
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, READY, Snapshot, load

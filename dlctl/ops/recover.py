@@ -1,25 +1,74 @@
-"""Recovering a run: with all of its coordinator's state, or from its newest good checkpoint."""
+"""Starting the coordinator of a run directory: of a new run, of one that resumes with all of its
+coordinator's state, or from a checkpoint.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.errors import DlctlError
-from dlctl.ops import control, other_hosts, remains, run_directory, stop
+from dlctl.launch import local
+from dlctl.ops import control, other_hosts, remains, stop
 from dlctl.ops.cases import Case
 from dlctl.ops.decide import Action
 from dlctl.ops.remains import Findings
-from dlctl.ops.run_directory import Launched
-from dlctl.runs import lock
+from dlctl.runs import lineage, lock, paths, task_code
+from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, Snapshot
 from dlctl.util import notes
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from dlctl.config import JobFile
 
 LED_S = 5.0
 """For an agent to restart its coordinator, and for that to put itself on record."""
 OVER_S = 60.0
 """For a coordinator to terminate the daemons of its run, including those on unreachable hosts."""
 NOTE_AFTER_S = 1.0
+JOB_MODE = 0o644
 Json = dict[str, Any]
+
+
+class Launched(NamedTuple):
+    directory: Path
+    process: subprocess.Popen[bytes] | None
+    """The coordinator; None if nothing had to be started."""
+    resumes: bool = False
+    """The run resumes where it stopped; otherwise it is new, or resumes from a checkpoint."""
+
+
+def job_files(file: Path, content: Json) -> dict[str, bytes]:
+    """The files in a run directory that describe its job."""
+    return {"job.toml": file.read_bytes(), "job.json": json.dumps(content, indent=1).encode()}
+
+
+def write(directory: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        paths.write(directory / name, data, JOB_MODE)
+
+
+def first_row(directory: Path, job_file: str, job: JobFile, resume: Path | None) -> Json:
+    """The database's content before the coordinator writes anything."""
+    return {
+        "run_id": directory.name,
+        "name": job.job.name,
+        "job_file": job_file,
+        "place": lock.place(directory),
+        "algorithm": job.algorithm.name,
+        "state": "pending",
+        "reason": "",
+        "waiting": "",
+        "resume": "" if resume is None else str(resume),
+        **dict.fromkeys(("pid", "pid_start", "control", "control_key")),
+        **dict.fromkeys(("started_at", "ready_at", "ended_at", "updated_at")),
+    }
 
 
 def perform(case: Case) -> Launched | None:
@@ -34,12 +83,15 @@ def perform(case: Case) -> Launched | None:
 
 
 def go_on(findings: Findings) -> Launched:
-    """Start the next coordinator of a resumable run; it finds everything else on its own."""
+    """Start the next coordinator of a resumable run; it finds everything else on its own. On
+    failure the run is unchanged.
+    """
     snapshot, hosts = findings.snapshot, other_hosts.of(findings.snapshot)
+    directory = snapshot.directory
     lock.refuse_unknown_coordinator(snapshot)
     if snapshot.coordinator_pid is not None:  # Its agent has started one, not on record yet.
-        return Launched(snapshot.directory, None, resumes=True)
-    memory = remains.read_memory(snapshot.directory)
+        return Launched(directory, None, resumes=True)
+    memory = remains.read_memory(directory)
     state, _, released = memory["run"]
     is_ending = state == "stopping" and "end" in memory
     row: Json = {
@@ -56,7 +108,13 @@ def go_on(findings: Findings) -> Launched:
     }
     if not findings.living:
         row["control"] = None  # No daemon uses the old address; another process may have it by now.
-    return run_directory.relaunch(snapshot, row)
+    with explained(directory):
+        _put(directory, row)
+        try:
+            return start_coordinator(directory, resumes=True)
+        except BaseException:
+            _put(directory, {key: snapshot.run.get(key) for key in row})
+            raise
 
 
 def _resume(case: Case) -> Launched:
@@ -74,9 +132,8 @@ def _resume(case: Case) -> Launched:
     cost = case.cost
     stop.clean_up(run, 0.0)
     job, job_file = remains.read_jobfile(run.directory), str(run.run.get("job_file") or "")
-    row = run_directory.first_row(run.directory, job_file, job, case.checkpoint[0])
-    row["settings"] = {}  # A live setting may be the reason for the rollback.
-    return run_directory.resume(run, row, case.checkpoint[0], cost, {})
+    # Without live settings: one of them may be the reason for the rollback.
+    return resume(run, job, job_file, case.checkpoint[0], cost, {}, {})
 
 
 def wait_led(snapshot: Snapshot) -> Snapshot:
@@ -109,3 +166,70 @@ def wait_over(snapshot: Snapshot) -> Snapshot:
         hint = f"dlctl stop --kill -j {snapshot.run_id}"
         raise DlctlError(f"waited in vain for {of_run}", hint=hint)
     return snapshot
+
+
+# ---------------------------------------------------------------- the coordinator
+
+
+def resume(
+    previous: Snapshot,
+    job: JobFile,
+    job_file: str,
+    checkpoint: Path,
+    cost: str,
+    settings: Json,
+    files: Mapping[str, bytes],
+) -> Launched:
+    """Resume from a checkpoint; everything later than it is removed, on other hosts too. `cost`
+    goes into the run's events; `settings` are the live ones that stay. On failure its files are
+    unchanged; if not even its database could be written, its shards still exist.
+    """
+    directory = previous.directory
+    row = {**first_row(directory, job_file, job, checkpoint), "settings": settings}
+    with explained(directory):
+        before = {name: (directory / name).read_bytes() for name in files}
+        with closing(RunDb(directory)) as db:
+            db.put_run(**row)
+            lineage.record(db, directory, checkpoint, cost)
+            db.clear_memory()
+            db.commit()
+        try:
+            # The old job gives the location. No coordinator may be alive: its agents are ended.
+            stop.remove_kept(previous)
+            other_hosts.end(previous, 0.0, purge=True)
+            write(directory, files)
+            return start_coordinator(directory)
+        except BaseException:
+            write(directory, before)
+            _put(directory, {key: previous.run.get(key) for key in row})
+            raise
+
+
+def _put(directory: Path, row: Json) -> None:
+    with closing(RunDb(directory)) as db:
+        db.put_run(**row)
+        db.commit()
+
+
+@contextmanager
+def explained(directory: Path) -> Iterator[None]:
+    """Turns errors of the operating system or the database into a DlctlError with a location."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        text, where = f"cannot write the run's database: {error}", str(directory)
+        if isinstance(error, OSError):
+            text = f"cannot read or write a file: {error.strerror or error}"
+            where = str(error.filename or directory)
+        raise DlctlError(text, where=where, hint=f"df -h {directory.parent}") from error
+
+
+def start_coordinator(directory: Path, *, resumes: bool = False) -> Launched:
+    """Start the coordinator of a prepared run directory. Unless daemons of the run are alive, it
+    uses the current files of the task. Raises DlctlError or OSError.
+    """
+    paths.socket_address(directory.name, "coordinator")
+    paths.register(directory)
+    if (directory / task_code.CODE).exists() and not any(local.living(directory)):
+        task_code.forget(directory)
+    return Launched(directory, local.start_coordinator(directory), resumes)

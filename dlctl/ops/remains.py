@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl import config, placement, registry
-from dlctl.config import Host
 from dlctl.errors import DlctlError
 from dlctl.ops import other_hosts
 from dlctl.runs import facts, lock
@@ -25,7 +24,6 @@ from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import plural
 
 if TYPE_CHECKING:
-    from dlctl.launch.answers import Answer
     from dlctl.runs.kept_shards import Kept
 
 Json = dict[str, Any]
@@ -69,35 +67,25 @@ def look(snapshot: Snapshot, job: config.JobFile, *, ask_hosts: bool) -> Remains
     kept = {found.shard: found for found in kept_shards.kept(snapshot.directory, job.servers)}
     if not hosts or not ask_hosts:
         return Remains(kept, [], dict.fromkeys(hosts, "its host was not queried"))
-    from dlctl.launch import remote, ssh
+    from dlctl.launch import answers, remote, ssh
 
-    living, away = list[str](), dict[str, str]()
-    answers = ssh.ask(hosts, remote.look_request(snapshot.run_id), other_hosts.ANSWER_S)
-    for agent, answer in answers.items():
+    living, away, keys = list[str](), dict[str, str](), fields(kept_shards.Kept)
+    request = remote.look_request(snapshot.run_id)
+    for agent, answer in ssh.ask(hosts, request, other_hosts.ANSWER_S).items():
         try:
-            daemons, found = _read(hosts[agent], answer)
+            value = answers.value_of(answer)
+            names = [str(row["name"]) for row in value["daemons"]]
+            rows = [{key.name: row[key.name] for key in keys} for row in value["kept"]]
+            for row in rows:
+                row["path"] = Path(f"{hosts[agent].ssh}:{row['path']}")
         except DlctlError as error:
             away[agent] = error.message
-            continue
-        living += daemons
-        kept |= {shard.shard: shard for shard in found}
+        except (KeyError, TypeError):
+            away[agent] = answers.explain(answer._replace(value={})).message
+        else:
+            living += names
+            kept |= {row["shard"]: kept_shards.Kept(**row) for row in rows}
     return Remains(kept, living, away)
-
-
-def _read(host: Host, answer: Answer) -> tuple[list[str], list[Kept]]:
-    """(live daemons there, shards stored there). Raises DlctlError for a malformed answer."""
-    from dlctl.launch.answers import explain, value_of
-    from dlctl.runs.kept_shards import Kept
-
-    value, kept = value_of(answer), []
-    try:
-        daemons = [str(row["name"]) for row in value["daemons"]]
-        for row in value["kept"]:
-            known = {key.name: row[key.name] for key in fields(Kept)}
-            kept.append(Kept(**{**known, "path": Path(f"{host.ssh}:{row['path']}")}))
-    except (KeyError, TypeError) as error:
-        raise explain(answer._replace(value={})) from error
-    return daemons, kept
 
 
 def shards_of(snapshot: Snapshot, memory: Json, job: config.JobFile, left: Remains) -> list[Shard]:

@@ -15,7 +15,7 @@ from remains import keep, remember, save
 
 from dlctl import config, jobfile
 from dlctl.ops import ready
-from dlctl.ops.run_directory import Launched
+from dlctl.ops.recover import Launched
 from dlctl.runs import checkpoints, kept_shards, lineage, lock
 from dlctl.util.text import DISCARDED, NO_WORKER
 
@@ -147,7 +147,7 @@ def test_start_goes_back_to_before_the_failure_and_says_how_it_would_not(
     shutil.copy(job, failed.path / "job.toml")
     failed.run(name=content["job"]["name"])
     planned = dlctl_command("plan", "job.toml").out
-    assert "ruined-7f3a would resume from its checkpoint at step 60" in planned
+    assert "ruined-7f3a resumes from step 60, from its checkpoint" in planned
     play("start", "ready", "forever")
     ended = dlctl_command("start", "job.toml")
     assert ended.code == 0, ended.err

@@ -16,9 +16,9 @@ from dlctl.runs.snapshot import load
 
 KILLED = """
 import os, sys
-from dlctl.ops import run_directory
+from dlctl.ops import recover
 from dlctl.cli import app as main
-run_directory.first_row = lambda *_, **__: os.kill(os.getpid(), 9)
+recover.first_row = lambda *_, **__: os.kill(os.getpid(), 9)
 main.run(["start", "job.toml"])
 """
 

@@ -18,7 +18,7 @@ from dlctl.cli.ui import console, live
 from dlctl.control import keys
 from dlctl.errors import DlctlError
 from dlctl.ops import control, stop
-from dlctl.ops.run_directory import explained
+from dlctl.ops.recover import explained
 from dlctl.runs import lock, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, natural

@@ -25,7 +25,7 @@ from dlctl.util import values
 if TYPE_CHECKING:
     from dlctl.cli.ui.live import Progress
     from dlctl.cli.ui.log_lines import Printer
-    from dlctl.ops.run_directory import Launched
+    from dlctl.ops.recover import Launched
 
 POLL_S = 0.2
 LOOK_S = 0.5
