@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import checkpoints, lineage, manifest, select
@@ -119,16 +118,11 @@ def visible_damage(run_directory: Path) -> dict[Path, list[str]]:
     return {path: checkpoints.verify(path, hashes=False) for path in found}
 
 
-class Unwanted(NamedTuple):
-    paths: list[Path]
-    """To be removed, the oldest first."""
-    damaged: list[Path]
-    """Damaged ones that are not removed, the newest first."""
-
-
-def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> Unwanted:
+def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> tuple[list[Path], list[Path]]:
     """The superfluous checkpoints: all but the best and the newest `keep` good ones (None: keep
     all); with `damaged`, also all damaged ones. Reads every byte of the checkpoints it judges.
+
+    Returns (those to be removed, damaged ones that are not removed).
     """
     directory = snapshot.directory
     good, bad = list[Path](), list[Path]()
@@ -140,10 +134,10 @@ def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> Unwanted:
         oldest = checkpoints.number(good[:keep][-1])
         window = sum(checkpoints.number(d) >= oldest for d in checkpoints.complete(directory))
         counts = lineage.counting(directory, [])
-        found.update(
+        found |= set(
             checkpoints.superfluous(
                 directory, keep=window, good=good[0], counts=counts, best=_wanted(snapshot)
             )
         )
     left = [path for path in bad if path not in found]
-    return Unwanted(sorted(found, key=checkpoints.number), left)
+    return sorted(found, key=checkpoints.number), left

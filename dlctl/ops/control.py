@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
-from dlctl.ops import next_step, problems
+from dlctl.ops import next_step
 from dlctl.runs import facts
 from dlctl.runs.snapshot import ENDED, GONE, Snapshot, load, read_job
-from dlctl.util import hints, notes, values
+from dlctl.util import notes, values
 from dlctl.util.text import escape
 
 POLL_S = 0.1
@@ -54,22 +52,14 @@ def ask(
 def save(snapshot: Snapshot, limit_s: float, tell: Callable[[Any], None]) -> dict[str, Any]:
     """Request a checkpoint; returns its row when it is complete. Raises as `ask` does."""
     require_live(snapshot, "saved")
-    try:
-        row = ask(snapshot, "checkpoint", {}, limit_s, tell)
-        if row.get("error"):
-            raise DlctlError(
-                f"the checkpoint failed: {row['error']}",
-                where=row.get("path"),
-                hint=f"dlctl logs coordinator -l warning -j {snapshot.run_id}",
-            )
-        return row | {"at": time.time()}  # The coordinator's own clock is monotonic.
-    except DlctlError as error:
-        # A failed checkpoint's files are removed, so there may be room again by now.
-        if problems.disk_full(snapshot) or os.strerror(errno.ENOSPC) in error.message:
-            error.hint = hints.told(
-                f"df -h {problems.folder_of_runs(snapshot)}", "free space there"
-            )
-        raise
+    row = ask(snapshot, "checkpoint", {}, limit_s, tell)
+    if row.get("error"):
+        raise DlctlError(
+            f"the checkpoint failed: {row['error']}",
+            where=row.get("path"),
+            hint=f"dlctl logs coordinator -l warning -j {snapshot.run_id}",
+        )
+    return row | {"at": time.time()}  # The coordinator's own clock is monotonic.
 
 
 def awaited(snapshot: Snapshot, is_pending: Callable[[Snapshot], bool], limit_s: float) -> Snapshot:

@@ -49,7 +49,12 @@ def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> l
     """
     wanted, run = {HOME_AGENT: needs.NOTHING}, None
     if file is not None and job is not None:
-        wanted = _wanted(needs.of(job, plan.known_model(file, job)), only_host)
+        wanted = needs.of(job, plan.known_model(file, job))
+        names = [need.name for need in wanted.values()]
+        if only_host is not None and only_host not in names:
+            raise NotFound(f'the job has no host "{only_host}"; it has {", ".join(names)}')
+        chosen = names if only_host is None else [HERE, only_host]
+        wanted = {agent: need for agent, need in wanted.items() if need.name in chosen}
         newest = cases.newest(file, job)
         run = newest if newest is not None and newest.is_live else None
     if others := len(wanted) - 1:
@@ -61,14 +66,6 @@ def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> l
         for agent, visit in reversed(visits.all.items()):
             found[:0] = _of_machine(visit, here, _held_by(run, agent))
         return found if job is None else [*found, *_links(visits, job)]
-
-
-def _wanted(all_needs: dict[str, Need], only_host: str | None) -> dict[str, Need]:
-    names = [need.name for need in all_needs.values()]
-    if only_host is not None and only_host not in names:
-        raise NotFound(f'the job has no host "{only_host}"; it has {", ".join(names)}')
-    chosen = names if only_host is None else [HERE, only_host]
-    return {agent: need for agent, need in all_needs.items() if need.name in chosen}
 
 
 def _request(need: Need, job: JobFile | None, file: Path | None) -> Facts:

@@ -217,9 +217,8 @@ def damaged(words: Iterable[str], error: Exception) -> DlctlError | None:
     """
     if not isinstance(error, sqlite3.DatabaseError):
         return None
-    named = set(words)
-    known = select.directories()[::-1]
-    for directory in sorted(known, key=lambda directory: directory.name not in named):
+    named, known = set(words), select.directories()
+    for directory in sorted(known, key=lambda path: path.name in named, reverse=True):
         try:
             lock.check_database(directory)
         except Unreadable as found:

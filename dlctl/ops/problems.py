@@ -79,7 +79,7 @@ def _gone(snapshot: Snapshot) -> Iterator[Problem]:
 
 def _disk(snapshot: Snapshot) -> Iterator[Problem]:
     """A full disk blocks no daemon yet, but a daemon that dies now cannot be restarted."""
-    if snapshot.is_live and (details := disk_full(snapshot)):
+    if snapshot.is_live and (details := _full(snapshot)):
         yield Problem("disk-full", values_of.RUN, None, details)
 
 
@@ -91,7 +91,7 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     row, pid = snapshot.coordinator, snapshot.run.get("pid")
     number, reported_at = facts.incarnation(row), values.number(row.get("updated_at"))
     is_gone, is_stuck = row["state"] == GONE, snapshot.unwritten_s is not None
-    full = cannot_write(snapshot) if snapshot.is_live and (is_gone or is_stuck) else {}
+    full = _unwritable(snapshot) if snapshot.is_live and (is_gone or is_stuck) else {}
 
     def problem(code: Code, since: float | None, **details: Any) -> Problem:
         return Problem(code, COORDINATOR, since, known(**{"incarnation": number, **details}))
@@ -132,28 +132,26 @@ def _seen_at(snapshot: Snapshot, reported_at: float | None) -> float | None:
 # ---------------------------------------------------------------- its disk
 
 
-def disk_full(snapshot: Snapshot) -> dict[str, str]:
+def _full(snapshot: Snapshot) -> dict[str, str]:
     """That the disk is full, as the facts of a problem; {} if there is room for the run's state."""
     try:
         free: float = shutil.disk_usage(snapshot.directory).free
     except OSError:
         free = math.inf
-    why = f"{values.path(snapshot.directory.parent)} has {values.size(free)} left"
-    found = {"cause": "full", "why": why, "folder": folder_of_runs(snapshot)}
-    return found if free < FULL_BYTES else {}
+    why = f"has {values.size(free)} left"
+    return _of_folder(snapshot, "full", why) if free < FULL_BYTES else {}
 
 
-def cannot_write(snapshot: Snapshot) -> dict[str, str]:
+def _unwritable(snapshot: Snapshot) -> dict[str, str]:
     """Why nothing can be written in the run directory, as the facts of a problem; {} if it can."""
-    refused = paths.refusal(snapshot.directory)
-    why = f"{values.path(snapshot.directory.parent)} is not writable: {refused}"
-    found = {"cause": "read-only", "why": why, "folder": folder_of_runs(snapshot)}
-    return disk_full(snapshot) or (found if refused else {})
+    why = paths.refusal(snapshot.directory)
+    read_only = _of_folder(snapshot, "read-only", f"is not writable: {why}") if why else {}
+    return _full(snapshot) or read_only
 
 
-def folder_of_runs(snapshot: Snapshot) -> str:
-    """The directory of all runs, as typed in a shell."""
-    return shlex.quote(values.path(snapshot.directory.parent))
+def _of_folder(snapshot: Snapshot, cause: str, why: str) -> dict[str, str]:
+    folder = values.path(snapshot.directory.parent)
+    return {"cause": cause, "why": f"{folder} {why}", "folder": shlex.quote(folder)}
 
 
 # ---------------------------------------------------------------- fixes

@@ -89,7 +89,6 @@ def failed(launched: Launched, what: str) -> JobFailed:
         hint=hints.either(
             next_step.command(snapshot) if is_poisoned(snapshot.reason) else "",
             f"dlctl logs --failed -j {snapshot.run_id}",
-            f"dlctl events -j {snapshot.run_id}",
             doctor,
         ),
     )
@@ -111,22 +110,16 @@ def quoted(snapshot: Snapshot) -> str:
     """The last lines of the daemon that failed first, to append to an error message, without lines
     that the run's reason already has.
     """
-    rows = [row for row in snapshot.daemons if _exit(row).get("code")]
-    first = min(rows, key=lambda r: (not r.get("error"), _exit(r).get("at") or 0.0), default=None)
-    if first is None and not snapshot.reason.startswith("the coordinator "):
+    ended = [(row, row.get("last_exit") or {}) for row in snapshot.daemons]
+    ended = [(row, last) for row, last in ended if last.get("code")]
+    ended.sort(key=lambda pair: (not pair[0].get("error"), pair[1].get("at") or 0.0))
+    if not ended and not snapshot.reason.startswith("the coordinator "):
         return ""  # The coordinator survived and has recorded the reason.
-    name = COORDINATOR if first is None else str(first["name"])
-    recorded = _exit(first).get("last_lines") if first is not None else None
+    row, last = ended[0] if ended else ({"name": COORDINATOR}, {})
+    name, recorded = str(row["name"]), last.get("last_lines")
     words = recorded or logs.last_log_lines(snapshot.directory, name, LAST_LINES)
-    new = [line for line in map(str, words) if not _is_known(line, snapshot.reason)]
-    return "".join(
-        [f"\n  last lines of {name}:", *(f"\n    {line}" for line in new)] if new else ""
-    )
-
-
-def _exit(row: dict[str, Any]) -> dict[str, Any]:
-    last = row.get("last_exit")
-    return last if isinstance(last, dict) else {}
+    new = [str(line) for line in words if not _is_known(str(line), snapshot.reason)]
+    return "\n    ".join([f"\n  last lines of {name}:", *new]) if new else ""
 
 
 def _is_known(line: str, reason: str) -> bool:

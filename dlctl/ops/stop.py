@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlctl.errors import DlctlError, Partial, TimedOut, Unreachable
 from dlctl.ops import control, other_hosts
@@ -15,9 +15,6 @@ from dlctl.runs import database, paths
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import notes, processes
 from dlctl.util.text import KILLED, plural
-
-if TYPE_CHECKING:
-    from dlctl.config import Servers
 
 Tell = Callable[[Mapping[str, Any]], None]
 SAVE_S = 600.0
@@ -186,25 +183,21 @@ def _record_end(directory: Path, state: str, reason: str) -> None:
 
 
 def kept(snapshot: Snapshot) -> int:
-    """The number of shards with a stored state."""
-    from dlctl.runs import kept_shards  # imported late, here and below: it pulls in numpy
+    """The number of shards with a stored state; 0 if the job is of another version."""
+    from dlctl.ops import remains  # imported late, here and below: it pulls in numpy
+    from dlctl.runs import kept_shards
 
-    servers = _servers(snapshot)
-    return 0 if servers is None else len(kept_shards.kept(snapshot.directory, servers))
+    with suppress(DlctlError):
+        job = remains.read_jobfile(snapshot.directory)
+        return len(kept_shards.kept(snapshot.directory, job.servers))
+    return 0
 
 
 def remove_kept(snapshot: Snapshot) -> None:
     """Remove the states left by killed servers; a state that a live server has open stays."""
+    from dlctl.ops import remains
     from dlctl.runs import kept_shards
 
-    if (servers := _servers(snapshot)) is not None:
-        kept_shards.remove(snapshot.directory, servers)
-
-
-def _servers(snapshot: Snapshot) -> Servers | None:
-    """None if the job is of another version."""
-    from dlctl.ops import remains
-
     with suppress(DlctlError):
-        return remains.read_jobfile(snapshot.directory).servers
-    return None
+        job = remains.read_jobfile(snapshot.directory)
+        kept_shards.remove(snapshot.directory, job.servers)

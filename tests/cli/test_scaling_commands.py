@@ -159,8 +159,8 @@ def test_the_coordinator_is_waited_for_like_the_others(run, dlctl_command):
         late = dlctl_command("restart", "worker-1", "coordinator", "--timeout", "300ms")
         alone = dlctl_command("restart", "coordinator", "--timeout", "300ms")
     assert (late.code, "worker-1 (" in late.err) == (6, True)
-    assert "coordinator (starting)" in late.err
-    assert "coordinator (starting)" in alone.err
+    assert "coordinator (no heartbeat yet)" in late.err
+    assert "coordinator (no heartbeat yet)" in alone.err
 
 
 @pytest.mark.usefixtures("clock_stands")
