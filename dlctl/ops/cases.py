@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,11 +41,10 @@ Json = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Case:
     facts: Facts
-    table: Sequence[decide.Row]
     run: Snapshot | None = None
     """The newest run of the job, or the named run."""
     job: JobFile | None = None
-    """The job to start; None: the run's own."""
+    """The job to start; None: the run is to be recovered."""
     changes: list[Change] = field(default_factory=list)
     """How the job file differs from that run's; for a live run, from its effective settings."""
     number: int | None = None
@@ -57,7 +56,8 @@ class Case:
 
     @property
     def action(self) -> Action:
-        return decide.decide(self.table, self.facts)
+        table = decide.RECOVER if self.job is None else decide.START
+        return decide.decide(table, self.facts)
 
     @property
     def loss(self) -> Loss:
@@ -128,7 +128,7 @@ def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh
 def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) -> Case:
     """The case as known without slow reads; `content`: the resolved content of the job file."""
     if run is None:
-        return Case(Facts(fresh=fresh), decide.START, job=job)
+        return Case(Facts(fresh=fresh), job=job)
     before, state = read_job(run.directory), _state(run)
     changed = changes.differences(before, content)
     facts = Facts(
@@ -143,7 +143,7 @@ def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) 
         # A live change may match the new job file, or the old one: both describe this run.
         facts = replace(facts, changed=bool(changed and live))
         changed = live
-    return Case(facts, decide.START, run, job, changed)
+    return Case(facts, run, job, changed)
 
 
 # ---------------------------------------------------------------- recover
@@ -157,7 +157,7 @@ def of_recover(run: Snapshot, *, from_checkpoint: bool = False, number: int | No
     elif remains.is_led(run) or (run.is_live and run.run.get("pid") is None):
         lead = Lead.AT_WORK
     back = from_checkpoint or number is not None
-    return Case(Facts(run=_state(run), lead=lead, back=back), decide.RECOVER, run, number=number)
+    return Case(Facts(run=_state(run), lead=lead, back=back), run, number=number)
 
 
 # ---------------------------------------------------------------- slow reads

@@ -104,19 +104,10 @@ def _act(case: Case, new: Start, good: Good | None) -> Launched:
         if previous is not None:
             _leave(case, previous)
         return _begin(new, good or case.checkpoint)
-    if case.action is Action.GO_ON and case.findings is not None:
+    if case.action is Action.GO_ON:
         notes.note(cases.headline(case))
-        return recover.go_on(case.findings)
-    assert case.checkpoint is not None
-    stop.clean_up(previous, stop.EXIT_S)
-    notes.note(f"{cases.headline(case)}; --fresh starts a new run")
-    if cost := case.cost:
-        notes.warn(cost)
-    _warn_if_ruined(case.checkpoint)
-    if changed := "; ".join(change.text() for change in case.changes):
-        notes.note(f"changed in the job file: {changed}")
-        cost = f"{cost}; changed: {changed}" if cost else f"changed: {changed}"
-    return _resume(previous, new, case.checkpoint[0], cost)
+        return recover.go_on(case)
+    return _resume(case, previous, new)
 
 
 def _leave(case: Case, previous: Snapshot) -> None:
@@ -127,7 +118,7 @@ def _leave(case: Case, previous: Snapshot) -> None:
             what = f"the stored state of {name} stays ({plural(held, 'shard')})"
             notes.note(f"{what}; dlctl stop --kill -j {name} discards it")
         return
-    stop.clean_up(previous, stop.EXIT_S)
+    stop.clean_up(previous, 0.0)
     other_hosts.end(previous, 0.0, purge=True)
     name, state = previous.run_id, previous.state
     notes.note(f"{name} ({state}) has no checkpoint after step 0; starting a new run")
@@ -159,8 +150,15 @@ def _settled(previous: Snapshot | None) -> Snapshot | None:
 
 
 def _begin(new: Start, good: Good | None) -> Launched:
-    """A new run in a new directory; `good`: the checkpoint that it starts from."""
-    parent = _run_dir(new)
+    """A new run in a new directory; `good`: the checkpoint that it starts from. Raises DlctlError
+    unless we own the parent of run directories, or can create it.
+    """
+    parent = Path(os.path.abspath(new.file.parent / new.job.job.run_dir))
+    if parent.is_symlink() and not parent.exists():
+        raise DlctlError("the run directory is a dangling link", where=str(parent))
+    parent = parent.resolve()  # A canonical path: the daemons of a run are found by it.
+    if parent.exists():
+        _check_owned(parent, (os.getuid(), 0))
     made_parent = not parent.exists()
     directory = _new_directory(parent, new.job.job.name)
     try:
@@ -201,9 +199,18 @@ def _warn_if_ruined(good: Good) -> None:
         notes.warn(f"checkpoint {number} was saved when the run failed: {next_step.RUINED}")
 
 
-def _resume(previous: Snapshot, new: Start, checkpoint: Path, cost: str) -> Launched:
+def _resume(case: Case, previous: Snapshot, new: Start) -> Launched:
     """Reuse the directory, from a checkpoint, with the current job file."""
     directory = previous.directory
+    notes.note(f"{cases.headline(case)}; --fresh starts a new run")
+    if case.cost:
+        notes.warn(case.cost)
+    if case.checkpoint is not None:
+        _warn_if_ruined(case.checkpoint)
+    changed = "; ".join(change.text() for change in case.changes)
+    changed = f"changed: {changed}" if changed else ""
+    if changed:
+        notes.note(f"the job file has {changed}")
     _check_owned(directory)
     settings, dropped = changes.set_before(previous, read_job(directory), new.content)
     for setting in changes.settings_in_words(settings):
@@ -211,17 +218,7 @@ def _resume(previous: Snapshot, new: Start, checkpoint: Path, cost: str) -> Laun
     for setting in changes.settings_in_words(dropped):
         notes.note(f"no longer set: {setting}; the job file takes precedence")
     job_file, files = select.job_file(new.file), recover.job_files(new.file, new.content)
-    return recover.resume(previous, new.job, job_file, checkpoint, cost, settings, files)
-
-
-def _run_dir(new: Start) -> Path:
-    """The parent of run directories. Raises DlctlError unless we own it or can create it."""
-    parent = Path(os.path.abspath(new.file.parent / new.job.job.run_dir))
-    if parent.is_symlink() and not parent.exists():
-        raise DlctlError("the run directory is a dangling link", where=str(parent))
-    if parent.exists():
-        _check_owned(parent.resolve(), (os.getuid(), 0))
-    return parent.resolve()  # A canonical path: the daemons of a run are found by it.
+    return recover.resume(case, new.job, job_file, settings, files, changed)
 
 
 def _check_owned(directory: Path, owners: tuple[int, ...] | None = None) -> None:

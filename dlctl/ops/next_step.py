@@ -101,7 +101,7 @@ def _is_outdated(snapshot: Snapshot) -> bool:
 
 def _after_failure(snapshot: Snapshot) -> Step:
     recover, left = f"dlctl recover -j {snapshot.run_id}", _left(snapshot)
-    if left is not None and left.loses_nothing:
+    if left is not None and not left.obstacles and (snapshot.is_gone or left.has_updates):
         step = values.count(snapshot.run.get("step"))
         return Step(recover, f"resumes at step {step}: nothing is lost")
     if hosts := other_hosts.given_up(snapshot):

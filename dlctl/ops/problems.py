@@ -46,7 +46,10 @@ def found(snapshot: Snapshot) -> list[Problem]:
     missing = {problem.daemon for problem in gone}
     recorded = [p for p in _recorded(snapshot) if p.daemon not in missing]
     rest = sorted([*gone, *recorded], key=lambda problem: natural(problem.daemon))
-    return [*own, *rest, *_disk(snapshot)]
+    # A full disk blocks no daemon yet, but a daemon that dies now cannot be restarted.
+    full = _full(snapshot) if snapshot.is_live else {}
+    disk = [Problem("disk-full", values_of.RUN, None, full)] if full else []
+    return [*own, *rest, *disk]
 
 
 def lines(snapshot: Snapshot) -> list[str]:
@@ -75,12 +78,6 @@ def _gone(snapshot: Snapshot) -> Iterator[Problem]:
             reported_at, number = values.number(row.get("updated_at")), facts.incarnation(row)
             details = known(pid=row.get("pid"), incarnation=number)
             yield Problem("process-gone", str(row["name"]), reported_at, details)
-
-
-def _disk(snapshot: Snapshot) -> Iterator[Problem]:
-    """A full disk blocks no daemon yet, but a daemon that dies now cannot be restarted."""
-    if snapshot.is_live and (details := _full(snapshot)):
-        yield Problem("disk-full", values_of.RUN, None, details)
 
 
 # ---------------------------------------------------------------- the coordinator

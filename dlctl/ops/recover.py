@@ -16,7 +16,6 @@ from dlctl.launch import local
 from dlctl.ops import control, other_hosts, remains, stop
 from dlctl.ops.cases import Case
 from dlctl.ops.decide import Action
-from dlctl.ops.remains import Findings
 from dlctl.runs import lineage, lock, paths, task_code
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, Snapshot
@@ -31,7 +30,6 @@ LED_S = 5.0
 """For an agent to restart its coordinator, and for that to put itself on record."""
 OVER_S = 60.0
 """For a coordinator to terminate the daemons of its run, including those on unreachable hosts."""
-NOTE_AFTER_S = 1.0
 JOB_MODE = 0o644
 Json = dict[str, Any]
 
@@ -75,19 +73,24 @@ def perform(case: Case) -> Launched | None:
     """Perform the action of `dlctl recover`; None if there is nothing to do. Raises DlctlError if
     the directory cannot be written or the process cannot be started.
     """
-    if case.action is Action.GO_ON and case.findings is not None:
-        return go_on(case.findings)
-    if case.action is Action.RESUME:
-        return _resume(case)
-    return None
+    run = case.run
+    if case.action is Action.GO_ON:
+        return go_on(case)
+    if case.action is not Action.RESUME or run is None:
+        return None
+    job, job_file = remains.read_jobfile(run.directory), str(run.run.get("job_file") or "")
+    # Without live settings: one of them may be the reason for the rollback.
+    return resume(case, job, job_file, settings={}, files={})
 
 
-def go_on(findings: Findings) -> Launched:
+def go_on(case: Case) -> Launched:
     """Start the next coordinator of a resumable run; it finds everything else on its own. On
     failure the run is unchanged.
     """
-    snapshot, hosts = findings.snapshot, other_hosts.of(findings.snapshot)
-    directory = snapshot.directory
+    snapshot, findings = case.run, case.findings
+    assert snapshot is not None
+    assert findings is not None
+    directory, hosts = snapshot.directory, other_hosts.of(snapshot)
     lock.refuse_unknown_coordinator(snapshot)
     if snapshot.coordinator_pid is not None:  # Its agent has started one, not on record yet.
         return Launched(directory, None, resumes=True)
@@ -117,25 +120,6 @@ def go_on(findings: Findings) -> Launched:
             raise
 
 
-def _resume(case: Case) -> Launched:
-    """Restart the run from its checkpoint with an unchanged job; terminates its live daemons."""
-    run = case.run
-    assert run is not None
-    assert case.checkpoint is not None
-    lock.refuse_unknown_coordinator(run)
-    if run.coordinator_pid is not None:
-        raise DlctlError(
-            f"a coordinator of {run.run_id} is running (pid {run.coordinator_pid})",
-            where=str(run.directory),
-            hint=f"dlctl status -j {run.run_id}",
-        )
-    cost = case.cost
-    stop.clean_up(run, 0.0)
-    job, job_file = remains.read_jobfile(run.directory), str(run.run.get("job_file") or "")
-    # Without live settings: one of them may be the reason for the rollback.
-    return resume(run, job, job_file, case.checkpoint[0], cost, {}, {})
-
-
 def wait_led(snapshot: Snapshot) -> Snapshot:
     """Give a coordinator that an agent starts, or that was started at the moment both were killed,
     a moment to put itself on record; returns the run's state then.
@@ -157,7 +141,6 @@ def wait_over(snapshot: Snapshot) -> Snapshot:
     def is_exiting(now: Snapshot) -> bool:
         return now.state in ENDED and now.coordinator_pid is not None
 
-    snapshot = control.awaited(snapshot, is_exiting, NOTE_AFTER_S)
     of_run = f"the coordinator of {snapshot.run_id} to exit (pid {snapshot.coordinator_pid})"
     if is_exiting(snapshot):
         notes.note(f"waiting for {of_run}")
@@ -172,19 +155,31 @@ def wait_over(snapshot: Snapshot) -> Snapshot:
 
 
 def resume(
-    previous: Snapshot,
+    case: Case,
     job: JobFile,
     job_file: str,
-    checkpoint: Path,
-    cost: str,
     settings: Json,
     files: Mapping[str, bytes],
+    changed: str = "",
 ) -> Launched:
-    """Resume from a checkpoint; everything later than it is removed, on other hosts too. `cost`
-    goes into the run's events; `settings` are the live ones that stay. On failure its files are
-    unchanged; if not even its database could be written, its shards still exist.
+    """Resume from the case's checkpoint; terminates live daemons, and removes everything later, on
+    other hosts too. `settings` are the live ones that stay, `files` those that describe the job;
+    `changed` goes into the run's events with the cost. On failure its files are unchanged; if not
+    even its database could be written, its shards still exist.
     """
-    directory = previous.directory
+    previous = case.run
+    assert previous is not None
+    assert case.checkpoint is not None
+    directory, checkpoint = previous.directory, case.checkpoint[0]
+    lock.refuse_unknown_coordinator(previous)
+    if previous.coordinator_pid is not None:
+        raise DlctlError(
+            f"a coordinator of {previous.run_id} is running (pid {previous.coordinator_pid})",
+            where=str(directory),
+            hint=f"dlctl status -j {previous.run_id}",
+        )
+    cost = "; ".join(filter(None, (case.cost, changed)))
+    stop.clean_up(previous, 0.0)
     row = {**first_row(directory, job_file, job, checkpoint), "settings": settings}
     with explained(directory):
         before = {name: (directory / name).read_bytes() for name in files}

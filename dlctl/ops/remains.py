@@ -158,7 +158,6 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    snapshot: Snapshot
     living: list[str]
     shards: list[Shard]
     obstacles: list[str]
@@ -177,11 +176,6 @@ class Findings:
         """
         may_have = (shard.version != 0 or bool(shard.problem) for shard in self.shards)
         return self.step > 0 or any(may_have)
-
-    @property
-    def loses_nothing(self) -> bool:
-        """Whether the run can resume without a loss, and has anything to lose."""
-        return not self.obstacles and (self.snapshot.is_gone or self.has_updates)
 
     @property
     def done(self) -> str:
@@ -230,7 +224,7 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
     step = int(max(values.number(step) or 0.0 for step in steps))
     here = [str(row["name"]) for row in processes.living(snapshot.everybody())]
     living = [*here, *left.living]
-    return Findings(snapshot, living, shards, obstacles, was_at_work, step, left.away)
+    return Findings(living, shards, obstacles, was_at_work, step, left.away)
 
 
 def has_begun(snapshot: Snapshot) -> bool:

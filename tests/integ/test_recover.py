@@ -36,7 +36,7 @@ def test_a_run_of_which_no_process_is_left_goes_on_where_it_was(dead: Workplace)
 
     asked = dead.dlctl("recover", "--dry-run")
     assert asked.code == 0, asked.err
-    assert "coordinator: gone" in asked.out
+    assert "coordinator: process gone" in asked.out
     assert "server-0    stored, version" in asked.out
     assert "resumes where it stopped, at step " in asked.out
     assert not dead.processes(), "a dry run starts nothing"

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 from dlctl.ops.remains import Findings, Loss, Shard
-from dlctl.runs.snapshot import Snapshot
-
-RUN = Snapshot(Path("x-0001"), {}, [], "failed", "", False, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +30,7 @@ def findings(*versions: int | None, step: int = 90) -> Findings:
         Shard(f"server-{index}", False, "", version, True, "")
         for index, version in enumerate(versions)
     ]
-    return Findings(RUN, [], shards, [], True, step, {})
+    return Findings([], shards, [], True, step, {})
 
 
 @pytest.mark.parametrize(
