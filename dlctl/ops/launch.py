@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.control import keys
 from dlctl.errors import DlctlError
-from dlctl.launch import local
 from dlctl.ops import (
     cases,
     changes,
-    control,
     graft,
     next_step,
     other_hosts,
@@ -34,15 +32,12 @@ from dlctl.runs import lineage, lock, manifest, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import notes, values
-from dlctl.util.names import COORDINATOR
 from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
     from dlctl.ops.remains import Good
 
-SETTLED_S = 30.0
-"""For a coordinator started by a killed command to put itself on record."""
 Json = dict[str, Any]
 
 
@@ -75,7 +70,7 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
     with lock.starting(file):
         previous = cases.newest(file, job)
         cases.check_no_other(file, job, previous, fresh=fresh)
-        case = cases.of_start(_settled(previous), job, new.content, fresh=fresh)
+        case = cases.of_start(previous, job, new.content, fresh=fresh)
         if case.run is None or not case.action.is_look:
             return _act(case, new, good)
         with lock.claimed(case.run.directory):
@@ -111,7 +106,10 @@ def _act(case: Case, new: Start, good: Good | None) -> Launched:
 
 
 def _leave(case: Case, previous: Snapshot) -> None:
-    """Leave a run for a new one. Only its owner may discard the state its servers stored."""
+    """Leave a run for a new one. Only its owner may discard the state its servers stored. Raises
+    DlctlError if a coordinator is about to train it.
+    """
+    lock.refuse_unknown_coordinator(previous)
     if case.facts.fresh or case.action is Action.BEGIN_FROM:
         if held := stop.kept(previous):
             name = previous.run_id
@@ -122,28 +120,6 @@ def _leave(case: Case, previous: Snapshot) -> None:
     other_hosts.end(previous, 0.0, purge=True)
     name, state = previous.run_id, previous.state
     notes.note(f"{name} ({state}) has no checkpoint after step 0; starting a new run")
-
-
-def _settled(previous: Snapshot | None) -> Snapshot | None:
-    """The run once it has a coordinator on record, or counts as never started. The command that
-    created it was killed: it held the lock that we hold now. Raises DlctlError if a coordinator is
-    alive that does not put itself on record.
-    """
-
-    def is_starting(run: Snapshot) -> bool:
-        names = (each.name for each in local.living(run.directory))
-        return run.run.get("pid") is None and (run.is_live or COORDINATOR in names)
-
-    if previous is None:
-        return None
-    now = control.awaited(previous, is_starting, SETTLED_S)
-    if is_starting(now):
-        raise DlctlError(
-            f"a coordinator of {now.run_id} is starting but does not report",
-            where=str(now.directory),
-            hint=f"dlctl stop --kill -j {now.run_id}",
-        )
-    return now
 
 
 # ---------------------------------------------------------------- its directory
