@@ -213,22 +213,15 @@ def forest(found: Sequence[Problem]) -> list[Cause]:
     In a cycle of waits, the first daemon is taken as the root.
     """
     waits = {problem.daemon: problem for problem in found if problem.code == "daemon-waiting"}
-    causes = [problem for problem in found if problem.code != "daemon-waiting"]
-    roots = [_tree(problem, waits) for problem in causes]
+    roots = [_tree(problem, waits) for problem in found if problem.code != "daemon-waiting"]
     listed = {name for root in roots for name in root.names()}
-    for name in [name for name in waits if name not in listed]:
-        if (problem := waits.pop(name, None)) is not None:
-            roots.append(_tree(problem, waits))
+    while left := [name for name in waits if name not in listed]:
+        roots.append(_tree(waits.pop(left[0]), waits))
     return roots
 
 
 def _tree(problem: Problem, waits: dict[str, Problem]) -> Cause:
     """Removes its nodes from `waits`."""
-    here = [
-        other
-        for other in waits.values()
-        if problem.daemon in names_in(other.facts.get("waiting_for"))
-    ]
-    for other in here:
-        del waits[other.daemon]
+    whom = {name: names_in(other.facts.get("waiting_for")) for name, other in waits.items()}
+    here = [waits.pop(name) for name, awaited in whom.items() if problem.daemon in awaited]
     return Cause(problem, [_tree(other, waits) for other in here])
