@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,7 +79,7 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
             if now.is_live and now.run.get("pid") is not None:
                 notes.note(f"{now.run_id} has just been recovered")
                 return Launched(now.directory, None)
-            return _act(cases.looked(case), new, None)
+            return _act(cases.looked(replace(case, run=now)), new, None)
 
 
 def _act(case: Case, new: Start, good: Good | None) -> Launched:
