@@ -312,12 +312,6 @@ def words(problem: Problem, now: float) -> str:
     return fill(CODES[problem.code].text, shown(problem, now)) or problem.code
 
 
-def fix(problem: Problem) -> str:
-    """The template of the command that fixes the problem or shows more; see `dlctl.util.hints`."""
-    fixes = CODES[problem.code].fixes
-    return fixes.get(str(problem.facts.get("cause")), fixes[""])
-
-
 def fill(template: str, facts: Mapping[str, str]) -> str:
     """The template with its facts; "" if a fact outside of brackets is missing."""
     parts = []

@@ -70,9 +70,8 @@ def job_file(snapshot: Snapshot) -> str:
 
 def without(snapshot: Snapshot, hosts: list[str]) -> str:
     """How to continue without lost hosts: "without: remove h2 from job.toml, then ..."."""
-    start = _start(snapshot)
-    then = start.text() if start else "dlctl start JOBFILE"
-    return f"without: remove {' and '.join(hosts)} from {job_file(snapshot)}, then\n{then}"
+    then = f"from {job_file(snapshot)}, then\n{_start(snapshot).text()}"
+    return f"without: remove {' and '.join(hosts)} {then}"
 
 
 def _fix(snapshot: Snapshot) -> str:
@@ -111,8 +110,7 @@ def _after_failure(snapshot: Snapshot) -> Step:
         return Step(recover, "asks the other hosts for their state and resumes from it")
     if facts.saved_step(snapshot) is not None:
         return Step(recover, _from_checkpoint(snapshot))
-    dry_run = Step(f"dlctl recover --dry-run -j {snapshot.run_id}", "shows what is left of it")
-    return _start(snapshot) or dry_run
+    return _start(snapshot)
 
 
 def _left(snapshot: Snapshot) -> Findings | None:
@@ -126,10 +124,7 @@ def _left(snapshot: Snapshot) -> Findings | None:
     return None
 
 
-def _start(snapshot: Snapshot) -> Step | None:
-    """`dlctl start`; None if the job file is unknown."""
-    if not isinstance(snapshot.run.get("job_file"), str):
-        return None
+def _start(snapshot: Snapshot) -> Step:
     file = job_file(snapshot)
     if damaged := facts.all_damaged(snapshot):
         verify = f"dlctl checkpoint verify -j {snapshot.run_id}"

@@ -156,7 +156,8 @@ def _of_folder(snapshot: Snapshot, cause: str, why: str) -> dict[str, str]:
 
 def fix(snapshot: Snapshot, problem: Problem) -> str:
     """The command that fixes the problem or shows more, as a hint; "" if no action is needed."""
-    template = codes.fix(problem)
+    fixes = codes.CODES[problem.code].fixes
+    template = fixes.get(str(problem.facts.get("cause")), fixes[""])
     shown = codes.shown(problem, snapshot.now) | {"run": snapshot.run_id}
     if "{next}" in template:
         step = next_step.of(snapshot)

@@ -256,8 +256,8 @@ def test_an_ended_run_has_nobody_who_waits_and_says_how_it_goes_on(run, dlctl_co
     assert (code, out) == (
         0,
         "nothing waits: digits-7f3a has failed: server-0: boom\n"
-        "   next: dlctl recover --dry-run -j digits-7f3a\n"
-        "         shows what is left of it\n",
+        "   next: dlctl start JOBFILE\n"
+        "         starts over: no checkpoint after step 0\n",
     )
     assert dlctl_command("why", "worker-9").code == 4
 
