@@ -120,40 +120,6 @@ def go_on(case: Case) -> Launched:
             raise
 
 
-def wait_led(snapshot: Snapshot) -> Snapshot:
-    """Give a coordinator that an agent starts, or that was started at the moment both were killed,
-    a moment to put itself on record; returns the run's state then.
-    """
-
-    def is_led_soon(now: Snapshot) -> bool:
-        return (now.is_live and not remains.is_led(now)) or lock.has_unknown_coordinator(now)
-
-    return control.awaited(snapshot, is_led_soon, LED_S)
-
-
-def wait_over(snapshot: Snapshot) -> Snapshot:
-    """Give the coordinator of an ended run time to exit; returns the run's state then. Until it
-    exits it owns the run, and would overwrite later records with its own end.
-
-    Raises DlctlError if it does not exit.
-    """
-
-    def is_exiting(now: Snapshot) -> bool:
-        return now.state in ENDED and now.coordinator_pid is not None
-
-    of_run = f"the coordinator of {snapshot.run_id} to exit (pid {snapshot.coordinator_pid})"
-    if is_exiting(snapshot):
-        notes.note(f"waiting for {of_run}")
-        snapshot = control.awaited(snapshot, is_exiting, OVER_S)
-    if is_exiting(snapshot):
-        hint = f"dlctl stop --kill -j {snapshot.run_id}"
-        raise DlctlError(f"waited in vain for {of_run}", hint=hint)
-    return snapshot
-
-
-# ---------------------------------------------------------------- the coordinator
-
-
 def resume(
     case: Case,
     job: JobFile,
@@ -228,3 +194,37 @@ def start_coordinator(directory: Path, *, resumes: bool = False) -> Launched:
     if (directory / task_code.CODE).exists() and not any(local.living(directory)):
         task_code.forget(directory)
     return Launched(directory, local.start_coordinator(directory), resumes)
+
+
+# ---------------------------------------------------------------- an earlier coordinator
+
+
+def wait_led(snapshot: Snapshot) -> Snapshot:
+    """Give a coordinator that an agent starts, or that was started at the moment both were killed,
+    a moment to put itself on record; returns the run's state then.
+    """
+
+    def is_led_soon(now: Snapshot) -> bool:
+        return (now.is_live and not remains.is_led(now)) or lock.has_unknown_coordinator(now)
+
+    return control.awaited(snapshot, is_led_soon, LED_S)
+
+
+def wait_over(snapshot: Snapshot) -> Snapshot:
+    """Give the coordinator of an ended run time to exit; returns the run's state then. Until it
+    exits it owns the run, and would overwrite later records with its own end.
+
+    Raises DlctlError if it does not exit.
+    """
+
+    def is_exiting(now: Snapshot) -> bool:
+        return now.state in ENDED and now.coordinator_pid is not None
+
+    of_run = f"the coordinator of {snapshot.run_id} to exit (pid {snapshot.coordinator_pid})"
+    if is_exiting(snapshot):
+        notes.note(f"waiting for {of_run}")
+        snapshot = control.awaited(snapshot, is_exiting, OVER_S)
+    if is_exiting(snapshot):
+        hint = f"dlctl stop --kill -j {snapshot.run_id}"
+        raise DlctlError(f"waited in vain for {of_run}", hint=hint)
+    return snapshot
