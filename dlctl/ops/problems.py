@@ -105,7 +105,11 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
         yield problem(code, reported_at, **full)
     elif is_gone:
         agent = {"cause": "restarts", "agent": "its agent"} if snapshot.is_live else {}
-        yield problem("coordinator-gone", _seen_at(snapshot, reported_at), pid=pid, **agent | full)
+        # One that cannot write still touches its lock. An age of 0 means that not even that works.
+        beat_age_s = paths.beat_age_s(snapshot.directory, snapshot.now)
+        signs = (reported_at, snapshot.now - beat_age_s if beat_age_s else None)
+        seen_at = max(filter(None, signs), default=None)
+        yield problem("coordinator-gone", seen_at, pid=pid, **agent | full)
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
         yield problem("coordinator-restarting", reported_at, incarnation=number - 1)
     elif snapshot.is_live and number > 1:
@@ -113,17 +117,6 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
             if snapshot.now - last.at < RECENT_S:
                 how = {"how": last.how, "forgotten": last.forgotten}
                 yield problem("coordinator-restarted", last.at, incarnation=number - 1, **how)
-
-
-def _seen_at(snapshot: Snapshot, reported_at: float | None) -> float | None:
-    """When a missing coordinator last showed a sign of life; None if it never did.
-
-    A coordinator that cannot write still touches its lock. If even that is impossible, the age of
-    the lock is 0 (`paths.beat_age_s`), which is no sign of life.
-    """
-    beat_age_s = paths.beat_age_s(snapshot.directory, snapshot.now)
-    signs = [reported_at, snapshot.now - beat_age_s if beat_age_s else None]
-    return max((at for at in signs if at is not None), default=None)
 
 
 # ---------------------------------------------------------------- its disk
@@ -162,21 +155,15 @@ def fix(snapshot: Snapshot, problem: Problem) -> str:
     if "{next}" in template:
         step = next_step.of(snapshot)
         shown["next"] = step.text() if step is not None else ""
+    job, shown["job_file"] = f"-j {snapshot.run_id}", next_step.job_file(snapshot)
     if "{task}" in template or "{again}" in template:
-        shown |= {"task": next_step.task_file(snapshot), "again": _again(snapshot, problem)}
-    if "{job_file}" in template:
-        shown["job_file"] = next_step.job_file(snapshot)
+        # New processes on this machine re-read the task's file; other hosts have a copy, which they
+        # receive when the run starts.
+        again = f"dlctl restart {problem.facts.get('restart') or problem.daemon} {job}"
+        if other_hosts.of(snapshot):
+            again = f"dlctl stop {job}\ndlctl start {shown['job_file']}"
+        shown |= {"task": next_step.task_file(snapshot), "again": again}
     return codes.fill(template, shown)
-
-
-def _again(snapshot: Snapshot, problem: Problem) -> str:
-    """The command that reloads the task. New processes on this machine re-read the task's file;
-    other hosts have a copy, which they receive when the run starts.
-    """
-    job = f"-j {snapshot.run_id}"
-    if other_hosts.of(snapshot):
-        return f"dlctl stop {job}\ndlctl start {next_step.job_file(snapshot)}"
-    return f"dlctl restart {problem.facts.get('restart') or problem.daemon} {job}"
 
 
 def as_data(snapshot: Snapshot, problem: Problem) -> dict[str, Any]:

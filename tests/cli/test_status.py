@@ -143,7 +143,7 @@ def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, 
         f"running     worker-0 (pid {os.getpid()}); to abandon the run, dlctl stop -j digits-7f3a"
     )
     assert f"{there} ends them" in out
-    assert "next        dlctl recover --dry-run -j digits-7f3a\n" in out
+    assert "next        dlctl start JOBFILE\n" in out
     assert dlctl_command("ps").out.splitlines()[1].split()[1] == "failed"
 
 

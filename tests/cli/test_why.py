@@ -200,9 +200,11 @@ def test_a_dead_coordinator_is_the_root(run, dlctl_command):
     run.daemon("agent-0", **gone).daemon("worker-0", **gone)
     found = first(dlctl_command)
     assert found["facts"] == {"incarnation": 0, "pid": dead.pid}
-    assert found["next"].startswith("dlctl recover")
+    assert found["next"].startswith("dlctl start JOBFILE")
     out = dlctl_command("why").out
-    assert out.startswith(f"coordinator: process gone for 12s (pid {dead.pid})\n   next: dlctl rec")
+    assert out.startswith(
+        f"coordinator: process gone for 12s (pid {dead.pid})\n   next: dlctl start"
+    )
     assert f"\nworker-0: process gone (pid {dead.pid})\n" in out
 
 
