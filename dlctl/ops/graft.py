@@ -52,7 +52,12 @@ def copy(directory: Path, good: Good, job: JobFile) -> Path:
     source, saved = good
     made = checkpoints.create(directory, saved["step"], saved["number"])
     if (translated := _translated(good, job)) is not None:
-        _write(translated, source, made)
+        written = {}
+        for new_part in translated.parts:
+            sha256, nbytes = checkpoints.write_arrays(made / new_part.file, new_part.arrays())
+            written[new_part.file] = {"sha256": sha256, "nbytes": nbytes}
+        checkpoints.share_frozen(source, made, translated.manifest)
+        checkpoints.write_manifest(made, translated.completed(written))
         return made
     for part in filter(itemgetter("file"), manifest.parts(saved)):
         with (source / part["file"]).open("rb") as old, (made / part["file"]).open("xb") as new:
@@ -61,16 +66,6 @@ def copy(directory: Path, good: Good, job: JobFile) -> Path:
             os.fsync(new.fileno())
     checkpoints.write_manifest(made, saved)
     return made
-
-
-def _write(translated: Translation, source: Path, directory: Path) -> None:
-    """All of its files into an empty directory. Raises DlctlError."""
-    written = {}
-    for part in translated.parts:
-        sha256, nbytes = checkpoints.write_arrays(directory / part.file, part.arrays())
-        written[part.file] = {"sha256": sha256, "nbytes": nbytes}
-    checkpoints.share_frozen(source, directory, translated.manifest)
-    checkpoints.write_manifest(directory, translated.completed(written))
 
 
 def terms(checkpoint: Path) -> dict[str, int]:

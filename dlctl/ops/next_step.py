@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dlctl.control import unresponsive
 from dlctl.errors import DlctlError
@@ -18,9 +18,6 @@ from dlctl.runs.manifest import has_updates, is_doubtful
 from dlctl.runs.snapshot import Snapshot, Unreadable, newest_whole, read_job
 from dlctl.util import hints, values
 from dlctl.util.text import is_poisoned
-
-if TYPE_CHECKING:
-    from dlctl.ops.remains import Findings
 
 RUINED = "the model may be ruined where it stopped"
 
@@ -99,7 +96,12 @@ def _is_outdated(snapshot: Snapshot) -> bool:
 
 
 def _after_failure(snapshot: Snapshot) -> Step:
-    recover, left = f"dlctl recover -j {snapshot.run_id}", _left(snapshot)
+    recover, left = f"dlctl recover -j {snapshot.run_id}", None
+    if snapshot.is_gone or facts.has_begun(snapshot):
+        from dlctl.ops import remains  # imported late: it pulls in numpy
+
+        with suppress(DlctlError):
+            left = remains.examine(snapshot, ask_hosts=False)
     if left is not None and not left.obstacles and (snapshot.is_gone or left.has_updates):
         step = values.count(snapshot.run.get("step"))
         return Step(recover, f"resumes at step {step}: nothing is lost")
@@ -111,17 +113,6 @@ def _after_failure(snapshot: Snapshot) -> Step:
     if facts.saved_step(snapshot) is not None:
         return Step(recover, _from_checkpoint(snapshot))
     return _start(snapshot)
-
-
-def _left(snapshot: Snapshot) -> Findings | None:
-    """What is left of a failed run; None if that is unknown, or there was nothing to lose."""
-    if not (snapshot.is_gone or facts.has_begun(snapshot)):
-        return None
-    from dlctl.ops import remains  # imported late: it pulls in numpy
-
-    with suppress(DlctlError):
-        return remains.examine(snapshot, ask_hosts=False)
-    return None
 
 
 def _start(snapshot: Snapshot) -> Step:
