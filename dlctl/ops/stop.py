@@ -78,7 +78,7 @@ def end_left(snapshot: Snapshot, grace_s: float, *, kill: bool) -> tuple[list[st
     """
     left_s = 0.0 if kill else grace_s
     ended, away = clean_up(snapshot, left_s), list[str]()
-    if kill or snapshot.state == "failed":  # After an orderly end nothing is left there.
+    if kill or snapshot.state not in ("stopped", "finished"):  # Else nothing is left there.
         away = other_hosts.end(snapshot, left_s, purge=kill)
     if kill and snapshot.is_gone:
         _record_end(snapshot.directory, "stopped", KILLED)
