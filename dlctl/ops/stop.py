@@ -91,7 +91,7 @@ def end_unreadable(snapshot: Snapshot) -> list[str]:
     first.
     """
     for _ in range(2):
-        clean_up(snapshot, 0.0)
+        clean_up(snapshot, 0.0, coordinator=True)
     return other_hosts.end(snapshot, 0.0, purge=True)
 
 
