@@ -214,6 +214,6 @@ def test_an_ended_run_says_what_to_do_instead(run, dlctl_command):
     run.run(state="failed")
     for arguments in (("scale", "worker=3"), ("restart", "worker-0")):
         ended = dlctl_command(*arguments)
-        assert (ended.code, "next: dlctl recover" in ended.err) == (1, True)
+        assert (ended.code, "next: dlctl start JOBFILE" in ended.err) == (1, True)
     run.run(state="stopped", job_file="/x/job.toml")
     assert "next: dlctl start /x/job.toml" in dlctl_command("scale", "worker=3").err
