@@ -152,11 +152,11 @@ def _known(error: Exception, arguments: list[str]) -> DlctlError | None:
 
     if isinstance(error, DlctlError) and not isinstance(error, Unreadable):
         return error
-    from dlctl.ops import unreadable  # imported late: it pulls in numpy
+    from dlctl.ops import next_step  # imported late: most commands do not need it
 
     if isinstance(error, Unreadable):
-        return unreadable.explained(error)
-    return unreadable.damaged(arguments, error)
+        return next_step.explained(error)
+    return next_step.damaged(arguments, error)
 
 
 def _bug(error: Exception, arguments: list[str]) -> DlctlError:

@@ -6,14 +6,23 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl.control import unresponsive
 from dlctl.errors import DlctlError, Unreachable, UsageError
-from dlctl.ops import changes, checkpoint_choice, decide, next_step, other_hosts, remains
+from dlctl.launch import local
+from dlctl.ops import (
+    changes,
+    checkpoint_choice,
+    decide,
+    next_step,
+    other_hosts,
+    problems,
+    remains,
+)
 from dlctl.ops.changes import Change
 from dlctl.ops.decide import Action, Facts, Lead, Run, Saved, Shards
 from dlctl.ops.remains import Findings, Good, Loss
@@ -32,11 +41,10 @@ Json = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Case:
     facts: Facts
-    table: Sequence[decide.Row]
     run: Snapshot | None = None
     """The newest run of the job, or the named run."""
     job: JobFile | None = None
-    """The job to start; None: the run's own."""
+    """The job to start; None: the run is to be recovered."""
     changes: list[Change] = field(default_factory=list)
     """How the job file differs from that run's; for a live run, from its effective settings."""
     number: int | None = None
@@ -48,32 +56,35 @@ class Case:
 
     @property
     def action(self) -> Action:
-        return decide.decide(self.table, self.facts)
+        table = decide.RECOVER if self.job is None else decide.START
+        return decide.decide(table, self.facts)
 
     @property
     def loss(self) -> Loss:
         """What the action costs."""
-        if self.action is Action.REFUSE_NOTHING and self.findings is not None:
-            return self.findings.loss(None)
-        if self.action not in (Action.RESUME, Action.BEGIN_FROM) or self.checkpoint is None:
-            shards = self.findings.shards if self.findings is not None else []
-            return Loss(0, {shard.name: 0 for shard in shards})
+        is_back = self.action in (Action.RESUME, Action.BEGIN_FROM, Action.REFUSE_NOTHING)
         if self.findings is not None:
-            return self.findings.loss(self.checkpoint)
-        step = values.number(self.run.run.get("step")) if self.run is not None else None
-        return Loss(max(0, int(step or 0) - int(self.checkpoint[1]["step"])))
+            nothing = Loss(0, {shard.name: 0 for shard in self.findings.shards})
+            return self.findings.loss(self.checkpoint) if is_back else nothing
+        if not is_back or self.run is None or self.checkpoint is None:
+            return Loss(0)
+        step = values.number(self.run.run.get("step")) or 0
+        return Loss(max(0, int(step) - int(self.checkpoint[1]["step"])))
 
     @property
-    def reasons(self) -> list[str]:
-        """Why the run rolls back to that checkpoint, and not to a newer one."""
-        found = list(self.findings.obstacles) if self.findings is not None else []
-        if self.run is not None and self.findings is not None and not found:
+    def cost(self) -> str:
+        """What a rollback loses, and why it is to that checkpoint and not to a newer one; "" if
+        nothing is lost.
+        """
+        reasons = list(self.findings.obstacles) if self.findings is not None else []
+        if self.run is not None and self.findings is not None and not reasons:
             is_ruined = is_poisoned(self.run.reason) and self.job is not None
             why = next_step.RUINED if is_ruined else "this was requested"
-            found.append("the job file has changed" if self.changes else why)
+            reasons.append("the job file has changed" if self.changes else why)
         if self.run is not None and self.checkpoint is not None:
-            found.append(lineage.skipped(self.run.directory, self.checkpoint[0]))
-        return [reason for reason in found if reason]
+            reasons.append(lineage.skipped(self.run.directory, self.checkpoint[0]))
+        why = "; ".join(filter(None, reasons))
+        return self.loss.text() + (f" ({why})" if why else "") if self.loss else ""
 
 
 def _state(run: Snapshot) -> Run:
@@ -97,28 +108,27 @@ def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh
     would lose all progress of the old one. `fresh`: the caller wants a new run; then only live
     daemons of the old run prevent it.
     """
-    from dlctl.ops import unreadable
-
     parent = (file.parent / job.job.run_dir).resolve()
-    found = [path.resolve() for path in parent.glob(f"{job.job.name}-????") if paths.is_run(path)]
     since = 0.0 if previous is None else started(previous.directory)
-    for directory in sorted(found, key=started, reverse=True):
-        is_given_up = fresh and not unreadable.living(directory)
-        if started(directory) <= since or is_given_up or lock.original_of(directory) is not None:
+    found = [path.resolve() for path in parent.glob(f"{job.job.name}-????") if paths.is_run(path)]
+    newer = [directory for directory in found if started(directory) > since]
+    for directory in sorted(newer, key=started, reverse=True):
+        is_given_up = fresh and not any(local.living(directory))
+        if is_given_up or lock.original_of(directory) is not None:
             continue
         old = load(directory).run.get("job_file")
         if previous is None and isinstance(old, str) and not os.path.lexists(old):
             raise DlctlError(
                 f"{directory.name} was created for {old}, which no longer exists",
                 where=str(directory),
-                hint=unreadable.next_command(directory, shlex.quote(values.path(file))),
+                hint=next_step.new_run(directory, shlex.quote(values.path(file))),
             )
 
 
 def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) -> Case:
     """The case as known without slow reads; `content`: the resolved content of the job file."""
     if run is None:
-        return Case(Facts(fresh=fresh), decide.START, job=job)
+        return Case(Facts(fresh=fresh), job=job)
     before, state = read_job(run.directory), _state(run)
     changed = changes.differences(before, content)
     facts = Facts(
@@ -133,7 +143,7 @@ def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) 
         # A live change may match the new job file, or the old one: both describe this run.
         facts = replace(facts, changed=bool(changed and live))
         changed = live
-    return Case(facts, decide.START, run, job, changed)
+    return Case(facts, run, job, changed)
 
 
 # ---------------------------------------------------------------- recover
@@ -147,7 +157,7 @@ def of_recover(run: Snapshot, *, from_checkpoint: bool = False, number: int | No
     elif remains.is_led(run) or (run.is_live and run.run.get("pid") is None):
         lead = Lead.AT_WORK
     back = from_checkpoint or number is not None
-    return Case(Facts(run=_state(run), lead=lead, back=back), decide.RECOVER, run, number=number)
+    return Case(Facts(run=_state(run), lead=lead, back=back), run, number=number)
 
 
 # ---------------------------------------------------------------- slow reads
@@ -216,6 +226,26 @@ def check_fits(run_id: str, good: Good, job: JobFile) -> None:
 # ---------------------------------------------------------------- output
 
 
+HEADLINES = {
+    Action.BEGIN: "a new run starts",
+    Action.BEGIN_FROM: "a new run starts from the checkpoint of {run} at step {step}",
+    Action.RESUME: "{run} resumes from step {step}, from its checkpoint",
+    Action.GO_ON: "{run} resumes where it stopped, at step {step}: nothing is lost",
+    Action.ALREADY_RUNNING: "{run} is already {state}",
+    Action.OVER: "{run} has already {state}",
+}
+
+
+def headline(case: Case) -> str:
+    """What happens, in one line, or why it is refused."""
+    if refused := refusal(case):
+        return refused.message.partition("\n")[0]
+    step = case.findings.step if case.findings is not None else None
+    step = case.checkpoint[1]["step"] if case.checkpoint is not None else step
+    names = {} if case.run is None else {"run": case.run.run_id, "state": case.run.state}
+    return HEADLINES[case.action].format(**names, step=values.count(step))
+
+
 def next_command(case: Case) -> str:
     """The next command, see `dlctl.util.hints`."""
     assert case.run is not None
@@ -223,11 +253,9 @@ def next_command(case: Case) -> str:
         return refused.hint or ""
     if case.action is Action.OVER and case.run.state == Run.FINISHED:
         return f"dlctl start {next_step.job_file(case.run)}"
-    acts = case.action in (Action.GO_ON, Action.RESUME)
-    if not acts or (case.run.run.get("state") == "failed" and not case.facts.back):
+    if case.action not in (Action.GO_ON, Action.RESUME) or not case.facts.back:
         return next_step.command(case.run)
-    option = " --from-checkpoint" if case.facts.back else ""
-    option = option if case.number is None else f" --checkpoint {case.number}"
+    option = " --from-checkpoint" if case.number is None else f" --checkpoint {case.number}"
     return f"dlctl recover{option} -j {case.run.run_id}"
 
 
@@ -250,7 +278,7 @@ def as_data(case: Case) -> Json:
     }
     if findings is not None:
         data |= {
-            "causes": findings.causes,
+            "causes": problems.lines(run),
             "alive": findings.living,
             "obstacles": findings.obstacles,
             "away": findings.away,

@@ -67,12 +67,11 @@ def set_before(snapshot: Snapshot, before: Json, after: Json) -> tuple[Json, Jso
     """Live settings of an ended run by daemon: (those it resumes with, those that a change of the
     job file has overridden since).
     """
-    known = snapshot.run.get("settings")
     overruled = {change.setting for change in differences(before, after)}
     kept: Json = {}
     dropped: Json = {}
-    for name, own in known.items() if isinstance(known, dict) else ():
-        for key, value in own.items() if isinstance(own, dict) else ():
+    for name, own in (snapshot.run.get("settings") or {}).items():
+        for key, value in own.items():
             (dropped if key in overruled else kept).setdefault(name, {})[key] = value
     return kept, dropped
 
@@ -88,14 +87,10 @@ def settings_in_words(settings: Json) -> list[str]:
 
 def _effective(snapshot: Snapshot, live: LiveSettings, name: str, before: Any, after: Any) -> Any:
     """The value of a live setting, as written in a job file; a list if daemons differ."""
-    known = snapshot.run.get("settings")
-    found: list[Any] = []
+    known, found = snapshot.run.get("settings") or {}, list[Any]()
     for row in snapshot.daemons:
         if row.get("role") in live.find(name).roles:
-            own = known.get(row["name"]) if isinstance(known, dict) else None
-            value = (
-                own[name] if isinstance(own, dict) and name in own else _plain(live, name, before)
-            )
+            value = known.get(row["name"], {}).get(name, _plain(live, name, before))
             found += [value] if value not in found else []
     for text in (before, after):
         if found in ([], [_plain(live, name, text)]):

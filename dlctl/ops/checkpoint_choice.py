@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import checkpoints, lineage, manifest, select
@@ -33,9 +32,7 @@ def chosen(text: str, job: str | None) -> Path:
                 return directory
     if not text.isascii() or not text.isdigit():
         raise UsageError(f'"{text}" is not a checkpoint directory: it has no {manifest.MANIFEST}')
-    known = ", ".join(str(checkpoints.number(directory)[0]) for directory in found) or "none"
-    what = f"{snapshot.run_id} has no checkpoint with number or step {text}; known: {known}"
-    raise NotFound(what)
+    raise _missing(snapshot, f"with number or step {text}")
 
 
 def good(snapshot: Snapshot, number: int) -> tuple[Path, Manifest]:
@@ -43,17 +40,24 @@ def good(snapshot: Snapshot, number: int) -> tuple[Path, Manifest]:
 
     Raises NotFound if there is none, and DlctlError if it is damaged.
     """
+    for path in checkpoints.finished(snapshot.directory):
+        if checkpoints.number(path)[0] == number:
+            _check(snapshot, path, f"checkpoint {number}")
+            return path, checkpoints.read_manifest(path)
+    raise _missing(snapshot, str(number))
+
+
+def _missing(snapshot: Snapshot, which: str) -> NotFound:
     damage = visible_damage(snapshot.directory)
-    found = [path for path in damage if checkpoints.number(path)[0] == number]
     known = ", ".join(_one(path, bool(bad)) for path, bad in damage.items()) or "none"
-    if not found:
-        raise NotFound(
-            f"{snapshot.run_id} has no checkpoint {number}; known: {known}", hint=_list(snapshot)
-        )
-    if problems := checkpoints.verify(found[0]):
-        what = f"checkpoint {number} is damaged; known: {known}"
-        raise DlctlError(_with_problems(what, problems), hint=_list(snapshot))
-    return found[0], checkpoints.read_manifest(found[0])
+    what = f"{snapshot.run_id} has no checkpoint {which}; known: {known}"
+    return NotFound(what, hint=_list(snapshot))
+
+
+def _check(snapshot: Snapshot, path: Path, name: str) -> None:
+    """Reads every byte. Raises DlctlError if it is damaged."""
+    if problems := checkpoints.verify(path):
+        raise DlctlError(_with_problems(f"{name} is damaged", problems), hint=_list(snapshot))
 
 
 def _list(snapshot: Snapshot) -> str:
@@ -104,10 +108,7 @@ def _best_good(snapshot: Snapshot) -> Path:
             hint='set the criterion in [checkpoints]: best = "val_loss min"; the best checkpoint '
             "is known once an evaluation has returned that metric",
         )
-    if problems := checkpoints.verify(found):
-        raise DlctlError(
-            _with_problems("the best checkpoint is damaged", problems), hint=_list(snapshot)
-        )
+    _check(snapshot, found, "the best checkpoint")
     return found
 
 
@@ -117,16 +118,11 @@ def visible_damage(run_directory: Path) -> dict[Path, list[str]]:
     return {path: checkpoints.verify(path, hashes=False) for path in found}
 
 
-class Unwanted(NamedTuple):
-    paths: list[Path]
-    """To be removed, the oldest first."""
-    damaged: list[Path]
-    """Damaged ones that are not removed, the newest first."""
-
-
-def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> Unwanted:
+def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> tuple[list[Path], list[Path]]:
     """The superfluous checkpoints: all but the best and the newest `keep` good ones (None: keep
     all); with `damaged`, also all damaged ones. Reads every byte of the checkpoints it judges.
+
+    Returns (those to be removed, damaged ones that are not removed).
     """
     directory = snapshot.directory
     good, bad = list[Path](), list[Path]()
@@ -138,10 +134,10 @@ def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> Unwanted:
         oldest = checkpoints.number(good[:keep][-1])
         window = sum(checkpoints.number(d) >= oldest for d in checkpoints.complete(directory))
         counts = lineage.counting(directory, [])
-        found.update(
+        found |= set(
             checkpoints.superfluous(
                 directory, keep=window, good=good[0], counts=counts, best=_wanted(snapshot)
             )
         )
     left = [path for path in bad if path not in found]
-    return Unwanted(sorted(found, key=checkpoints.number), left)
+    return sorted(found, key=checkpoints.number), left

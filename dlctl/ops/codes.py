@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     what: str
     cause: str
     remedy: str
-    fixes: Mapping[str, str]
+    fixes: Mapping[str, str] = {"": ""}
     """By the fact `cause`; "" is the default."""
 
 
@@ -62,9 +62,8 @@ CODES: Mapping[Code, Entry] = {
         {
             "": "{next}",
             "restarts": "dlctl recover -j {run}\nif this persists",
-            "full": "df -h {folder}\nfree space there, then\ndlctl recover -j {run}",
-            "read-only": "findmnt -T {folder}\n"
-            "find the cause with dmesg, then check and remount it, then\ndlctl recover -j {run}",
+            "full": f"{_ROOM}, then\ndlctl recover -j {{run}}",
+            "read-only": f"{_MOUNT}, then\ndlctl recover -j {{run}}",
         },
     ),
     "coordinator-restarting": Entry(
@@ -115,7 +114,6 @@ CODES: Mapping[Code, Entry] = {
         "Neither a daemon nor its host sends heartbeats.",
         "The network, or the host, is down.",
         "See host-unreachable: dlctl decides for the whole host.",
-        {"": ""},
     ),
     "heartbeat-late": Entry(
         "error",
@@ -189,7 +187,6 @@ CODES: Mapping[Code, Entry] = {
         "A daemon's process is gone, and the coordinator has not noticed yet.",
         "It was killed a moment ago, or its coordinator is gone too.",
         "Wait a moment; without a coordinator: `dlctl recover`.",
-        {"": ""},
     ),
     "daemon-starting": Entry(
         "notice",
@@ -213,7 +210,6 @@ CODES: Mapping[Code, Entry] = {
         "A daemon waits for others.",
         "One of them is unhealthy, slower, or waiting too.",
         "`dlctl why` lists the waiting daemons below the daemon that blocks them.",
-        {"": ""},
     ),
     "batch-late": Entry(
         "wait",
@@ -237,7 +233,7 @@ CODES: Mapping[Code, Entry] = {
         "A rate limit on pushes or fetches throttles workers.",
         "It is set in the job file or with `dlctl set`.",
         "`dlctl set 'worker-*' push=...` raises it.",
-        {"": "dlctl set {each} {direction}={double} -j {run}"},
+        {"": "dlctl set 'worker-*' {direction}=off -j {run}\nlifts it"},
     ),
     "interval-at-limit": Entry(
         "notice",
@@ -316,12 +312,6 @@ def words(problem: Problem, now: float) -> str:
     return fill(CODES[problem.code].text, shown(problem, now)) or problem.code
 
 
-def fix(problem: Problem) -> str:
-    """The template of the command that fixes the problem or shows more; see `dlctl.util.hints`."""
-    fixes = CODES[problem.code].fixes
-    return fixes.get(str(problem.facts.get("cause")), fixes[""])
-
-
 def fill(template: str, facts: Mapping[str, str]) -> str:
     """The template with its facts; "" if a fact outside of brackets is missing."""
     parts = []
@@ -344,7 +334,7 @@ def shown(problem: Problem, now: float) -> dict[str, str]:
 
 def _shown(key: str, value: Any, now: float) -> str:
     if values.number(value) is None:
-        return _place(value) if key == "place" else str(value)
+        return place(str(value)) if key == "place" else str(value)
     if key.endswith("_at"):
         return values.duration(value - now)
     if key.endswith("_bytes_per_s"):
@@ -354,7 +344,7 @@ def _shown(key: str, value: Any, now: float) -> str:
     return values.duration(value) if key.endswith("_s") else str(value)
 
 
-def _place(place: str) -> str:
+def place(text: str) -> str:
     """A line of the task, its path as typed by a user."""
-    file, colon, line = str(place).rpartition(":")
+    file, colon, line = text.rpartition(":")
     return f"{values.path(file)}{colon}{line}" if file else line

@@ -58,7 +58,10 @@ def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
 
 def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
     kind, used = registry.load("compressors", name), name == job.compression.name
-    options = kind.Options(**_options(kind, job, used))
+    own, shared = job.compression.options, {}
+    if "density" in own and "density" in kind.Options.__dataclass_fields__:
+        shared = {"density": own["density"]}  # The others are measured at the same density.
+    options = kind.Options(**own if used else shared)
     compressor = kind(options)
     u = np.zeros_like(gradient)
     bounds = [slice_bounds(u.size, job.servers.count, i) for i in range(job.servers.count)]
@@ -81,12 +84,3 @@ def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
         "relative_error": float(np.linalg.norm(missing)) / length if length else 0.0,
         "take_s": took_s,
     }
-
-
-def _options(kind: Any, job: JobFile, used: bool) -> dict[str, Any]:
-    """The job's options for its own compressor; the others get its density if they have one."""
-    if used:
-        return job.compression.options
-    density = job.compression.options.get("density")
-    has_one = density is not None and "density" in kind.Options.__dataclass_fields__
-    return {"density": density} if has_one else {}

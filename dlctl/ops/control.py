@@ -1,4 +1,4 @@
-"""Requesting other daemons from a live run, and waiting until they run."""
+"""Requests to a live run (other daemons, a checkpoint), and waiting until it has done them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
+from dlctl.ops import next_step
 from dlctl.runs import facts
 from dlctl.runs.snapshot import ENDED, GONE, Snapshot, load, read_job
-from dlctl.util import hints, notes, processes, values
-from dlctl.util.names import COORDINATOR
+from dlctl.util import hints, notes, values
 from dlctl.util.text import escape
 
 POLL_S = 0.1
@@ -19,30 +19,29 @@ ASK_S = 30.0
 AT_WORK = ("running", "slow")
 NAMED_MAX = 4
 Row = Mapping[str, Any]
-Goal = Callable[[Snapshot], list[str]]
-"""The daemons it still waits for, and what they are doing; [] when it is reached."""
 
 
 def require_live(snapshot: Snapshot, what: str) -> None:
-    """Raises DlctlError, with an alternative as the hint, unless the run is live."""
-    if snapshot.is_live:
-        return
-    file = snapshot.run.get("job_file")
-    again = f"dlctl start {values.path(file)}" if isinstance(file, str) else "dlctl start JOBFILE"
-    raise DlctlError(
-        f"{snapshot.run_id} is {snapshot.state}: it can be {what} while it runs",
-        hint=f"dlctl recover -j {snapshot.run_id}" if snapshot.state == "failed" else again,
-    )
+    """Raises DlctlError, with the run's next step as the hint, unless it is live."""
+    if not snapshot.is_live:
+        raise DlctlError(
+            f"{snapshot.run_id} is {snapshot.state}: it can be {what} while it runs",
+            hint=next_step.command(snapshot),
+        )
 
 
 def ask(
-    snapshot: Snapshot, verb: str, arguments: dict[str, Any], limit_s: float = ASK_S
+    snapshot: Snapshot,
+    verb: str,
+    arguments: dict[str, Any],
+    limit_s: float = ASK_S,
+    tell: Callable[[Any], None] | None = None,
 ) -> dict[str, Any]:
     """The coordinator's answer. Raises as `client.ask` does, with a next command."""
     from dlctl.control import client
 
     try:
-        result = client.ask(snapshot.directory, verb, arguments, limit_s)
+        result = client.ask(snapshot.directory, verb, arguments, limit_s, tell)
     except DlctlError as error:
         error.hint = error.hint or f"dlctl status -j {snapshot.run_id}"
         raise
@@ -50,17 +49,39 @@ def ask(
     return result
 
 
+def save(snapshot: Snapshot, limit_s: float, tell: Callable[[Any], None]) -> dict[str, Any]:
+    """Request a checkpoint; returns its row when it is complete. Raises as `ask` does."""
+    require_live(snapshot, "saved")
+    row = ask(snapshot, "checkpoint", {}, limit_s, tell)
+    if row.get("error"):
+        raise DlctlError(
+            f"the checkpoint failed: {row['error']}",
+            where=row.get("path"),
+            hint=f"dlctl logs coordinator -l warning -j {snapshot.run_id}",
+        )
+    return row | {"at": time.time()}  # The coordinator's own clock is monotonic.
+
+
+def awaited(snapshot: Snapshot, is_pending: Callable[[Snapshot], bool], limit_s: float) -> Snapshot:
+    """Reload the run while `is_pending`, for at most `limit_s`; returns its state then."""
+    deadline = time.monotonic() + limit_s
+    while is_pending(snapshot) and time.monotonic() <= deadline:
+        time.sleep(POLL_S)
+        snapshot = load(snapshot.directory)
+    return snapshot
+
+
 def until(
     directory: Path,
     waiting: Callable[[Snapshot], str | None],
     limit_s: float,
-    late: Callable[[Snapshot, str], TimedOut],
+    what: str,
     progress: notes.Phases,
     state: str = "",
 ) -> Snapshot:
     """Poll until `waiting` returns None; otherwise it names what the run still waits for. Returns
-    the run's state then. After `limit_s` raises what `late` returns. `state` is shown instead of
-    the run's.
+    the run's state then. Raises TimedOut after `limit_s`: `what` is the start of its text. `state`
+    is shown instead of the run's.
     """
     began = time.monotonic()
     while True:
@@ -70,38 +91,36 @@ def until(
             return snapshot
         waited_s = time.monotonic() - began
         if waited_s > limit_s:
-            raise late(snapshot, pending)
+            text = f"{what} after {values.duration(limit_s)}; it waits for {pending}"
+            raise TimedOut(text, hint=f"dlctl why -j {snapshot.run_id}")
         progress.phase(state or snapshot.state, pending, waited_s)
         time.sleep(POLL_S)
 
 
 def wait(
     snapshot: Snapshot,
-    goal: Goal,
+    before: Mapping[str, int],
     limit_s: float | None,
     what: str,
-    before: Mapping[str, int],
     progress: notes.Phases,
+    leaving: Iterable[str] = (),
 ) -> Snapshot:
-    """Wait until `goal` is reached; `what` names it. Returns the run's state then.
+    """Wait until the next incarnations of `before` (name -> incarnation then) are running, and the
+    daemons `leaving` are gone. Returns the run's state then.
 
-    `before`: name -> incarnation of each daemon to be restarted, before its restart. Raises
-    TimedOut after `limit_s` (None: the time that a start may take), Partial if a daemon it waits
-    for will never be ready, JobFailed or NotRunning if the run ends meanwhile.
+    Raises TimedOut after `limit_s` (None: the time that a start may take), Partial if a daemon it
+    waits for will never be ready, JobFailed or NotRunning if the run ends meanwhile.
     """
     limit_s = limit_s if limit_s is not None else start_limit_s(snapshot.directory)
 
-    def waiting(snapshot: Snapshot) -> str | None:
-        if not (names := goal(snapshot)):
-            return None
-        _require_hope(snapshot, what, len(names), before)
-        return ", ".join(names[:NAMED_MAX])
+    def waiting(now: Snapshot) -> str | None:
+        rows = [now.daemon(name) for name in leaving]
+        late = [*_not_at_work(now, before), *(told(row, now.now) for row in rows if row)]
+        if late:
+            _require_hope(now, what, len(late), before)
+        return ", ".join(late[:NAMED_MAX]) or None
 
-    def late(snapshot: Snapshot, pending: str) -> TimedOut:
-        text = f"not yet after {values.duration(limit_s)}: {what}; it waits for {pending}"
-        return TimedOut(text, hint=f"dlctl why -j {snapshot.run_id}")
-
-    return until(snapshot.directory, waiting, limit_s, late, progress)
+    return until(snapshot.directory, waiting, limit_s, f"not yet {what}", progress)
 
 
 def _require_hope(snapshot: Snapshot, what: str, late: int, before: Mapping[str, int]) -> None:
@@ -139,13 +158,11 @@ def start_limit_s(directory: Path) -> float:
     return (queue_s or 0.0) + (ready_s or 300.0) + (grace_s or 30.0)
 
 
-def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
-    """Those of `before` (name -> incarnation then) whose next incarnation is not running yet."""
-    rows = {row["name"]: row for row in snapshot.daemons}
+def _not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
     late = []
     for name, old in before.items():
-        row = rows.get(name)
-        if row is None:
+        row = snapshot.daemon(name)
+        if not row:
             late.append(f"{name} (not started yet)")
         elif facts.incarnation(row) <= old or row.get("state") not in AT_WORK:
             late.append(told(row, snapshot.now))
@@ -153,34 +170,7 @@ def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
 
 
 def incarnations(snapshot: Snapshot, names: Iterable[str]) -> dict[str, int]:
-    own = facts.incarnation(snapshot.run)
-    return {
-        name: own if name == COORDINATOR else facts.incarnation(snapshot.daemon(name))
-        for name in names
-    }
-
-
-def restarted(before: Mapping[str, int]) -> Goal:
-    """Until the next incarnations of these (see `incarnations`) are running."""
-    others = {name: number for name, number in before.items() if name != COORDINATOR}
-
-    def waiting(snapshot: Snapshot) -> list[str]:
-        late = not_at_work(snapshot, others)
-        if COORDINATOR in before and not _leads(snapshot, before[COORDINATOR]):
-            late.append(f"{COORDINATOR} (starting)")
-        return late
-
-    return waiting
-
-
-def _leads(snapshot: Snapshot, before: int) -> bool:
-    """Whether a newer coordinator is running: it has written its state of the run."""
-    run = snapshot.run
-    return (
-        facts.incarnation(run) > before
-        and processes.is_alive(run.get("pid"), run.get("pid_start"))
-        and run.get("updated_by") == run.get("pid_start")
-    )
+    return {name: facts.incarnation(snapshot.daemon(name)) for name in names}
 
 
 def told(row: Row, now: float) -> str:
@@ -192,21 +182,13 @@ def told(row: Row, now: float) -> str:
         return f"{name} (being restarted)"
     kill_at = values.number(row.get("kill_at")) if "stuck_s" in facts.metrics(row) else None
     then = "" if kill_at is None else f"; it is killed in {max(0.0, kill_at - now):.0f} s"
-    return f"{name} ({facts.text(row.get('phase')) or _state_text(state)}{then})"
-
-
-def _state_text(state: Any) -> str:
-    return "no heartbeat yet" if state in AT_WORK else escape(str(state))
-
-
-# ---------------------------------------------------------------- unpersisted requests
-# The coordinator accepted a request but could not persist it.
+    doing = "no heartbeat yet" if state in AT_WORK else escape(str(state))
+    return f"{name} ({facts.text(row.get('phase')) or doing}{then})"
 
 
 def warn_unwritten(result: Mapping[str, Any]) -> None:
-    """Warn if the answer says so: the user may have to repeat the request."""
-    why = result.get("unwritten")
-    if why:
+    """Warn if the coordinator accepted a request but could not persist it."""
+    if why := result.get("unwritten"):
         notes.warn(
             f"the run's database cannot be written ({why!s}): if the coordinator dies before there "
             "is room, this request is lost and has to be repeated"

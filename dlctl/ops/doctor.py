@@ -6,6 +6,7 @@ Every machine is queried in a session over its own login. It returns facts (`dae
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -48,26 +49,23 @@ def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> l
     """
     wanted, run = {HOME_AGENT: needs.NOTHING}, None
     if file is not None and job is not None:
-        wanted = _wanted(needs.of(job, plan.known_model(file, job)), only_host)
+        wanted = needs.of(job, plan.known_model(file, job))
+        names = [need.name for need in wanted.values()]
+        if only_host is not None and only_host not in names:
+            raise NotFound(f'the job has no host "{only_host}"; it has {", ".join(names)}')
+        chosen = names if only_host is None else [HERE, only_host]
+        wanted = {agent: need for agent, need in wanted.items() if need.name in chosen}
         newest = cases.newest(file, job)
         run = newest if newest is not None and newest.is_live else None
     if others := len(wanted) - 1:
         notes.note(f"logging in to {plural(others, 'host')} and measuring their links ...")
-    with Visits(wanted) as visits:
+    with visiting(wanted) as visits:
         visits.examine(lambda need: _request(need, job, file))
         found = [] if job is None else list(_of_coordinator(visits, job))
         here = visits.all[HOME_AGENT].facts
         for agent, visit in reversed(visits.all.items()):
             found[:0] = _of_machine(visit, here, _held_by(run, agent))
         return found if job is None else [*found, *_links(visits, job)]
-
-
-def _wanted(all_needs: dict[str, Need], only_host: str | None) -> dict[str, Need]:
-    names = [need.name for need in all_needs.values()]
-    if only_host is not None and only_host not in names:
-        raise NotFound(f'the job has no host "{only_host}"; it has {", ".join(names)}')
-    chosen = names if only_host is None else [HERE, only_host]
-    return {agent: need for agent, need in all_needs.items() if need.name in chosen}
 
 
 def _request(need: Need, job: JobFile | None, file: Path | None) -> Facts:
@@ -93,42 +91,40 @@ def _of_coordinator(visits: Visits, job: JobFile) -> Iterator[Finding]:
     here = visits.all[HOME_AGENT].need.name
     if keys := network.keys(job, here):
         yield keys
+    subject = CONTROL
     try:
         if job.has_other_hosts:
             visits.listen(job, addresses.of_coordinator("", job).bind)
         elif job.uses_tcp:
             visits.listen(job, f"tcp://{addresses.LOOPBACK}:{job.network.port or '*'}")
-    except DlctlError as error:
-        yield _fault(here, CONTROL, error)
-        return
-    try:
+        subject = "Slurm"
         if job.slurm.nodes:
             slurmcalls.nodes(job.slurm.partition)
     except DlctlError as error:
-        yield _fault(here, "Slurm", error)
+        yield _fault(here, subject, error)
 
 
 def _of_machine(
     visit: Visit, here: Mapping[str, Any], run_of: Mapping[int, str]
 ) -> Iterator[Finding]:
     """run_of: pid -> daemon of the live run of this job, see `_held_by`."""
-    need, facts = visit.need, visit.facts
-    if visit.error is not None:
-        yield _fault(need.name, "dlctl" if need.is_here else "ssh", visit.error)
-        return
-    if not need.is_here:
+    need, facts, error, subject = visit.need, visit.facts, visit.error, "address"
+    if not facts:
+        subject = "dlctl" if need.is_here else "ssh"
+    elif not need.is_here:
         yield resources.login(need, visit.login_s)
         yield resources.clock(need, visit.offset_s, visit.error_s)
     try:
         with understood(need.name):
-            yield from software.findings(need, facts, here or facts)
-            yield from resources.findings(need, facts)
-            yield network.firewall(need, facts)
-            yield from network.listening(need, facts, visit.places, run_of)
-    except DlctlError as error:
-        yield _fault(need.name, "facts", error)
-    if visit.place_error is not None:
-        yield _fault(need.name, "address", visit.place_error)
+            if facts:
+                yield from software.findings(need, facts, here or facts)
+                yield from resources.findings(need, facts)
+                yield network.firewall(need, facts)
+                yield from network.listening(need, facts, visit.places, run_of)
+    except DlctlError as unknown:
+        yield _fault(need.name, "facts", unknown)
+    if error is not None:
+        yield _fault(need.name, subject, error)
 
 
 def _fault(place: str, subject: str, error: DlctlError) -> Finding:
@@ -177,7 +173,7 @@ class Visit:
     need: Need
     session: Session
     error: DlctlError | None = None
-    """Why no more is known."""
+    """Why no more is known; without `facts`, why nothing is."""
     login_s: float = 0.0
     """Until its first answer."""
     offset_s: float = 0.0
@@ -187,7 +183,6 @@ class Visit:
     facts: Facts = field(default_factory=dict)
     places: list[Facts] = field(default_factory=list)
     """Where its daemons could listen, or why not."""
-    place_error: DlctlError | None = None
 
     def place(self, daemon: str) -> Facts | None:
         """Where this daemon's listener is now; None if there is none."""
@@ -211,33 +206,35 @@ def understood(name: str) -> Iterator[None]:
         ) from error
 
 
-class Visits:
-    """A context manager that closes all sessions on exit."""
-
-    def __init__(self, needs: Mapping[str, Need]) -> None:
-        """Raises UsageError for an invalid host."""
-        self.token = secrets.token_hex(TOKEN_BYTES)
-        self._began = self._listening_since = time.monotonic()
-        self.all: dict[str, Visit] = {}
-        with ExitStack() as ends:
-            for agent, need in needs.items():
-                self.all[agent] = Visit(need, Session(need.host))
-                ends.callback(self.all[agent].session.close)
-            self._threads = ends.enter_context(ThreadPoolExecutor(min(len(needs), AT_ONCE_MAX)))
-            self._ends = ends.pop_all()
-
-    def __enter__(self) -> Visits:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            for visit in self.all.values():
+@contextmanager
+def visiting(needs: Mapping[str, Need]) -> Iterator[Visits]:
+    """Closes all sessions at the end. Raises UsageError for an invalid host."""
+    with ExitStack() as ends:
+        found: dict[str, Visit] = {}
+        for agent, need in needs.items():
+            found[agent] = Visit(need, Session(need.host))
+            ends.callback(found[agent].session.close)
+        threads = ends.enter_context(ThreadPoolExecutor(min(len(needs), AT_ONCE_MAX)))
+        try:
+            yield Visits(found, threads)
+        except BaseException:
+            for visit in found.values():
                 visit.session.interrupt()
-        self._ends.close()
+            raise
+
+
+class Visits:
+    """All machines, each asked by a thread of its own."""
+
+    def __init__(self, found: dict[str, Visit], threads: ThreadPoolExecutor) -> None:
+        self.token = secrets.token_hex(TOKEN_BYTES)
+        self.all = found
+        self._threads = threads
+        self._began = self._listening_since = time.monotonic()
 
     def is_usable(self, link: Link) -> bool:
         source, target = self.all[link.source], self.all[link.target]
-        return source.error is None and any(target.place(daemon) for daemon in link.daemons)
+        return bool(source.facts) and any(target.place(daemon) for daemon in link.daemons)
 
     @property
     def is_late(self) -> bool:
@@ -250,24 +247,20 @@ class Visits:
         """`request`: the machine-specific part; see `daemons.node.examine`."""
 
         def one(visit: Visit) -> None:
-            try:
-                with understood(visit.need.name):
-                    self._meet(visit)
-                visit.facts = visit.ask("examine", EXAMINE_S, **request(visit.need))
-            except DlctlError as error:
-                visit.error = error
+            self._meet(visit)
+            visit.facts = visit.ask("examine", EXAMINE_S, **request(visit.need))
 
-        self._each(one, self.all.values())
+        self._each(one)
 
     def _meet(self, visit: Visit) -> None:
         """Several times: the answer with the lowest latency is used to compare the clocks."""
-        for number in range(HELLOS):
+        visit.error_s = math.inf
+        for _ in range(HELLOS):
             sent, began = time.time(), time.monotonic()
             at = float(visit.ask("hello", LOGIN_S)["at"])
             took_s = time.monotonic() - began
-            if not number:
-                visit.login_s = time.monotonic() - self._began
-            if not number or took_s / 2 < visit.error_s:
+            visit.login_s = visit.login_s or time.monotonic() - self._began
+            if took_s / 2 < visit.error_s:
                 visit.offset_s, visit.error_s = at - (sent + took_s / 2), took_s / 2
 
     def listen(self, job: JobFile, control: str) -> None:
@@ -278,28 +271,19 @@ class Visits:
         self._listening_since = time.monotonic()
 
         def one(visit: Visit) -> None:
-            try:
-                with understood(visit.need.name):
-                    for request in _listeners(job, visit.need, control):
-                        answer = visit.ask("listen", LISTEN_S, token=self.token, **request)
-                        visit.places += answer["places"]
-            except DlctlError as error:
-                visit.place_error = error
+            for request in _listeners(job, visit.need, control):
+                answer = visit.ask("listen", LISTEN_S, token=self.token, **request)
+                visit.places += answer["places"]
 
-        self._each(one, (visit for visit in self.all.values() if visit.error is None))
+        self._each(one)
 
     def reach(self, links: Iterable[Link]) -> dict[Link, list[tuple[Facts, Facts]]]:
         """All links in parallel: link -> (place, how it was reached) of each of its daemons."""
-        found: dict[Link, list[tuple[Facts, Facts]]] = {}
+        links = list(links)
+        return dict(zip(links, self._threads.map(self._reached, links), strict=True))
 
-        def one(link: Link) -> None:
-            places = [p for d in link.daemons if (p := self.all[link.target].place(d))]
-            found[link] = list(zip(places, self._reached(link, places), strict=True))
-
-        self._each(one, links)
-        return found
-
-    def _reached(self, link: Link, places: list[Facts]) -> list[Facts]:
+    def _reached(self, link: Link) -> list[tuple[Facts, Facts]]:
+        places = [p for d in link.daemons if (p := self.all[link.target].place(d))]
         first = {place["told"]: place["name"] for place in reversed(places)}
         targets = [
             {
@@ -314,13 +298,21 @@ class Visits:
         try:
             with understood(source.need.name):
                 answer = source.ask("reach", REACH_S * len(targets), targets=targets)
-                return [answer["reached"][number] for number in range(len(places))]
+                return [(place, answer["reached"][i]) for i, place in enumerate(places)]
         except DlctlError as error:
-            return [{"kind": "lost", "words": error.message}] * len(places)
+            return [(place, {"kind": "lost", "words": error.message}) for place in places]
 
-    def _each(self, do: Callable[[Any], None], whom: Iterable[Any]) -> None:
-        for future in [self._threads.submit(do, each) for each in whom]:
-            future.result()
+    def _each(self, do: Callable[[Visit], None]) -> None:
+        """For all machines that have answered so far; an error ends that of its machine."""
+
+        def attempt(visit: Visit) -> None:
+            try:
+                with understood(visit.need.name):
+                    do(visit)
+            except DlctlError as error:
+                visit.error = error
+
+        list(self._threads.map(attempt, [v for v in self.all.values() if v.error is None]))
 
 
 def _listeners(job: JobFile, need: Need, control: str) -> Iterator[Facts]:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlctl.algorithms import translation
 from dlctl.algorithms.translation import Translation
 from dlctl.errors import DlctlError, UsageError
 from dlctl.flat import AVERAGED
 from dlctl.messages import Array
-from dlctl.ops import cases, next_step
-from dlctl.runs import checkpoints, lineage, manifest, tensorfile
-from dlctl.runs.database import RunDb
+from dlctl.ops import cases
+from dlctl.runs import checkpoints, manifest
 from dlctl.runs.manifest import MANIFEST, Manifest
-from dlctl.util import notes, values
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
@@ -54,18 +52,15 @@ def copy(directory: Path, good: Good, job: JobFile) -> Path:
     source, saved = good
     made = checkpoints.create(directory, saved["step"], saved["number"])
     if (translated := _translated(good, job)) is not None:
-        _write(translated, source, made)
+        written = {}
+        for new_part in translated.parts:
+            sha256, nbytes = checkpoints.write_arrays(made / new_part.file, new_part.arrays())
+            written[new_part.file] = {"sha256": sha256, "nbytes": nbytes}
+        checkpoints.share_frozen(source, made, translated.manifest)
+        checkpoints.write_manifest(made, translated.completed(written))
         return made
     for part in filter(itemgetter("file"), manifest.parts(saved)):
-        try:
-            old = (source / part["file"]).open("rb")
-        except OSError as error:
-            raise DlctlError(
-                f"cannot read the checkpoint: {error.strerror}",
-                where=str(source / part["file"]),
-                hint="dlctl checkpoint ls -q",
-            ) from error
-        with old, (made / part["file"]).open("xb") as new:
+        with (source / part["file"]).open("rb") as old, (made / part["file"]).open("xb") as new:
             shutil.copyfileobj(old, new)
             new.flush()
             os.fsync(new.fileno())
@@ -73,45 +68,18 @@ def copy(directory: Path, good: Good, job: JobFile) -> Path:
     return made
 
 
-def _write(translated: Translation, source: Path, directory: Path) -> None:
-    """All of its files into an empty directory. Raises DlctlError."""
-    written = {}
-    for part in translated.parts:
-        sha256, nbytes = checkpoints.write_arrays(directory / part.file, part.arrays())
-        written[part.file] = {"sha256": sha256, "nbytes": nbytes}
-    checkpoints.share_frozen(source, directory, translated.manifest)
-    checkpoints.write_manifest(directory, translated.completed(written))
-
-
-def record(db: RunDb, directory: Path, made: Path) -> None:
-    """Record that a new run starts from it. No commit. Raises DlctlError, sqlite3.Error."""
-    db.put_terms(_terms(checkpoints.read_manifest(made)))
-    lineage.record(db, directory, made, "")
-
-
-def _terms(manifest: Manifest) -> dict[str, int]:
-    """The newest epochs and generations recorded in the checkpoint."""
+def terms(checkpoint: Path) -> dict[str, int]:
+    """The newest epochs and generations recorded in it. Raises DlctlError."""
     from dlctl.ops import verify  # imported late: it pulls in numpy
 
     terms: dict[str, int] = {}
-    for shard in manifest["shards"]:
+    for shard in checkpoints.read_manifest(checkpoint)["shards"]:
         state = shard["state"]
         generation = state.get("generation")
         terms[shard["name"]] = generation if type(generation) is int else 0
         for slot, epoch in verify.table_of(state.get("deliveries")):
             terms[f"worker-{slot}"] = max(epoch, terms.get(f"worker-{slot}", 0))
     return terms
-
-
-def tell(good: Good, job: JobFile) -> None:
-    step, run_id = values.count(good[1]["step"]), str(good[1]["run_id"])
-    notes.note(f"a new run starts from the checkpoint of {run_id} at step {step}")
-    if manifest.is_doubtful(good[1]):
-        notes.warn(
-            f"checkpoint {good[1]['number']} was saved when the run failed: {next_step.RUINED}"
-        )
-    if translation := in_words(good, job):
-        notes.note(translation)
 
 
 def in_words(good: Good, job: JobFile) -> str:
@@ -143,26 +111,4 @@ class _Source:
         return checkpoints.read_extra(self._directory, self.manifest, AVERAGED)
 
     def worker(self, name: str) -> Mapping[str, Array]:
-        files = [p["file"] for p in self.manifest["workers"] if p["name"] == name and p["file"]]
-        return _Tensors(self._directory / files[0]) if files else {}
-
-
-class _Tensors(Mapping[str, Any]):
-    """The tensors of a file, read on access."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with tensorfile.opened(path) as file:
-            self._names = frozenset(file.keys())
-
-    def __getitem__(self, name: str) -> Array:
-        if name not in self._names:
-            raise KeyError(name)
-        with tensorfile.opened(self._path) as file:
-            return tensorfile.read(self._path, file, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return checkpoints.read_worker(self._directory, self.manifest, name, mapped=("",))

@@ -10,10 +10,10 @@ import json
 import os
 import secrets
 import shutil
-import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.control import keys
 from dlctl.errors import DlctlError
@@ -21,32 +21,34 @@ from dlctl.ops import (
     cases,
     changes,
     graft,
-    kept,
     next_step,
     other_hosts,
     recover,
-    remains,
-    run_directory,
     stop,
 )
 from dlctl.ops.cases import Case
 from dlctl.ops.decide import Action
-from dlctl.ops.run_directory import Launched, explained
-from dlctl.runs import lock, manifest, paths, select
+from dlctl.ops.recover import Launched, explained
+from dlctl.runs import lineage, lock, manifest, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, load, read_job
-from dlctl.util import hints, notes, values
-from dlctl.util.names import COORDINATOR
+from dlctl.util import notes, values
 from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
     from dlctl.ops.remains import Good
 
-POLL_S = 0.05
-SETTLED_S = 30.0
-"""For a coordinator started by a killed command to put itself on record."""
 Json = dict[str, Any]
+
+
+class Start(NamedTuple):
+    """The job to be started."""
+
+    file: Path
+    job: JobFile
+    content: Json
+    """Its resolved content."""
 
 
 def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
@@ -58,175 +60,142 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
     created, its path is no text, or the process cannot be started.
     """
     from dlctl import config, jobfile
-    from dlctl.jobfile import summary
 
     job = jobfile.load(file)
     beside = file.parent.resolve()
     for path in (beside, (beside / job.job.run_dir).resolve(), paths.runtime_dir()):
         paths.check_text(path)
-    content: Json = json.loads(json.dumps(config.to_dict(job)))
+    new = Start(file, job, json.loads(json.dumps(config.to_dict(job))))
     good = None if source is None else graft.check(source, job)
     fresh = fresh or good is not None
     with lock.starting(file):
         previous = cases.newest(file, job)
         cases.check_no_other(file, job, previous, fresh=fresh)
-        case = cases.of_start(_settled(previous), job, content, fresh=fresh)
+        case = cases.of_start(previous, job, new.content, fresh=fresh)
         if case.run is None or not case.action.is_look:
-            return _act(case, file, job, content, good, summary.of(job))
+            return _act(case, new, good)
         with lock.claimed(case.run.directory):
-            now = recover.wait_over(load(case.run.directory))
-            if lock.has_unknown_coordinator(now):
-                now = recover.wait_led(now)
+            now = recover.wait_led(recover.wait_over(load(case.run.directory)))
             if now.is_live and now.run.get("pid") is not None:
                 notes.note(f"{now.run_id} has just been recovered")
                 return Launched(now.directory, None)
-            return _act(cases.looked(case), file, job, content, None, summary.of(job))
+            return _act(cases.looked(replace(case, run=now)), new, None)
 
 
-def _act(
-    case: Case, file: Path, job: JobFile, content: Json, good: Good | None, summary: str
-) -> Launched:
+def _act(case: Case, new: Start, good: Good | None) -> Launched:
     """Perform the action and report it. `good`: the requested checkpoint."""
+    from dlctl.jobfile import summary
+
     if refusal := cases.refusal(case):
         raise refusal
-    previous, loss = case.run, case.loss
+    previous = case.run
     for problem in case.damaged:
         notes.warn(problem)
+    if previous is not None and case.action in (Action.ALREADY_RUNNING, Action.OVER):
+        more = "" if previous.is_live else "; to train on, use --fresh or a later stop in [job]"
+        notes.note(f"{cases.headline(case)}{more}")
+        return Launched(previous.directory, None)
+    notes.note(summary.of(new.job))
     if previous is None or case.action in (Action.BEGIN, Action.BEGIN_FROM):
         if previous is not None:
             _leave(case, previous)
-        notes.note(summary)
-        return _begin(file, job, content, good or case.checkpoint)
-    name = previous.run_id
-    if case.action is Action.ALREADY_RUNNING:
-        notes.note(f"{name} is already {previous.state}")
-        return Launched(previous.directory, None)
-    if case.action is Action.OVER:
-        notes.note(
-            f"{name} has already finished; to train on, use --fresh or a later stop in [job]"
-        )
-        return Launched(previous.directory, None)
-    if case.action is Action.GO_ON and case.findings is not None:
-        step = values.count(case.findings.step)
-        notes.note(f"{name} resumes where it stopped, at step {step}: nothing is lost")
-        notes.note(summary)
-        return recover.go_on(case.findings)
-    assert case.checkpoint is not None
-    stop.clean_up(previous, stop.EXIT_S)
-    step, cost = values.count(case.checkpoint[1]["step"]), remains.because(loss, case.reasons)
-    notes.note(f"resuming {name} from step {step}; --fresh starts a new run")
-    if cost:
-        notes.warn(cost)
-    if manifest.is_doubtful(case.checkpoint[1]):
-        notes.warn(f"this checkpoint was saved when the run failed: {next_step.RUINED}")
-    changed = "; ".join(change.text() for change in case.changes)
-    if changed:
-        notes.note(f"changed in the job file: {changed}")
-        cost = f"{cost}; changed: {changed}" if cost else f"changed: {changed}"
-    notes.note(summary)
-    return _resume(previous, file, job, content, case.checkpoint[0], cost)
+        return _begin(new, good or case.checkpoint)
+    if case.action is Action.GO_ON:
+        notes.note(cases.headline(case))
+        return recover.go_on(case)
+    return _resume(case, previous, new)
 
 
 def _leave(case: Case, previous: Snapshot) -> None:
-    """Leave a run for a new one. Only its owner may discard the state its servers stored."""
+    """Leave a run for a new one. Only its owner may discard the state its servers stored. Raises
+    DlctlError if a coordinator is about to train it.
+    """
+    lock.refuse_unknown_coordinator(previous)
     if case.facts.fresh or case.action is Action.BEGIN_FROM:
-        if held := kept.shards(previous):
+        if held := stop.kept(previous):
             name = previous.run_id
-            notes.note(f"the stored state of {name} stays ({plural(held, 'shard')})")
-            remove = hints.told(f"dlctl stop --kill -j {name}", "discards it")
-            notes.next_step(hints.either(f"dlctl recover -j {name}", remove), "  ")
+            what = f"the stored state of {name} stays ({plural(held, 'shard')})"
+            notes.note(f"{what}; dlctl stop --kill -j {name} discards it")
         return
-    stop.clean_up(previous, stop.EXIT_S)
+    stop.clean_up(previous, 0.0)
     other_hosts.end(previous, 0.0, purge=True)
     name, state = previous.run_id, previous.state
     notes.note(f"{name} ({state}) has no checkpoint after step 0; starting a new run")
 
 
-def _settled(previous: Snapshot | None) -> Snapshot | None:
-    """The run once it has a coordinator on record, or counts as never started. The command that
-    created it was killed: it held the lock that we hold now. Raises DlctlError if a coordinator is
-    alive that does not put itself on record.
-    """
-    deadline = time.monotonic() + SETTLED_S
-    while previous is not None and previous.run.get("pid") is None:
-        pid = None if previous.is_live else _coordinator(previous)
-        if not previous.is_live and pid is None:
-            break
-        if time.monotonic() > deadline:
-            raise DlctlError(
-                f"a coordinator of {previous.run_id} (pid {pid}) is starting but does not report",
-                where=str(previous.directory),
-                hint=f"dlctl stop --kill -j {previous.run_id}",
-            )
-        time.sleep(POLL_S)
-        previous = load(previous.directory)
-    return previous
-
-
-def _coordinator(run: Snapshot) -> int | None:
-    """The pid of a coordinator on this machine, on record or not."""
-    from dlctl.launch import local
-
-    here = (each.pid for each in local.living(run.directory) if each.name == COORDINATOR)
-    return next(here, None)
-
-
 # ---------------------------------------------------------------- its directory
 
 
-def _begin(file: Path, job: JobFile, content: Json, good: Good | None) -> Launched:
-    """A new run in a new directory; `good`: the checkpoint that it starts from."""
-    parent = _run_dir(file, job)
+def _begin(new: Start, good: Good | None) -> Launched:
+    """A new run in a new directory; `good`: the checkpoint that it starts from. Raises DlctlError
+    unless we own the parent of run directories, or can create it.
+    """
+    parent = Path(os.path.abspath(new.file.parent / new.job.job.run_dir))
+    if parent.is_symlink() and not parent.exists():
+        raise DlctlError("the run directory is a dangling link", where=str(parent))
+    parent = parent.resolve()  # A canonical path: the daemons of a run are found by it.
+    if parent.exists():
+        _check_owned(parent, (os.getuid(), 0))
     made_parent = not parent.exists()
-    directory = _new_directory(parent, job.job.name)
+    directory = _new_directory(parent, new.job.job.name)
     try:
         with explained(directory), paths.held(directory):
-            _write_new(directory, file, job, content, good)
-            return run_directory.start_coordinator(directory)
+            _write_new(directory, new, good)
+            return recover.start_coordinator(directory)
     except BaseException:
-        _remove(directory, made_parent)
+        (paths.index_dir() / directory.name).unlink(missing_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)
+        if made_parent and not any(parent.iterdir()):
+            parent.rmdir()
         raise
 
 
-def _write_new(directory: Path, file: Path, job: JobFile, content: Json, good: Good | None) -> None:
+def _write_new(directory: Path, new: Start, good: Good | None) -> None:
     (directory / "logs").mkdir()
-    run_directory.write(directory, run_directory.job_files(file, content))
+    recover.write(directory, recover.job_files(new.file, new.content))
     keys.renew(directory)
-    copy = None if good is None else graft.copy(directory, good, job)
+    copy = None if good is None else graft.copy(directory, good, new.job)
     with closing(RunDb(directory, create=True)) as db:
-        db.put_run(**run_directory.first_row(directory, select.job_file(file), job, copy))
+        db.put_run(**recover.first_row(directory, select.job_file(new.file), new.job, copy))
         if copy is not None:
-            graft.record(db, directory, copy)
+            db.put_terms(graft.terms(copy))
+            lineage.record(db, directory, copy, "")
         db.commit()
     (directory / paths.UNFINISHED).unlink()
     if good is not None:
-        graft.tell(good, job)
+        step, run_id = values.count(good[1]["step"]), good[1]["run_id"]
+        notes.note(f"a new run starts from the checkpoint of {run_id} at step {step}")
+        _warn_if_ruined(good)
+        if translation := graft.in_words(good, new.job):
+            notes.note(translation)
 
 
-def _resume(
-    previous: Snapshot, file: Path, job: JobFile, content: Json, checkpoint: Path, cost: str
-) -> Launched:
+def _warn_if_ruined(good: Good) -> None:
+    if manifest.is_doubtful(good[1]):
+        number = good[1]["number"]
+        notes.warn(f"checkpoint {number} was saved when the run failed: {next_step.RUINED}")
+
+
+def _resume(case: Case, previous: Snapshot, new: Start) -> Launched:
     """Reuse the directory, from a checkpoint, with the current job file."""
     directory = previous.directory
+    notes.note(f"{cases.headline(case)}; --fresh starts a new run")
+    if case.cost:
+        notes.warn(case.cost)
+    if case.checkpoint is not None:
+        _warn_if_ruined(case.checkpoint)
+    changed = "; ".join(change.text() for change in case.changes)
+    changed = f"changed: {changed}" if changed else ""
+    if changed:
+        notes.note(f"the job file has {changed}")
     _check_owned(directory)
-    settings, dropped = changes.set_before(previous, read_job(directory), content)
+    settings, dropped = changes.set_before(previous, read_job(directory), new.content)
     for setting in changes.settings_in_words(settings):
         notes.note(f"still set: {setting}; --fresh or a change of the job file drops it")
     for setting in changes.settings_in_words(dropped):
         notes.note(f"no longer set: {setting}; the job file takes precedence")
-    row = run_directory.first_row(directory, select.job_file(file), job, checkpoint)
-    files = run_directory.job_files(file, content)
-    return run_directory.resume(previous, {**row, "settings": settings}, checkpoint, cost, files)
-
-
-def _run_dir(file: Path, job: JobFile) -> Path:
-    """The parent of run directories. Raises DlctlError unless we own it or can create it."""
-    parent = Path(os.path.abspath(file.parent / job.job.run_dir))
-    if parent.is_symlink() and not parent.exists():
-        raise DlctlError("the run directory is a dangling link", where=str(parent))
-    if parent.exists():
-        _check_owned(parent.resolve(), (os.getuid(), 0))
-    return parent.resolve()  # A canonical path: the daemons of a run are found by it.
+    job_file, files = select.job_file(new.file), recover.job_files(new.file, new.content)
+    return recover.resume(case, new.job, job_file, settings, files, changed)
 
 
 def _check_owned(directory: Path, owners: tuple[int, ...] | None = None) -> None:
@@ -248,27 +217,15 @@ def _new_directory(parent: Path, name: str) -> Path:
     """
     for _ in range(1000):
         directory = parent / f"{name}-{secrets.token_hex(2)}"
-        if (paths.index_dir() / directory.name).is_symlink():
-            continue
-        try:
-            directory.mkdir(parents=True)
-            (directory / paths.UNFINISHED).touch()
-            return directory
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise DlctlError(
-                f"cannot create a run directory: {error.strerror}",
-                where=str(directory),
-                hint="set run_dir in [job] to a directory that you can write to",
-            ) from error
-    raise DlctlError("there are too many runs with this name", where=str(parent))
-
-
-def _remove(directory: Path, made_parent: bool) -> None:
-    link = paths.index_dir() / directory.name
-    if link.is_symlink():
-        link.unlink()
-    shutil.rmtree(directory, ignore_errors=True)
-    if made_parent and not any(directory.parent.iterdir()):
-        directory.parent.rmdir()
+        if not (directory.exists() or (paths.index_dir() / directory.name).is_symlink()):
+            break
+    try:
+        directory.mkdir(parents=True)
+        (directory / paths.UNFINISHED).touch()
+    except OSError as error:
+        raise DlctlError(
+            f"cannot create a run directory: {error.strerror}",
+            where=str(directory),
+            hint="set run_dir in [job] to a directory that you can write to",
+        ) from error
+    return directory

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from dlctl.control import unresponsive
-from dlctl.ops import other_hosts, unreadable
+from dlctl.errors import DlctlError
+from dlctl.ops import codes, other_hosts
 from dlctl.problems import of_reason
-from dlctl.runs import facts, select
+from dlctl.runs import database, facts, lock, select
 from dlctl.runs.manifest import has_updates, is_doubtful
-from dlctl.runs.snapshot import Snapshot, newest_whole, read_job
+from dlctl.runs.snapshot import Snapshot, Unreadable, newest_whole, read_job
 from dlctl.util import hints, values
 from dlctl.util.text import is_poisoned
 
-if TYPE_CHECKING:
-    from dlctl.ops.remains import Findings
+RUINED = "the model may be ruined where it stopped"
 
 
 class Step(NamedTuple):
@@ -34,14 +35,8 @@ class Step(NamedTuple):
         """A line each, as in "fix train.py:45 first, then", "dlctl recover -j x", "resumes at
         step 9"; see `dlctl.util.hints`.
         """
-        return hints.either(f"{self._before()}{hints.told(self.command, self.what)}", self.other)
-
-    def hint(self) -> str:
-        """`text` without what the command does."""
-        return hints.either(f"{self._before()}{self.command}", self.other)
-
-    def _before(self) -> str:
-        return f"{self.first} first, then\n" if self.first else ""
+        before = f"{self.first} first, then\n" if self.first else ""
+        return hints.either(before + hints.told(self.command, self.what), self.other)
 
 
 def of(snapshot: Snapshot) -> Step | None:
@@ -54,30 +49,14 @@ def of(snapshot: Snapshot) -> Step | None:
     if snapshot.state == "stopped":
         return _start(snapshot)
     if is_poisoned(snapshot.reason):
-        return step_of_diverged(snapshot)
-    step = _after_failure(snapshot)
-    return step._replace(first=_fix(snapshot))
+        return _of_diverged(snapshot)
+    return _after_failure(snapshot)._replace(first=_fix(snapshot))
 
 
 def command(snapshot: Snapshot) -> str:
     """The next step as the hint of an error."""
     step = of(snapshot)
-    if step is None:
-        return f"dlctl status -j {snapshot.run_id}"
-    return step.hint()
-
-
-def place_of_error(snapshot: Snapshot) -> str:
-    """The line of the user's code where a run failed, as in "train.py:45"; "" if there is none, or
-    if the file has changed since.
-    """
-    file, _, line = str(of_reason(snapshot.reason).get("place", "")).rpartition(":")
-    beside_job = Path(str(snapshot.run.get("job_file") or "")).parent / file
-    ended_at = values.number(snapshot.run.get("ended_at"))
-    with suppress(OSError):
-        if ended_at is not None and beside_job.stat().st_mtime > ended_at:
-            return ""
-    return f"{values.path(file)}:{line}" if file else ""
+    return f"dlctl status -j {snapshot.run_id}" if step is None else step.text()
 
 
 def job_file(snapshot: Snapshot) -> str:
@@ -88,24 +67,22 @@ def job_file(snapshot: Snapshot) -> str:
 
 def without(snapshot: Snapshot, hosts: list[str]) -> str:
     """How to continue without lost hosts: "without: remove h2 from job.toml, then ..."."""
-    start = _start(snapshot)
-    then = start.text() if start else "dlctl start JOBFILE"
-    return f"without: remove {' and '.join(hosts)} from {job_file(snapshot)}, then\n{then}"
+    then = f"from {job_file(snapshot)}, then\n{_start(snapshot).text()}"
+    return f"without: remove {' and '.join(hosts)} {then}"
 
 
 def _fix(snapshot: Snapshot) -> str:
-    if place := place_of_error(snapshot):
-        return f"fix {place}"
-    if of_reason(snapshot.reason).get("cause") == "task":
+    known = of_reason(snapshot.reason)
+    if place := known.get("place"):
+        return f"fix {codes.place(str(place))}"
+    if known.get("cause") == "task":
         return f"find what ends the process in {task_file(snapshot)} and fix it"
     return ""
 
 
 def task_file(snapshot: Snapshot) -> str:
     """As in "train.py"; "the task" if the file is unknown."""
-    job = read_job(snapshot.directory).get("job")
-    task = job.get("task") if isinstance(job, Mapping) else None
-    file = task.rpartition(":")[0] if isinstance(task, str) else ""
+    file = str(read_job(snapshot.directory).get("job", {}).get("task", "")).rpartition(":")[0]
     return shlex.quote(values.path(file)) if file else "the task"
 
 
@@ -119,8 +96,13 @@ def _is_outdated(snapshot: Snapshot) -> bool:
 
 
 def _after_failure(snapshot: Snapshot) -> Step:
-    recover, left = f"dlctl recover -j {snapshot.run_id}", _left(snapshot)
-    if left is not None and left.loses_nothing:
+    recover, left = f"dlctl recover -j {snapshot.run_id}", None
+    if snapshot.is_gone or facts.has_begun(snapshot):
+        from dlctl.ops import remains  # imported late: it pulls in numpy
+
+        with suppress(DlctlError):
+            left = remains.examine(snapshot, ask_hosts=False)
+    if left is not None and not left.obstacles and (snapshot.is_gone or left.has_updates):
         step = values.count(snapshot.run.get("step"))
         return Step(recover, f"resumes at step {step}: nothing is lost")
     if hosts := other_hosts.given_up(snapshot):
@@ -128,35 +110,19 @@ def _after_failure(snapshot: Snapshot) -> Step:
         return Step(recover, back, other=without(snapshot, hosts))
     if other_hosts.of(snapshot):
         return Step(recover, "asks the other hosts for their state and resumes from it")
-    if facts.saved_step(snapshot) is None:
-        return _start(snapshot) or Step(
-            f"dlctl recover --dry-run -j {snapshot.run_id}", "shows what is left of it"
-        )
-    return Step(recover, _from_checkpoint(snapshot))
+    if facts.saved_step(snapshot) is not None:
+        return Step(recover, _from_checkpoint(snapshot))
+    return _start(snapshot)
 
 
-def _left(snapshot: Snapshot) -> Findings | None:
-    """What is left of a failed run; None if it has done nothing that could be lost."""
-    if not (snapshot.is_gone or facts.has_begun(snapshot)):
-        return None
-    from dlctl.ops import remains  # imported late: it pulls in numpy
-
-    return remains.at_a_glance(snapshot)
-
-
-def _start(snapshot: Snapshot) -> Step | None:
-    if not isinstance(snapshot.run.get("job_file"), str):
-        return None
+def _start(snapshot: Snapshot) -> Step:
+    file = job_file(snapshot)
     if damaged := facts.all_damaged(snapshot):
-        verify, anew = (
-            f"dlctl checkpoint verify -j {snapshot.run_id}",
-            unreadable.anew(job_file(snapshot)),
-        )
-        return Step(verify, f"shows what is wrong: {damaged}", other=anew)
-    again = f"dlctl start {job_file(snapshot)}"
+        verify = f"dlctl checkpoint verify -j {snapshot.run_id}"
+        return Step(verify, f"shows what is wrong: {damaged}", other=_anew(file))
     if facts.saved_step(snapshot) is None:
-        return Step(again, "starts over: no checkpoint after step 0")
-    return Step(again, _from_checkpoint(snapshot))
+        return Step(f"dlctl start {file}", "starts over: no checkpoint after step 0")
+    return Step(f"dlctl start {file}", _from_checkpoint(snapshot))
 
 
 def _from_checkpoint(snapshot: Snapshot) -> str:
@@ -164,33 +130,83 @@ def _from_checkpoint(snapshot: Snapshot) -> str:
     return f"resumes from the checkpoint at step {saved}{facts.done_again(snapshot)}"
 
 
-# ---------------------------------------------------------------- a model that may be ruined
-# The workers' results were unusable: a run that resumes from there fails again.
+def _anew(file: str) -> str:
+    return hints.told(f"dlctl start --fresh {file}", "starts over at step 0")
 
 
-RUINED = "the model may be ruined where it stopped"
-
-
-def step_of_diverged(snapshot: Snapshot) -> Step:
-    """The next step after such a failure: the user has to fix the cause first.
-    `recover --from-checkpoint` discards a learning rate that was set live.
+def _of_diverged(snapshot: Snapshot) -> Step:
+    """The next step if the workers' results were unusable: a run that resumes where it stopped
+    fails again, so the user has to fix the cause first. `recover --from-checkpoint` discards a
+    learning rate that was set live.
     """
     found, file = newest_whole(snapshot.directory), job_file(snapshot)
     first = f"fix the data or the task, or lower lr in {file},"
-    anew = f"dlctl start --fresh {file}"
     if found is None or not has_updates(found[1]):
-        return Step(anew, f"starts over: {RUINED}, and no checkpoint after step 0", first)
-    back, price = f"dlctl start {file}", f"{_named(found[1])}{facts.done_again(snapshot)}"
-    if is_doubtful(found[1]):
-        what = "the model may be ruined there: if it fails again, start over"
-        return Step(back, f"resumes from checkpoint {price}; {what}", first, anew)
-    forgets = f"dlctl recover -j {snapshot.run_id} --from-checkpoint\ndiscards values set live"
-    return Step(back, f"rolls back to checkpoint {price}; {RUINED}", first, forgets)
+        what = f"starts over: {RUINED}, and no checkpoint after step 0"
+        return Step(f"dlctl start --fresh {file}", what, first)
+    ruined = "the model may be ruined there: if it fails again, start over"
+    other = f"dlctl start --fresh {file}"
+    if not is_doubtful(found[1]):
+        ruined = RUINED
+        other = f"dlctl recover -j {snapshot.run_id} --from-checkpoint\ndiscards values set live"
+    return Step(f"dlctl start {file}", f"{_from_checkpoint(snapshot)}; {ruined}", first, other)
 
 
-def _named(manifest: Mapping[str, Any]) -> str:
-    """As in "1 (step 7,664, accuracy 0.9778)"."""
-    metrics, step = manifest["evaluation"], manifest["step"]
-    parts = [f"step {values.count(step)}"]
-    parts += [values.evaluation_at(metrics, step)] if metrics else []
-    return f"{manifest['number']} ({', '.join(parts)})"
+# ---------------------------------------------------------------- a run that cannot be resumed
+# The database cannot be read, or the directory is a copy. The checkpoints are separate files, so a
+# new run can start from the newest one.
+
+
+def explained(error: Unreadable) -> Unreadable:
+    """The same error with the next command."""
+    from dlctl.launch import local
+
+    directory, text = error.directory, error.message
+    typed, on = shlex.quote(values.path(directory)), new_run(directory, _job_file_of(directory))
+    is_copy = isinstance(error, lock.Copied)
+    original = error.original if isinstance(error, lock.Copied) else lock.original_of(directory)
+    if original is not None:
+        text += "" if is_copy else f"\n  this directory is a copy, and the run is in {original}"
+        has_saved = newest_whole(directory) is not None
+        hint = hints.either(lock.where_to_look(original), on if has_saved else "")
+    elif there := [found.name for found in local.living(directory)]:
+        text += f"\n  daemons of it are alive: {', '.join(there)}"
+        hint = hints.told(f"dlctl stop --kill -j {typed}", "ends them")
+        if select.load_any(directory).coordinator_pid is not None:
+            hint = hints.told(f"dlctl stop -j {typed}", "ends the run with a checkpoint")
+    else:
+        hint = on
+    return Unreadable(directory, text, error.where or str(directory / database.FILE), hint)
+
+
+def new_run(directory: Path, job_file: str) -> str:
+    """How to continue without the database; `job_file` as typed in a shell. Does not read the
+    checkpoint's bytes: `start` does that.
+    """
+    found = newest_whole(directory)
+    if found is None:
+        return _anew(job_file)
+    path, step = shlex.quote(values.path(found[0])), values.count(found[1]["step"])
+    return hints.told(f"dlctl start --from {path} {job_file}", f"resumes from step {step}")
+
+
+def _job_file_of(directory: Path) -> str:
+    """As typed in a shell: the file beside the runs that equals the run's copy, or the only one."""
+    files = sorted(directory.resolve().parents[1].glob("*.toml"))
+    same = [file for file in files if select.is_started_from(directory, file)] or files
+    return shlex.quote(values.path(same[0])) if len(same) == 1 else "JOBFILE"
+
+
+def damaged(words: Iterable[str], error: Exception) -> DlctlError | None:
+    """The error for a command that hit a damaged page of a database: which run, and the next
+    command; None if no run is damaged. `words`: of its command line, which may name the run.
+    """
+    if not isinstance(error, sqlite3.DatabaseError):
+        return None
+    named, known = set(words), select.directories()
+    for directory in sorted(known, key=lambda path: path.name in named, reverse=True):
+        try:
+            lock.check_database(directory)
+        except Unreadable as found:
+            return explained(found)
+    return None

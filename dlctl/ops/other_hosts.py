@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlctl.errors import DlctlError
 from dlctl.runs.snapshot import Snapshot, read_job
@@ -29,16 +29,15 @@ def of(snapshot: Snapshot) -> dict[str, Host]:
 
 def given_up(snapshot: Snapshot) -> list[str]:
     """The hosts that the run could not reach any more, by their names in the job file."""
-    hosts = of(snapshot)
-    failed = [str(row["name"]) for row in snapshot.daemons if row.get("state") == "failed"]
-    return [hosts[name].ssh for name in failed if name in hosts]
+    states = {row["name"]: row.get("state") for row in snapshot.daemons}
+    return [host.ssh for name, host in of(snapshot).items() if states.get(name) == "failed"]
 
 
 def not_ended(snapshot: Snapshot) -> list[str]:
     """The hosts of an ended run that were not notified of its end."""
-    hosts = of(snapshot)
-    others = [str(row["name"]) for row in snapshot.daemons if row.get("state") != "stopped"]
-    return [hosts[name].ssh for name in others if name in hosts]
+    states = {row["name"]: row.get("state", "") for row in snapshot.daemons}
+    hosts = of(snapshot).items()
+    return [host.ssh for name, host in hosts if states.get(name, "stopped") != "stopped"]
 
 
 def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
@@ -57,14 +56,14 @@ def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
     request = end_request(snapshot.run_id, grace_s=round(grace_s), purge=purge)
     failed = []
     for agent, answer in ssh.ask(hosts, request, grace_s + ANSWER_S).items():
-        if answer.value is None or not answer.is_good:
-            error = explain(answer)
-            notes.warn("; ".join(filter(None, (error.message, hints.in_a_line(error.hint)))))
-            failed.append(hosts[agent].ssh)
-            continue
-        _tell(hosts[agent].ssh, answer.value)
-        if answer.value["left"]:
-            failed.append(hosts[agent].ssh)
+        done, host = answer.value if answer.is_good else None, hosts[agent].ssh
+        if done is None:
+            _warn(explain(answer))
+        for what, key in (("ended", "ended"), ("could not end", "left")):
+            if done is not None and done[key]:
+                notes.note(f"{what} on {host}: {', '.join(str(row['name']) for row in done[key])}")
+        if done is None or done["left"]:
+            failed.append(host)
     return failed
 
 
@@ -76,15 +75,12 @@ def _end_job(snapshot: Snapshot, *, at_once: bool) -> list[str]:
     try:
         slurmcalls.end(snapshot.directory, at_once=at_once)
     except DlctlError as error:
-        notes.warn("; ".join(filter(None, (error.message, hints.in_a_line(error.hint)))))
+        _warn(error)
         return [error.where or "Slurm's nodes"]
     if handle is not None:
         notes.note(f"the Slurm job {handle.job_id or handle.name} is over")
     return []
 
 
-def _tell(host: str, done: dict[str, Any]) -> None:
-    for what, rows in (("ended", done["ended"]), ("could not end", done["left"])):
-        if rows:
-            names = ", ".join(str(row["name"]) for row in rows)
-            notes.note(f"{what} on {host}: {names}")
+def _warn(error: DlctlError) -> None:
+    notes.warn("; ".join(filter(None, (error.message, hints.in_a_line(error.hint)))))

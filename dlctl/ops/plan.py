@@ -15,9 +15,9 @@ from dlctl import batches, placement
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 from dlctl.health.needs import CONTROL, HERE, Model
+from dlctl.ops import cases
 from dlctl.ops.decide import Action
 from dlctl.runs import select
-from dlctl.util import values
 
 if TYPE_CHECKING:
     from dlctl.config import Host, JobFile
@@ -33,91 +33,78 @@ class Placed(NamedTuple):
 
     name: str
     host: str
-    address: str
+    address: str = ""
     """Where others reach it; "" for daemons that accept no connections."""
-    port: int | None
+    port: int | None = None
     """None: any free port, or none at all."""
-    parameters: int | None
-    size_bytes: int | None
+    parameters: int | None = None
+    size_bytes: int | None = None
     """Of a server's shard, with its optimiser state; None: unknown, or no server."""
     batch_size: int | str | None = None
     """Samples per batch of a worker; "auto": the worker determines it."""
-
-
-def _name(host: Host) -> str:
-    return "a node of Slurm's" if host.launcher == "slurm" else host.ssh or HERE
 
 
 def placed(job: JobFile, model: Model | None) -> list[Placed]:
     """All daemons of a job, in the order of `status`."""
     agents = placement.agents(job.places)
     first = _coordinator(job)
-    rows = [first]
-    rows += [Placed(name, _name(host), "", None, None, None) for name, host in agents.items()]
+    rows = [first, *(Placed(name, _name(host)) for name, host in agents.items())]
     for name, agent in placement.place(job).items():
-        host = agents[agent]
+        row = Placed(name, _name(agents[agent]))
         if name.startswith("server-"):
-            rows.append(_server(job, name, host, model, first.address))
+            rows.append(_server(job, row, agents[agent], model, first.address))
         else:
             size = batches.AUTO if batches.is_open(job) else batches.size(job, agent)
-            rows.append(Placed(name, _name(host), "", None, None, None, size))
+            rows.append(row._replace(batch_size=size))
     return rows
+
+
+def _name(host: Host) -> str:
+    return "a node of Slurm's" if host.launcher == "slurm" else host.ssh or HERE
 
 
 def _coordinator(job: JobFile) -> Placed:
     from dlctl.launch import addresses
 
-    address, port = UNIX, None
-    if job.uses_tcp:
-        port = job.network.port or None
-        try:
-            place = addresses.of_coordinator("", job) if job.has_other_hosts else None
-            address = addresses.host_of(place.bind) if place else addresses.LOOPBACK
-        except DlctlError as error:
-            address = f"unknown: {error.message}"
-    return Placed(CONTROL, HERE, address, port, None, None)
+    if not job.uses_tcp:
+        return Placed(CONTROL, HERE, UNIX)
+    address = addresses.LOOPBACK
+    try:
+        if job.has_other_hosts:
+            address = addresses.host_of(addresses.of_coordinator("", job).bind)
+    except DlctlError as error:
+        address = f"unknown: {error.message}"
+    return Placed(CONTROL, HERE, address, job.network.port or None)
 
 
-def _server(job: JobFile, name: str, host: Host, model: Model | None, coordinator: str) -> Placed:
+def _server(job: JobFile, row: Placed, host: Host, model: Model | None, control: str) -> Placed:
+    """The row of a server with its address and its shard; `control`: the coordinator's address."""
     from dlctl.launch import addresses
 
-    index = int(name.rpartition("-")[2])
-    parameters = size_bytes = None
     if model is not None:
+        index = int(row.name.rpartition("-")[2])
         lo, hi = slice_bounds(model.parameters, job.servers.count, index)
-        parameters = hi - lo
-        size_bytes = round(model.stored_bytes * parameters / max(1, model.parameters))
+        size_bytes = round(model.stored_bytes * (hi - lo) / max(1, model.parameters))
+        row = row._replace(parameters=hi - lo, size_bytes=size_bytes)
     if not job.uses_tcp:
-        return Placed(name, HERE, UNIX, None, parameters, size_bytes)
-    port = addresses.port_of(name, job) or None
-    own = OWN_ADDRESS if host.is_other else coordinator
+        return row._replace(address=UNIX)
+    own = OWN_ADDRESS if host.is_other else control
     address = host.data or host.bind or own if job.has_other_hosts else addresses.LOOPBACK
-    return Placed(name, _name(host), address, port, parameters, size_bytes)
+    return row._replace(address=address, port=addresses.port_of(row.name, job) or None)
 
 
 # ---------------------------------------------------------------- which run
 
 
-HEADLINES = {
-    Action.BEGIN: "a new run would start",
-    Action.BEGIN_FROM: "a new run would start from the checkpoint of {run} at step {step}",
-    Action.RESUME: "{run} would resume from its checkpoint at step {step}",
-    Action.GO_ON: "{run} would resume where it stopped: nothing is lost",
-    Action.ALREADY_RUNNING: "nothing: {run} is already {state}",
-    Action.OVER: "nothing: {run} has finished; to train on, change stop in [job]",
-    Action.REFUSE_CHANGED: "nothing: start refuses, because {run} is {state} with a different job "
-    "file",
-    Action.REFUSE_KEPT: "nothing: start refuses, because {run} has no checkpoint after step 0",
-    Action.WAIT_FOR_HOSTS: "{run} has failed; query its hosts for how it can resume (--check)",
-}
+SHOWN = (Action.REFUSE_CHANGED, Action.REFUSE_KEPT, Action.WAIT_FOR_HOSTS)
+"""What `start` refuses and `plan` shows."""
 
 
 def headline(case: Case) -> str:
-    """What would happen, in one line."""
-    run, good = case.run, case.checkpoint
-    step = "" if good is None else values.count(good[1]["step"])
-    names = {} if run is None else {"run": run.run_id, "state": run.state}
-    return HEADLINES[case.action].format(**names, step=step)
+    if case.action is Action.WAIT_FOR_HOSTS and case.run is not None:
+        return f"{case.run.run_id} has failed; query its hosts for how it can resume (--check)"
+    refused = "nothing: start refuses, because " if case.action in SHOWN else ""
+    return f"{refused}{cases.headline(case)}"
 
 
 def is_change(case: Case) -> bool:
@@ -144,14 +131,9 @@ def files(case: Case, job: JobFile, file: Path) -> Iterator[tuple[str, str]]:
         directory = case.run.directory
     yield "run directory", str(directory)
     yield "checkpoints", f"{directory}/ckpt, the newest {job.checkpoints.keep}"
-    if job.servers.durability == "none":
-        yield "shards", "in the memory of the servers"
-    else:
-        is_in_memory = job.servers.durability == "process" and not job.servers.state_dir
-        yield (
-            "shards",
-            "/dev/shm" if is_in_memory else job.servers.state_dir or f"{directory}/state",
-        )
+    places = {"none": "in the memory of the servers", "process": "/dev/shm"}
+    shards = job.servers.state_dir or places.get(job.servers.durability, f"{directory}/state")
+    yield "shards", places["none"] if job.servers.durability == "none" else shards
     for agent, host in placement.agents(job.places).items():
         if host.is_other:
             folder = host.dir or "~/.local/state/dlctl/hosts"

@@ -5,28 +5,24 @@
 
 from __future__ import annotations
 
+import math
+import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dlctl import problems as values_of
 from dlctl.control import unresponsive
-from dlctl.ops import codes, disk, next_step, other_hosts
+from dlctl.ops import codes, next_step, other_hosts
 from dlctl.problems import Code, Problem, known, names_in
 from dlctl.runs import facts, lock, paths
-from dlctl.runs.facts import Row
-from dlctl.runs.snapshot import (
-    GONE,
-    SILENT,
-    WITHOUT_PROCESS,
-    Snapshot,
-    is_here,
-    natural,
-)
-from dlctl.settings import EVERY_RUN
+from dlctl.runs.snapshot import GONE, SILENT, Snapshot, natural
 from dlctl.util import hints, values
 from dlctl.util.names import COORDINATOR
 from dlctl.util.text import KILLED
 
+FULL_BYTES = 1_000_000
+"""With less free space than this, a run cannot write its state any more."""
 RECENT_S = 60.0
 """How long the takeover by a new coordinator is shown."""
 LASTING: Mapping[Code, Code] = {
@@ -50,7 +46,15 @@ def found(snapshot: Snapshot) -> list[Problem]:
     missing = {problem.daemon for problem in gone}
     recorded = [p for p in _recorded(snapshot) if p.daemon not in missing]
     rest = sorted([*gone, *recorded], key=lambda problem: natural(problem.daemon))
-    return [*own, *rest, *_disk(snapshot)]
+    # A full disk blocks no daemon yet, but a daemon that dies now cannot be restarted.
+    full = _full(snapshot) if snapshot.is_live else {}
+    disk = [Problem("disk-full", values_of.RUN, None, full)] if full else []
+    return [*own, *rest, *disk]
+
+
+def lines(snapshot: Snapshot) -> list[str]:
+    """What is wrong with a run, a line each."""
+    return [codes.text(problem, snapshot.now) for problem in found(snapshot)]
 
 
 def _recorded(snapshot: Snapshot) -> Iterator[Problem]:
@@ -76,74 +80,68 @@ def _gone(snapshot: Snapshot) -> Iterator[Problem]:
             yield Problem("process-gone", str(row["name"]), reported_at, details)
 
 
-def _disk(snapshot: Snapshot) -> Iterator[Problem]:
-    """A full disk blocks no daemon yet, but a daemon that dies now cannot be restarted."""
-    if snapshot.is_live and (full := disk.full_disk(snapshot)):
-        details = {"cause": "full", "why": full, "folder": disk.folder(snapshot)}
-        yield Problem("disk-full", values_of.RUN, None, details)
-
-
-def still_there(snapshot: Snapshot) -> list[Row]:
-    """Daemons whose processes are alive on this machine; other hosts cannot be checked."""
-    rows = [row for row in snapshot.daemons if row.get("pid") is not None and is_here(row)]
-    return [row for row in rows if row.get("state") not in (*WITHOUT_PROCESS, GONE)]
-
-
 # ---------------------------------------------------------------- the coordinator
 
 
 def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     """The coordinator is silent, gone, cannot write, or has just replaced another one."""
-    row = snapshot.coordinator
+    row, pid = snapshot.coordinator, snapshot.run.get("pid")
     number, reported_at = facts.incarnation(row), values.number(row.get("updated_at"))
-    details: dict[str, Any] = {"incarnation": number}
+    is_gone, is_stuck = row["state"] == GONE, snapshot.unwritten_s is not None
+    full = _unwritable(snapshot) if snapshot.is_live and (is_gone or is_stuck) else {}
+
+    def problem(code: Code, since: float | None, **details: Any) -> Problem:
+        return Problem(code, COORDINATOR, since, known(**{"incarnation": number, **details}))
+
     if row["state"] == SILENT:
-        details["pid"] = snapshot.coordinator_pid
-        if unresponsive.has_agent(snapshot.daemons):
-            details["limit_s"] = paths.STILL_LIMITS * unresponsive.limit_s(snapshot.directory)
+        limit_s = paths.STILL_LIMITS * unresponsive.limit_s(snapshot.directory)
+        limit = {"limit_s": limit_s} if unresponsive.has_agent(snapshot.daemons) else {}
         since = snapshot.now - (snapshot.silent_s or 0.0)
-        yield Problem("coordinator-silent", COORDINATOR, since, details)
-    elif snapshot.unwritten_s is not None:
-        details |= disk.facts(snapshot)
-        yield Problem("coordinator-unwritable", COORDINATOR, reported_at, details)
-    elif row["state"] == GONE and lock.has_unknown_coordinator(snapshot):
-        if why := disk.facts(snapshot):
-            details |= why
-            yield Problem("coordinator-unwritable", COORDINATOR, reported_at, details)
-        else:
-            yield Problem("coordinator-restarting", COORDINATOR, reported_at, details)
-    elif row["state"] == GONE:
-        yield _absent(snapshot, reported_at, number)
+        yield problem("coordinator-silent", since, pid=pid, **limit)
+    elif is_stuck:
+        yield problem("coordinator-unwritable", reported_at, **full)
+    elif is_gone and lock.has_unknown_coordinator(snapshot):
+        code: Code = "coordinator-unwritable" if full else "coordinator-restarting"
+        yield problem(code, reported_at, **full)
+    elif is_gone:
+        agent = {"cause": "restarts", "agent": "its agent"} if snapshot.is_live else {}
+        # One that cannot write still touches its lock. An age of 0 means that not even that works.
+        beat_age_s = paths.beat_age_s(snapshot.directory, snapshot.now)
+        signs = (reported_at, snapshot.now - beat_age_s if beat_age_s else None)
+        seen_at = max(filter(None, signs), default=None)
+        yield problem("coordinator-gone", seen_at, pid=pid, **agent | full)
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
-        details["incarnation"] = number - 1
-        yield Problem("coordinator-restarting", COORDINATOR, reported_at, details)
+        yield problem("coordinator-restarting", reported_at, incarnation=number - 1)
     elif snapshot.is_live and number > 1:
         for last in facts.takeovers(snapshot.directory)[-1:]:
             if snapshot.now - last.at < RECENT_S:
-                details = known(incarnation=number - 1, how=last.how, forgotten=last.forgotten)
-                yield Problem("coordinator-restarted", COORDINATOR, last.at, details)
+                how = {"how": last.how, "forgotten": last.forgotten}
+                yield problem("coordinator-restarted", last.at, incarnation=number - 1, **how)
 
 
-def _absent(snapshot: Snapshot, reported_at: float | None, number: int) -> Problem:
-    """The problem of a missing coordinator, and whether an agent restarts it."""
-    details: dict[str, Any] = {"incarnation": number}
-    if not snapshot.is_live:
-        details |= known(pid=snapshot.run.get("pid"))
-    else:
-        details |= {"pid": snapshot.run.get("pid"), "cause": "restarts", "agent": "its agent"}
-        details |= disk.facts(snapshot)
-    return Problem("coordinator-gone", COORDINATOR, _seen_at(snapshot, reported_at), details)
+# ---------------------------------------------------------------- its disk
 
 
-def _seen_at(snapshot: Snapshot, reported_at: float | None) -> float | None:
-    """When a missing coordinator last showed a sign of life; None if it never did.
+def _full(snapshot: Snapshot) -> dict[str, str]:
+    """That the disk is full, as the facts of a problem; {} if there is room for the run's state."""
+    try:
+        free: float = shutil.disk_usage(snapshot.directory).free
+    except OSError:
+        free = math.inf
+    why = f"has {values.size(free)} left"
+    return _of_folder(snapshot, "full", why) if free < FULL_BYTES else {}
 
-    A coordinator that cannot write still touches its lock. If even that is impossible, the age of
-    the lock is 0 (`paths.beat_age_s`), which is no sign of life.
-    """
-    beat_age_s = paths.beat_age_s(snapshot.directory, snapshot.now)
-    signs = [reported_at, snapshot.now - beat_age_s if beat_age_s else None]
-    return max((at for at in signs if at is not None), default=None)
+
+def _unwritable(snapshot: Snapshot) -> dict[str, str]:
+    """Why nothing can be written in the run directory, as the facts of a problem; {} if it can."""
+    why = paths.refusal(snapshot.directory)
+    read_only = _of_folder(snapshot, "read-only", f"is not writable: {why}") if why else {}
+    return _full(snapshot) or read_only
+
+
+def _of_folder(snapshot: Snapshot, cause: str, why: str) -> dict[str, str]:
+    folder = values.path(snapshot.directory.parent)
+    return {"cause": cause, "why": f"{folder} {why}", "folder": shlex.quote(folder)}
 
 
 # ---------------------------------------------------------------- fixes
@@ -151,38 +149,21 @@ def _seen_at(snapshot: Snapshot, reported_at: float | None) -> float | None:
 
 def fix(snapshot: Snapshot, problem: Problem) -> str:
     """The command that fixes the problem or shows more, as a hint; "" if no action is needed."""
-    template = codes.fix(problem)
+    fixes = codes.CODES[problem.code].fixes
+    template = fixes.get(str(problem.facts.get("cause")), fixes[""])
     shown = codes.shown(problem, snapshot.now) | {"run": snapshot.run_id}
     if "{next}" in template:
         step = next_step.of(snapshot)
         shown["next"] = step.text() if step is not None else ""
+    job, shown["job_file"] = f"-j {snapshot.run_id}", next_step.job_file(snapshot)
     if "{task}" in template or "{again}" in template:
-        shown |= {"task": next_step.task_file(snapshot), "again": _again(snapshot, problem)}
-    if "{job_file}" in template:
-        shown["job_file"] = next_step.job_file(snapshot)
-    if problem.code == "rate-limit":
-        shown |= _raised(problem)
+        # New processes on this machine re-read the task's file; other hosts have a copy, which they
+        # receive when the run starts.
+        again = f"dlctl restart {problem.facts.get('restart') or problem.daemon} {job}"
+        if other_hosts.of(snapshot):
+            again = f"dlctl stop {job}\ndlctl start {shown['job_file']}"
+        shown |= {"task": next_step.task_file(snapshot), "again": again}
     return codes.fill(template, shown)
-
-
-def _again(snapshot: Snapshot, problem: Problem) -> str:
-    """The command that reloads the task. New processes on this machine re-read the task's file;
-    other hosts have a copy, which they receive when the run starts.
-    """
-    job = f"-j {snapshot.run_id}"
-    if other_hosts.of(snapshot):
-        return f"dlctl stop {job}\ndlctl start {next_step.job_file(snapshot)}"
-    return f"dlctl restart {problem.facts.get('restart') or problem.daemon} {job}"
-
-
-def _raised(problem: Problem) -> dict[str, str]:
-    """Twice the limit, as `dlctl set` takes it."""
-    limit = values.number(problem.facts.get("limit_bytes_per_s")) or 0.0
-    direction = str(problem.facts.get("direction"))
-    if direction not in ("push", "fetch"):
-        return {}
-    double = EVERY_RUN.format(direction, 2 * limit).replace(" ", "")
-    return {"double": double, "each": " ".join(names_in(problem.facts.get("workers")))}
 
 
 def as_data(snapshot: Snapshot, problem: Problem) -> dict[str, Any]:
@@ -220,22 +201,15 @@ def forest(found: Sequence[Problem]) -> list[Cause]:
     In a cycle of waits, the first daemon is taken as the root.
     """
     waits = {problem.daemon: problem for problem in found if problem.code == "daemon-waiting"}
-    causes = [problem for problem in found if problem.code != "daemon-waiting"]
-    roots = [_tree(problem, waits) for problem in causes]
+    roots = [_tree(problem, waits) for problem in found if problem.code != "daemon-waiting"]
     listed = {name for root in roots for name in root.names()}
-    for name in [name for name in waits if name not in listed]:
-        if (problem := waits.pop(name, None)) is not None:
-            roots.append(_tree(problem, waits))
+    while left := [name for name in waits if name not in listed]:
+        roots.append(_tree(waits.pop(left[0]), waits))
     return roots
 
 
 def _tree(problem: Problem, waits: dict[str, Problem]) -> Cause:
     """Removes its nodes from `waits`."""
-    here = [
-        other
-        for other in waits.values()
-        if problem.daemon in names_in(other.facts.get("waiting_for"))
-    ]
-    for other in here:
-        del waits[other.daemon]
+    whom = {name: names_in(other.facts.get("waiting_for")) for name, other in waits.items()}
+    here = [waits.pop(name) for name, awaited in whom.items() if problem.daemon in awaited]
     return Cause(problem, [_tree(other, waits) for other in here])

@@ -7,9 +7,9 @@ import time
 from contextlib import closing, suppress
 from typing import Any
 
-from dlctl.errors import JobFailed, TimedOut
-from dlctl.ops import control, next_step, other_hosts, remains, stop
-from dlctl.ops.run_directory import Launched
+from dlctl.errors import JobFailed
+from dlctl.ops import control, next_step, other_hosts, stop
+from dlctl.ops.recover import Launched
 from dlctl.runs import facts, logs
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, READY, Snapshot, load
@@ -31,31 +31,18 @@ def wait_ready(launched: Launched, timeout_s: float | None, progress: notes.Phas
     limit_s = timeout_s if timeout_s is not None else control.start_limit_s(launched.directory)
 
     def waiting(snapshot: Snapshot) -> str | None:
-        if launched.resumes:
-            if is_back(snapshot):
-                return None
-        elif snapshot.state in (*READY, "finished") or _was_ready(snapshot):
+        was_ready = snapshot.run.get("ready_at") is not None and snapshot.state != "stopping"
+        is_ready = was_ready or snapshot.state in (*READY, "finished")
+        if is_back(snapshot) if launched.resumes else is_ready:
             return None
         if not snapshot.is_live:
             what = "could not be recovered" if launched.resumes else "did not start"
             raise failed(launched, what)
         return waiting_for(snapshot)
 
-    def late(snapshot: Snapshot, pending: str) -> TimedOut:
-        return TimedOut(
-            f"{snapshot.run_id} is not ready after {values.duration(limit_s)} and is still "
-            f"starting; it waits for {pending}",
-            hint=hints.either(
-                f"dlctl wait --for ready -j {snapshot.run_id}", f"dlctl stop -j {snapshot.run_id}"
-            ),
-        )
-
     state = "recovering" if launched.resumes else ""
-    return control.until(launched.directory, waiting, limit_s, late, progress, state)
-
-
-def _was_ready(snapshot: Snapshot) -> bool:
-    return snapshot.run.get("ready_at") is not None and snapshot.state != "stopping"
+    what = f"{launched.directory.name} is not ready but still starting"
+    return control.until(launched.directory, waiting, limit_s, what, progress, state)
 
 
 def is_back(snapshot: Snapshot) -> bool:
@@ -63,13 +50,14 @@ def is_back(snapshot: Snapshot) -> bool:
     if snapshot.state in ENDED:
         return snapshot.state != "failed"
     is_starting = snapshot.run.get("state") in ("starting", "stopping")
-    return remains.has_spoken(snapshot) and not is_starting and not _late(snapshot)
+    is_led = snapshot.coordinator["state"] == "running"
+    return is_led and not is_starting and not _late(snapshot)
 
 
 def waiting_for(snapshot: Snapshot) -> str:
     """The daemons that the run waits for and that wait for no other, and what they are doing."""
-    if not remains.has_spoken(snapshot):
-        return "coordinator (starting)"
+    if snapshot.coordinator["state"] != "running":
+        return control.told(snapshot.coordinator, snapshot.now)
     if waiting := facts.text(snapshot.run.get("waiting")):
         return waiting
     late = _late(snapshot)
@@ -101,7 +89,6 @@ def failed(launched: Launched, what: str) -> JobFailed:
         hint=hints.either(
             next_step.command(snapshot) if is_poisoned(snapshot.reason) else "",
             f"dlctl logs --failed -j {snapshot.run_id}",
-            f"dlctl events -j {snapshot.run_id}",
             doctor,
         ),
     )
@@ -123,22 +110,16 @@ def quoted(snapshot: Snapshot) -> str:
     """The last lines of the daemon that failed first, to append to an error message, without lines
     that the run's reason already has.
     """
-    rows = [row for row in snapshot.daemons if _exit(row).get("code")]
-    first = min(rows, key=lambda r: (not r.get("error"), _exit(r).get("at") or 0.0), default=None)
-    if first is None and not snapshot.reason.startswith("the coordinator "):
+    ended = [(row, row.get("last_exit") or {}) for row in snapshot.daemons]
+    ended = [(row, last) for row, last in ended if last.get("code")]
+    ended.sort(key=lambda pair: (not pair[0].get("error"), pair[1].get("at") or 0.0))
+    if not ended and not snapshot.reason.startswith("the coordinator "):
         return ""  # The coordinator survived and has recorded the reason.
-    name = COORDINATOR if first is None else str(first["name"])
-    recorded = _exit(first).get("last_lines") if first is not None else None
+    row, last = ended[0] if ended else ({"name": COORDINATOR}, {})
+    name, recorded = str(row["name"]), last.get("last_lines")
     words = recorded or logs.last_log_lines(snapshot.directory, name, LAST_LINES)
-    new = [line for line in map(str, words) if not _is_known(line, snapshot.reason)]
-    return "".join(
-        [f"\n  last lines of {name}:", *(f"\n    {line}" for line in new)] if new else ""
-    )
-
-
-def _exit(row: dict[str, Any]) -> dict[str, Any]:
-    last = row.get("last_exit")
-    return last if isinstance(last, dict) else {}
+    new = [str(line) for line in words if not _is_known(str(line), snapshot.reason)]
+    return "\n    ".join([f"\n  last lines of {name}:", *new]) if new else ""
 
 
 def _is_known(line: str, reason: str) -> bool:

@@ -1,54 +1,109 @@
-"""Recovering a run: with all of its coordinator's state, or from its newest good checkpoint."""
+"""Starting the coordinator of a run directory: of a new run, of one that resumes with all of its
+coordinator's state, or from a checkpoint.
+"""
 
 from __future__ import annotations
 
-import time
-from typing import Any
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.errors import DlctlError
-from dlctl.ops import cases, other_hosts, remains, run_directory, stop
+from dlctl.launch import local
+from dlctl.ops import control, other_hosts, remains, stop
 from dlctl.ops.cases import Case
 from dlctl.ops.decide import Action
-from dlctl.ops.remains import Findings
-from dlctl.ops.run_directory import Launched
-from dlctl.runs import lock
-from dlctl.runs.snapshot import ENDED, Snapshot, load
+from dlctl.runs import lineage, lock, paths, task_code
+from dlctl.runs.database import RunDb
+from dlctl.runs.snapshot import ENDED, Snapshot
 from dlctl.util import notes
 
-POLL_S = 0.1
+if TYPE_CHECKING:
+    import subprocess
+
+    from dlctl.config import JobFile
+
 LED_S = 5.0
 """For an agent to restart its coordinator, and for that to put itself on record."""
 OVER_S = 60.0
 """For a coordinator to terminate the daemons of its run, including those on unreachable hosts."""
-NOTE_AFTER_S = 1.0
+JOB_MODE = 0o644
 Json = dict[str, Any]
+
+
+class Launched(NamedTuple):
+    directory: Path
+    process: subprocess.Popen[bytes] | None
+    """The coordinator; None if nothing had to be started."""
+    resumes: bool = False
+    """The run resumes where it stopped; otherwise it is new, or resumes from a checkpoint."""
+
+
+def job_files(file: Path, content: Json) -> dict[str, bytes]:
+    """The files in a run directory that describe its job."""
+    return {"job.toml": file.read_bytes(), "job.json": json.dumps(content, indent=1).encode()}
+
+
+def write(directory: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        paths.write(directory / name, data, JOB_MODE)
+
+
+def first_row(directory: Path, job_file: str, job: JobFile, resume: Path | None) -> Json:
+    """The database's content before the coordinator writes anything."""
+    return {
+        "run_id": directory.name,
+        "name": job.job.name,
+        "job_file": job_file,
+        "place": lock.place(directory),
+        "algorithm": job.algorithm.name,
+        "state": "pending",
+        "reason": "",
+        "waiting": "",
+        "resume": "" if resume is None else str(resume),
+        **dict.fromkeys(("pid", "pid_start", "control", "control_key")),
+        **dict.fromkeys(("started_at", "ready_at", "ended_at", "updated_at")),
+    }
 
 
 def perform(case: Case) -> Launched | None:
     """Perform the action of `dlctl recover`; None if there is nothing to do. Raises DlctlError if
-    it is refused, the directory cannot be written or the process cannot be started.
+    the directory cannot be written or the process cannot be started.
     """
-    if refusal := cases.refusal(case):
-        raise refusal
-    if case.action is Action.GO_ON and case.findings is not None:
-        return go_on(case.findings)
-    if case.action is Action.RESUME:
-        return _resume(case)
-    return None
+    run = case.run
+    if case.action is Action.GO_ON:
+        return go_on(case)
+    if case.action is not Action.RESUME or run is None:
+        return None
+    job, job_file = remains.read_jobfile(run.directory), str(run.run.get("job_file") or "")
+    # Without live settings: one of them may be the reason for the rollback.
+    return resume(case, job, job_file, settings={}, files={})
 
 
-def go_on(findings: Findings) -> Launched:
-    """Start the next coordinator of a resumable run; it finds everything else on its own."""
-    snapshot = findings.snapshot
+def go_on(case: Case) -> Launched:
+    """Start the next coordinator of a resumable run; it finds everything else on its own. On
+    failure the run is unchanged.
+    """
+    snapshot, findings = case.run, case.findings
+    assert snapshot is not None
+    assert findings is not None
+    directory, hosts = snapshot.directory, other_hosts.of(snapshot)
     lock.refuse_unknown_coordinator(snapshot)
-    if remains.has_coordinator(snapshot):  # Its agent has started one that is not on record yet.
-        return Launched(snapshot.directory, None, resumes=True)
-    memory = remains.read_memory(snapshot.directory)
+    if snapshot.coordinator_pid is not None:  # Its agent has started one, not on record yet.
+        return Launched(directory, None, resumes=True)
+    memory = remains.read_memory(directory)
     state, _, released = memory["run"]
     is_ending = state == "stopping" and "end" in memory
     row: Json = {
         "state": "stopping" if is_ending else "starting" if released is None else "running",
-        "recovery": _seen(findings),
+        # For the next coordinator: see `persistence.corrected`.
+        "recovery": {
+            "served": [shard.name for shard in findings.shards if shard.path and shard.version],
+            "gone": [name for name in hosts if name not in (*findings.living, *findings.away)],
+        },
         "reason": "",
         "waiting": "",
         "ended_at": None,
@@ -56,54 +111,103 @@ def go_on(findings: Findings) -> Launched:
     }
     if not findings.living:
         row["control"] = None  # No daemon uses the old address; another process may have it by now.
-    return run_directory.relaunch(snapshot, row)
+    with explained(directory):
+        _put(directory, row)
+        try:
+            return start_coordinator(directory, resumes=True)
+        except BaseException:
+            _put(directory, {key: snapshot.run.get(key) for key in row})
+            raise
 
 
-def _seen(findings: Findings) -> dict[str, list[str]]:
-    """The findings passed to the next coordinator: see `persistence.corrected`."""
-    hosts = other_hosts.of(findings.snapshot)
-    return {
-        "served": [shard.name for shard in findings.shards if shard.path and shard.version],
-        "gone": [name for name in hosts if name not in (*findings.living, *findings.away)],
-    }
-
-
-def _resume(case: Case) -> Launched:
-    """Restart the run from its checkpoint with an unchanged job; terminates its live daemons."""
-    run = case.run
-    assert run is not None
+def resume(
+    case: Case,
+    job: JobFile,
+    job_file: str,
+    settings: Json,
+    files: Mapping[str, bytes],
+    changed: str = "",
+) -> Launched:
+    """Resume from the case's checkpoint; terminates live daemons, and removes everything later, on
+    other hosts too. `settings` are the live ones that stay, `files` those that describe the job;
+    `changed` goes into the run's events with the cost. On failure its files are unchanged; if not
+    even its database could be written, its shards still exist.
+    """
+    previous = case.run
+    assert previous is not None
     assert case.checkpoint is not None
-    lock.refuse_unknown_coordinator(run)
-    if remains.has_coordinator(run):
+    directory, checkpoint = previous.directory, case.checkpoint[0]
+    lock.refuse_unknown_coordinator(previous)
+    if previous.coordinator_pid is not None:
         raise DlctlError(
-            f"a coordinator of {run.run_id} is running (pid {run.run['pid']})",
-            where=str(run.directory),
-            hint=f"dlctl status -j {run.run_id}",
+            f"a coordinator of {previous.run_id} is running (pid {previous.coordinator_pid})",
+            where=str(directory),
+            hint=f"dlctl status -j {previous.run_id}",
         )
-    cost = remains.because(case.loss, case.reasons)
-    stop.clean_up(run, 0.0)
-    job = remains.read_jobfile(run.directory)
-    job_file, checkpoint = str(run.run.get("job_file") or ""), case.checkpoint[0]
-    row = run_directory.first_row(run.directory, job_file, job, checkpoint)
-    row["settings"] = {}  # A live setting may be the reason for the rollback.
-    return run_directory.resume(run, row, checkpoint, cost, {})
+    cost = "; ".join(filter(None, (case.cost, changed)))
+    stop.clean_up(previous, 0.0)
+    row = {**first_row(directory, job_file, job, checkpoint), "settings": settings}
+    with explained(directory):
+        before = {name: (directory / name).read_bytes() for name in files}
+        with closing(RunDb(directory)) as db:
+            db.put_run(**row)
+            lineage.record(db, directory, checkpoint, cost)
+            db.clear_memory()
+            db.commit()
+        try:
+            # The old job gives the location. No coordinator may be alive: its agents are ended.
+            stop.remove_kept(previous)
+            other_hosts.end(previous, 0.0, purge=True)
+            write(directory, files)
+            return start_coordinator(directory)
+        except BaseException:
+            write(directory, before)
+            _put(directory, {key: previous.run.get(key) for key in row})
+            raise
+
+
+def _put(directory: Path, row: Json) -> None:
+    with closing(RunDb(directory)) as db:
+        db.put_run(**row)
+        db.commit()
+
+
+@contextmanager
+def explained(directory: Path) -> Iterator[None]:
+    """Turns errors of the operating system or the database into a DlctlError with a location."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        text, where = f"cannot write the run's database: {error}", str(directory)
+        if isinstance(error, OSError):
+            text = f"cannot read or write a file: {error.strerror or error}"
+            where = str(error.filename or directory)
+        raise DlctlError(text, where=where, hint=f"df -h {directory.parent}") from error
+
+
+def start_coordinator(directory: Path, *, resumes: bool = False) -> Launched:
+    """Start the coordinator of a prepared run directory. Unless daemons of the run are alive, it
+    uses the current files of the task. Raises DlctlError or OSError.
+    """
+    paths.socket_address(directory.name, "coordinator")
+    paths.register(directory)
+    if (directory / task_code.CODE).exists() and not any(local.living(directory)):
+        task_code.forget(directory)
+    return Launched(directory, local.start_coordinator(directory), resumes)
+
+
+# ---------------------------------------------------------------- an earlier coordinator
 
 
 def wait_led(snapshot: Snapshot) -> Snapshot:
-    """Give a coordinator that was started or is about to be started a moment to put itself on
-    record; returns the run's state then.
+    """Give a coordinator that an agent starts, or that was started at the moment both were killed,
+    a moment to put itself on record; returns the run's state then.
     """
-    deadline = time.monotonic() + LED_S
-    while _is_led_soon(snapshot) and time.monotonic() <= deadline:
-        time.sleep(POLL_S)
-        snapshot = load(snapshot.directory)
-    return snapshot
 
+    def is_led_soon(now: Snapshot) -> bool:
+        return (now.is_live and not remains.is_led(now)) or lock.has_unknown_coordinator(now)
 
-def _is_led_soon(snapshot: Snapshot) -> bool:
-    """By a coordinator that its agent starts, or started at the moment both were killed."""
-    is_supervised = snapshot.is_live and not remains.is_led(snapshot)
-    return is_supervised or lock.has_unknown_coordinator(snapshot)
+    return control.awaited(snapshot, is_led_soon, LED_S)
 
 
 def wait_over(snapshot: Snapshot) -> Snapshot:
@@ -112,19 +216,15 @@ def wait_over(snapshot: Snapshot) -> Snapshot:
 
     Raises DlctlError if it does not exit.
     """
-    began, is_noted = time.monotonic(), False
-    while snapshot.state in ENDED and (pid := snapshot.coordinator_pid) is not None:
-        waited_s = time.monotonic() - began
-        if waited_s > OVER_S:
-            raise DlctlError(
-                f"{snapshot.run_id} has {snapshot.state}, but its coordinator (pid {pid}) has not "
-                "exited",
-                hint=f"dlctl stop --kill -j {snapshot.run_id}",
-            )
-        if waited_s > NOTE_AFTER_S and not is_noted:
-            is_noted = True
-            name = snapshot.run_id
-            notes.note(f"waiting for the coordinator of {name} to exit (pid {pid})")
-        time.sleep(POLL_S)
-        snapshot = load(snapshot.directory)
+
+    def is_exiting(now: Snapshot) -> bool:
+        return now.state in ENDED and now.coordinator_pid is not None
+
+    of_run = f"the coordinator of {snapshot.run_id} to exit (pid {snapshot.coordinator_pid})"
+    if is_exiting(snapshot):
+        notes.note(f"waiting for {of_run}")
+        snapshot = control.awaited(snapshot, is_exiting, OVER_S)
+    if is_exiting(snapshot):
+        hint = f"dlctl stop --kill -j {snapshot.run_id}"
+        raise DlctlError(f"waited in vain for {of_run}", hint=hint)
     return snapshot

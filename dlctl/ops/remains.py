@@ -13,27 +13,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlctl import config, placement
-from dlctl.config import Host
+from dlctl import config, placement, registry
 from dlctl.errors import DlctlError
 from dlctl.ops import other_hosts
 from dlctl.runs import facts, lock
 from dlctl.runs.database import RunDb
-from dlctl.runs.snapshot import ENDED, Snapshot, is_here, read_job
+from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import processes, values
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import plural
 
 if TYPE_CHECKING:
-    from dlctl.launch.answers import Answer
     from dlctl.runs.kept_shards import Kept
 
-NO_STATE = "its server is gone and left no state"
-KEEPS_NOTHING = 'its server is gone, and durability = "none" stores nothing'
-NOT_ASKED = "its host was not queried"
-NO_MEMORY = "the coordinator left no memory to resume from"
-IN_COORDINATOR = "this method's state was in the coordinator's process"
-RESTORED = "the directory was moved or restored: stored shards may be of another time"
 Json = dict[str, Any]
 Good = tuple[Path, Json]
 """A checkpoint and its manifest."""
@@ -74,36 +66,26 @@ def look(snapshot: Snapshot, job: config.JobFile, *, ask_hosts: bool) -> Remains
     hosts = other_hosts.of(snapshot)
     kept = {found.shard: found for found in kept_shards.kept(snapshot.directory, job.servers)}
     if not hosts or not ask_hosts:
-        return Remains(kept, [], dict.fromkeys(hosts, NOT_ASKED))
-    from dlctl.launch import remote, ssh
+        return Remains(kept, [], dict.fromkeys(hosts, "its host was not queried"))
+    from dlctl.launch import answers, remote, ssh
 
-    living, away = list[str](), dict[str, str]()
-    answers = ssh.ask(hosts, remote.look_request(snapshot.run_id), other_hosts.ANSWER_S)
-    for agent, answer in answers.items():
+    living, away, keys = list[str](), dict[str, str](), fields(kept_shards.Kept)
+    request = remote.look_request(snapshot.run_id)
+    for agent, answer in ssh.ask(hosts, request, other_hosts.ANSWER_S).items():
         try:
-            daemons, found = _read(hosts[agent], answer)
+            value = answers.value_of(answer)
+            names = [str(row["name"]) for row in value["daemons"]]
+            rows = [{key.name: row[key.name] for key in keys} for row in value["kept"]]
+            for row in rows:
+                row["path"] = Path(f"{hosts[agent].ssh}:{row['path']}")
         except DlctlError as error:
             away[agent] = error.message
-            continue
-        living += daemons
-        kept |= {shard.shard: shard for shard in found}
+        except (KeyError, TypeError):
+            away[agent] = answers.explain(answer._replace(value={})).message
+        else:
+            living += names
+            kept |= {row["shard"]: kept_shards.Kept(**row) for row in rows}
     return Remains(kept, living, away)
-
-
-def _read(host: Host, answer: Answer) -> tuple[list[str], list[Kept]]:
-    """(live daemons there, shards stored there). Raises DlctlError for a malformed answer."""
-    from dlctl.launch.answers import explain, value_of
-    from dlctl.runs.kept_shards import Kept
-
-    value, kept = value_of(answer), []
-    try:
-        daemons = [str(row["name"]) for row in value["daemons"]]
-        for row in value["kept"]:
-            known = {key.name: row[key.name] for key in fields(Kept)}
-            kept.append(Kept(**{**known, "path": Path(f"{host.ssh}:{row['path']}")}))
-    except (KeyError, TypeError) as error:
-        raise explain(answer._replace(value={})) from error
-    return daemons, kept
 
 
 def shards_of(snapshot: Snapshot, memory: Json, job: config.JobFile, left: Remains) -> list[Shard]:
@@ -130,9 +112,9 @@ def _state_problem(job: config.JobFile, kept: Kept | None) -> str:
     from dlctl.runs.kept_shards import NO_VALUES
 
     if job.servers.durability == "none":
-        return KEEPS_NOTHING
+        return 'its server is gone, and durability = "none" stores nothing'
     if kept is None:
-        return NO_STATE
+        return "its server is gone and left no state"
     # A shard without values counts as new: the workers initialise it.
     is_new = kept.version == 0 and not kept.initialised and kept.problem == NO_VALUES
     return "" if is_new else kept.problem
@@ -176,9 +158,6 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    snapshot: Snapshot
-    causes: list[str]
-    """Which daemons are gone and how they ended, if known; a line each."""
     living: list[str]
     shards: list[Shard]
     obstacles: list[str]
@@ -197,11 +176,6 @@ class Findings:
         """
         may_have = (shard.version != 0 or bool(shard.problem) for shard in self.shards)
         return self.step > 0 or any(may_have)
-
-    @property
-    def loses_nothing(self) -> bool:
-        """Whether the run can resume without a loss, and has anything to lose."""
-        return not self.obstacles and (self.snapshot.is_gone or self.has_updates)
 
     @property
     def done(self) -> str:
@@ -237,33 +211,20 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
     shards = shards_of(snapshot, memory, job, left)
     was_at_work = memory["run"][2] is not None if memory else facts.has_begun(snapshot)
     obstacles = [f"{shard.name}: {shard.problem}" for shard in shards if shard.problem]
-    if was_at_work and memory and not _survives_coordinator(snapshot):
-        obstacles.insert(0, IN_COORDINATOR)
+    name = str(snapshot.run.get("algorithm") or "")
+    survives = not name or "server" in registry.load("algorithms", name).shape.survives
+    if was_at_work and memory and not survives:
+        obstacles.insert(0, "this method's state was in the coordinator's process")
     if not memory:
-        obstacles.insert(0, NO_MEMORY)
+        obstacles.insert(0, "the coordinator left no memory to resume from")
     if not in_place:
-        obstacles.insert(0, RESTORED)
-    steps = [values.number(memory["work"][0] if memory else None)]
-    steps.append(values.number(snapshot.run.get("step")))
-    living = [*_living(snapshot), *left.living]
-    return Findings(
-        snapshot, causes_of(snapshot, living), living, shards, obstacles, was_at_work,
-        int(max(step or 0.0 for step in steps)), left.away,
-    )  # fmt: skip
-
-
-def at_a_glance(snapshot: Snapshot) -> Findings | None:
-    """`examine` without other hosts; None if the directory cannot be examined."""
-    try:
-        return examine(snapshot, ask_hosts=False)
-    except DlctlError:
-        return None
-
-
-def because(loss: Loss, reasons: list[str]) -> str:
-    """What is lost and why, as in "60 steps done again (server-0: its server is gone ...)"."""
-    why = f" ({'; '.join(reasons)})" if reasons else ""
-    return f"{loss.text()}{why}" if loss else ""
+        text = "the directory was moved or restored: stored shards may be of another time"
+        obstacles.insert(0, text)
+    steps = (memory["work"][0] if memory else None, snapshot.run.get("step"))
+    step = int(max(values.number(step) or 0.0 for step in steps))
+    here = [str(row["name"]) for row in processes.living(snapshot.everybody())]
+    living = [*here, *left.living]
+    return Findings(living, shards, obstacles, was_at_work, step, left.away)
 
 
 def has_begun(snapshot: Snapshot) -> bool:
@@ -272,23 +233,13 @@ def has_begun(snapshot: Snapshot) -> bool:
     return facts.has_begun(snapshot) or (bool(memory) and memory["run"][2] is not None)
 
 
-def has_coordinator(snapshot: Snapshot) -> bool:
-    return processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_start"))
-
-
 def is_led(snapshot: Snapshot) -> bool:
     """Whether the run is live and its coordinator is alive and on record, or runs but cannot write.
     A coordinator in a crash loop is alive for a moment after each restart by its agent.
     """
     is_recorded = snapshot.run.get("updated_by") in (None, snapshot.run.get("pid_start"))
-    is_there = snapshot.is_live and has_coordinator(snapshot)
+    is_there = snapshot.is_live and snapshot.coordinator_pid is not None
     return is_there and (is_recorded or snapshot.unwritten_s is not None)
-
-
-def has_spoken(snapshot: Snapshot) -> bool:
-    """Whether the current coordinator, not its predecessor, wrote the daemons' states."""
-    is_recorded = snapshot.run.get("updated_by") == snapshot.run.get("pid_start")
-    return is_recorded and has_coordinator(snapshot)
 
 
 def read_memory(directory: Path) -> Json:
@@ -299,36 +250,3 @@ def read_memory(directory: Path) -> Json:
     except (sqlite3.Error, ValueError) as error:
         raise DlctlError(f"cannot read what the coordinator knew: {error}") from error
     return memory if {"run", "work"} <= memory.keys() else {}
-
-
-def _survives_coordinator(snapshot: Snapshot) -> bool:
-    from dlctl import registry
-
-    name = str(snapshot.run.get("algorithm") or "")
-    return not name or "server" in registry.load("algorithms", name).shape.survives
-
-
-def _living(snapshot: Snapshot) -> list[str]:
-    rows = processes.living(row for row in snapshot.daemons if row["name"] != "coordinator")
-    there = ["coordinator"] if has_coordinator(snapshot) else []
-    return there + [str(row["name"]) for row in rows]
-
-
-def causes_of(snapshot: Snapshot, living: list[str]) -> list[str]:
-    """Which daemons are gone and how they ended, if known; a line each. Their logs have more."""
-    lines, run, now = [], snapshot.run, snapshot.now
-    if run.get("state") == "failed" and snapshot.reason:
-        lines.append(snapshot.reason)
-    elif run.get("state") not in ENDED and run.get("pid") is not None and not is_led(snapshot):
-        state = "is being started" if has_coordinator(snapshot) else "gone"
-        age = values.ago(run.get("updated_at"), now)
-        lines.append(f"coordinator: {state} (pid {run['pid']}, last heartbeat {age})")
-    for row in snapshot.daemons:
-        last = row.get("last_exit")
-        if row["name"] in living:
-            continue
-        if is_here(row) and row.get("pid") is not None:
-            lines.append(f"{row['name']}: gone (pid {row['pid']})")
-        elif isinstance(last, Mapping) and last.get("code"):
-            lines.append(f"{row['name']}: {facts.exited(last)} {values.ago(last.get('at'), now)}")
-    return lines

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl.errors import Partial, TimedOut, Unreachable
-from dlctl.ops import kept, other_hosts
+from dlctl.errors import DlctlError, Partial, TimedOut, Unreachable
+from dlctl.ops import control, other_hosts
 from dlctl.runs import database, paths
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import notes, processes
@@ -25,7 +25,6 @@ NO_REPLY_S = 3.0
 """How long --kill waits for the coordinator before it kills the processes itself."""
 EXIT_S = 15.0
 """For the coordinator to exit after it has reported that all is done."""
-POLL_S = 0.05
 LOST = "the coordinator died while the run was being stopped"
 
 
@@ -60,9 +59,8 @@ def stop(
     except client.Gone:
         notes.note("the coordinator is gone; ending the processes it left behind")
         state, reason = ("stopped", KILLED) if kill else ("failed", LOST)
-        record_end(snapshot.directory, state, reason)
-        clean_up(load(snapshot.directory), 0.0 if kill else grace_s)
-        away = other_hosts.end(snapshot, 0.0 if kill else grace_s, purge=kill)
+        _record_end(snapshot.directory, state, reason)
+        _, away = end_left(load(snapshot.directory), grace_s, kill=kill)
     except (Unreachable, TimedOut) as error:
         if not kill:
             raise
@@ -80,10 +78,10 @@ def end_left(snapshot: Snapshot, grace_s: float, *, kill: bool) -> tuple[list[st
     """
     left_s = 0.0 if kill else grace_s
     ended, away = clean_up(snapshot, left_s), list[str]()
-    if kill or snapshot.state == "failed":  # After an orderly end nothing is left there.
+    if kill or snapshot.state not in ("stopped", "finished"):  # Else nothing is left there.
         away = other_hosts.end(snapshot, left_s, purge=kill)
     if kill and snapshot.is_gone:
-        record_end(snapshot.directory, "stopped", KILLED)
+        _record_end(snapshot.directory, "stopped", KILLED)
     return ended, away
 
 
@@ -92,12 +90,8 @@ def end_unreadable(snapshot: Snapshot) -> list[str]:
     processes may still run. Two passes: a live agent may have restarted the coordinator during the
     first.
     """
-    from dlctl.launch import local
-
     for _ in range(2):
-        rows = [found.row() for found in local.living(snapshot.directory)]
-        end_processes(rows, snapshot.run_id, 0.0)
-    paths.remove_sockets(snapshot.run_id)
+        clean_up(snapshot, 0.0, coordinator=True)
     return other_hosts.end(snapshot, 0.0, purge=True)
 
 
@@ -113,66 +107,47 @@ def require_reached(snapshot: Snapshot, away: list[str]) -> None:
 
 def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
     """Wait for the coordinator to exit and ensure that no process of the run is left."""
-    deadline = time.monotonic() + EXIT_S
-    while time.monotonic() < deadline and _coordinator(snapshot):
-        time.sleep(POLL_S)
-    after = load(snapshot.directory)
-    end_processes([*_coordinator(after), *left_of(after)], snapshot.run_id, grace_s)
-    paths.remove_sockets(snapshot.run_id)
+    now = load(snapshot.directory)
+    now = control.awaited(now, lambda now: now.coordinator_pid is not None, EXIT_S)
+    clean_up(now, grace_s, coordinator=True)
     after = load(snapshot.directory)
     if after.state in ("stopped", "finished"):
-        kept.remove(after)
+        remove_kept(after)
     return after
 
 
-def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
-    """Terminate the daemons left on this machine by a run that has ended or has no coordinator;
-    returns their names. `other_hosts` handles those on other hosts.
-
-    They are identified by their command lines and the run's records, never by a pid alone.
+def clean_up(snapshot: Snapshot, grace_s: float, *, coordinator: bool = False) -> list[str]:
+    """Terminate the processes of a run that are left on this machine; returns their names.
+    `other_hosts` handles those on other hosts. coordinator: also the one on record, which exits on
+    its own if the run has ended.
     """
-    ended = end_processes(left_of(snapshot), snapshot.run_id, grace_s)
+    rows = [*(processes.living([snapshot.coordinator]) if coordinator else ()), *living(snapshot)]
+    how = f"ending them (SIGTERM; SIGKILL only if they still run after {grace_s:g}s)"
+    how = how if grace_s > 0 else "killing them (SIGKILL)"
+    if rows:
+        notes.note(f"still running: {', '.join(row['name'] for row in rows)}; {how}")
+    ended, left = processes.end(rows, grace_s)
+    if left:
+        raise Partial(
+            f"could not end {', '.join(left)} of {snapshot.run_id}",
+            hint="ps -o pid,stat,cmd " + " ".join(str(r["pid"]) for r in rows if r["name"] in left),
+        )
+    if ended:
+        notes.note(f"ended {', '.join(ended)}")
     paths.remove_sockets(snapshot.run_id)
     return ended
 
 
-def end_processes(rows: Sequence[Mapping[str, Any]], run_id: str, grace_s: float) -> list[str]:
-    if not rows:
-        return []
-    names = ", ".join(row["name"] for row in rows)
-    notes.note(f"still running: {names}; {_how(grace_s)}")
-    ended, left = processes.end(rows, grace_s)
-    if left:
-        raise Partial(
-            f"could not end {', '.join(left)} of {run_id}",
-            hint="ps -o pid,stat,cmd " + " ".join(str(r["pid"]) for r in rows if r["name"] in left),
-        )
-    notes.note(f"ended {', '.join(ended)}")
-    return ended
-
-
-def _how(grace_s: float) -> str:
-    if grace_s <= 0:
-        return "killing them (SIGKILL)"
-    return f"ending them (SIGTERM; SIGKILL only if they still run after {grace_s:g}s)"
-
-
-def left_of(snapshot: Snapshot) -> list[Mapping[str, Any]]:
-    """Live processes of a run, on record or not.
-
-    Without the coordinator on record, which exits on its own.
+def living(snapshot: Snapshot) -> list[Mapping[str, Any]]:
+    """The processes of a run on this machine, on record or not, without the coordinator on record.
+    They are identified by their command lines and the run's records, never by a pid alone.
     """
     from dlctl.launch import local
 
     known = processes.living(snapshot.daemons)
-    pids = {row["pid"] for row in [*known, *_coordinator(snapshot)]}
+    pids = {row["pid"] for row in known} | {snapshot.coordinator_pid}
     others = [found.row() for found in local.living(snapshot.directory) if found.pid not in pids]
     return [*known, *others]
-
-
-def _coordinator(snapshot: Snapshot) -> list[Mapping[str, Any]]:
-    keys = {key: snapshot.run.get(key) for key in ("pid", "pid_start")}
-    return processes.living([{"name": "coordinator", **keys}])
 
 
 def _kill_all(snapshot: Snapshot) -> None:
@@ -182,12 +157,11 @@ def _kill_all(snapshot: Snapshot) -> None:
     once more, because a coordinator that was only slow may have overwritten it.
     """
     for _ in range(2):
-        record_end(snapshot.directory, "stopped", KILLED)
-        now = load(snapshot.directory)
-        end_processes([*_coordinator(now), *left_of(now)], snapshot.run_id, 0.0)
+        _record_end(snapshot.directory, "stopped", KILLED)
+        clean_up(load(snapshot.directory), 0.0, coordinator=True)
 
 
-def record_end(directory: Path, state: str, reason: str) -> None:
+def _record_end(directory: Path, state: str, reason: str) -> None:
     """Record that the run is over: in this state, for this reason, without any daemon.
 
     From then on no agent restarts its coordinator. If the database cannot be written (a frozen
@@ -203,3 +177,27 @@ def record_end(directory: Path, state: str, reason: str) -> None:
             db.commit()
     except sqlite3.DatabaseError as error:
         notes.warn(f"cannot write the run's database: {error} ({directory})")
+
+
+# ---------------------------------------------------------------- the shards that servers stored
+
+
+def kept(snapshot: Snapshot) -> int:
+    """The number of shards with a stored state; 0 if the job is of another version."""
+    from dlctl.ops import remains  # imported late, here and below: it pulls in numpy
+    from dlctl.runs import kept_shards
+
+    with suppress(DlctlError):
+        job = remains.read_jobfile(snapshot.directory)
+        return len(kept_shards.kept(snapshot.directory, job.servers))
+    return 0
+
+
+def remove_kept(snapshot: Snapshot) -> None:
+    """Remove the states left by killed servers; a state that a live server has open stays."""
+    from dlctl.ops import remains
+    from dlctl.runs import kept_shards
+
+    with suppress(DlctlError):
+        job = remains.read_jobfile(snapshot.directory)
+        kept_shards.remove(snapshot.directory, job.servers)

@@ -28,17 +28,9 @@ from dlctl.runs.acks import AckRecord
 from dlctl.runs.database import RunDb
 from dlctl.runs.kept_shards import Kept
 from dlctl.runs.snapshot import Snapshot
-from dlctl.util.names import HOME_AGENT
 
 LOOKS = 5
 """At a state that a live server is writing."""
-FORGOTTEN = (
-    "they are of processes that were replaced since, and the shards no longer have their records"
-)
-NOTHING_STORED = (
-    'the servers that had them are alive and store nothing readable (durability = "none")'
-)
-OTHER_SHARDS = "the model was sharded differently then"
 Table = dict[tuple[int, int], int]
 """(slot, epoch) -> pushes that were applied."""
 
@@ -134,13 +126,14 @@ def _recorded(
     witnesses: Sequence[Witness], proofs: Sequence[Table], record: AckRecord, shard: int
 ) -> tuple[int | None, str]:
     """(recorded pushes, why they are unknown)."""
-    count, recorded, why = record.counts[shard], None, OTHER_SHARDS
+    count, recorded, why = record.counts[shard], None, "the model was sharded differently then"
     if not count:
         return 0, ""
     if len(record.counts) == len(witnesses):
         table, why = witnesses[shard].table, witnesses[shard].why
         if table is not None:
-            recorded, why = recorded_pushes(table, record.slot, record.epoch), FORGOTTEN
+            recorded = recorded_pushes(table, record.slot, record.epoch)
+            why = "they are of processes that the shards no longer have records of"
     if recorded is None and shard < len(proofs):
         proven = proofs[shard].get((record.slot, record.epoch), -1)
         recorded = proven if proven >= count else None
@@ -181,42 +174,40 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
     job = remains.read_jobfile(snapshot.directory)
     is_over = snapshot.state in ("stopped", "finished")
     kept, away = ({}, {}) if is_over else _kept(snapshot, job)
-    saved, damaged, tables = None, dict[Path, str](), list[Table]()
+    saved, damaged = None, dict[Path, str]()
     if not snapshot.is_live and len(kept) + len(away) < job.servers.count:
         saved, damaged = _newest_good(own)
-        tables = _tables(saved) if saved is not None else []
+    tables = [] if saved is None else _tables(saved)
     mute = "" if saved else next(iter(damaged.values()), "")
+    if snapshot.is_live:
+        mute = "the servers that had them are alive and store nothing readable"
     found = []
     for index in range(max(job.servers.count, len(tables))):
         if index in kept:
             table = table_of(kept[index].deliveries)
             found.append(Witness(index, str(kept[index].path), table))
-        elif why := away.get(index, NOTHING_STORED if snapshot.is_live else mute):
+        elif why := away.get(index, mute):
             found.append(Witness(index, "", None, why))
+        elif index < len(tables):
+            found.append(Witness(index, str(saved), tables[index]))
         else:
-            has_one = index < len(tables)
-            found.append(
-                Witness(index, str(saved) if has_one else "", tables[index] if has_one else {})
-            )
+            found.append(Witness(index, "", {}))
     return found, damaged
 
 
 def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, str]]:
-    """The readable states, and why others are unavailable, both by shard. A state that a server is
-    writing is read again; other hosts are queried again only if it is theirs.
+    """The readable states, and why others are unavailable, both by shard. A state that a server on
+    this machine is writing is read again.
     """
+    left = remains.look(snapshot, job, ask_hosts=True)
+    for _ in range(LOOKS - 1):
+        if not any(kept.in_use and kept.problem for kept in left.kept.values()):
+            break
+        left.kept.update(remains.look(snapshot, job, ask_hosts=False).kept)
     placed = placement.place(job)
     agents = {index: placed[f"server-{index}"] for index in range(job.servers.count)}
-    left = remains.look(snapshot, job, ask_hosts=True)
-    found = left.kept
-    for _ in range(LOOKS - 1):
-        written = [index for index, kept in found.items() if kept.in_use and kept.problem]
-        if not written:
-            break
-        is_theirs = any(agents.get(index, HOME_AGENT) != HOME_AGENT for index in written)
-        found |= remains.look(snapshot, job, ask_hosts=is_theirs).kept
     away = {index: left.away[agent] for index, agent in agents.items() if agent in left.away}
-    return {shard: kept for shard, kept in found.items() if not kept.problem}, away
+    return {shard: kept for shard, kept in left.kept.items() if not kept.problem}, away
 
 
 def _newest_good(own: Sequence[Path]) -> tuple[Path | None, dict[Path, str]]:

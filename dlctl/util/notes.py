@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from dlctl.util import hints
-
 
 class Phases(Protocol):
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
@@ -42,8 +40,3 @@ def note(text: str) -> None:
 def warn(text: str) -> None:
     """A risk, or an error that did not end the operation."""
     _warn(text)
-
-
-def next_step(hint: str, indent: str) -> None:
-    """What to do next; see `dlctl.util.hints`."""
-    note("\n".join(indent + line for line in hints.lines(hint)))

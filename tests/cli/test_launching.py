@@ -19,7 +19,7 @@ from launched import JOB, attached, the_run
 from nextlines import commands_of, flat
 
 from dlctl.errors import TimedOut
-from dlctl.ops import recover
+from dlctl.ops import control
 from dlctl.ops.changes import differences
 from dlctl.runs import lock, paths
 from dlctl.runs.database import RunDb
@@ -97,7 +97,10 @@ def test_a_stopped_job_goes_on_from_its_checkpoint(job, own_place, play, dlctl_c
     job.write_text(JOB.replace("count = 2", "count = 3") + '[limits]\nfetch = "3MB/s"\n')
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 0
-    assert f"resuming {first['run_id']} from step 50; --fresh starts a new run" in err
+    assert (
+        f"{first['run_id']} resumes from step 50, from its checkpoint; --fresh starts a new run"
+        in err
+    )
     assert "still set: lr=0.05 of server-0" in err
     assert "still set: push=1 MB/s of worker-0" in err
     assert "no longer set: fetch=2 MB/s of worker-0; the job file takes precedence" in err
@@ -199,7 +202,7 @@ def test_a_run_that_went_back_past_a_damaged_checkpoint_shows_the_one_it_goes_on
     assert "saved at step 100" not in dlctl_command("status").out
     flip_newest_checkpoint(Path(the_run(own_place)["directory"]))
     err = dlctl_command("start", "job.toml").err
-    assert "from step 50; --fresh starts a new run" in err
+    assert "from step 50, from its checkpoint; --fresh starts a new run" in err
     assert "50 steps done again (checkpoint 2 is damaged)" in err
     assert "  checkpoint  step 50, " in dlctl_command("status").out
     assert the_run(own_place)["checkpoint"]["number"] == 1
@@ -236,7 +239,7 @@ def test_with_another_optimizer_a_new_run_begins_with_the_checkpoint(
     told = f"{other}; starts over: adam in the servers"
     (old,) = (own_place / "runs").iterdir()
     plan = dlctl_command("plan", "job.toml")
-    begins = f"a new run would start from the checkpoint of {old.name} at step 50"
+    begins = f"a new run starts from the checkpoint of {old.name} at step 50"
     assert (plan.code, begins in flat(plan.out), told in flat(plan.out)) == (0, True, True)
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 0, err
@@ -244,7 +247,9 @@ def test_with_another_optimizer_a_new_run_begins_with_the_checkpoint(
     assert f"a new run starts from the checkpoint of {old.name} at step 50" in flat(err)
     assert len(list((own_place / "runs").iterdir())) == 2
     dlctl_command("stop")
-    assert "resuming" in dlctl_command("start", "job.toml").err, "that run is of this job file"
+    assert " resumes from step " in dlctl_command("start", "job.toml").err, (
+        "that run is of this job file"
+    )
 
 
 def test_a_finished_job_is_left_alone_until_its_goal_changes(job, own_place, play, dlctl_command):
@@ -289,7 +294,7 @@ def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_anoth
             db.commit()
         return load(directory)
 
-    monkeypatch.setattr(recover, "load", arrives)
+    monkeypatch.setattr(control, "load", arrives)
     with (directory / paths.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = dlctl_command("start", "--no-wait", "job.toml")
@@ -306,7 +311,7 @@ def test_a_start_waits_for_the_coordinator_of_a_run_that_has_just_finished(
     job.write_text(JOB.replace("epochs = 1", "epochs = 2"))
     play("start", "ready", "forever")
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, "resuming" in err) == (0, True), err
+    assert (code, " resumes from step " in err) == (0, True), err
     run = the_run(own_place)
     assert (run["state"], run["step"]) == ("running", 100)
     assert f"waiting for the coordinator of {run['run_id']} to exit (pid " in err
@@ -326,7 +331,7 @@ def test_a_timeout_names_who_is_waited_for_and_leaves_the_run_alone(job, play, d
     code, _, err = dlctl_command("start", "--timeout", "3s", "job.toml")
     assert code == 6
     assert "starting  waiting for worker-0 (importing torch)" in err
-    assert "is still starting; it waits for worker-0 (importing torch)" in err
+    assert "is not ready but still starting after 3.0s; it waits for worker-0 (importing" in err
     assert dlctl_command("ps").out.split()[10] == "starting"
 
 

@@ -43,4 +43,4 @@ def test_a_copied_project_begins_a_run_of_its_own(
     shutil.copytree(own_place, tmp_path / "copied")
     monkeypatch.chdir(tmp_path / "copied")
     code, out, err = dlctl_command("plan", "job.toml")
-    assert (code, "a new run would start" in out) == (0, True), err
+    assert (code, "a new run starts" in out) == (0, True), err

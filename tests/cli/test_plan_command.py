@@ -11,7 +11,7 @@ import pytest
 from launched import JOB, the_run
 from remains import keep, remember, save
 
-from dlctl.ops import plan
+from dlctl.ops import cases, plan
 from dlctl.ops.changes import Change
 from dlctl.ops.decide import START, Action
 from dlctl.runs import kept_shards
@@ -64,7 +64,7 @@ def test_a_job_without_a_run_would_begin_one_and_nothing_is_made(job, own_place,
     assert plan["files"]["run directory"] == str(own_place / "runs" / "quick-XXXX")
     code, out, _ = dlctl_command("plan", "job.toml")
     assert code == 0
-    assert "a new run would start" in out
+    assert "a new run starts" in out
     assert "known after the first checkpoint" in out
     assert everything(own_place) == before
     assert not (own_place / "runs").exists()
@@ -100,7 +100,7 @@ def test_a_stopped_job_would_resume_and_then_it_does(job, own_place, play, dlctl
     assert everything(own_place / "runs") == before
     ended = dlctl_command("plan", "job.toml", "--detailed-exitcode")
     assert ended.code == 10
-    assert f"{run['run_id']} would resume from its checkpoint at step 50" in ended.out
+    assert f"{run['run_id']} resumes from step 50, from its checkpoint" in ended.out
     assert planned(dlctl_command, "--fresh")["way"] == "begin"
     assert dlctl_command("start", "job.toml").code == 0
     assert the_run(own_place)["resume"] == run["checkpoint"]["path"]
@@ -228,5 +228,5 @@ def test_what_was_changed_live_is_compared_and_not_what_it_was_started_with(
 
 
 def test_whatever_start_would_do_has_words() -> None:
-    raised = {Action.REFUSE_SECOND, Action.REFUSE_DAMAGED}
-    assert {action for _, action in START if not action.is_look} - raised == set(plan.HEADLINES)
+    shown = {*cases.HEADLINES, *plan.SHOWN, Action.REFUSE_SECOND, Action.REFUSE_DAMAGED}
+    assert {action for _, action in START if not action.is_look} == shown

@@ -68,7 +68,7 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("rate-limit", {"direction": "push", "limit_bytes_per_s": 5e6, "workers": "worker-0, worker-1",
      "waiting_bytes": 1.2e6},
      "push limit of 5 MB/s reached by worker-0, worker-1; 1.2 MB waiting",
-     "dlctl set worker-0 worker-1 push=10MB/s -j digits-7f3a"),
+     "dlctl set 'worker-*' push=off -j digits-7f3a\nlifts it"),
     ("interval-at-limit", {"key": "push_every_steps", "steps": 64, "workers": "worker-0, worker-1"},
      "push_every_steps = auto is at its maximum, 64 steps: the link needs more "
      "(worker-0, worker-1)",

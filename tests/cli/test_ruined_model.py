@@ -15,7 +15,7 @@ from remains import keep, remember, save
 
 from dlctl import config, jobfile
 from dlctl.ops import ready
-from dlctl.ops.run_directory import Launched
+from dlctl.ops.recover import Launched
 from dlctl.runs import checkpoints, kept_shards, lineage, lock
 from dlctl.util.text import DISCARDED, NO_WORKER
 
@@ -55,7 +55,7 @@ def test_a_rate_that_was_set_live_is_forgotten_by_the_other_way(failed, dlctl_co
     for command in (("status",), ("why",)):
         out = dlctl_command(*command).out
         assert "dlctl recover -j ruined-7f3a --from-checkpoint" in out
-        assert "back to checkpoint 1 (step 60, accuracy 0.9778 (at step 55)); 30 steps are" in out
+        assert "resumes from the checkpoint at step 60; 30 steps are done again" in out
         assert "the model may be ruined where it stopped" in out
 
 
@@ -69,7 +69,7 @@ def test_the_job_file_is_to_be_changed_and_start_goes_back(failed, dlctl_command
     out = dlctl_command("status").out
     assert "fix the data or the task, or lower lr in job.toml, first, then" in out
     assert "dlctl start job.toml" in out
-    assert "rolls back to checkpoint 1 (step 60" in out
+    assert "resumes from the checkpoint at step 60" in out
 
 
 def test_if_only_what_was_saved_at_the_failure_is_left_to_begin_anew_is_another_way(
@@ -80,7 +80,7 @@ def test_if_only_what_was_saved_at_the_failure_is_left_to_begin_anew_is_another_
     assert "000000000060-1" in listed.out, "what is saved at a failure does not count"
     (failed.path / "ckpt" / "000000000060-1" / "manifest.json").unlink()
     out = dlctl_command("status").out
-    assert "resumes from checkpoint 2 (step 90" in out
+    assert "resumes from the checkpoint at step 90" in out
     assert "the model may be ruined there: if it fails again, start over" in out
     assert "dlctl start --fresh job.toml" in out
 
@@ -147,7 +147,7 @@ def test_start_goes_back_to_before_the_failure_and_says_how_it_would_not(
     shutil.copy(job, failed.path / "job.toml")
     failed.run(name=content["job"]["name"])
     planned = dlctl_command("plan", "job.toml").out
-    assert "ruined-7f3a would resume from its checkpoint at step 60" in planned
+    assert "ruined-7f3a resumes from step 60, from its checkpoint" in planned
     play("start", "ready", "forever")
     ended = dlctl_command("start", "job.toml")
     assert ended.code == 0, ended.err

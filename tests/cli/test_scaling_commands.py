@@ -70,7 +70,7 @@ def test_a_worker_that_does_not_come_is_named_when_the_time_is_over(run, dlctl_c
         late = dlctl_command("scale", "worker=3", "--timeout", "300ms")
         at_once = dlctl_command("scale", "worker=3", "--no-wait")
     assert late.code == 6
-    assert "not yet after 0.3s: 3 workers; it waits for worker-2 (starting" in late.err
+    assert "not yet 3 workers after 0.3s; it waits for worker-2 (starting" in late.err
     assert "dlctl why" in late.err
     assert at_once.code == 0
 
@@ -158,8 +158,8 @@ def test_the_coordinator_is_waited_for_like_the_others(run, dlctl_command):
         late = dlctl_command("restart", "worker-1", "coordinator", "--timeout", "300ms")
         alone = dlctl_command("restart", "coordinator", "--timeout", "300ms")
     assert (late.code, "worker-1 (" in late.err) == (6, True)
-    assert "coordinator (starting)" in late.err
-    assert "coordinator (starting)" in alone.err
+    assert "coordinator (no heartbeat yet)" in late.err
+    assert "coordinator (no heartbeat yet)" in alone.err
 
 
 @pytest.mark.usefixtures("clock_stands")
@@ -213,6 +213,6 @@ def test_an_ended_run_says_what_to_do_instead(run, dlctl_command):
     run.run(state="failed")
     for arguments in (("scale", "worker=3"), ("restart", "worker-0")):
         ended = dlctl_command(*arguments)
-        assert (ended.code, "next: dlctl recover" in ended.err) == (1, True)
+        assert (ended.code, "next: dlctl start JOBFILE" in ended.err) == (1, True)
     run.run(state="stopped", job_file="/x/job.toml")
     assert "next: dlctl start /x/job.toml" in dlctl_command("scale", "worker=3").err

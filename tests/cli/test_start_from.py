@@ -12,9 +12,6 @@ import pytest
 from launched import the_run
 from remains import save
 
-from dlctl import jobfile
-from dlctl.errors import DlctlError
-from dlctl.ops import graft
 from dlctl.runs import checkpoints, database, paths
 from dlctl.util.text import DISCARDED, NO_WORKER
 
@@ -95,15 +92,3 @@ def test_a_run_that_cannot_be_gone_on_with_is_not_named_beside_its_checkpoint(
     (stopped / database.FILE).write_bytes(b"torn" * 4096)
     code, _, err = dlctl_command("start", "--from", str(saved), "job.toml")
     assert (code, "it is not used" in err) == (0, False), err
-
-
-def test_a_checkpoint_that_is_removed_meanwhile_is_said_to_be_gone(
-    job, run_directory, own_place, tmp_path
-):
-    source = save(run_directory("old-0001"), step=30, number=4)
-    wanted = jobfile.load(job)
-    good = graft.check(source, wanted)
-    (source / "shard-0.safetensors").unlink()
-    with pytest.raises(DlctlError, match="cannot read the checkpoint: No such file") as caught:
-        graft.copy(tmp_path, good, wanted)
-    assert caught.value.where == str(source / "shard-0.safetensors")

@@ -143,7 +143,7 @@ def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, 
         f"running     worker-0 (pid {os.getpid()}); to abandon the run, dlctl stop -j digits-7f3a"
     )
     assert f"{there} ends them" in out
-    assert "next        dlctl recover --dry-run -j digits-7f3a\n" in out
+    assert "next        dlctl start JOBFILE\n" in out
     assert dlctl_command("ps").out.splitlines()[1].split()[1] == "failed"
 
 
@@ -373,19 +373,6 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
     assert " next dlctl start 'my job.toml' resumes from" in flat(dlctl_command("status").out)
     run.run(state="finished")
     assert "next" not in dlctl_command("status").out
-
-
-def test_a_line_that_a_run_failed_in_is_not_called_wrong_any_more_when_the_file_has_changed(
-    run_directory, dlctl_command
-):
-    run = run_directory()
-    task, job = (run.path.parents[1] / name for name in ("train.py", "job.toml"))
-    task.touch()
-    reason = f"worker-0: task.loss raised KeyError: 7 ({task}:45)"
-    run.run(state="failed", reason=reason, job_file=str(job), step=9, ended_at=time.time() + 1)
-    assert "fix train.py:45 first" in dlctl_command("status").out
-    run.run(ended_at=time.time() - 1)
-    assert "correct" not in dlctl_command("status").out
 
 
 def test_who_was_killed_on_request_is_in_no_trouble(run_directory, dlctl_command):

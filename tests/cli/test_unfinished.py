@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
 import sys
@@ -9,16 +10,17 @@ import sys
 import pytest
 
 from dlctl.errors import DlctlError
-from dlctl.launch import local
-from dlctl.ops import launch
+from dlctl.ops import launch, stop
+from dlctl.ops.cases import Case
+from dlctl.ops.decide import Facts
 from dlctl.runs import paths
 from dlctl.runs.snapshot import load
 
 KILLED = """
 import os, sys
-from dlctl.ops import run_directory
+from dlctl.ops import recover
 from dlctl.cli import app as main
-run_directory.first_row = lambda *_, **__: os.kill(os.getpid(), 9)
+recover.first_row = lambda *_, **__: os.kill(os.getpid(), 9)
 main.run(["start", "job.toml"])
 """
 
@@ -48,12 +50,12 @@ def test_directories_of_the_users_with_names_like_runs_are_never_touched(
     assert empty.is_dir()
 
 
-def test_a_coordinator_that_never_says_who_it_is_is_an_error(run_directory, monkeypatch) -> None:
-    """It was started by a command that was killed; `start` waits for it, and not for ever."""
+def test_a_coordinator_that_never_says_who_it_is_is_left_alone(run_directory, monkeypatch) -> None:
+    """It was started by a command that was killed; it may be about to train."""
     run = run_directory().run(state="failed", pid=None, pid_start=None)
-    here = local.Living("coordinator", "coordinator", 1, 4711, "start")
-    monkeypatch.setattr(local, "living", lambda _: iter([here]))
-    monkeypatch.setattr(launch, "SETTLED_S", 0.1)
-    with pytest.raises(DlctlError, match="pid 4711") as told:
-        launch._settled(load(run.path))
-    assert told.value.hint == f"dlctl stop --kill -j {run.path.name}"
+    monkeypatch.setattr(stop, "clean_up", None)
+    case = Case(Facts(), load(run.path))
+    with (run.path / paths.LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(DlctlError, match="a coordinator that is not on record holds"):
+            launch._leave(case, load(run.path))

@@ -74,7 +74,7 @@ def test_a_fresh_run_is_begun_and_is_the_one_that_start_goes_on_with_then(
 ):
     assert dlctl_command("start", "--fresh", "job.toml").code == 0
     dlctl_command("stop", "-j", next(d for d in os.listdir("runs") if d != lost.name))
-    assert "resuming quick-" in dlctl_command("start", "job.toml").err
+    assert " resumes from step " in dlctl_command("start", "job.toml").err
     assert len(list((own_place / "runs").iterdir())) == 2
 
 

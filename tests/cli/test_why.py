@@ -200,9 +200,11 @@ def test_a_dead_coordinator_is_the_root(run, dlctl_command):
     run.daemon("agent-0", **gone).daemon("worker-0", **gone)
     found = first(dlctl_command)
     assert found["facts"] == {"incarnation": 0, "pid": dead.pid}
-    assert found["next"].startswith("dlctl recover")
+    assert found["next"].startswith("dlctl start JOBFILE")
     out = dlctl_command("why").out
-    assert out.startswith(f"coordinator: process gone for 12s (pid {dead.pid})\n   next: dlctl rec")
+    assert out.startswith(
+        f"coordinator: process gone for 12s (pid {dead.pid})\n   next: dlctl start"
+    )
     assert f"\nworker-0: process gone (pid {dead.pid})\n" in out
 
 
@@ -256,8 +258,8 @@ def test_an_ended_run_has_nobody_who_waits_and_says_how_it_goes_on(run, dlctl_co
     assert (code, out) == (
         0,
         "nothing waits: digits-7f3a has failed: server-0: boom\n"
-        "   next: dlctl recover --dry-run -j digits-7f3a\n"
-        "         shows what is left of it\n",
+        "   next: dlctl start JOBFILE\n"
+        "         starts over: no checkpoint after step 0\n",
     )
     assert dlctl_command("why", "worker-9").code == 4
 

@@ -37,7 +37,7 @@ def test_a_stopped_job_goes_on_where_it_was_and_takes_every_sample_once(place: W
     ended = place.dlctl("run", "job.toml")
 
     assert ended.code == 0, ended.err
-    assert f"resuming {first.name} from step {stopped['step']}" in ended.err
+    assert f"{first.name} resumes from step {stopped['step']}" in ended.err
     assert place.directory == first
     assert place.run()["step"] == 32, "16 batches of 8 samples, twice"
     assert seen() == dict.fromkeys(range(128), 2)

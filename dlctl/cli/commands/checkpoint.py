@@ -13,7 +13,7 @@ from dlctl.cli.options import force_option, job_option, json_option, require_fre
 from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, NotFound, UsageError
-from dlctl.ops import checkpoint_choice, other_process, saving
+from dlctl.ops import checkpoint_choice, control, other_process
 from dlctl.runs import checkpoints, facts, lineage, select
 from dlctl.runs.manifest import FAILURE, Manifest, is_doubtful, parts
 from dlctl.util import values
@@ -55,7 +55,7 @@ def command(ctx: click.Context, job: str | None) -> None:
 @json_option
 def create(limit_s: float, job: str | None) -> None:
     """Save now and wait until the checkpoint is complete."""
-    row = saving.save(select.own(job), limit_s, Countdown(limit_s))
+    row = control.save(select.own(job), limit_s, Countdown(limit_s))
     if text := report.without_residuals(row):
         console.warn(f"the checkpoint is {text}")
     path = console.escape(values.path(str(row.get("path", ""))))

@@ -17,7 +17,7 @@ from dlctl.control import keys
 from dlctl.control.reader import ReaderKey
 from dlctl.errors import DlctlError
 from dlctl.ops import control, stop
-from dlctl.ops.run_directory import explained
+from dlctl.ops.recover import explained
 from dlctl.runs import lock, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, natural
@@ -71,9 +71,8 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
         asked = {"old": _fingerprint(snapshot.directory), "by": _who()}
         control.ask(snapshot, "rotate", asked, ANSWER_S)
         if not no_wait:
-            goal = control.restarted(before)
             with closing(live.open_progress()) as progress:
-                control.wait(snapshot, goal, limit_s, "all have new keys", before, progress)
+                control.wait(snapshot, before, limit_s, "all have new keys", progress)
     else:
         _renew(snapshot)
         begun = []
@@ -144,7 +143,7 @@ def _renew(snapshot: Snapshot) -> None:
     directory = snapshot.directory
     with lock.claimed(directory):
         lock.refuse_unknown_coordinator(snapshot)
-        if left := stop.left_of(snapshot):
+        if left := stop.living(snapshot):
             names = ", ".join(str(row["name"]) for row in left)
             raise DlctlError(
                 f"{snapshot.run_id} is {snapshot.state}, but processes of it still run: {names}",

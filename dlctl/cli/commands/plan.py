@@ -61,9 +61,7 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool) -> None:
     cases.check_no_other(file, job, previous, fresh=fresh)
     case = cases.looked(cases.of_start(previous, job, content, fresh=fresh), ask_hosts=check)
     refusal = cases.refusal(case)
-    is_shown = case.action in plan.HEADLINES and not (
-        check and case.action is Action.WAIT_FOR_HOSTS
-    )
+    is_shown = case.action in plan.SHOWN and not (check and case.action is Action.WAIT_FOR_HOSTS)
     if refusal and not is_shown:
         raise refusal
     model = plan.known_model(file, job)

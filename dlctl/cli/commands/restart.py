@@ -47,8 +47,7 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
         console.note(f"restarting {', '.join(chosen)}")
         return
     with closing(live.open_progress()) as progress:
-        goal = control.restarted(before)
-        after = control.wait(snapshot, goal, limit_s, "all restarted", before, progress)
+        after = control.wait(snapshot, before, limit_s, "all restarted", progress)
     now = control.incarnations(after, chosen)
     columns: console.Columns[str] = {
         "NAME": str,

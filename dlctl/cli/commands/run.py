@@ -17,7 +17,7 @@ from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
 from dlctl.errors import JobFailed, NotRunning, TimedOut
 from dlctl.ops import ready, stop
-from dlctl.ops.run_directory import Launched
+from dlctl.ops.recover import Launched
 from dlctl.runs import logs
 from dlctl.runs.logs import LEVELS, Line
 from dlctl.runs.snapshot import Snapshot, load, read_job

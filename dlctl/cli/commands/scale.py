@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from contextlib import closing
 
 import click
@@ -13,8 +12,7 @@ from dlctl.cli.ui import console, live
 from dlctl.config import COUNT_MAX
 from dlctl.errors import UsageError
 from dlctl.ops import control
-from dlctl.runs import facts, select
-from dlctl.runs.snapshot import Snapshot
+from dlctl.runs import select
 from dlctl.util import hints, values
 
 
@@ -43,9 +41,9 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
         console.note(f"{snapshot.run_id} already has {after} workers")
         return
     if not no_wait:
-        new = {name: facts.incarnation(snapshot.daemon(name)) for name in starting}
+        new = control.incarnations(snapshot, starting)
         with closing(live.open_progress()) as progress:
-            control.wait(snapshot, _goal(new, leaving), limit_s, f"{after} workers", new, progress)
+            control.wait(snapshot, new, limit_s, f"{after} workers", progress, leaving)
     changes = [("new", starting), ("gone", leaving)]
     changed = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes if names)
     console.out(console.escape(f"workers  {before} -> {after}  ({changed})"))
@@ -66,16 +64,3 @@ def parse(text: str) -> int:
         what = f'"{text}" is not worker=N, where N is 1 to {COUNT_MAX}'
         raise UsageError(what, hint="dlctl scale worker=8")
     return int(number)
-
-
-def _goal(new: Mapping[str, int], leaving: Iterable[str]) -> control.Goal:
-    """The workers that scaling still waits for. A leaving worker may be restarted instead."""
-
-    def waiting(snapshot: Snapshot) -> list[str]:
-        rows = {row["name"]: row for row in snapshot.daemons}
-        return [
-            *control.not_at_work(snapshot, new),
-            *(control.told(rows[name], snapshot.now) for name in leaving if name in rows),
-        ]
-
-    return waiting

@@ -9,7 +9,7 @@ from dlctl.cli.options import duration, job_option
 from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, Partial
-from dlctl.ops import kept, next_step, other_hosts, stop
+from dlctl.ops import next_step, other_hosts, stop
 from dlctl.runs import database, facts, lock, select
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
@@ -69,13 +69,13 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
         if not ended and not away:
             text = f"{snapshot.run_id} has already ended ({snapshot.state})"
             console.note(f"{text}; no process of it is left")
-    if held := kept.shards(snapshot):
+    if held := stop.kept(snapshot):
         stays = f"stays; dlctl stop --kill -j {snapshot.run_id} removes it"
         console.note(
             f"its stored state ({plural(held, 'shard')}) {'is removed' if kill else stays}"
         )
     if kill:
-        kept.remove(snapshot)
+        stop.remove_kept(snapshot)
     elif (step := next_step.of(load(directory))) is not None:
         console.note(console.next_lines(step.text(), ""))
     stop.require_reached(select.load_any(directory), away)

@@ -10,7 +10,7 @@ from dlctl.problems import RUN, Problem
 from dlctl.runs import facts
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import Snapshot
-from dlctl.util import values
+from dlctl.util import processes, values
 from dlctl.util.text import grave, is_birth
 
 LAST_LINES = 3
@@ -66,7 +66,7 @@ def _last_log_lines(problem: Problem, row: Row) -> list[str]:
 def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:
     """The processes left of a run that has ended, and the next step."""
     shown = []
-    there = [] if snapshot.is_live else problems.still_there(snapshot)
+    there = [] if snapshot.is_live else processes.living(snapshot.daemons)
     if there:
         left = [f"{row['name']} (pid {row['pid']})" for row in there]
         ends = f"to abandon the run, dlctl stop -j {snapshot.run_id} ends them"

@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dlctl.cli.ui import console
-from dlctl.ops import cases
+from dlctl.ops import cases, problems
 from dlctl.ops.cases import Case
-from dlctl.ops.decide import Action, Shards
+from dlctl.ops.decide import Action
 from dlctl.util import values
 
-RESULTS = {
-    Action.GO_ON: "it resumes where it stopped: nothing is lost",
-    Action.RESUME: "it resumes from the checkpoint",
-    Action.ALREADY_RUNNING: "its coordinator is running: nothing to recover",
-    Action.OVER: "it has ended normally: nothing to recover",
-    Action.REFUSE_SILENT: "its coordinator does not answer",
-    Action.REFUSE_KEPT: "no good checkpoint to roll back to; all of its progress survives",
-    Action.REFUSE_NOTHING: "nothing is left to resume from",
-    Action.WAIT_FOR_HOSTS: "it waits for its hosts",
-}
 ACTS = (Action.GO_ON, Action.RESUME)
 
 
@@ -37,8 +27,8 @@ def lines(case: Case, *, dry_run: bool) -> list[str]:
 def _rows(case: Case) -> Iterator[tuple[str, str]]:
     findings, checkpoint = case.findings, case.checkpoint
     saved = {}
-    if findings is not None:
-        yield from (("cause", cause) for cause in findings.causes)
+    if case.run is not None and findings is not None:
+        yield from (("cause", cause) for cause in problems.lines(case.run))
         yield "alive", ", ".join(findings.living) or "none"
     if case.run is not None and checkpoint is not None:
         path, data = checkpoint
@@ -54,7 +44,6 @@ def _rows(case: Case) -> Iterator[tuple[str, str]]:
         behind = f" (checkpoint: {held})" if shard.name in saved else ""
         where = f", {values.path(shard.path)}" if shard.path and not shard.alive else ""
         yield shard.name, f"{state}{version}{behind}{where}"
-    cost = f": {case.loss.text()} ({'; '.join(case.reasons)})"
-    is_new = case.action is Action.GO_ON and case.facts.shards is Shards.EMPTY
-    result = "it restarts: it had applied no update" if is_new else RESULTS[case.action]
-    yield "result", result + (cost if case.action is Action.RESUME else "")
+    cost = f": {case.cost or case.loss.text()}" if case.action is Action.RESUME else ""
+    is_idle = case.action in (Action.ALREADY_RUNNING, Action.OVER)
+    yield "result", f"{'nothing to recover: ' if is_idle else ''}{cases.headline(case)}{cost}"
