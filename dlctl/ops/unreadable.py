@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dlctl.errors import DlctlError
 from dlctl.runs import database, lock, select
-from dlctl.runs.snapshot import Unreadable, load, newest_whole
+from dlctl.runs.snapshot import Unreadable, check_database, load, newest_whole
 from dlctl.util import hints, values
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def damaged(words: Iterable[str], error: Exception) -> DlctlError | None:
     known = select.directories()[::-1]
     for directory in sorted(known, key=lambda directory: directory.name not in named):
         try:
-            lock.check_database(directory)
+            check_database(directory)
         except Unreadable as found:
             return explained(found)
     return None

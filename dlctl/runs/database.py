@@ -24,10 +24,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,6 @@ ENDED = ("stopped", "finished", "failed")
 REMOVED = "removed"
 """State of a daemon that an earlier execution had and the job no longer has."""
 _SUMMED = ("run", "daemon", "checkpoint", "term", "memory")
-_PAGE = re.compile(r"\bpage (\d+)", re.IGNORECASE)
 _SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE daemon (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
@@ -265,17 +263,11 @@ class RunDb:
         """Read everything. Raises sqlite3.DatabaseError naming the damage."""
         found = [str(row[0]) for row in self._db.execute("PRAGMA quick_check(3)")]
         if found != ["ok"]:
-            raise sqlite3.DatabaseError(_in_plain_words(found))
+            # The first finding: the others follow from it.
+            raise sqlite3.DatabaseError(found[0].splitlines()[-1])
         for table in _SUMMED:
             for _ in self._rows(table):
                 pass
-
-
-def _in_plain_words(found: Sequence[str]) -> str:
-    """The first finding of SQLite's check: the others follow from it, in SQLite's terms."""
-    if page := _PAGE.search(found[0]):
-        return f"page {page[1]} is damaged"
-    return found[0].splitlines()[-1]
 
 
 def _crc(key: Any, value: Any) -> int:

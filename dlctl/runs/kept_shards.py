@@ -14,7 +14,6 @@ module reads them, and removes what a server could not remove any more.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import re
@@ -29,6 +28,7 @@ from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.shards import image, records
 from dlctl.shards.base import Unusable
+from dlctl.util.flock import is_locked
 from dlctl.util.processes import boot_id as boot_id
 
 _Identity = tuple[str, int, str]
@@ -238,13 +238,6 @@ def _is_held(path: Path) -> bool:
     shard = path.name.partition(".")[0]
     lock = path if path.suffix == ".state" else path.with_name(f"{shard}.lock")
     try:
-        descriptor = os.open(lock, READ_ONLY)
+        return is_locked(lock)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Closing the descriptor unlocks.
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

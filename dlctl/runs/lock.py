@@ -2,14 +2,13 @@
 
 Sockets and the servers' states are found by the run's id, which is the name of its directory. A
 command that acted on a copy would reach the daemons of the original and remove their files; a
-recovered copy would resume with states that are ahead of it. So every command that acts on a run
-calls `require_own` first (`select.own`). A read-only command accepts a copy of a run that had ended
-(`select.look`).
+recovered copy would resume with states that are ahead of it; one that shows a copy would show
+processes that do not report to it. So every command calls `require_own` first (`select.look`),
+except those about checkpoints, which are the same in a copy.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shlex
@@ -21,9 +20,9 @@ from typing import Any
 
 from dlctl.errors import DlctlError, TimedOut
 from dlctl.runs import database, paths
-from dlctl.runs.snapshot import ENDED, Snapshot, Unreadable, is_here
+from dlctl.runs.snapshot import Snapshot, Unreadable, is_here
 from dlctl.util import notes, processes, values
-from dlctl.util.flock import is_locked_within
+from dlctl.util.flock import is_locked, is_locked_within
 
 
 class Copied(Unreadable):
@@ -38,13 +37,6 @@ class Copied(Unreadable):
 def place(directory: Path) -> dict[str, Any]:
     """The recorded location of a run: a copy has another inode."""
     return {"path": os.path.realpath(directory), "inode": directory.stat().st_ino}
-
-
-def check_database(directory: Path) -> None:
-    """Raises Unreadable, with the damage, if run.db is damaged."""
-    if damage := database.damage(directory):
-        text = f"the run's database is damaged: {' '.join(damage.split())}"
-        raise Unreadable(directory, text, str(directory / database.FILE))
 
 
 def check(snapshot: Snapshot) -> bool:
@@ -84,23 +76,7 @@ def require_own(snapshot: Snapshot) -> None:
 
 
 def is_copy(snapshot: Snapshot) -> bool:
-    """Whether this is a copy of a run that had not ended. A copy of one that had ended counts as
-    the run, except under another name, as a backup.
-    """
-    is_renamed = _run_id(snapshot) != snapshot.directory.name
-    return (is_renamed or not _had_ended(snapshot)) and _origin(snapshot) is not None
-
-
-def require_current(snapshot: Snapshot) -> None:
-    """Raises Copied for a copy of a run that had not ended: its state may be stale, and its
-    processes are those of the original, which do not report to the copy.
-    """
-    if not _had_ended(snapshot) and (found := _origin(snapshot)) is not None:
-        raise Copied(snapshot.directory, *found)
-
-
-def _had_ended(snapshot: Snapshot) -> bool:
-    return snapshot.run.get("state") in ENDED
+    return _origin(snapshot) is not None
 
 
 def original_of(directory: Path) -> Path | None:
@@ -207,16 +183,8 @@ def has_unknown_coordinator(snapshot: Snapshot) -> bool:
     """Whether a process holds this run that was not on record when `snapshot` was made."""
     if processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_start")):
         return False
-    try:
-        descriptor = os.open(snapshot.directory / paths.LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
+    with suppress(OSError):
+        return is_locked(snapshot.directory / paths.LOCK)
     return False
 
 

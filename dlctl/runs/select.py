@@ -5,7 +5,6 @@ A broken database must not hide the other runs, nor a copied directory its origi
 
 from __future__ import annotations
 
-import difflib
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import lock, paths
 from dlctl.runs.snapshot import Snapshot, Unreadable, load, read_job, started
 from dlctl.util import hints, notes
+from dlctl.util.did_you_mean import meant
 
 UNREADABLE = "unreadable"
 """State of a run whose database cannot be read."""
@@ -33,10 +33,8 @@ def nearest() -> list[Snapshot]:
     those of another project. Copies are included only if there is nothing else.
     """
     found = directories()
-    if here := without_copies(all_of(filter(is_here, found))):
-        return here
-    everywhere = all_of(found)
-    return without_copies(everywhere) or everywhere
+    near = all_of(filter(is_here, found)) or all_of(found)
+    return without_copies(near) or near
 
 
 def is_here(directory: Path) -> bool:
@@ -109,50 +107,18 @@ def look(job: str | None, *, every_page: bool = True) -> Snapshot:
     file. `every_page`: require an undamaged database; a command that shows files hardly needs it.
 
     Raises NotFound with the known runs, UsageError if the choice is ambiguous, Unreadable if the
-    database cannot be read or is damaged (see `load`), and DlctlError for a copy of a run that had
-    not ended.
+    database cannot be read or is damaged (see `load`), and DlctlError for a directory that is not
+    the run's own (see `dlctl.runs.lock`).
     """
     snapshot = load(directory(job), every_page=every_page)
-    lock.require_current(snapshot)
-    return snapshot
-
-
-def own(job: str | None) -> Snapshot:
-    """`look` for a command that acts on the run. Raises DlctlError for any copy, because the
-    command would act on the original (see `dlctl.runs.lock`).
-    """
-    snapshot = load(own_directory(job), every_page=True)
     lock.require_own(snapshot)
     return snapshot
 
 
-def own_directory(job: str | None) -> Path:
-    """`directory`, but raises DlctlError instead of choosing a run elsewhere if ./runs has a copy:
-    in a copied project, the user refers to that one.
-    """
-    found = directory(job)
-    if job and (job == found.name or _is_path(job)):
-        return found
-    if not is_here(found):
-        for run in all_of(filter(is_here, directories())):
-            if not job or job == run.run.get("name"):
-                lock.require_own(run)
-    return found
-
-
-def directory(job: str | None) -> Path:
+def directory(job: str | None, *, quiet: bool = False) -> Path:
     """The directory of that run; its database may be damaged. In a project without a run of its
-    own, notes where the run is.
+    own, notes where the run is, unless `quiet`.
     """
-    found = silently(job)
-    if not job and Path("runs").is_dir() and not is_here(found):
-        where = str(found.parent)
-        notes.note(f"./runs has no run: using {found.name} in {where}")
-    return found
-
-
-def silently(job: str | None) -> Path:
-    """`directory` without the note, for shell completion."""
     if job:
         return _named(job)
     found = nearest()
@@ -163,7 +129,10 @@ def silently(job: str | None) -> Path:
         raise NotFound(
             "there are no runs yet", hint=hints.either("dlctl run JOBFILE", "dlctl init DIR")
         )
-    return (live or found)[-1].directory
+    chosen = (live or found)[-1].directory
+    if not quiet and Path("runs").is_dir() and not is_here(chosen):
+        notes.note(f"./runs has no run: using {chosen.name} in {chosen.parent}")
+    return chosen
 
 
 def _named(job: str) -> Path:
@@ -180,7 +149,7 @@ def _named(job: str) -> Path:
     named = [run for run in all_of(found) if run.run.get("name") == job]
     if not named:
         raise _unknown(job, found)
-    here = [run for run in without_copies(named) if is_here(run.directory)]
+    here = [run for run in named if is_here(run.directory)]
     return _the_one(f'several jobs are called "{job}"', here or named)
 
 
@@ -220,32 +189,16 @@ def _is_run(path: Path) -> bool:
     return path.is_dir() and paths.is_run(path)
 
 
-def _is_path(job: str) -> bool:
-    """Whether the run is named by its path or that of its job file."""
-    return Path(job).is_file() or _is_run(Path(job))
-
-
 def _unknown(job: str, found: list[Path]) -> NotFound:
     names = [directory.name for directory in reversed(found)]
     jobs = [name.rpartition("-")[0] for name in names]
-    close = difflib.get_close_matches(job, [*names, *jobs], n=1)
     where = "DLCTL_JOB" if os.environ.get("DLCTL_JOB") == job else None
-    what = f'no run or job is called "{job}"{meant(close, names)}'
+    what = f'no run or job is called "{job}"{meant(job, dict.fromkeys([*names, *jobs]))}'
     return NotFound(what, where=where, hint="dlctl ps")
-
-
-def meant(close: Sequence[str], names: Sequence[str]) -> str:
-    """The end of a message about an unknown name: the name that is `close`, or all names."""
-    return f'; did you mean "{close[0]}"?' if close else f"; known: {_listed(names)}"
 
 
 def _ambiguous(what: str, snapshots: Sequence[Snapshot]) -> UsageError:
     same = len({s.run_id for s in snapshots}) < len(snapshots)
-    names = [str(s.directory) if same else s.run_id for s in snapshots]
+    names = [str(s.directory) if same else s.run_id for s in snapshots[:LISTED_MAX]]
     hint = hints.told("dlctl ps", "lists them; choose one with -j")
-    return UsageError(f"{what}: {_listed(names)}", hint=hint)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else ""
-    return (", ".join(names[:LISTED_MAX]) or "none") + more
+    return UsageError(f"{what}: {', '.join(names)}", hint=hint)

@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,10 +175,8 @@ def load(directory: Path, *, every_page: bool = False) -> Snapshot:
     now = time.time()
     there = processes.is_alive(run.get("pid"), run.get("pid_start"))
     state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
-    find_damage = database.damage if every_page else database.damage_of_log
-    if not is_live and (damage := find_damage(directory)):
-        what = f"the run's database is damaged: {' '.join(damage.split())}"
-        raise Unreadable(directory, what, str(directory / database.FILE))
+    if not is_live:
+        check_database(directory, database.damage if every_page else database.damage_of_log)
     if isinstance(run.get("checkpoint"), Mapping):
         run["checkpoint"] = _newest_there(directory, run["checkpoint"], is_live)
     rows = [row for row in run.pop("daemons") if type(row.get("name")) is str]
@@ -187,6 +185,13 @@ def load(directory: Path, *, every_page: bool = False) -> Snapshot:
     pid = run["pid"] if there else None
     beat_age_s = None if pid is None else paths.beat_age_s(directory, now)
     return Snapshot(directory, run, rows, state, reason, is_live, now, pid, beat_age_s)
+
+
+def check_database(directory: Path, find_damage: Callable[[Path], str] = database.damage) -> None:
+    """Raises Unreadable, with the damage, if run.db is damaged."""
+    if damage := find_damage(directory):
+        text = f"the run's database is damaged: {' '.join(damage.split())}"
+        raise Unreadable(directory, text, str(directory / database.FILE))
 
 
 def _newest_there(

@@ -60,7 +60,7 @@ def command(ctx: click.Context, job: str | None) -> None:
 @json_option
 def create(limit_s: float, job: str | None, as_json: bool) -> None:
     """Save now and wait until the checkpoint is complete."""
-    row = saving.save(select.own(job), limit_s, Countdown(limit_s))
+    row = saving.save(select.look(job), limit_s, Countdown(limit_s))
     if text := report.without_residuals(row):
         console.warn(f"the checkpoint is {text}")
     if as_json:
@@ -222,7 +222,7 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None, as_js
     """
     if keep is None and not damaged:
         raise UsageError("nothing to remove: give --keep N or --damaged")
-    snapshot = select.load_any(select.own_directory(job))
+    snapshot = select.load_any(select.directory(job))
     paths, left = checkpoint_choice.unwanted(snapshot, keep, damaged)
     problems: list[str] = []
     removed = [p for p in paths if dry_run or checkpoints.remove(p, problems.append)]

@@ -13,9 +13,9 @@ from dlctl.cli.ui import console, live
 from dlctl.errors import DlctlError
 from dlctl.ops import codes, next_step, problems
 from dlctl.problems import RUN, Problem
-from dlctl.runs import facts, lock, logs
+from dlctl.runs import facts, logs
 from dlctl.runs.logs import TEXT, Line
-from dlctl.runs.snapshot import Snapshot
+from dlctl.runs.snapshot import Snapshot, check_database
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 
@@ -149,7 +149,7 @@ def show_failed(
     damage: DlctlError | None = None
     if not snapshot.is_live:
         try:
-            lock.check_database(snapshot.directory)
+            check_database(snapshot.directory)
         except DlctlError as error:
             damage = error
     if not found and damage is None:
