@@ -167,9 +167,7 @@ def test_a_run_may_go_on_with_another_number_of_servers(tmp_path, saved_by, resu
             piece = checkpoints.read_slice(directory, found, tensor, lo, hi)
             assert piece.dtype == np.float32
             np.testing.assert_array_equal(piece, vector[lo:hi])
-    np.testing.assert_array_equal(
-        checkpoints.read_extra(directory, found, "averaged"), np.linspace(0, 1, 4)
-    )
+    np.testing.assert_array_equal(checkpoints.read_averaged(directory, found), np.linspace(0, 1, 4))
 
 
 def test_more_servers_than_elements_leave_some_of_them_empty(tmp_path):
@@ -208,8 +206,6 @@ def test_reading_what_is_not_there_says_which_file_lacks_it(tmp_path):
     assert caught.value.where == str(directory / "shard-0.safetensors")
     with pytest.raises(DlctlError, match="not within"):
         checkpoints.read_slice(directory, found, "w", 0, SIZE + 1)
-    with pytest.raises(DlctlError, match="no tensor"):
-        checkpoints.read_extra(directory, found, "nothing")
     (directory / "shard-1.safetensors").unlink()
     with pytest.raises(DlctlError, match="cannot read"):
         checkpoints.read_slice(directory, found, "w", 0, SIZE)

@@ -75,7 +75,7 @@ class Files:
             name = f"table.{table.name}"
             arrays[name] = checkpoints.read_table(directory, manifest, *table)
         for extra in effect.extras:
-            arrays[extra] = checkpoints.read_extra(directory, manifest, extra)
+            arrays[extra] = checkpoints.read_averaged(directory, manifest)
         try:
             return ArraysLoaded(arrays, state_of(manifest, effect.lo, effect.hi))
         except ValueError as error:

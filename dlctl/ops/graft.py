@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlctl.algorithms import translation
 from dlctl.algorithms.translation import Translation
 from dlctl.errors import DlctlError, UsageError
-from dlctl.flat import AVERAGED
 from dlctl.messages import Array
 from dlctl.ops import cases, next_step
 from dlctl.runs import checkpoints, lineage, manifest, tensorfile
@@ -140,29 +139,8 @@ class _Source:
         return checkpoints.read_slice(self._directory, self.manifest, tensor, lo, hi)
 
     def averaged(self) -> Array:
-        return checkpoints.read_extra(self._directory, self.manifest, AVERAGED)
+        return checkpoints.read_averaged(self._directory, self.manifest)
 
     def worker(self, name: str) -> Mapping[str, Array]:
         files = [p["file"] for p in self.manifest["workers"] if p["name"] == name and p["file"]]
-        return _Tensors(self._directory / files[0]) if files else {}
-
-
-class _Tensors(Mapping[str, Any]):
-    """The tensors of a file, read on access."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with tensorfile.opened(path) as file:
-            self._names = frozenset(file.keys())
-
-    def __getitem__(self, name: str) -> Array:
-        if name not in self._names:
-            raise KeyError(name)
-        with tensorfile.opened(self._path) as file:
-            return tensorfile.read(self._path, file, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return tensorfile.read(self._directory / files[0]) if files else {}

@@ -55,9 +55,6 @@ FOLDER = "ckpt"
 W = "w"
 SLOT = "slot."
 TABLE = "table."
-_DTYPES = {"float32": "F32", "float64": "F64"}
-EXTRAS = {AVERAGED: "F64"}
-"""Additional tensors of the first shard: dtypes as `tensorfile` names them."""
 _NAME = re.compile(r"(\d{12,})-(\d+)")
 _IGNORE: Callable[[str], None] = lambda problem: None  # noqa: E731
 # ---------------------------------------------------------------- writing
@@ -216,22 +213,18 @@ def _assembled(
     for name, cut in cuts:
         first, last = max(lo, cut["lo"]), min(hi, cut["hi"])
         if first < last:
-            path = directory / name
-            with tensorfile.opened(path) as file:
-                tensorfile.check(path, file, tensor, _DTYPES[dtype], cut["hi"] - cut["lo"])
-                parts.append(file.get_slice(tensor)[first - cut["lo"] : last - cut["lo"]])
+            part = tensorfile.vector(directory / name, tensor, dtype, cut["hi"] - cut["lo"])
+            parts.append(part[first - cut["lo"] : last - cut["lo"]])
     return np.concatenate(parts)
 
 
-def read_extra(directory: Path, manifest: Manifest, tensor: str) -> Array:
-    """A tensor that only the first shard has: "averaged" (float64).
+def read_averaged(directory: Path, manifest: Manifest) -> Array:
+    """float64: the averaged buffers, which only the first shard has.
 
     Raises DlctlError naming the file if it has none of the length given by the layout.
     """
-    path = directory / manifest["shards"][0]["file"]
-    with tensorfile.opened(path) as file:
-        tensorfile.check(path, file, tensor, EXTRAS.get(tensor, ""), layout(manifest).size(tensor))
-        return tensorfile.read(path, file, tensor)
+    path, size = directory / manifest["shards"][0]["file"], layout(manifest).size(AVERAGED)
+    return tensorfile.vector(path, AVERAGED, "float64", size).copy()
 
 
 def frozen_file(directory: Path, manifest: Manifest) -> Path | None:
@@ -260,8 +253,8 @@ def slots(directory: Path, manifest: Manifest, at: int = 0) -> list[str]:
     """
     shards = manifest["shards"]
     part = next((shard for shard in shards if shard["lo"] <= at < shard["hi"]), shards[0])
-    with tensorfile.opened(directory / part["file"]) as file:
-        return sorted(key[len(SLOT) :] for key in file.keys() if key.startswith(SLOT))  # noqa: SIM118
+    names = tensorfile.read(directory / part["file"])
+    return sorted(name[len(SLOT) :] for name in names if name.startswith(SLOT))
 
 
 def read_worker(
@@ -272,13 +265,8 @@ def read_worker(
     """
     for worker in manifest["workers"]:
         if worker["name"] == name and worker["file"]:
-            path = directory / worker["file"]
-            with tensorfile.opened(path) as file:
-                keys = file.keys()
-                chosen = [key for key in keys if key.startswith(mapped)]
-                found = tensorfile.mapped(path, file, chosen) if chosen else {}
-                rest = (key for key in keys if key not in found)
-                return found | {key: tensorfile.read(path, file, key) for key in rest}
+            found = tensorfile.read(directory / worker["file"])
+            return {k: a if k.startswith(mapped) else a.copy() for k, a in found.items()}
     return {}
 
 
@@ -304,15 +292,12 @@ def _tensor_problems(directory: Path, manifest: Manifest) -> list[str]:
     try:
         vectors = (W, *(SLOT + slot for slot in slots(directory, manifest)))
         for shard in manifest["shards"]:
-            path, vector = directory / shard["file"], {**shard, "dtype": "float32"}
-            wanted = dict.fromkeys(vectors, vector)
+            wanted = {name: {**shard, "dtype": "float32"} for name in vectors}
             wanted |= {TABLE + name: cut for name, cut in tables(shard).items()}
-            with tensorfile.opened(path) as file:
-                for tensor, cut in wanted.items():
-                    dtype, size = _DTYPES[cut["dtype"]], cut["hi"] - cut["lo"]
-                    tensorfile.check(path, file, tensor, dtype, size)
-        for tensor in EXTRAS:
-            read_extra(directory, manifest, tensor)
+            for tensor, cut in wanted.items():
+                size = cut["hi"] - cut["lo"]
+                tensorfile.vector(directory / shard["file"], tensor, cut["dtype"], size)
+        read_averaged(directory, manifest)
         frozen_file(directory, manifest)
     except DlctlError as error:
         return [f"{error.where}: {error.message}"]

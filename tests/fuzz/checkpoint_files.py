@@ -230,7 +230,7 @@ def _read_all(directory: Path, found: dict[str, Any], *, is_good: bool) -> None:
     except DlctlError:
         assert not is_good
     try:
-        extra = checkpoints.read_extra(directory, found, "averaged")
+        extra = checkpoints.read_averaged(directory, found)
         assert extra.dtype == np.float64
         assert extra.shape == (manifest.layout(found).size("averaged"),)
         checkpoints.frozen_file(directory, found)
