@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
-from dlctl.runs import checkpoints, manifest
+from dlctl.runs import checkpoints, lineage, manifest
 from dlctl.runs.best import Best
 
 SIZE = 103
@@ -378,7 +378,7 @@ def test_a_checkpoint_without_a_manifest_does_not_count(tmp_path):
     first = save(tmp_path, step=10, number=1)
     checkpoints.create(tmp_path, 20, 2)
     assert [*checkpoints.complete(tmp_path)] == [first]
-    assert checkpoints.newest_good(tmp_path)[0] == first
+    assert lineage.newest_good(tmp_path)[0] == first
 
 
 def test_newer_means_written_later_not_more_steps(tmp_path):
@@ -386,7 +386,7 @@ def test_newer_means_written_later_not_more_steps(tmp_path):
     save(tmp_path, step=10, number=1)
     save(tmp_path, step=20, number=2)
     last = save(tmp_path, step=15, number=10)
-    assert checkpoints.newest_good(tmp_path)[0] == last
+    assert lineage.newest_good(tmp_path)[0] == last
 
 
 def test_a_bad_checkpoint_is_skipped_and_said_so(tmp_path):
@@ -396,12 +396,17 @@ def test_a_bad_checkpoint_is_skipped_and_said_so(tmp_path):
     worse = save(tmp_path, step=30, number=3)
     (worse / manifest.MANIFEST).write_text("{}")
     problems: list[str] = []
-    directory, found = checkpoints.newest_good(tmp_path, problems.append)
+    directory, found = lineage.newest_good(tmp_path, problems.append)
     assert (directory, found["step"]) == (good, 10)
     assert [p.split(":")[0] for p in problems] == [
         str(worse / manifest.MANIFEST),
         str(bad / "shard-1.safetensors"),
     ]
+
+
+def prune(run: Path, on_problem=lambda problem: None, **kept) -> list[Path]:
+    old = lineage.superfluous(run, [], **kept)
+    return [directory for directory in old if checkpoints.remove(directory, on_problem)]
 
 
 def test_pruning_keeps_the_newest_and_never_removes_the_newest_good_one(tmp_path):
@@ -410,11 +415,11 @@ def test_pruning_keeps_the_newest_and_never_removes_the_newest_good_one(tmp_path
     being_written = checkpoints.create(tmp_path, 70, 7)
     flip(saved[5] / "shard-0.safetensors", -1)
     flip(saved[4] / "shard-0.safetensors", -1)
-    good, _ = checkpoints.newest_good(tmp_path)
-    removed = checkpoints.prune(tmp_path, keep=2, good=good)
+    good, _ = lineage.newest_good(tmp_path)
+    removed = prune(tmp_path, keep=2, good=good)
     assert sorted(removed) == sorted([left_behind, *saved[:3]])
     assert sorted((tmp_path / "ckpt").iterdir()) == sorted([*saved[3:], being_written])
-    assert checkpoints.prune(tmp_path, keep=1, good=saved[3]) == []
+    assert prune(tmp_path, keep=1, good=saved[3]) == []
 
 
 def evaluated(run: Path, number: int, **metrics: float) -> Path:
@@ -429,7 +434,7 @@ def test_pruning_keeps_the_first_one_with_the_best_evaluation(tmp_path, best, st
     evaluated(tmp_path, 0)
     losses = [2.0, 1.0, 1.0, 1.5]
     saved = [evaluated(tmp_path, n, loss=loss) for n, loss in enumerate(losses, 1)]
-    checkpoints.prune(tmp_path, keep=1, good=saved[-1], best=Best.parse(best))
+    prune(tmp_path, keep=1, good=saved[-1], best=Best.parse(best))
     left = [checkpoints.number(path)[0] for path in checkpoints.complete(tmp_path)]
     assert left == ([stays, 4] if stays else [4])
 
@@ -454,7 +459,7 @@ def test_pruning_touches_nothing_that_is_not_a_checkpoint(tmp_path):
     (tmp_path / "ckpt" / "notes").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "ckpt" / "000000000005-0").symlink_to(tmp_path / "elsewhere")
-    checkpoints.prune(tmp_path, keep=1, good=newest)
+    prune(tmp_path, keep=1, good=newest)
     left = {entry.name for entry in (tmp_path / "ckpt").iterdir()}
     assert left == {newest.name, "notes", "000000000005-0"}
     assert (tmp_path / "elsewhere").exists()
@@ -463,7 +468,7 @@ def test_pruning_touches_nothing_that_is_not_a_checkpoint(tmp_path):
 def test_a_checkpoint_with_a_flipped_bit_is_not_good(tmp_path):
     bad = save(tmp_path)
     flip(bad / "shard-0.safetensors", -1)
-    assert checkpoints.newest_good(tmp_path) is None
+    assert lineage.newest_good(tmp_path) is None
 
 
 def test_a_directory_that_cannot_be_removed_is_skipped_and_said_so(tmp_path):
@@ -472,7 +477,7 @@ def test_a_directory_that_cannot_be_removed_is_skipped_and_said_so(tmp_path):
     old = save(tmp_path, step=10, number=1)
     newest = save(tmp_path, step=20, number=2)
     problems: list[str] = []
-    removed = checkpoints.prune(tmp_path, problems.append, keep=1, good=newest)
+    removed = prune(tmp_path, problems.append, keep=1, good=newest)
     assert removed == [old]
     assert [problem.split(":")[0] for problem in problems] == [str(stuck)]
 

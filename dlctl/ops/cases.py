@@ -186,8 +186,7 @@ def _with_checkpoint(case: Case, run: Snapshot) -> Case:
     if case.number is not None:
         good: Good | None = checkpoint_choice.good(run, case.number)
     else:
-        ordered = lineage.order(run.directory)
-        good = checkpoints.newest_good(run.directory, damaged.append, ordered)
+        good = lineage.newest_good(run.directory, damaged.append)
     if case.job is not None and good is not None and not manifest.has_updates(good[1]):
         good = None
     saved = Saved.DAMAGED if damaged else Saved.NONE

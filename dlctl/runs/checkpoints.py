@@ -31,7 +31,6 @@ from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED
 from dlctl.runs import tensorfile
-from dlctl.runs.best import Best
 from dlctl.runs.manifest import (
     FROZEN,
     MANIFEST,
@@ -340,7 +339,7 @@ def file_problems(
 # ---------------------------------------------------------------- listing, pruning
 
 
-def _candidates(run_directory: Path) -> list[Path]:
+def candidates(run_directory: Path) -> list[Path]:
     """Every directory with the name of a checkpoint, complete or not, newest last."""
     try:
         entries = list((run_directory / FOLDER).iterdir())
@@ -363,12 +362,12 @@ def of_run(run_directory: Path, path: str) -> Path:
 
 def highest_number(run_directory: Path) -> int:
     """The number of the newest checkpoint on disk, complete or not; 0 if there is none."""
-    return max((number(directory)[0] for directory in _candidates(run_directory)), default=0)
+    return max((number(directory)[0] for directory in candidates(run_directory)), default=0)
 
 
 def finished(run_directory: Path) -> list[Path]:
     """All checkpoints that were completed, newest last, damaged ones included."""
-    return [found for found in _candidates(run_directory) if os.path.lexists(found / MANIFEST)]
+    return [found for found in candidates(run_directory) if os.path.lexists(found / MANIFEST)]
 
 
 def complete(run_directory: Path) -> dict[Path, Manifest]:
@@ -380,61 +379,6 @@ def complete(run_directory: Path) -> dict[Path, Manifest]:
     return found
 
 
-def newest_good(
-    run_directory: Path,
-    on_problem: Callable[[str], None] = _IGNORE,
-    ordered: Iterable[Path] | None = None,
-) -> tuple[Path, Manifest] | None:
-    """The newest checkpoint in which every byte is right; None if there is none.
-
-    A completed checkpoint that is not good is skipped and reported to `on_problem`. `ordered`: the
-    order in which to try them, see `dlctl/runs/lineage.py`.
-    """
-    for directory in ordered or reversed(finished(run_directory)):
-        problems = verify(directory)
-        if not problems:
-            return directory, read_manifest(directory)
-        for problem in problems:
-            on_problem(problem)
-    return None
-
-
-def prune(
-    run_directory: Path, on_problem: Callable[[str], None] = _IGNORE, **kept: Any
-) -> list[Path]:
-    """Remove what is `superfluous` (which takes `kept`); returns what was removed.
-
-    A directory that cannot be removed stays, and is reported to `on_problem`.
-    """
-    return [old for old in superfluous(run_directory, **kept) if remove(old, on_problem)]
-
-
-def superfluous(
-    run_directory: Path,
-    *,
-    keep: int,
-    good: Path,
-    counts: Callable[[int], bool] = lambda number: True,
-    best: Best | None = None,
-) -> list[Path]:
-    """Everything older than the checkpoint `good`, except the newest `keep` complete ones and the
-    best one: checkpoints, and leftovers of older attempts. A checkpoint being written is newer than
-    all complete ones.
-
-    good: known to be good, as every byte was read or has just been written. Checkpoints whose
-    numbers do not count, because the run abandoned them for an older one, displace none that
-    counts. They were damaged then, but removing them was not requested: they stay for as long as if
-    they counted, so there are at most twice `keep`.
-    """
-    readable = complete(run_directory)
-    counted = [directory for directory in readable if counts(number(directory)[0])]
-    kept = {good, *list(readable)[-keep:], *counted[-keep:]}
-    if best is not None:
-        kept.add(best.of(readable.items()) or good)
-    older = (found for found in _candidates(run_directory) if number(found) < number(good))
-    return [directory for directory in older if directory not in kept]
-
-
 def remove_incomplete(
     run_directory: Path, before: int, on_problem: Callable[[str], None] = _IGNORE
 ) -> list[Path]:
@@ -442,7 +386,7 @@ def remove_incomplete(
 
     On a full disk, nothing else would free space for the next attempt. Returns what was removed.
     """
-    left = set(_candidates(run_directory)) - set(finished(run_directory))
+    left = set(candidates(run_directory)) - set(finished(run_directory))
     old = sorted((found for found in left if number(found)[0] < before), key=number)
     return [directory for directory in old if remove(directory, on_problem)]
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from dlctl.errors import DlctlError
 from dlctl.runs import checkpoints
+from dlctl.runs.best import Best
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import FAILURE, Manifest, checkpoint_row, is_doubtful
 from dlctl.util import values
@@ -143,11 +144,54 @@ def order(run_directory: Path) -> list[Path]:
     return sorted(checkpoints.finished(run_directory), key=rank, reverse=True)
 
 
-def counting(run_directory: Path, branch: Sequence[Resume]) -> Callable[[int], bool]:
-    """Which numbers count for `checkpoints.superfluous`."""
-    found = checkpoints.complete(run_directory)
-    failed = {checkpoints.number(path)[0] for path, made in found.items() if FAILURE in made}
-    return lambda number: number not in failed and is_of_branch(number, branch)
+def newest_good(
+    run_directory: Path,
+    on_problem: Callable[[str], None] = lambda problem: None,
+    *,
+    hashes: bool = True,
+) -> tuple[Path, Manifest] | None:
+    """The first checkpoint in this order in which every byte is right, or without `hashes`, which
+    take long, the first without missing files; None if there is none.
+
+    A completed checkpoint that is not good is skipped and reported to `on_problem`.
+    """
+    for directory in order(run_directory):
+        problems = checkpoints.verify(directory, hashes=hashes)
+        if not problems:
+            return directory, checkpoints.read_manifest(directory)
+        for problem in problems:
+            on_problem(problem)
+    return None
+
+
+def superfluous(
+    run_directory: Path,
+    branch: Sequence[Resume],
+    *,
+    keep: int,
+    good: Path,
+    best: Best | None = None,
+) -> list[Path]:
+    """Everything older than the checkpoint `good`, except the newest `keep` complete ones and the
+    best one: checkpoints, and leftovers of older attempts. A checkpoint being written is newer than
+    all complete ones.
+
+    good: known to be good, as every byte was read or has just been written. Checkpoints that do not
+    count, because the run abandoned them for an older one or had failed, displace none that counts.
+    Removing them was not requested: they stay for as long as if they counted, so there are at most
+    twice `keep`.
+    """
+    readable, number = checkpoints.complete(run_directory), checkpoints.number
+    counted = [
+        path
+        for path, made in readable.items()
+        if FAILURE not in made and is_of_branch(number(path)[0], branch)
+    ]
+    kept = {good, *list(readable)[-keep:], *counted[-keep:]}
+    if best is not None:
+        kept.add(best.of(readable.items()) or good)
+    found = checkpoints.candidates(run_directory)
+    return [old for old in found if number(old) < number(good) and old not in kept]
 
 
 def _branch(run_directory: Path) -> list[Resume]:

@@ -216,15 +216,10 @@ def _newest_there(
 
 
 def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The preferred checkpoint to resume from that has no missing files, and its manifest; None if
-    there is none. Does not read its bytes, which would take long.
-    """
-    from dlctl.runs import checkpoints, lineage
+    """`lineage.newest_good` without reading its bytes, which would take long."""
+    from dlctl.runs import lineage
 
-    for path in lineage.order(directory):
-        if not checkpoints.verify(path, hashes=False):
-            return path, checkpoints.read_manifest(path)
-    return None
+    return lineage.newest_good(directory, hashes=False)
 
 
 def _truth(
