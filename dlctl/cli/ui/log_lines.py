@@ -204,19 +204,9 @@ def follow_logs(
     printer: Printer,
 ) -> None:
     """Print the last lines, then new ones, until the run has ended or Ctrl-C."""
-    begin = limit if test is None else None
     with live.leaving(snapshot, "dlctl logs -f"):
-        follower = logs.Follower(snapshot.directory, names, begin)
-        present = [line for line in follower.poll() if test is None or test(line)]
-        lines = []
-        for name, files in logs.list_files(snapshot.directory).items():
-            if name in names:
-                own = [line for line in present if line.name == name]
-                own = own if limit is None else own[len(own) - min(limit, len(own)) :]
-                left = None if limit is None else limit - len(own)
-                older = [file for file in files if not follower.begins_with(file)]
-                lines += logs.tail(older, left, test) + own
-        printer.show(logs.in_order(lines), flush=True)
+        follower = logs.Follower(snapshot.directory, names)
+        printer.show(follower.past(limit, test), flush=True)
 
         def poll() -> None:
             printer.show((x for x in follower.poll() if test is None or test(x)), flush=True)
