@@ -104,7 +104,9 @@ def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh
     since = 0.0 if previous is None else started(previous.directory)
     for directory in sorted(found, key=started, reverse=True):
         is_given_up = fresh and not unreadable.living(directory)
-        if started(directory) <= since or is_given_up or lock.original_of(directory) is not None:
+        if started(directory) <= since or is_given_up:
+            continue
+        if lock.origin(select.load_any(directory)) is not None:
             continue
         old = load(directory).run.get("job_file")
         if previous is None and isinstance(old, str) and not os.path.lexists(old):

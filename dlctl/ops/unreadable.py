@@ -26,9 +26,9 @@ def explained(error: Unreadable) -> Unreadable:
     text = error.message
     if isinstance(error, lock.Copied):
         return Unreadable(directory, text, where, _beside(directory, error.original))
-    if (original := lock.original_of(directory)) is not None:
-        text += f"\n  this directory is a copy, and the run is in {original}"
-        return Unreadable(directory, text, where, _beside(directory, original))
+    if (origin := lock.origin(select.load_any(directory))) is not None:
+        text += f"\n  this directory is a copy, and the run is in {origin[0]}"
+        return Unreadable(directory, text, where, _beside(directory, origin[0]))
     if there := [found.name for found in living(directory)]:
         text += f"\n  daemons of it are alive: {', '.join(there)}"
         return Unreadable(directory, text, where, _ending(directory))

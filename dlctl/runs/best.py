@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from dlctl.config import Stop
 from dlctl.runs.manifest import FAILURE, Manifest
-from dlctl.util.did_you_mean import did_you_mean
+from dlctl.util.did_you_mean import meant
 
 T = TypeVar("T")
 _GRAMMAR = re.compile(r"\s*([^\s]+)\s+(min|max)\s*", re.ASCII)
@@ -118,10 +118,8 @@ def available_metrics(metric: str, names: Collection[str]) -> str:
     if not names:
         return "the task has no evaluate, or it returns no metrics"
     shown = sorted(f"{name:.80}" for name in names)
-    more = [f"{len(shown) - NAMES_MAX} more"] if len(shown) > NAMES_MAX else []
-    text = f"the task's evaluate returns {', '.join(shown[:NAMES_MAX] + more)}"
-    meant = did_you_mean(metric, names)
-    return f"{text}; {meant}" if meant.startswith("did") else text
+    shown[NAMES_MAX:] = ["..."] if len(shown) > NAMES_MAX else []
+    return f"the task's evaluate returns {', '.join(shown)}{meant(metric, names)}"
 
 
 def is_only_stop(stop: Stop) -> bool:

@@ -22,10 +22,10 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from dlctl import frozen
 from dlctl.errors import DlctlError
@@ -84,18 +84,22 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[str, int]:
     The arrays are hashed while they are written and never copied. Raises DlctlError naming `path`
     (disk full, no permission, a dtype that safetensors does not have); no file is left then.
     """
-    head, ordered = tensorfile.header(path, arrays)
-    return write_chunks(path, tensorfile.chunks(head, ordered))
+    return write_chunks(path, tensorfile.chunks(path, arrays))
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
     """Write the bytes of a file; returns its SHA-256 and size. Raises DlctlError."""
     digest = hashlib.sha256()
-    with _writing(path) as file:
-        for chunk in chunks:
-            digest.update(chunk)
-            file.write(chunk)
-        nbytes = file.tell()
+    try:
+        with replacing(path) as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                file.write(chunk)
+            nbytes = file.tell()
+    except OSError as error:
+        raise DlctlError(
+            f"cannot write: {error.strerror}", where=str(path), hint=f"df -h {path.parent}"
+        ) from error
     return digest.hexdigest(), nbytes
 
 
@@ -110,8 +114,6 @@ def share_frozen(source: Path, target: Path, manifest: Manifest) -> None:
         target.mkdir(exist_ok=True)
         try:
             here.hardlink_to(there)
-        except FileNotFoundError:
-            raise
         except OSError:
             with replacing(here) as file, there.open("rb") as read:
                 shutil.copyfileobj(read, file, tensorfile.CHUNK_BYTES)
@@ -131,19 +133,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     if problems := _part_problems(directory, manifest, hashes=False):
         problem = problems[0].removeprefix(f"{directory}/")
         raise DlctlError(f"cannot be completed: {problem}", where=str(directory))
-    with _writing(path) as file:
-        file.write(data)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[IO[bytes]]:
-    try:
-        with replacing(path) as file:
-            yield file
-    except OSError as error:
-        raise DlctlError(
-            f"cannot write: {error.strerror}", where=str(path), hint=f"df -h {path.parent}"
-        ) from error
+    write_chunks(path, [data])
 
 
 # ---------------------------------------------------------------- reading
@@ -278,29 +268,25 @@ def verify(directory: Path, *, hashes: bool = True) -> list[str]:
     """
     try:
         manifest = read_manifest(directory)
+        problems = _part_problems(directory, manifest, hashes)
+        if hashes and not problems:
+            _check_tensors(directory, manifest)
     except DlctlError as error:
         return [f"{error.where}: {error.message}"]
-    problems = _part_problems(directory, manifest, hashes)
-    if hashes and not problems:
-        problems += _tensor_problems(directory, manifest)
     return problems
 
 
-def _tensor_problems(directory: Path, manifest: Manifest) -> list[str]:
-    """The files are as written; check whether they have the tensors that a resume needs."""
-    try:
-        vectors = (W, *(SLOT + slot for slot in slots(directory, manifest)))
-        for shard in manifest["shards"]:
-            wanted = {name: {**shard, "dtype": "float32"} for name in vectors}
-            wanted |= {TABLE + name: cut for name, cut in tables(shard).items()}
-            for tensor, cut in wanted.items():
-                size = cut["hi"] - cut["lo"]
-                tensorfile.vector(directory / shard["file"], tensor, cut["dtype"], size)
-        read_averaged(directory, manifest)
-        frozen_file(directory, manifest)
-    except DlctlError as error:
-        return [f"{error.where}: {error.message}"]
-    return []
+def _check_tensors(directory: Path, manifest: Manifest) -> None:
+    """Raises DlctlError unless the files, which are as written, have all that a resume needs."""
+    vectors = (W, *(SLOT + slot for slot in slots(directory, manifest)))
+    for shard in manifest["shards"]:
+        wanted = {name: {**shard, "dtype": "float32"} for name in vectors}
+        wanted |= {TABLE + name: cut for name, cut in tables(shard).items()}
+        for tensor, cut in wanted.items():
+            size = cut["hi"] - cut["lo"]
+            tensorfile.vector(directory / shard["file"], tensor, cut["dtype"], size)
+    read_averaged(directory, manifest)
+    frozen_file(directory, manifest)
 
 
 def _part_problems(directory: Path, manifest: Manifest, hashes: bool) -> list[str]:

@@ -133,7 +133,7 @@ class RunDb:
     # ------------------------------------------------------------ run and daemons
 
     def put_run(self, **values: Any) -> None:
-        self._put("run", {key: json.dumps(value) for key, value in values.items()})
+        self._put("run", values)
 
     def put_end(self, state: str, reason: str, at: float) -> None:
         """Record the end of a run without a coordinator, in its state and events, for this reason.
@@ -144,10 +144,10 @@ class RunDb:
         self.add_event(at, "state", "", f"{state}: {reason}", {})
 
     def run(self) -> dict[str, Any]:
-        return {key: json.loads(value) for key, value in self._rows("run")}
+        return dict(self._rows("run"))
 
     def put_daemon(self, name: str, value: dict[str, Any]) -> None:
-        self._put("daemon", {name: json.dumps(value)})
+        self._put("daemon", {name: value})
 
     def daemons(self) -> list[dict[str, Any]]:
         """The rows of the daemons that the job has, ordered by name."""
@@ -165,7 +165,7 @@ class RunDb:
         return {row["name"]: row["incarnation"] for row in self._daemon_rows()}
 
     def _daemon_rows(self) -> list[dict[str, Any]]:
-        return [json.loads(value) for _, value in self._rows("daemon")]
+        return [row for _, row in self._rows("daemon")]
 
     # ------------------------------------------------------------ events and metrics
 
@@ -175,19 +175,11 @@ class RunDb:
 
     def events(self, after: int = 0, kind: str = "") -> Iterator[dict[str, Any]]:
         """Events after the one with the id `after`; only of `kind`, if given."""
-        query = (
-            "SELECT id, at, kind, daemon, text, data FROM event"
-            " WHERE id > ? AND ? IN ('', kind) ORDER BY id"
-        )
-        for id_, at, of_kind, daemon, text, data in self._db.execute(query, (after, kind)):
-            yield {
-                "id": id_,
-                "at": at,
-                "kind": of_kind,
-                "daemon": daemon,
-                "text": text,
-                "data": json.loads(data),
-            }
+        columns = ("id", "at", "kind", "daemon", "text", "data")
+        query = "SELECT * FROM event WHERE id > ? AND ? IN ('', kind) ORDER BY id"
+        for row in self._db.execute(query, (after, kind)):
+            event = dict(zip(columns, row, strict=True))
+            yield {**event, "data": json.loads(event["data"])}
 
     def add_metric(self, at: float, daemon: str, step: int, value: dict[str, Any]) -> None:
         self._db.execute(
@@ -215,10 +207,10 @@ class RunDb:
     # ------------------------------------------------------------ checkpoints
 
     def put_checkpoint(self, number: int, value: dict[str, Any]) -> None:
-        self._put("checkpoint", {number: json.dumps(value)})
+        self._put("checkpoint", {number: value})
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        return [json.loads(value) for _, value in self._rows("checkpoint")]
+        return [row for _, row in self._rows("checkpoint")]
 
     # ------------------------------------------------------------ terms and memory
 
@@ -232,10 +224,10 @@ class RunDb:
         """None deletes the key."""
         gone = [(key,) for key, value in values.items() if value is None]
         self._db.executemany("DELETE FROM memory WHERE key = ?", gone)
-        self._put("memory", {k: json.dumps(v) for k, v in values.items() if v is not None})
+        self._put("memory", {k: v for k, v in values.items() if v is not None})
 
     def memory(self) -> dict[str, Any]:
-        return {key: json.loads(value) for key, value in self._rows("memory")}
+        return dict(self._rows("memory"))
 
     def clear_memory(self) -> None:
         """Makes the next coordinator start a new execution."""
@@ -247,7 +239,8 @@ class RunDb:
     # ------------------------------------------------------------ rows with a checksum
 
     def _put(self, table: str, values: Mapping[Any, Any]) -> None:
-        rows = [(key, value, _crc(key, value)) for key, value in values.items()]
+        texts = {key: json.dumps(value) for key, value in values.items()}
+        rows = [(key, text, _crc(key, text)) for key, text in texts.items()]
         query = f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)"  # noqa: S608 - ours
         self._db.executemany(query, rows)
 
@@ -257,7 +250,7 @@ class RunDb:
         for key, value, crc in self._db.execute(query):
             if crc != _crc(key, value):
                 raise sqlite3.DatabaseError(f'row "{key}" of table {table} has a wrong checksum')
-            yield key, value
+            yield key, json.loads(str(value))  # A term is an integer.
 
     def check(self) -> None:
         """Read everything. Raises sqlite3.DatabaseError naming the damage."""

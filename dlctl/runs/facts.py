@@ -79,11 +79,6 @@ def all_damaged(snapshot: Snapshot) -> str:
     count = len(checkpoints.finished(snapshot.directory))
     if not count or newest_whole(snapshot.directory) is not None:
         return ""
-    return damaged_in_words(count)
-
-
-def damaged_in_words(count: int) -> str:
-    """As in "all of its 2 checkpoints are damaged"."""
     which = "its only checkpoint is" if count == 1 else f"all of its {count} checkpoints are"
     return f"{which} damaged"
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -64,7 +63,7 @@ def require_own(snapshot: Snapshot) -> None:
     directory is the run's own, live or not.
     """
     directory, run_id = snapshot.directory, _run_id(snapshot)
-    if (found := _origin(snapshot)) is not None:
+    if (found := origin(snapshot)) is not None:
         raise Copied(directory, *found)
     if run_id != directory.name:
         own = directory.parent / run_id
@@ -75,18 +74,6 @@ def require_own(snapshot: Snapshot) -> None:
         )
 
 
-def is_copy(snapshot: Snapshot) -> bool:
-    return _origin(snapshot) is not None
-
-
-def original_of(directory: Path) -> Path | None:
-    """The run directory of which this is a copy with an unreadable database; None if it is the
-    run's own, if known. A live run is often damaged in copying.
-    """
-    found = _origin(Snapshot(directory, {}, [], "unknown", "", False, time.time()))
-    return None if found is None else found[0]
-
-
 def where_to_look(original: Path) -> str:
     """The command that shows the run of which there is a copy."""
     if _has_run(original):
@@ -94,8 +81,10 @@ def where_to_look(original: Path) -> str:
     return f"pgrep -af {shlex.quote(str(original))}"
 
 
-def _origin(snapshot: Snapshot) -> tuple[Path, str] | None:
-    """(the original's directory, the evidence) if this directory is a copy; None if not."""
+def origin(snapshot: Snapshot) -> tuple[Path, str] | None:
+    """(the original's directory, the evidence) if this directory is a copy; None if not, or if its
+    database cannot be read and nothing else tells. A live run is often damaged in copying.
+    """
     directory, run_id, recorded = snapshot.directory, _run_id(snapshot), _recorded(snapshot)
     is_itself = run_id == directory.name and _is_at(directory, recorded)
     for name, other in _running_elsewhere(snapshot):

@@ -74,7 +74,7 @@ def without_copies(snapshots: Iterable[Snapshot]) -> list[Snapshot]:
     """The runs without known copies: the processes of a copy are the original's, and no command can
     do more for it than for the original.
     """
-    return [snapshot for snapshot in snapshots if not lock.is_copy(snapshot)]
+    return [snapshot for snapshot in snapshots if lock.origin(snapshot) is None]
 
 
 def job_file(path: Path) -> str:

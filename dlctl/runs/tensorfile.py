@@ -28,11 +28,15 @@ DTYPES = {
 """numpy's names and those of the files."""
 
 
-def header(path: Path, arrays: Mapping[str, Array]) -> tuple[bytes, list[Array]]:
-    """The header of a file, and the arrays in its order: wide items first, aligned.
+def chunks(path: Path, arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+    """All bytes of a file, in pieces: wide items first, aligned; the arrays are not copied.
 
     Raises DlctlError naming `path` for a dtype that these files do not have.
     """
+    import numpy as np
+
+    from dlctl.util import pages
+
     entries: dict[str, Any] = {}
     offset = 0
     names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
@@ -46,18 +50,9 @@ def header(path: Path, arrays: Mapping[str, Array]) -> tuple[bytes, list[Array]]
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT_BYTES)
-    return len(text).to_bytes(8, "little") + text, [arrays[name] for name in names]
-
-
-def chunks(head: bytes, arrays: list[Array]) -> Iterator[bytes | memoryview]:
-    """All bytes of a file, in pieces; the arrays are not copied."""
-    import numpy as np
-
-    from dlctl.util import pages
-
-    yield head
-    for array in arrays:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)
         for i in range(0, len(data), CHUNK_BYTES):
             chunk = data[i : i + CHUNK_BYTES]
             yield chunk.data
