@@ -330,5 +330,6 @@ def causes_of(snapshot: Snapshot, living: list[str]) -> list[str]:
         if is_here(row) and row.get("pid") is not None:
             lines.append(f"{row['name']}: gone (pid {row['pid']})")
         elif isinstance(last, Mapping) and last.get("code"):
-            lines.append(f"{row['name']}: {facts.exited(last)} {values.ago(last.get('at'), now)}")
+            how = facts.text(last.get("text")) or values.exit_in_words(last["code"])
+            lines.append(f"{row['name']}: {how} {values.ago(last.get('at'), now)}")
     return lines

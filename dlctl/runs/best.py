@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dlctl.config import Stop
 from dlctl.runs.manifest import FAILURE, Manifest
 from dlctl.util.did_you_mean import meant
 
@@ -120,8 +119,3 @@ def available_metrics(metric: str, names: Collection[str]) -> str:
     shown = sorted(f"{name:.80}" for name in names)
     shown[NAMES_MAX:] = ["..."] if len(shown) > NAMES_MAX else []
     return f"the task's evaluate returns {', '.join(shown)}{meant(metric, names)}"
-
-
-def is_only_stop(stop: Stop) -> bool:
-    """Whether nothing but its target would ever end a run."""
-    return not (stop.epochs or stop.steps or stop.samples or stop.seconds)

@@ -93,11 +93,6 @@ def doing(row: Row, now: float) -> str:
     return ", ".join(parts)
 
 
-def exited(last_exit: Row) -> str:
-    """A daemon's exit in words: the coordinator's text, else the meaning of the exit code."""
-    return text(last_exit.get("text")) or values.exit_in_words(last_exit.get("code"))
-
-
 def incarnation(row: Row | None) -> int:
     """The number of a daemon's process; 0 if it has had none so far."""
     found = row.get("incarnation") if row is not None else None

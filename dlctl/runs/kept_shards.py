@@ -119,16 +119,6 @@ def _is_empty(path: Path) -> bool:
         return True
 
 
-def bytes_held(run_directory: Path, servers: Servers) -> int:
-    """The size of a run's states in memory or on disk, in bytes."""
-    held = 0
-    for place in places(run_directory, servers):
-        for path in place.glob("shard-*"):
-            with suppress(FileNotFoundError):  # A server has just replaced it.
-                held += path.lstat().st_size
-    return held
-
-
 def remove(run_directory: Path, servers: Servers) -> list[Path]:
     """Remove the files of servers that died before the end of their run; returns what was removed.
 
@@ -211,16 +201,18 @@ def _check_is(found: tuple[Any, Any, Any], wanted: _Identity) -> None:
 
 def _kept(shard: int, tables: dict[str, _Found]) -> Kept:
     parameters = tables[""]
-    in_use = any(found.in_use for found in tables.values())
-    if parameters.problem:
-        return Kept(shard, parameters.path, in_use, parameters.problem)
     meta = parameters.state.get("meta", {})
     initialised = bool(meta.get("initialised"))
-    problem = "" if initialised else NO_VALUES
+    problem = parameters.problem or _problem_of_others(meta, tables)
     return Kept(
-        shard, parameters.path, in_use, _problem_of_others(meta, tables) or problem, initialised,
-        parameters.state.get("version", 0), meta.get("deliveries", []),
-    )  # fmt: skip
+        shard,
+        parameters.path,
+        any(found.in_use for found in tables.values()),
+        problem or ("" if initialised else NO_VALUES),
+        initialised,
+        parameters.state.get("version", 0),
+        meta.get("deliveries", []),
+    )
 
 
 def _problem_of_others(meta: Json, tables: dict[str, _Found]) -> str:

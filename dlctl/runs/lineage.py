@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,19 +114,15 @@ def skipped(directory: Path, checkpoint: Path) -> str:
     """As in "checkpoint 16 is damaged": why checkpoints newer than `checkpoint` were skipped; "" if
     there are none, or if the user chose so.
     """
-    newest, reasons = checkpoints.number(checkpoint), []
+    readable, newest, reasons = checkpoints.complete(directory), checkpoints.number(checkpoint), []
     for path in checkpoints.finished(directory):
         number = checkpoints.number(path)
         if number > newest:
-            if is_doubtful(_manifest(path)):
+            if is_doubtful(readable.get(path, {})):
                 reasons.append(f"checkpoint {number[0]} was saved when the run failed")
             elif checkpoints.verify(path):
-                reasons.append(damaged([number[0]]))
+                reasons.append(f"checkpoint {number[0]} is damaged")
     return "; ".join(reasons)
-
-
-def damaged(numbers: Iterable[int]) -> str:
-    return "; ".join(f"checkpoint {number} is damaged" for number in numbers)
 
 
 # ---------------------------------------------------------------- the order in which to try them
@@ -134,12 +130,12 @@ def damaged(numbers: Iterable[int]) -> str:
 
 def order(run_directory: Path) -> list[Path]:
     """All completed checkpoints, damaged ones included, in the order in which to try them."""
-    branch = _branch(run_directory)
+    branch, readable = _branch(run_directory), checkpoints.complete(run_directory)
 
     def rank(directory: Path) -> tuple[bool, bool, tuple[int, int]]:
         number = checkpoints.number(directory)
         is_left = not is_of_branch(number[0], branch)
-        return not is_left, not is_doubtful(_manifest(directory)), number
+        return not is_left, not is_doubtful(readable.get(directory, {})), number
 
     return sorted(checkpoints.finished(run_directory), key=rank, reverse=True)
 
@@ -201,9 +197,3 @@ def _branch(run_directory: Path) -> list[Resume]:
             return chain(resumes(db))
     except (DlctlError, OSError, sqlite3.Error, ValueError):
         return []
-
-
-def _manifest(directory: Path) -> Manifest:
-    with suppress(DlctlError):
-        return checkpoints.read_manifest(directory)
-    return {}

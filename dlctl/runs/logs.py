@@ -88,7 +88,8 @@ def parse(raw: str, name: str, incarnation: int, before: float) -> Line:
     """One line of a log file; `before` is the time of the previous line."""
     try:
         fields = json.loads(raw) if raw.startswith("{") else None
-        fields = None if _is_deep(raw, fields) else fields
+        if raw.count("[") + raw.count("{") > LEVELS_MAX and is_deep(fields, LEVELS_MAX):
+            fields = None
         at = _seconds(fields.pop("ts")) if fields else before
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         fields = None
@@ -106,11 +107,6 @@ def _seconds(time: str) -> float:
     at = datetime.fromisoformat(time).timestamp()
     datetime.fromtimestamp(at, UTC)
     return at
-
-
-def _is_deep(raw: str, fields: Any) -> bool:
-    """Whether a line of JSON is nested more deeply than `LEVELS_MAX`."""
-    return raw.count("[") + raw.count("{") > LEVELS_MAX and is_deep(fields, LEVELS_MAX)
 
 
 def tail(

@@ -7,6 +7,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,11 +205,9 @@ def _newest_there(
     from dlctl.runs import checkpoints  # imported late: most commands do not need it
     from dlctl.runs.manifest import checkpoint_row
 
-    path = newest.get("path")
-    if not isinstance(path, str):
+    if not isinstance(path := newest.get("path"), str):
         return newest
-    # The run may have been moved.
-    here = Path(path) if Path(path).is_dir() else checkpoints.of_run(directory, path)
+    here = checkpoints.of_run(directory, path)
     if here.is_dir() and (is_live or not checkpoints.verify(here, hashes=False)):
         return {**newest, "path": str(here)}
     found = newest_whole(directory)
@@ -287,17 +286,12 @@ def natural(name: str) -> tuple[int, list[tuple[int, str]]]:
 def _planned(directory: Path) -> list[str]:
     """The daemons that the job requests, started or not."""
     job = read_job(directory)
-    hosts = job.get("hosts")
-    others = [h for h in hosts if isinstance(h, dict) and h.get("ssh")] if hosts else []
-    slurm = job.get("slurm")
-    nodes = slurm.get("nodes") if isinstance(slurm, dict) else 0
-    other_agents = len(others) + (nodes if type(nodes) is int else 0)
-    names = [COORDINATOR, *(f"agent-{i}" for i in range(1 + other_agents))]
-    for role in ("server", "worker"):
-        section = job.get(f"{role}s")
-        count = section.get("count") if isinstance(section, dict) else None
-        names += [f"{role}-{i}" for i in range(count if type(count) is int else 0)]
-    return names
+    with suppress(TypeError, AttributeError):  # A damaged file.
+        hosts = sum(bool(host.get("ssh")) for host in job.get("hosts", ()))
+        counts = {"agent": 1 + hosts + job.get("slurm", {}).get("nodes", 0)}
+        counts |= {role: job.get(f"{role}s", {}).get("count", 0) for role in ("server", "worker")}
+        return [COORDINATOR, *(f"{role}-{i}" for role, n in counts.items() for i in range(n))]
+    return [COORDINATOR]
 
 
 def read_job(directory: Path) -> dict[str, Any]:

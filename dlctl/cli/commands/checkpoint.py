@@ -13,7 +13,7 @@ from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.ops import checkpoint_choice, other_process, saving
-from dlctl.runs import checkpoints, facts, lineage, select
+from dlctl.runs import checkpoints, facts, select
 from dlctl.runs.manifest import FAILURE, Manifest, is_doubtful, parts
 from dlctl.util import values
 from dlctl.util.text import plural
@@ -237,8 +237,9 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None, as_js
             console.note("nothing to remove")
         if left:
             numbers = sorted(checkpoints.number(path)[0] for path in left)
+            kept = "; ".join(f"checkpoint {number} is damaged" for number in numbers)
             remove = f"dlctl checkpoint prune --damaged -j {console.escape(snapshot.run_id)}"
-            console.note(f"kept  {lineage.damaged(numbers)}; to remove: {remove}")
+            console.note(f"kept  {kept}; to remove: {remove}")
     if problems:
         raise DlctlError("\n".join(problems), where=str(snapshot.directory / checkpoints.FOLDER))
 
