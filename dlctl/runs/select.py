@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import lock, paths
@@ -49,14 +49,10 @@ def load_any(directory: Path) -> Snapshot:
     try:
         return load(directory)
     except Unreadable as error:
-        job = read_job(directory)
-        known = {"name": _name(job.get("job")), "algorithm": _name(job.get("algorithm"))}
-        run = {key: value for key, value in known.items() if isinstance(value, str)}
+        job, run = read_job(directory), {}
+        with suppress(KeyError, TypeError):
+            run = {"name": str(job["job"]["name"]), "algorithm": str(job["algorithm"]["name"])}
         return Snapshot(directory, run, [], UNREADABLE, error.message, False, time.time())
-
-
-def _name(section: Any) -> Any:
-    return section.get("name") if isinstance(section, dict) else None
 
 
 def all_of(directories: Iterable[Path]) -> list[Snapshot]:
@@ -141,12 +137,14 @@ def _named(job: str) -> Path:
         return path.resolve()
     found = directories()
     if same := [directory for directory in found if directory.name == job]:
-        runs = all_of(same)
-        readable = [run for run in runs if run.state != UNREADABLE]
-        return _the_one(f'several runs are called "{job}"', readable or runs)
+        return _the_one(f'several runs are called "{job}"', all_of(same))
+    known = all_of(found)
     if path.is_file():
-        return _the_one(f'several runs of "{path}" are running', _of_job_file(path, found))
-    named = [run for run in all_of(found) if run.run.get("name") == job]
+        of_file = [run for run in known if _is_of_file(run, path)]
+        if not of_file:
+            raise NotFound(f'no run was started from "{path}"', hint=f"dlctl start {path}")
+        return _the_one(f'several runs of "{path}" are running', of_file)
+    named = [run for run in known if run.run.get("name") == job]
     if not named:
         raise _unknown(job, found)
     here = [run for run in named if is_here(run.directory)]
@@ -164,17 +162,10 @@ def _the_one(what: str, runs: list[Snapshot]) -> Path:
     return (live or own)[-1].directory
 
 
-def _of_job_file(path: Path, found: list[Path]) -> list[Snapshot]:
-    wanted = job_file(path)
-    same = [
-        run
-        for run in all_of(found)
-        if run.run.get("job_file") == wanted
-        or (run.state == UNREADABLE and is_started_from(run.directory, path))
-    ]
-    if not same:
-        raise NotFound(f'no run was started from "{path}"', hint=f"dlctl start {path}")
-    return same
+def _is_of_file(run: Snapshot, path: Path) -> bool:
+    if run.state == UNREADABLE:
+        return is_started_from(run.directory, path)
+    return run.run.get("job_file") == job_file(path)
 
 
 def is_started_from(directory: Path, file: Path) -> bool:
