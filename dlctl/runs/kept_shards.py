@@ -35,7 +35,7 @@ _Identity = tuple[str, int, str]
 """Run, shard and table."""
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _NAME = re.compile(r"shard-(\d+)(?:-([a-z0-9_]+))?\.(state|base-\d+)")
-NO_VALUES = "it has no values yet"
+NO_VALUES, EMPTY = "it has no values yet", "it is empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +98,17 @@ def kept(run_directory: Path, servers: Servers) -> list[Kept]:
     see `shards/image.py`. Changes nothing, and keeps no lock.
     """
     found: dict[int, dict[str, _Found]] = {}
-    for directory in reversed(places(run_directory, servers)):
-        for path in sorted(directory.glob("shard-*")):
-            match = _NAME.fullmatch(path.name)
-            if match is None:
-                continue
-            shard, table = int(match[1]), match[2] or ""
-            tables = found.setdefault(shard, {})
-            # An empty file hides no other one, neither here nor from a server.
-            if not (table in tables and _is_empty(path)):
-                tables[table] = _look((run_directory.name, shard, table), path)
+    for directory in places(run_directory, servers):
+        # Of several bases, the last one by name is the newest.
+        for path in sorted(directory.glob("shard-*"), reverse=True):
+            if match := _NAME.fullmatch(path.name):
+                shard, table = int(match[1]), match[2] or ""
+                tables = found.setdefault(shard, {})
+                # An empty file hides no other one, neither here nor from a server.
+                if table not in tables or tables[table].problem == EMPTY:
+                    tables[table] = _look((run_directory.name, shard, table), path)
     # Other tables alone are left by a server that was killed while removing its files.
     return [_kept(shard, found[shard]) for shard in sorted(found) if "" in found[shard]]
-
-
-def _is_empty(path: Path) -> bool:
-    try:
-        return path.suffix == ".state" and not path.lstat().st_size
-    except OSError:
-        return True
 
 
 def remove(run_directory: Path, servers: Servers) -> list[Path]:
@@ -145,6 +137,8 @@ def _look(identity: _Identity, path: Path) -> _Found:
         return _Found(path, in_use, "", state)
     except DlctlError as error:
         return _Found(path, in_use, error.message, {})
+    except FileNotFoundError:  # Its server has just removed it.
+        return _Found(path, in_use, EMPTY, {})
     except OSError as error:
         return _Found(path, in_use, str(error.strerror), {})
 
@@ -154,7 +148,7 @@ def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
     descriptor = os.open(path, READ_ONLY)
     try:
         if not os.fstat(descriptor).st_size:
-            raise Unusable("it is empty")
+            raise Unusable(EMPTY)
         buffer = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     finally:
         os.close(descriptor)
@@ -173,9 +167,7 @@ def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
 
 
 def _read_log(path: Path, identity: _Identity) -> Json:
-    """The state of a base and its journal. Raises Unusable or OSError. Of several bases, the last
-    one by name is the newest.
-    """
+    """The state of a base and its journal. Raises Unusable or OSError."""
     journal = path.with_name(path.name.replace(".base-", ".journal-"))
     base = records.read(path.read_bytes())
     if base is None:

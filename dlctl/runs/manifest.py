@@ -179,14 +179,12 @@ def state_of(manifest: Manifest, lo: int, hi: int) -> dict[str, Any]:
     """
     shards = manifest["shards"]
     same = [shard for shard in shards if (shard["lo"], shard["hi"]) == (lo, hi)]
-    if not same and len({_newest_op(shard) for shard in shards}) > 1:
-        raise ValueError(
-            f"it was saved in the middle of a step: only {len(shards)} servers can resume from it"
-        )
-    if not same and len({json.dumps(_counters(shard), sort_keys=True) for shard in shards}) > 1:
-        raise ValueError(
-            f"its servers were at different steps: only {len(shards)} servers can resume from it"
-        )
+    for why, of in (
+        ("it was saved in the middle of a step", _newest_op),
+        ("its servers were at different steps", _counters),
+    ):
+        if not same and len({json.dumps(of(shard), sort_keys=True) for shard in shards}) > 1:
+            raise ValueError(f"{why}: only {len(shards)} servers can resume from it")
     state: dict[str, Any] = (same or shards)[0]["state"]
     return state
 

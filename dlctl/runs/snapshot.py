@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
@@ -150,10 +149,8 @@ class Snapshot:
 
     def roles(self) -> dict[str, str]:
         """Name -> role of every daemon that this run has or will have."""
-        names = {row["name"]: str(row.get("role", "")) for row in self.daemons}
-        for name in _planned(self.directory):
-            names.setdefault(name, name.partition("-")[0])
-        return {name: names[name] for name in sorted(names, key=natural)}
+        names = {*_planned(self.directory), *(row["name"] for row in self.daemons)}
+        return {name: name.partition("-")[0] for name in sorted(names, key=natural)}
 
 
 def load(directory: Path, *, every_page: bool = False) -> Snapshot:
@@ -257,15 +254,14 @@ def _in_truth(row: dict[str, Any], is_live: bool) -> dict[str, Any]:
     In a live run, a row without a process belongs to a daemon that is about to be started or
     restarted.
     """
+    if row.get("state") in WITHOUT_PROCESS:
+        return row
     if not is_here(row):
-        if is_live or row.get("state") in WITHOUT_PROCESS:
-            return row
-        return {**row, "state": UNKNOWN, "phase": "it is, or was, on another host"}
+        gone = {"state": UNKNOWN, "phase": "it is, or was, on another host"}
+        return row if is_live else row | gone
     pid, start = row.get("pid"), row.get("pid_start")
     is_known = isinstance(pid, int) and isinstance(start, str)
-    if row.get("state") in WITHOUT_PROCESS or (is_live and not is_known):
-        return row
-    if processes.is_alive(pid, start):
+    if (is_live and not is_known) or processes.is_alive(pid, start):
         return row
     return {**row, "state": GONE, "phase": "its process is gone"}
 
@@ -275,12 +271,11 @@ def is_here(row: Mapping[str, Any]) -> bool:
     return bool(row.get("agent", HOME_AGENT) == HOME_AGENT)
 
 
-def natural(name: str) -> tuple[int, list[tuple[int, str]]]:
+def natural(name: str) -> tuple[int, int, str]:
     """Sorts server-0 before worker-2 before worker-10."""
-    role = name.partition("-")[0]
+    role, _, number = name.partition("-")
     rank = _ROLES.index(role) if role in _ROLES else len(_ROLES)
-    parts = re.split(r"(\d+)", name)
-    return rank, [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+    return rank, int(number) if number.isdecimal() else 0, name
 
 
 def _planned(directory: Path) -> list[str]:
