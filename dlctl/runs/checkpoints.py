@@ -55,7 +55,9 @@ W = "w"
 SLOT = "slot."
 TABLE = "table."
 _NAME = re.compile(r"(\d{12,})-(\d+)")
-_IGNORE: Callable[[str], None] = lambda problem: None  # noqa: E731
+Cuts = Iterable[tuple[str, Mapping[str, Any]]]
+"""(file, bounds of the part in it), ..."""
+
 # ---------------------------------------------------------------- writing
 
 
@@ -162,10 +164,10 @@ def read_slice(directory: Path, manifest: Manifest, tensor: str, lo: int, hi: in
     if tensor == W and (found := models(manifest)):
         total = np.zeros(hi - lo, np.float64)
         for model in found:
-            total += _assembled(directory, W, [(model["file"], model)], lo, hi)
+            total += _assembled(directory, W, [(model["file"], model)], lo, hi, "float32")
         return (total / len(found)).astype(np.float32)
     cuts = [(shard["file"], shard) for shard in manifest["shards"]]
-    return _assembled(directory, tensor, cuts, lo, hi)
+    return _assembled(directory, tensor, cuts, lo, hi, "float32")
 
 
 def read_table(
@@ -187,15 +189,8 @@ def read_table(
     return _assembled(directory, TABLE + name, cuts, lo, hi, dtype)
 
 
-def _assembled(
-    directory: Path,
-    tensor: str,
-    cuts: Iterable[tuple[str, Mapping[str, Any]]],
-    lo: int,
-    hi: int,
-    dtype: str = "float32",
-) -> Array:
-    """Elements [lo, hi) of a sharded vector; `cuts`: (file, bounds of the part in it)."""
+def _assembled(directory: Path, tensor: str, cuts: Cuts, lo: int, hi: int, dtype: str) -> Array:
+    """Elements [lo, hi) of a sharded vector."""
     import numpy as np
 
     parts = [np.zeros(0, dtype)]
@@ -366,7 +361,7 @@ def complete(run_directory: Path) -> dict[Path, Manifest]:
 
 
 def remove_incomplete(
-    run_directory: Path, before: int, on_problem: Callable[[str], None] = _IGNORE
+    run_directory: Path, before: int, on_problem: Callable[[str], None] = lambda problem: None
 ) -> list[Path]:
     """Remove directories without a manifest that attempts numbered below `before` left behind.
 
@@ -377,7 +372,7 @@ def remove_incomplete(
     return [directory for directory in old if remove(directory, on_problem)]
 
 
-def remove(directory: Path, on_problem: Callable[[str], None] = _IGNORE) -> bool:
+def remove(directory: Path, on_problem: Callable[[str], None] = lambda problem: None) -> bool:
     """Remove one checkpoint; False if that fails, which is reported to `on_problem`."""
     try:
         # Without its manifest, a partially removed checkpoint does not count as one.

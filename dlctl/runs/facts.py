@@ -75,12 +75,10 @@ def saved_step(snapshot: Snapshot) -> int | None:
 
 
 def all_damaged(snapshot: Snapshot) -> str:
-    """As in "all of its 2 checkpoints are damaged"; "" if one may be good, or there is none."""
-    count = len(checkpoints.finished(snapshot.directory))
-    if not count or newest_whole(snapshot.directory) is not None:
-        return ""
-    which = "its only checkpoint is" if count == 1 else f"all of its {count} checkpoints are"
-    return f"{which} damaged"
+    """A sentence; "" if one of its checkpoints may be good, or there is none."""
+    directory = snapshot.directory
+    is_any = bool(checkpoints.finished(directory)) and newest_whole(directory) is None
+    return "all of its checkpoints are damaged" if is_any else ""
 
 
 def doing(row: Row, now: float) -> str:

@@ -16,10 +16,9 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dlctl.errors import DlctlError
 from dlctl.runs import checkpoints
@@ -54,18 +53,14 @@ class Resume:
 
 def resumes(db: RunDb) -> list[Resume]:
     """Every resume of the run from a checkpoint, the newest last."""
-    data = ((event["data"], str(event["text"])) for event in db.events(kind=KIND))
-    found = [_resume(*event) for event in data if isinstance(event[0], Mapping)]
-    return [resume for resume in found if resume is not None]
-
-
-def _resume(data: Mapping[str, Any], text: str) -> Resume | None:
-    """None for an event of another version."""
-    number, highest, terms = (data.get(key) for key in ("checkpoint", "highest", "terms"))
-    if type(number) is not int or type(highest) is not int or not isinstance(terms, Mapping):
-        return None
-    told = text.removeprefix(RESUMED) if COST in text else ""
-    return Resume(number, highest, {k: v for k, v in terms.items() if type(v) is int}, told)
+    found = []
+    for event in db.events(kind=KIND):
+        data, text = event["data"], str(event["text"])
+        with suppress(KeyError, TypeError, AttributeError, ValueError, OverflowError):  # Damaged.
+            terms = {name: int(epoch) for name, epoch in data["terms"].items()}
+            told = text.removeprefix(RESUMED) if COST in text else ""
+            found.append(Resume(int(data["checkpoint"]), int(data["highest"]), terms, told))
+    return found
 
 
 def chain(found: Sequence[Resume]) -> list[Resume]:
@@ -132,10 +127,9 @@ def order(run_directory: Path) -> list[Path]:
     """All completed checkpoints, damaged ones included, in the order in which to try them."""
     branch, readable = _branch(run_directory), checkpoints.complete(run_directory)
 
-    def rank(directory: Path) -> tuple[bool, bool, tuple[int, int]]:
-        number = checkpoints.number(directory)
-        is_left = not is_of_branch(number[0], branch)
-        return not is_left, not is_doubtful(readable.get(directory, {})), number
+    def rank(path: Path) -> tuple[bool, bool, tuple[int, int]]:
+        number = checkpoints.number(path)
+        return is_of_branch(number[0], branch), not is_doubtful(readable.get(path, {})), number
 
     return sorted(checkpoints.finished(run_directory), key=rank, reverse=True)
 

@@ -28,15 +28,6 @@ def directories() -> list[Path]:
     return sorted({*local, *paths.all_runs()}, key=lambda d: (started(d), d.name, d))
 
 
-def nearest() -> list[Snapshot]:
-    """The runs in ./runs, else all: a command in a project refers to its runs, and must not stop
-    those of another project. Copies are included only if there is nothing else.
-    """
-    found = directories()
-    near = all_of(filter(is_here, found)) or all_of(found)
-    return without_copies(near) or near
-
-
 def is_here(directory: Path) -> bool:
     return directory.parent == Path("runs").resolve()
 
@@ -117,7 +108,10 @@ def directory(job: str | None, *, quiet: bool = False) -> Path:
     """
     if job:
         return _named(job)
-    found = nearest()
+    known = directories()
+    # A command in a project refers to its runs, and must not stop those of another project.
+    near = all_of(filter(is_here, known)) or all_of(known)
+    found = without_copies(near) or near
     live = [snapshot for snapshot in found if snapshot.is_live]
     if len(live) > 1:
         raise _ambiguous("several jobs are running", live)
@@ -133,7 +127,7 @@ def directory(job: str | None, *, quiet: bool = False) -> Path:
 
 def _named(job: str) -> Path:
     path = Path(job)
-    if _is_run(path):
+    if path.is_dir() and paths.is_run(path):
         return path.resolve()
     found = directories()
     if same := [directory for directory in found if directory.name == job]:
@@ -174,10 +168,6 @@ def is_started_from(directory: Path, file: Path) -> bool:
         return (directory / "job.toml").read_bytes() == file.read_bytes()
     except OSError:
         return False
-
-
-def _is_run(path: Path) -> bool:
-    return path.is_dir() and paths.is_run(path)
 
 
 def _unknown(job: str, found: list[Path]) -> NotFound:
