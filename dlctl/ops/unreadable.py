@@ -24,11 +24,9 @@ def explained(error: Unreadable) -> Unreadable:
     """The same error with the next command."""
     directory, where = error.directory, error.where or str(error.directory / database.FILE)
     text = error.message
-    if isinstance(error, lock.Copied):
-        return Unreadable(directory, text, where, _beside(directory, error.original))
-    if (origin := lock.origin(select.load_any(directory))) is not None:
-        text += f"\n  this directory is a copy, and the run is in {origin[0]}"
-        return Unreadable(directory, text, where, _beside(directory, origin[0]))
+    if (found := lock.origin(select.load_any(directory))) is not None:
+        text = f"this directory is a copy: {found[1]}"
+        return Unreadable(directory, text, str(directory), _beside(directory, found[0]))
     if there := [found.name for found in living(directory)]:
         text += f"\n  daemons of it are alive: {', '.join(there)}"
         return Unreadable(directory, text, where, _ending(directory))
@@ -37,7 +35,8 @@ def explained(error: Unreadable) -> Unreadable:
 
 def _beside(directory: Path, original: Path) -> str:
     """What to do with a copy: use its original, or start a new run from its checkpoint."""
-    look, has_saved = lock.where_to_look(original), newest_whole(directory) is not None
+    has_run, has_saved = (original / database.FILE).exists(), newest_whole(directory) is not None
+    look = f"{'dlctl status -j' if has_run else 'pgrep -af'} {shlex.quote(str(original))}"
     return hints.either(look, next_command(directory, job_file(directory)) if has_saved else "")
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,15 +21,6 @@ from dlctl.runs import database, paths
 from dlctl.runs.snapshot import Snapshot, Unreadable, is_here
 from dlctl.util import notes, processes, values
 from dlctl.util.flock import is_locked, is_locked_within
-
-
-class Copied(Unreadable):
-    """The directory is a copy of a run: its daemons are found by the name of the run."""
-
-    def __init__(self, directory: Path, original: Path, why: str) -> None:
-        """original: the run's own directory. why: the evidence."""
-        super().__init__(directory, f"this directory is a copy: {why}", str(directory))
-        self.original = original
 
 
 def place(directory: Path) -> dict[str, Any]:
@@ -59,12 +49,12 @@ def check(snapshot: Snapshot) -> bool:
 
 
 def require_own(snapshot: Snapshot) -> None:
-    """Raises Copied for a copy, and DlctlError for a renamed directory; see above. A moved
+    """Raises Unreadable for a copy, and DlctlError for a renamed directory; see above. A moved
     directory is the run's own, live or not.
     """
     directory, run_id = snapshot.directory, _run_id(snapshot)
     if (found := origin(snapshot)) is not None:
-        raise Copied(directory, *found)
+        raise Unreadable(directory, f"this directory is a copy: {found[1]}", str(directory))
     if run_id != directory.name:
         own = directory.parent / run_id
         raise DlctlError(
@@ -72,13 +62,6 @@ def require_own(snapshot: Snapshot) -> None:
             where=str(directory),
             hint=f"ls -ld {own}" if os.path.lexists(own) else f"mv {directory} {own}",
         )
-
-
-def where_to_look(original: Path) -> str:
-    """The command that shows the run of which there is a copy."""
-    if _has_run(original):
-        return f"dlctl status -j {shlex.quote(str(original))}"
-    return f"pgrep -af {shlex.quote(str(original))}"
 
 
 def origin(snapshot: Snapshot) -> tuple[Path, str] | None:

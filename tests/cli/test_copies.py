@@ -229,7 +229,7 @@ def test_a_copy_that_was_damaged_in_the_copying_is_sent_to_the_run(living, dlctl
     for command in (("recover",), ("recover", "--dry-run"), ("status",), ("why",)):
         code, out, err = dlctl_command(*command, "-j", str(copy))
         assert (code, out) == (1, ""), err
-        assert f"\n  this directory is a copy, and the run is in {living.path}\n" in err
+        assert f"error: this directory is a copy: the run is in {living.path}\n" in err
         assert err.endswith(f"\n  next: dlctl status -j {living.path}\n")
         assert "--kill" not in err
         assert "--fresh" not in err
