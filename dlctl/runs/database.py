@@ -77,10 +77,7 @@ class RunDb:
     def __init__(self, directory: Path, *, create: bool = False, readonly: bool = False) -> None:
         path = directory / FILE
         if not create and not path.exists():
-            is_there = directory.exists()
-            what = f"is not a run directory: it has no {FILE}" if is_there else "does not exist"
-            raise NotFound(f"{directory} {what}", hint="dlctl ps")
-        mode = "ro" if readonly else "rwc"
+            raise NotFound(f"{directory} is not a run directory: it has no {FILE}", hint="dlctl ps")
         try:
             if create and not path.exists():
                 _make(path)
@@ -90,8 +87,9 @@ class RunDb:
                     where=str(path),
                     hint=f"dlctl recover --dry-run -j {directory.name}",
                 )
-            address = f"{path.absolute().as_uri()}?mode={mode}"  # There may be "?" or "#" in it.
-            self._db = sqlite3.connect(address, uri=True, timeout=10)
+            address = path.absolute().as_uri()  # There may be "?" or "#" in the path.
+            mode = "ro" if readonly else "rwc"
+            self._db = sqlite3.connect(f"{address}?mode={mode}", uri=True, timeout=10)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             # Survives a crash of any process; see `sync` for power failures.
             self._db.execute("PRAGMA synchronous=NORMAL")

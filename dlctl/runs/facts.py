@@ -50,12 +50,9 @@ def has_begun(snapshot: Snapshot) -> bool:
 
 def unsaved_steps(snapshot: Snapshot) -> int:
     """The steps of an ended run after its newest checkpoint; 0 if it has none, or is live."""
-    row = snapshot.run.get("checkpoint")
-    saved = row.get("step") if isinstance(row, Mapping) else None
-    step = snapshot.run.get("step")
-    if snapshot.is_live or type(saved) is not int or type(step) is not int:
-        return 0
-    return max(0, step - saved)
+    row, step = snapshot.run.get("checkpoint"), values.number(snapshot.run.get("step"))
+    saved = values.number(row.get("step")) if isinstance(row, Mapping) else None
+    return max(0, int((step or 0) - saved)) if saved is not None and not snapshot.is_live else 0
 
 
 def done_again(snapshot: Snapshot) -> str:

@@ -33,7 +33,6 @@ from dlctl.util.processes import boot_id as boot_id
 
 _Identity = tuple[str, int, str]
 """Run, shard and table."""
-READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _NAME = re.compile(r"shard-(\d+)(?:-([a-z0-9_]+))?\.(state|base-\d+)")
 NO_VALUES, EMPTY = "it has no values yet", "it is empty"
 
@@ -145,7 +144,7 @@ def _look(identity: _Identity, path: Path) -> _Found:
 
 def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
     """Raises Unusable or OSError. in_use: a server may write to it during the read."""
-    descriptor = os.open(path, READ_ONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if not os.fstat(descriptor).st_size:
             raise Unusable(EMPTY)
