@@ -188,14 +188,10 @@ def test_a_worker_finds_its_residual_and_a_new_one_finds_nothing(tmp_path):
 def test_what_a_worker_takes_part_by_part_stays_in_the_file(tmp_path):
     directory = save(tmp_path)
     found = checkpoints.read_manifest(directory)
-    read = checkpoints.read_worker(directory, found, "worker-0")
-    mapped = checkpoints.read_worker(directory, found, "worker-0", mapped=("resid",))
-    assert mapped.keys() == read.keys()
-    for name, array in mapped.items():
-        np.testing.assert_array_equal(array, read[name], strict=True)
+    mapped = checkpoints.read_worker(directory, found, "worker-0")
     assert not mapped["residual"].flags.writeable
     checkpoints.remove(directory)
-    np.testing.assert_array_equal(mapped["residual"], read["residual"])
+    np.testing.assert_array_equal(mapped["residual"], np.arange(SIZE, dtype=np.float64))
 
 
 def test_reading_what_is_not_there_says_which_file_lacks_it(tmp_path):

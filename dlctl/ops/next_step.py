@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlctl.control import unresponsive
 from dlctl.ops import other_hosts, unreadable
 from dlctl.problems import of_reason
-from dlctl.runs import facts, select
+from dlctl.runs import facts, lineage, select
 from dlctl.runs.manifest import has_updates, is_doubtful
-from dlctl.runs.snapshot import Snapshot, newest_whole, read_job
+from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import hints, values
 from dlctl.util.text import is_poisoned
 
@@ -175,7 +175,7 @@ def step_of_diverged(snapshot: Snapshot) -> Step:
     """The next step after such a failure: the user has to fix the cause first.
     `recover --from-checkpoint` discards a learning rate that was set live.
     """
-    found, file = newest_whole(snapshot.directory), job_file(snapshot)
+    found, file = lineage.newest_good(snapshot.directory, hashes=False), job_file(snapshot)
     first = f"fix the data or the task, or lower lr in {file},"
     anew = f"dlctl start --fresh {file}"
     if found is None or not has_updates(found[1]):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlctl.errors import DlctlError
-from dlctl.runs import database, lock, select
-from dlctl.runs.snapshot import Unreadable, check_database, load, newest_whole
+from dlctl.runs import database, lineage, lock, select
+from dlctl.runs.snapshot import Unreadable, check_database, load
 from dlctl.util import hints, values
 
 if TYPE_CHECKING:
@@ -35,7 +35,10 @@ def explained(error: Unreadable) -> Unreadable:
 
 def _beside(directory: Path, original: Path) -> str:
     """What to do with a copy: use its original, or start a new run from its checkpoint."""
-    has_run, has_saved = (original / database.FILE).exists(), newest_whole(directory) is not None
+    has_run, has_saved = (
+        (original / database.FILE).exists(),
+        lineage.newest_good(directory, hashes=False) is not None,
+    )
     look = f"{'dlctl status -j' if has_run else 'pgrep -af'} {shlex.quote(str(original))}"
     return hints.either(look, next_command(directory, job_file(directory)) if has_saved else "")
 
@@ -54,7 +57,7 @@ def next_command(directory: Path, job_file: str) -> str:
     """How to continue without the database; `job_file` as typed in a shell. Does not read the
     checkpoint's bytes: `start` does that.
     """
-    found = newest_whole(directory)
+    found = lineage.newest_good(directory, hashes=False)
     if found is None:
         return anew(job_file)
     path, step = shlex.quote(values.path(found[0])), values.count(found[1]["step"])

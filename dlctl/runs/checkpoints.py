@@ -241,16 +241,13 @@ def slots(directory: Path, manifest: Manifest, at: int = 0) -> list[str]:
     return sorted(name[len(SLOT) :] for name in names if name.startswith(SLOT))
 
 
-def read_worker(
-    directory: Path, manifest: Manifest, name: str, mapped: tuple[str, ...] = ()
-) -> dict[str, Array]:
-    """The arrays that worker `name` saved; {} if it saved none. mapped: prefixes of names whose
-    arrays are memory-mapped, read-only. Raises DlctlError.
+def read_worker(directory: Path, manifest: Manifest, name: str) -> dict[str, Array]:
+    """The arrays that worker `name` saved, mapped as by `tensorfile.read`; {} if it saved none.
+    Raises DlctlError.
     """
     for worker in manifest["workers"]:
         if worker["name"] == name and worker["file"]:
-            found = tensorfile.read(directory / worker["file"])
-            return {k: a if k.startswith(mapped) else a.copy() for k, a in found.items()}
+            return tensorfile.read(directory / worker["file"])
     return {}
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints
+from dlctl.runs import checkpoints, lineage
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import has_updates
-from dlctl.runs.snapshot import ENDED, Snapshot, newest_whole
+from dlctl.runs.snapshot import ENDED, Snapshot
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 from dlctl.util.text import escape, plural
@@ -67,14 +67,17 @@ def saved_step(snapshot: Snapshot) -> int | None:
     """The step that a run resumes from: that of its newest checkpoint without missing files; None
     without one that has more than initial values. Does not read their bytes, which takes long.
     """
-    found = newest_whole(snapshot.directory)
+    found = lineage.newest_good(snapshot.directory, hashes=False)
     return int(found[1]["step"]) if found is not None and has_updates(found[1]) else None
 
 
 def all_damaged(snapshot: Snapshot) -> str:
     """A sentence; "" if one of its checkpoints may be good, or there is none."""
     directory = snapshot.directory
-    is_any = bool(checkpoints.finished(directory)) and newest_whole(directory) is None
+    is_any = (
+        bool(checkpoints.finished(directory))
+        and lineage.newest_good(directory, hashes=False) is None
+    )
     return "all of its checkpoints are damaged" if is_any else ""
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, NotFound
-from dlctl.runs import database, paths
+from dlctl.runs import checkpoints, database, lineage, paths
 from dlctl.runs.database import ENDED as ENDED
+from dlctl.runs.manifest import checkpoint_row
 from dlctl.util import processes
 from dlctl.util.names import COORDINATOR, HOME_AGENT
 
@@ -199,23 +200,13 @@ def _newest_there(
     (`checkpoint prune --damaged`) or is damaged, as the run does not roll back to that. None if
     none is left.
     """
-    from dlctl.runs import checkpoints  # imported late: most commands do not need it
-    from dlctl.runs.manifest import checkpoint_row
-
     if not isinstance(path := newest.get("path"), str):
         return newest
     here = checkpoints.of_run(directory, path)
     if here.is_dir() and (is_live or not checkpoints.verify(here, hashes=False)):
         return {**newest, "path": str(here)}
-    found = newest_whole(directory)
+    found = lineage.newest_good(directory, hashes=False)
     return None if found is None else checkpoint_row(*found)
-
-
-def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """`lineage.newest_good` without reading its bytes, which would take long."""
-    from dlctl.runs import lineage
-
-    return lineage.newest_good(directory, hashes=False)
 
 
 def _truth(
