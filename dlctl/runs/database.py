@@ -273,7 +273,7 @@ def damage(directory: Path) -> str:
     try:
         with closing(RunDb(directory, readonly=True)) as db:
             db.check()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, ValueError) as error:
         return str(error)
     except DlctlError as error:
         return str(error.__cause__) if error.__cause__ else ""  # Another version is not damage.
