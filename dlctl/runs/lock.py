@@ -171,7 +171,6 @@ def has_unknown_coordinator(snapshot: Snapshot) -> bool:
 
 HELD_S = 600.0
 """For another command: it may be verifying a large checkpoint, or waiting for daemons to exit."""
-NOTE_AFTER_S = 1.0
 NO_LOCKS = (
     "this directory must be writable, on a file system with locks; XDG_STATE_HOME moves it, and "
     "with it the index of runs"
@@ -191,9 +190,9 @@ def starting(file: Path, timeout_s: float = HELD_S) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             opened.callback(os.close, descriptor)
-            if not is_locked_within(min(NOTE_AFTER_S, timeout_s), descriptor):
+            if not is_locked_within(0.0, descriptor):
                 notes.note("waiting for another command that is starting this job")
-                if not is_locked_within(timeout_s - NOTE_AFTER_S, descriptor):
+                if not is_locked_within(timeout_s, descriptor):
                     raise TimedOut(
                         f"another command has been starting {values.path(file)} for "
                         f"{values.duration(timeout_s)}",

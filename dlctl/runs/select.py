@@ -23,9 +23,8 @@ UNREADABLE = "unreadable"
 
 def directories() -> list[Path]:
     """The directories of all runs, the last started one last."""
-    here = Path("runs")
-    local = [d.resolve() for d in here.iterdir() if paths.is_run(d)] if here.is_dir() else []
-    return sorted({*local, *paths.all_runs()}, key=lambda d: (started(d), d.name, d))
+    here = {d.resolve() for d in Path("runs").glob("*") if paths.is_run(d)}
+    return sorted({*here, *paths.all_runs()}, key=lambda d: (started(d), d.name, d))
 
 
 def is_here(directory: Path) -> bool:
@@ -111,15 +110,11 @@ def directory(job: str | None, *, quiet: bool = False) -> Path:
     known = directories()
     # A command in a project refers to its runs, and must not stop those of another project.
     near = all_of(filter(is_here, known)) or all_of(known)
-    found = without_copies(near) or near
-    live = [snapshot for snapshot in found if snapshot.is_live]
-    if len(live) > 1:
-        raise _ambiguous("several jobs are running", live)
-    if not found:
+    if not near:
         raise NotFound(
             "there are no runs yet", hint=hints.either("dlctl run JOBFILE", "dlctl init DIR")
         )
-    chosen = (live or found)[-1].directory
+    chosen = _the_one("several jobs are running", near, is_any_project=True)
     if not quiet and Path("runs").is_dir() and not is_here(chosen):
         notes.note(f"./runs has no run: using {chosen.name} in {chosen.parent}")
     return chosen
@@ -145,13 +140,14 @@ def _named(job: str) -> Path:
     return _the_one(f'several jobs are called "{job}"', here or named)
 
 
-def _the_one(what: str, runs: list[Snapshot]) -> Path:
-    """The live run, else the newest. Raises UsageError if several are live, or if they are from
-    several projects. Copies are considered only if there is nothing else.
+def _the_one(what: str, runs: list[Snapshot], *, is_any_project: bool = False) -> Path:
+    """The live run, else the newest. Raises UsageError if several are live, or, unless
+    `is_any_project`, from several projects. Copies are considered only if there is nothing else.
     """
     own = without_copies(runs) or runs
     live = [run for run in own if run.is_live]
-    if len(live) > 1 or (not live and len({run.directory.parent for run in own}) > 1):
+    projects = {run.directory.parent for run in own}
+    if len(live) > 1 or (not live and not is_any_project and len(projects) > 1):
         raise _ambiguous(what, live or own)
     return (live or own)[-1].directory
 
