@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import operator
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dlctl.runs.manifest import FAILURE, Manifest
+from dlctl.util import values
 from dlctl.util.did_you_mean import meant
 
 T = TypeVar("T")
@@ -40,10 +40,7 @@ class Best:
 
     def value(self, evaluation: Any) -> float | None:
         """The metric's value in an evaluation; None if it has no such finite number."""
-        found = evaluation.get(self.metric) if isinstance(evaluation, Mapping) else None
-        if not isinstance(found, int | float):
-            return None
-        return float(found) if abs(found) <= sys.float_info.max else None
+        return values.number(evaluation.get(self.metric)) if evaluation else None
 
     def is_better(self, value: float, other: float | None) -> bool:
         if other is None:
@@ -55,13 +52,13 @@ class Best:
         with this metric. Checkpoints saved because the run had failed are skipped: their quality is
         unknown.
         """
-        best, best_value = None, None
-        for checkpoint, manifest in checkpoints:
-            value = self.value(manifest["evaluation"])
-            is_failed = FAILURE in manifest
-            if value is not None and not is_failed and self.is_better(value, best_value):
-                best, best_value = checkpoint, value
-        return best
+        known = [
+            (value, checkpoint)
+            for checkpoint, manifest in checkpoints
+            if FAILURE not in manifest and (value := self.value(manifest["evaluation"])) is not None
+        ]
+        first = min if self.end == "min" else max
+        return first(known, key=operator.itemgetter(0))[1] if known else None
 
     def __str__(self) -> str:
         return f"{self.metric} {self.end}"
