@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import click
 
 from dlctl.errors import DlctlError, NotFound
 from dlctl.runs import select
+from dlctl.util.did_you_mean import meant
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -21,7 +21,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     from click.shell_completion import CompletionItem
 
     try:
-        names = select.load_any(select.silently(ctx.params.get("job"))).roles()
+        names = select.load_any(select.directory(ctx.params.get("job"), quiet=True)).roles()
     except DlctlError:
         return []
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
@@ -37,9 +37,8 @@ def match(
     """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
-            close = difflib.get_close_matches(pattern, known, n=1)
-            meant = select.meant(close, list(known))
-            raise NotFound(f'no daemon is called "{pattern}"{meant}', hint="dlctl status")
+            what = f'no daemon is called "{pattern}"{meant(pattern, known)}'
+            raise NotFound(what, hint="dlctl status")
     chosen = [n for n in known if not patterns or any(fnmatchcase(n, p) for p in patterns)]
     chosen = [name for name in chosen if not roles or known[name] in roles]
     if not chosen:

@@ -39,7 +39,7 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
     """
     if not names:
         raise UsageError("no daemon given to restart: give NAME...", hint="dlctl status")
-    snapshot = select.own(job)
+    snapshot = select.look(job)
     control.require_live(snapshot, "restarted")
     chosen = daemon_names.match(names, _roles(snapshot))
     before = control.incarnations(snapshot, chosen)

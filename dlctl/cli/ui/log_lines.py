@@ -13,9 +13,9 @@ from dlctl.cli.ui import console, live
 from dlctl.errors import DlctlError
 from dlctl.ops import codes, next_step, problems
 from dlctl.problems import RUN, Problem
-from dlctl.runs import facts, lock, logs
+from dlctl.runs import facts, logs
 from dlctl.runs.logs import TEXT, Line
-from dlctl.runs.snapshot import Snapshot
+from dlctl.runs.snapshot import Snapshot, check_database
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 
@@ -149,7 +149,7 @@ def show_failed(
     damage: DlctlError | None = None
     if not snapshot.is_live:
         try:
-            lock.check_database(snapshot.directory)
+            check_database(snapshot.directory)
         except DlctlError as error:
             damage = error
     if not found and damage is None:
@@ -204,19 +204,9 @@ def follow_logs(
     printer: Printer,
 ) -> None:
     """Print the last lines, then new ones, until the run has ended or Ctrl-C."""
-    begin = limit if test is None else None
     with live.leaving(snapshot, "dlctl logs -f"):
-        follower = logs.Follower(snapshot.directory, names, begin)
-        present = [line for line in follower.poll() if test is None or test(line)]
-        lines = []
-        for name, files in logs.list_files(snapshot.directory).items():
-            if name in names:
-                own = [line for line in present if line.name == name]
-                own = own if limit is None else own[len(own) - min(limit, len(own)) :]
-                left = None if limit is None else limit - len(own)
-                older = [file for file in files if not follower.begins_with(file)]
-                lines += logs.tail(older, left, test) + own
-        printer.show(logs.in_order(lines), flush=True)
+        follower = logs.Follower(snapshot.directory, names)
+        printer.show(follower.past(limit, test), flush=True)
 
         def poll() -> None:
             printer.show((x for x in follower.poll() if test is None or test(x)), flush=True)
