@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
-from dlctl.runs import checkpoints, manifest
+from dlctl.runs import checkpoints, lineage, manifest
 from dlctl.runs.best import Best
 
 SIZE = 103
@@ -167,9 +167,7 @@ def test_a_run_may_go_on_with_another_number_of_servers(tmp_path, saved_by, resu
             piece = checkpoints.read_slice(directory, found, tensor, lo, hi)
             assert piece.dtype == np.float32
             np.testing.assert_array_equal(piece, vector[lo:hi])
-    np.testing.assert_array_equal(
-        checkpoints.read_extra(directory, found, "averaged"), np.linspace(0, 1, 4)
-    )
+    np.testing.assert_array_equal(checkpoints.read_averaged(directory, found), np.linspace(0, 1, 4))
 
 
 def test_more_servers_than_elements_leave_some_of_them_empty(tmp_path):
@@ -190,14 +188,10 @@ def test_a_worker_finds_its_residual_and_a_new_one_finds_nothing(tmp_path):
 def test_what_a_worker_takes_part_by_part_stays_in_the_file(tmp_path):
     directory = save(tmp_path)
     found = checkpoints.read_manifest(directory)
-    read = checkpoints.read_worker(directory, found, "worker-0")
-    mapped = checkpoints.read_worker(directory, found, "worker-0", mapped=("resid",))
-    assert mapped.keys() == read.keys()
-    for name, array in mapped.items():
-        np.testing.assert_array_equal(array, read[name], strict=True)
+    mapped = checkpoints.read_worker(directory, found, "worker-0")
     assert not mapped["residual"].flags.writeable
     checkpoints.remove(directory)
-    np.testing.assert_array_equal(mapped["residual"], read["residual"])
+    np.testing.assert_array_equal(mapped["residual"], np.arange(SIZE, dtype=np.float64))
 
 
 def test_reading_what_is_not_there_says_which_file_lacks_it(tmp_path):
@@ -208,8 +202,6 @@ def test_reading_what_is_not_there_says_which_file_lacks_it(tmp_path):
     assert caught.value.where == str(directory / "shard-0.safetensors")
     with pytest.raises(DlctlError, match="not within"):
         checkpoints.read_slice(directory, found, "w", 0, SIZE + 1)
-    with pytest.raises(DlctlError, match="no tensor"):
-        checkpoints.read_extra(directory, found, "nothing")
     (directory / "shard-1.safetensors").unlink()
     with pytest.raises(DlctlError, match="cannot read"):
         checkpoints.read_slice(directory, found, "w", 0, SIZE)
@@ -382,7 +374,7 @@ def test_a_checkpoint_without_a_manifest_does_not_count(tmp_path):
     first = save(tmp_path, step=10, number=1)
     checkpoints.create(tmp_path, 20, 2)
     assert [*checkpoints.complete(tmp_path)] == [first]
-    assert checkpoints.newest_good(tmp_path)[0] == first
+    assert lineage.newest_good(tmp_path)[0] == first
 
 
 def test_newer_means_written_later_not_more_steps(tmp_path):
@@ -390,7 +382,7 @@ def test_newer_means_written_later_not_more_steps(tmp_path):
     save(tmp_path, step=10, number=1)
     save(tmp_path, step=20, number=2)
     last = save(tmp_path, step=15, number=10)
-    assert checkpoints.newest_good(tmp_path)[0] == last
+    assert lineage.newest_good(tmp_path)[0] == last
 
 
 def test_a_bad_checkpoint_is_skipped_and_said_so(tmp_path):
@@ -400,12 +392,17 @@ def test_a_bad_checkpoint_is_skipped_and_said_so(tmp_path):
     worse = save(tmp_path, step=30, number=3)
     (worse / manifest.MANIFEST).write_text("{}")
     problems: list[str] = []
-    directory, found = checkpoints.newest_good(tmp_path, problems.append)
+    directory, found = lineage.newest_good(tmp_path, problems.append)
     assert (directory, found["step"]) == (good, 10)
     assert [p.split(":")[0] for p in problems] == [
         str(worse / manifest.MANIFEST),
         str(bad / "shard-1.safetensors"),
     ]
+
+
+def prune(run: Path, on_problem=lambda problem: None, **kept) -> list[Path]:
+    old = lineage.superfluous(run, [], **kept)
+    return [directory for directory in old if checkpoints.remove(directory, on_problem)]
 
 
 def test_pruning_keeps_the_newest_and_never_removes_the_newest_good_one(tmp_path):
@@ -414,11 +411,11 @@ def test_pruning_keeps_the_newest_and_never_removes_the_newest_good_one(tmp_path
     being_written = checkpoints.create(tmp_path, 70, 7)
     flip(saved[5] / "shard-0.safetensors", -1)
     flip(saved[4] / "shard-0.safetensors", -1)
-    good, _ = checkpoints.newest_good(tmp_path)
-    removed = checkpoints.prune(tmp_path, keep=2, good=good)
+    good, _ = lineage.newest_good(tmp_path)
+    removed = prune(tmp_path, keep=2, good=good)
     assert sorted(removed) == sorted([left_behind, *saved[:3]])
     assert sorted((tmp_path / "ckpt").iterdir()) == sorted([*saved[3:], being_written])
-    assert checkpoints.prune(tmp_path, keep=1, good=saved[3]) == []
+    assert prune(tmp_path, keep=1, good=saved[3]) == []
 
 
 def evaluated(run: Path, number: int, **metrics: float) -> Path:
@@ -433,7 +430,7 @@ def test_pruning_keeps_the_first_one_with_the_best_evaluation(tmp_path, best, st
     evaluated(tmp_path, 0)
     losses = [2.0, 1.0, 1.0, 1.5]
     saved = [evaluated(tmp_path, n, loss=loss) for n, loss in enumerate(losses, 1)]
-    checkpoints.prune(tmp_path, keep=1, good=saved[-1], best=Best.parse(best))
+    prune(tmp_path, keep=1, good=saved[-1], best=Best.parse(best))
     left = [checkpoints.number(path)[0] for path in checkpoints.complete(tmp_path)]
     assert left == ([stays, 4] if stays else [4])
 
@@ -458,7 +455,7 @@ def test_pruning_touches_nothing_that_is_not_a_checkpoint(tmp_path):
     (tmp_path / "ckpt" / "notes").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "ckpt" / "000000000005-0").symlink_to(tmp_path / "elsewhere")
-    checkpoints.prune(tmp_path, keep=1, good=newest)
+    prune(tmp_path, keep=1, good=newest)
     left = {entry.name for entry in (tmp_path / "ckpt").iterdir()}
     assert left == {newest.name, "notes", "000000000005-0"}
     assert (tmp_path / "elsewhere").exists()
@@ -467,7 +464,7 @@ def test_pruning_touches_nothing_that_is_not_a_checkpoint(tmp_path):
 def test_a_checkpoint_with_a_flipped_bit_is_not_good(tmp_path):
     bad = save(tmp_path)
     flip(bad / "shard-0.safetensors", -1)
-    assert checkpoints.newest_good(tmp_path) is None
+    assert lineage.newest_good(tmp_path) is None
 
 
 def test_a_directory_that_cannot_be_removed_is_skipped_and_said_so(tmp_path):
@@ -476,7 +473,7 @@ def test_a_directory_that_cannot_be_removed_is_skipped_and_said_so(tmp_path):
     old = save(tmp_path, step=10, number=1)
     newest = save(tmp_path, step=20, number=2)
     problems: list[str] = []
-    removed = checkpoints.prune(tmp_path, problems.append, keep=1, good=newest)
+    removed = prune(tmp_path, problems.append, keep=1, good=newest)
     assert removed == [old]
     assert [problem.split(":")[0] for problem in problems] == [str(stuck)]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from test_checkpoints import save
 
-from dlctl.runs import checkpoints
+from dlctl.runs import checkpoints, lineage
 
 
 class Disk:
@@ -83,7 +83,7 @@ def look(tmp_path, monkeypatch) -> Iterator[Callable[[Path, list[int]], Disk]]:
 
         def check() -> None:
             for picture in disk.pictures():
-                good = checkpoints.newest_good(picture / run.name)
+                good = lineage.newest_good(picture / run.name)
                 found = checkpoints.number(good[0])[0] if good else 0
                 assert found >= least[0], (found, sorted(picture.rglob("*")))
                 shutil.rmtree(picture)
@@ -114,7 +114,8 @@ def test_whenever_power_is_lost_the_newest_good_checkpoint_is_there(tmp_path, lo
         directory = save(run, step=number, number=number)
         least[0] = number
         disk.pictures()
-        checkpoints.prune(run, keep=2, good=directory)
+        for old in lineage.superfluous(run, [], keep=2, good=directory):
+            checkpoints.remove(old)
     assert disk.taken > 100
 
 

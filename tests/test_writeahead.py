@@ -181,24 +181,6 @@ def test_a_value_that_is_not_what_was_written_is_not_read(run, table):
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (
-            "*** in database main ***\nPage 56: btreeInitPage() returns error code 11\nPage 29: x",
-            "page 56 is damaged",
-        ),
-        ("Tree 5 page 7 cell 0: Rowid 3 out of order", "page 7 is damaged"),
-        (
-            "wrong # of entries in index metric_by_daemon",
-            "wrong # of entries in index metric_by_daemon",
-        ),
-    ],
-)
-def test_what_sqlite_has_found_is_told_without_its_internals(found, said):
-    assert database._in_plain_words([found, "Page 99: more of it"]) == said
-
-
-@pytest.mark.parametrize(
     "name", ["a b", "%41?mode=memory#c", 'it\'s "so"', "two\nlines", "caf\udce9"]
 )
 def test_a_database_is_found_whatever_its_directory_is_called(tmp_path, name):

@@ -72,10 +72,9 @@ class Directories:
         those that were saved after a failure.
         """
         try:
-            counts = lineage.counting(self.directory, branch)
-            checkpoints.prune(
-                self.directory, log.warning,
-                keep=keep, good=newest, counts=counts, best=Best.parse(best),
-            )  # fmt: skip
+            wanted = Best.parse(best)
+            old = lineage.superfluous(self.directory, branch, keep=keep, good=newest, best=wanted)
+            for directory in old:
+                checkpoints.remove(directory, log.warning)
         except Exception as error:
             log.warning("cannot remove old checkpoints: %s", reason_of(error))

@@ -62,7 +62,8 @@ class Files:
         manifest = checkpoints.read_manifest(directory)
         if self._name.startswith("worker"):
             # The state of torch's optimisers is copied, part by part if a replica is cut.
-            own = checkpoints.read_worker(directory, manifest, self._name, mapped=(SAVED_AS,))
+            own = checkpoints.read_worker(directory, manifest, self._name)
+            own = {k: a if k.startswith(SAVED_AS) else a.copy() for k, a in own.items()}
             return ArraysLoaded(own, {})
         slots = checkpoints.slots(directory, manifest, effect.lo)
         saved = {W, *(f"{SLOT}{slot}" for slot in slots)}
@@ -75,7 +76,7 @@ class Files:
             name = f"table.{table.name}"
             arrays[name] = checkpoints.read_table(directory, manifest, *table)
         for extra in effect.extras:
-            arrays[extra] = checkpoints.read_extra(directory, manifest, extra)
+            arrays[extra] = checkpoints.read_averaged(directory, manifest)
         try:
             return ArraysLoaded(arrays, state_of(manifest, effect.lo, effect.hi))
         except ValueError as error:

@@ -112,7 +112,7 @@ def state_dict(directory: Path, manifest: Manifest, of: str = "w") -> StateDict:
     model = layout(manifest)
     vectors = {
         TRAINED: checkpoints.read_slice(directory, manifest, of, 0, manifest["size"]),
-        AVERAGED: checkpoints.read_extra(directory, manifest, "averaged"),
+        AVERAGED: checkpoints.read_averaged(directory, manifest),
     }
     if rows := model.size(ROWS):
         vectors[ROWS] = checkpoints.read_table(directory, manifest, TABLE, rows, 0, rows)

@@ -24,7 +24,7 @@ def look(request: Request) -> dict[str, Any]:
     """The running daemons, the stored states of servers, free space and versions.
 
     {daemons: [{role, name, incarnation, pid, pid_start}], kept: [...] as `kept_shards.Kept`,
-    kept_bytes, free_bytes: {directory, shm}, directory, is_there, host, versions}
+    free_bytes: {directory, shm}, directory, is_there, host, versions}
     """
     directory = host_directory(request)
     servers = servers_of(directory)
@@ -34,7 +34,6 @@ def look(request: Request) -> dict[str, Any]:
         "is_there": directory.is_dir(),
         "daemons": [row(daemon) for daemon in local.living(directory)],
         "kept": [_kept(found) for found in kept_shards.kept(directory, servers)],
-        "kept_bytes": kept_shards.bytes_held(directory, servers),
         "free_bytes": {"directory": free_bytes(directory), "shm": free_bytes(SHARED_MEMORY)},
         "versions": versions(),
     }

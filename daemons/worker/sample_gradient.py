@@ -100,7 +100,7 @@ def _load(replica: Replica, checkpoint: Path) -> None:
             hint="the task has changed since; name the job file instead of the run",
         )
     copy_into(replica.parameters, checkpoints.read_slice(checkpoint, manifest, "w", 0, size))
-    replica.load_averaged(checkpoints.read_extra(checkpoint, manifest, "averaged"))
+    replica.load_averaged(checkpoints.read_averaged(checkpoint, manifest))
     if path := checkpoints.frozen_file(checkpoint, manifest):
         frozen.load(replica, path, bytes.fromhex(manifest[FROZEN]["digests"]))
 

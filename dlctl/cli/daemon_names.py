@@ -16,7 +16,7 @@ from dlctl.util.did_you_mean import meant
 
 def _of_run(ctx: click.Context) -> Iterable[str]:
     try:
-        return select.load_any(select.silently(ctx.params.get("job"))).roles()
+        return select.load_any(select.directory(ctx.params.get("job"), quiet=True)).roles()
     except DlctlError:
         return []
 

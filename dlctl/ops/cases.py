@@ -27,7 +27,7 @@ from dlctl.ops.changes import Change
 from dlctl.ops.decide import Action, Facts, Lead, Run, Saved, Shards
 from dlctl.ops.remains import Findings, Good, Loss
 from dlctl.runs import checkpoints, lineage, lock, manifest, paths, select
-from dlctl.runs.snapshot import Snapshot, load, read_job, started
+from dlctl.runs.snapshot import Snapshot, check_database, load, read_job, started
 from dlctl.util import hints, values
 from dlctl.util.names import AVERAGE
 from dlctl.util.text import is_poisoned
@@ -114,7 +114,7 @@ def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh
     newer = [directory for directory in found if started(directory) > since]
     for directory in sorted(newer, key=started, reverse=True):
         is_given_up = fresh and not any(local.living(directory))
-        if is_given_up or lock.original_of(directory) is not None:
+        if is_given_up or lock.origin(select.load_any(directory)) is not None:
             continue
         old = load(directory).run.get("job_file")
         if previous is None and isinstance(old, str) and not os.path.lexists(old):
@@ -172,7 +172,7 @@ def looked(case: Case, *, ask_hosts: bool = True) -> Case:
     """
     while (run := case.run) is not None and case.action.is_look:
         lock.check(run)
-        lock.check_database(run.directory)
+        check_database(run.directory)
         if case.action is Action.LOOK_AT_SHARDS:
             findings = remains.examine(run, ask_hosts=ask_hosts)
             facts = replace(case.facts, shards=_shards(case, findings))
@@ -196,8 +196,7 @@ def _with_checkpoint(case: Case, run: Snapshot) -> Case:
     if case.number is not None:
         good: Good | None = checkpoint_choice.good(run, case.number)
     else:
-        ordered = lineage.order(run.directory)
-        good = checkpoints.newest_good(run.directory, damaged.append, ordered)
+        good = lineage.newest_good(run.directory, damaged.append)
     if case.job is not None and good is not None and not manifest.has_updates(good[1]):
         good = None
     saved = Saved.DAMAGED if damaged else Saved.NONE

@@ -76,8 +76,7 @@ def _one(path: Path, is_damaged: bool) -> str:
 def _newest_good(snapshot: Snapshot) -> Path:
     """Warns if newer checkpoints had to be skipped."""
     problems: list[str] = []
-    ordered = lineage.order(snapshot.directory)
-    good = checkpoints.newest_good(snapshot.directory, problems.append, ordered)
+    good = lineage.newest_good(snapshot.directory, problems.append)
     if good is None:
         what = f"{snapshot.run_id} has no good checkpoint"
         raise NotFound(_with_problems(what, problems), hint=_list(snapshot))
@@ -133,11 +132,7 @@ def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> tuple[list[
     if keep is not None and good:
         oldest = checkpoints.number(good[:keep][-1])
         window = sum(checkpoints.number(d) >= oldest for d in checkpoints.complete(directory))
-        counts = lineage.counting(directory, [])
-        found |= set(
-            checkpoints.superfluous(
-                directory, keep=window, good=good[0], counts=counts, best=_wanted(snapshot)
-            )
-        )
+        best = _wanted(snapshot)
+        found |= set(lineage.superfluous(directory, [], keep=window, good=good[0], best=best))
     left = [path for path in bad if path not in found]
     return sorted(found, key=checkpoints.number), left

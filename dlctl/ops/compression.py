@@ -17,7 +17,7 @@ from dlctl.config import JobFile, to_dict
 from dlctl.flat import slice_bounds
 from dlctl.launch.base import same_hashes
 from dlctl.ops import other_process, remains
-from dlctl.runs import checkpoints, lineage, select
+from dlctl.runs import lineage, select
 from dlctl.util import notes
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def measured(run_or_file: str) -> dict[str, dict[str, Any]]:
     else:
         directory = select.directory(run_or_file)
         job = remains.read_jobfile(directory)
-        checkpoint = checkpoints.newest_good(directory, notes.warn, lineage.order(directory))
+        checkpoint = lineage.newest_good(directory, notes.warn)
     gradient = _gradient(job, checkpoint[0] if checkpoint else None)
     return {name: _measure(name, job, gradient) for name in registry.names("compressors")}
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from dlctl.algorithms import translation
 from dlctl.algorithms.translation import Translation
 from dlctl.errors import DlctlError, UsageError
-from dlctl.flat import AVERAGED
 from dlctl.messages import Array
 from dlctl.ops import cases
 from dlctl.runs import checkpoints, manifest
@@ -108,7 +107,7 @@ class _Source:
         return checkpoints.read_slice(self._directory, self.manifest, tensor, lo, hi)
 
     def averaged(self) -> Array:
-        return checkpoints.read_extra(self._directory, self.manifest, AVERAGED)
+        return checkpoints.read_averaged(self._directory, self.manifest)
 
     def worker(self, name: str) -> Mapping[str, Array]:
-        return checkpoints.read_worker(self._directory, self.manifest, name, mapped=("",))
+        return checkpoints.read_worker(self._directory, self.manifest, name)

@@ -13,9 +13,9 @@ from dlctl.control import unresponsive
 from dlctl.errors import DlctlError
 from dlctl.ops import codes, other_hosts
 from dlctl.problems import of_reason
-from dlctl.runs import database, facts, lock, select
+from dlctl.runs import database, facts, lineage, lock, select
 from dlctl.runs.manifest import has_updates, is_doubtful
-from dlctl.runs.snapshot import Snapshot, Unreadable, newest_whole, read_job
+from dlctl.runs.snapshot import Snapshot, Unreadable, check_database, read_job
 from dlctl.util import hints, values
 from dlctl.util.text import is_poisoned
 
@@ -139,7 +139,7 @@ def _of_diverged(snapshot: Snapshot) -> Step:
     fails again, so the user has to fix the cause first. `recover --from-checkpoint` discards a
     learning rate that was set live.
     """
-    found, file = newest_whole(snapshot.directory), job_file(snapshot)
+    found, file = lineage.newest_good(snapshot.directory, hashes=False), job_file(snapshot)
     first = f"fix the data or the task, or lower lr in {file},"
     if found is None or not has_updates(found[1]):
         what = f"starts over: {RUINED}, and no checkpoint after step 0"
@@ -163,12 +163,13 @@ def explained(error: Unreadable) -> Unreadable:
 
     directory, text = error.directory, error.message
     typed, on = shlex.quote(values.path(directory)), new_run(directory, _job_file_of(directory))
-    is_copy = isinstance(error, lock.Copied)
-    original = error.original if isinstance(error, lock.Copied) else lock.original_of(directory)
-    if original is not None:
-        text += "" if is_copy else f"\n  this directory is a copy, and the run is in {original}"
-        has_saved = newest_whole(directory) is not None
-        hint = hints.either(lock.where_to_look(original), on if has_saved else "")
+    where = error.where or str(directory / database.FILE)
+    if (found := lock.origin(select.load_any(directory))) is not None:
+        text, where, original = f"this directory is a copy: {found[1]}", str(directory), found[0]
+        look = "dlctl status -j" if (original / database.FILE).exists() else "pgrep -af"
+        has_saved = lineage.newest_good(directory, hashes=False) is not None
+        look = f"{look} {shlex.quote(str(original))}"
+        hint = hints.either(look, on if has_saved else "")
     elif there := [found.name for found in local.living(directory)]:
         text += f"\n  daemons of it are alive: {', '.join(there)}"
         hint = hints.told(f"dlctl stop --kill -j {typed}", "ends them")
@@ -176,14 +177,14 @@ def explained(error: Unreadable) -> Unreadable:
             hint = hints.told(f"dlctl stop -j {typed}", "ends the run with a checkpoint")
     else:
         hint = on
-    return Unreadable(directory, text, error.where or str(directory / database.FILE), hint)
+    return Unreadable(directory, text, where, hint)
 
 
 def new_run(directory: Path, job_file: str) -> str:
     """How to continue without the database; `job_file` as typed in a shell. Does not read the
     checkpoint's bytes: `start` does that.
     """
-    found = newest_whole(directory)
+    found = lineage.newest_good(directory, hashes=False)
     if found is None:
         return _anew(job_file)
     path, step = shlex.quote(values.path(found[0])), values.count(found[1]["step"])
@@ -206,7 +207,7 @@ def damaged(words: Iterable[str], error: Exception) -> DlctlError | None:
     named, known = set(words), select.directories()
     for directory in sorted(known, key=lambda path: path.name in named, reverse=True):
         try:
-            lock.check_database(directory)
+            check_database(directory)
         except Unreadable as found:
             return explained(found)
     return None

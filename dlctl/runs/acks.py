@@ -57,18 +57,13 @@ def read(path: Path) -> AckRecord:
         data = path.read_bytes()
     except OSError as error:
         raise DlctlError(f"cannot read it: {error.strerror}", where=str(path)) from error
-    if name is None or len(data) < HEADER.size:
-        raise _no_record(path)
-    magic, epoch, shards = HEADER.unpack_from(data)
-    if magic != MAGIC or shards > SHARDS_MAX or len(data) != HEADER.size + COUNT_BYTES * shards:
-        raise _no_record(path)
-    counts = struct.unpack_from(f"<{shards}Q", data, HEADER.size)
-    return AckRecord(int(name[1]), int(name[2]), epoch, counts)
-
-
-def _no_record(path: Path) -> DlctlError:
-    """A disk error or a power loss may have left less than was written."""
-    return DlctlError(
+    if name and data.startswith(MAGIC) and len(data) >= HEADER.size:
+        _, epoch, shards = HEADER.unpack_from(data)
+        if shards <= SHARDS_MAX and len(data) == HEADER.size + COUNT_BYTES * shards:
+            counts = struct.unpack_from(f"<{shards}Q", data, HEADER.size)
+            return AckRecord(int(name[1]), int(name[2]), epoch, counts)
+    # A disk error or a power loss may have left less than was written.
+    raise DlctlError(
         "this is not a record of a worker's acks",
         where=str(path),
         hint=f"that worker's acks are unknown; move {path.name} away to check the others",

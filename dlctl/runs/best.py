@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 import operator
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dlctl.config import Stop
 from dlctl.runs.manifest import FAILURE, Manifest
-from dlctl.util.did_you_mean import did_you_mean
+from dlctl.util import values
+from dlctl.util.did_you_mean import meant
 
 T = TypeVar("T")
 _GRAMMAR = re.compile(r"\s*([^\s]+)\s+(min|max)\s*", re.ASCII)
@@ -41,10 +40,7 @@ class Best:
 
     def value(self, evaluation: Any) -> float | None:
         """The metric's value in an evaluation; None if it has no such finite number."""
-        found = evaluation.get(self.metric) if isinstance(evaluation, Mapping) else None
-        if not isinstance(found, int | float):
-            return None
-        return float(found) if abs(found) <= sys.float_info.max else None
+        return values.number(evaluation.get(self.metric)) if evaluation else None
 
     def is_better(self, value: float, other: float | None) -> bool:
         if other is None:
@@ -56,13 +52,13 @@ class Best:
         with this metric. Checkpoints saved because the run had failed are skipped: their quality is
         unknown.
         """
-        best, best_value = None, None
-        for checkpoint, manifest in checkpoints:
-            value = self.value(manifest["evaluation"])
-            is_failed = FAILURE in manifest
-            if value is not None and not is_failed and self.is_better(value, best_value):
-                best, best_value = checkpoint, value
-        return best
+        known = [
+            (value, checkpoint)
+            for checkpoint, manifest in checkpoints
+            if FAILURE not in manifest and (value := self.value(manifest["evaluation"])) is not None
+        ]
+        first = min if self.end == "min" else max
+        return first(known, key=operator.itemgetter(0))[1] if known else None
 
     def __str__(self) -> str:
         return f"{self.metric} {self.end}"
@@ -118,12 +114,5 @@ def available_metrics(metric: str, names: Collection[str]) -> str:
     if not names:
         return "the task has no evaluate, or it returns no metrics"
     shown = sorted(f"{name:.80}" for name in names)
-    more = [f"{len(shown) - NAMES_MAX} more"] if len(shown) > NAMES_MAX else []
-    text = f"the task's evaluate returns {', '.join(shown[:NAMES_MAX] + more)}"
-    meant = did_you_mean(metric, names)
-    return f"{text}; {meant}" if meant.startswith("did") else text
-
-
-def is_only_stop(stop: Stop) -> bool:
-    """Whether nothing but its target would ever end a run."""
-    return not (stop.epochs or stop.steps or stop.samples or stop.seconds)
+    shown[NAMES_MAX:] = ["..."] if len(shown) > NAMES_MAX else []
+    return f"the task's evaluate returns {', '.join(shown)}{meant(metric, names)}"

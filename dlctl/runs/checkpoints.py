@@ -22,16 +22,15 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED
 from dlctl.runs import tensorfile
-from dlctl.runs.best import Best
 from dlctl.runs.manifest import (
     FROZEN,
     MANIFEST,
@@ -55,11 +54,10 @@ FOLDER = "ckpt"
 W = "w"
 SLOT = "slot."
 TABLE = "table."
-_DTYPES = {"float32": "F32", "float64": "F64"}
-EXTRAS = {AVERAGED: "F64"}
-"""Additional tensors of the first shard: dtypes as `tensorfile` names them."""
 _NAME = re.compile(r"(\d{12,})-(\d+)")
-_IGNORE: Callable[[str], None] = lambda problem: None  # noqa: E731
+Cuts = Iterable[tuple[str, Mapping[str, Any]]]
+"""(file, bounds of the part in it), ..."""
+
 # ---------------------------------------------------------------- writing
 
 
@@ -88,18 +86,22 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[str, int]:
     The arrays are hashed while they are written and never copied. Raises DlctlError naming `path`
     (disk full, no permission, a dtype that safetensors does not have); no file is left then.
     """
-    head, ordered = tensorfile.header(path, arrays)
-    return write_chunks(path, tensorfile.chunks(head, ordered))
+    return write_chunks(path, tensorfile.chunks(path, arrays))
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
     """Write the bytes of a file; returns its SHA-256 and size. Raises DlctlError."""
     digest = hashlib.sha256()
-    with _writing(path) as file:
-        for chunk in chunks:
-            digest.update(chunk)
-            file.write(chunk)
-        nbytes = file.tell()
+    try:
+        with replacing(path) as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                file.write(chunk)
+            nbytes = file.tell()
+    except OSError as error:
+        raise DlctlError(
+            f"cannot write: {error.strerror}", where=str(path), hint=f"df -h {path.parent}"
+        ) from error
     return digest.hexdigest(), nbytes
 
 
@@ -114,8 +116,6 @@ def share_frozen(source: Path, target: Path, manifest: Manifest) -> None:
         target.mkdir(exist_ok=True)
         try:
             here.hardlink_to(there)
-        except FileNotFoundError:
-            raise
         except OSError:
             with replacing(here) as file, there.open("rb") as read:
                 shutil.copyfileobj(read, file, tensorfile.CHUNK_BYTES)
@@ -135,19 +135,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     if problems := _part_problems(directory, manifest, hashes=False):
         problem = problems[0].removeprefix(f"{directory}/")
         raise DlctlError(f"cannot be completed: {problem}", where=str(directory))
-    with _writing(path) as file:
-        file.write(data)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[IO[bytes]]:
-    try:
-        with replacing(path) as file:
-            yield file
-    except OSError as error:
-        raise DlctlError(
-            f"cannot write: {error.strerror}", where=str(path), hint=f"df -h {path.parent}"
-        ) from error
+    write_chunks(path, [data])
 
 
 # ---------------------------------------------------------------- reading
@@ -176,10 +164,10 @@ def read_slice(directory: Path, manifest: Manifest, tensor: str, lo: int, hi: in
     if tensor == W and (found := models(manifest)):
         total = np.zeros(hi - lo, np.float64)
         for model in found:
-            total += _assembled(directory, W, [(model["file"], model)], lo, hi)
+            total += _assembled(directory, W, [(model["file"], model)], lo, hi, "float32")
         return (total / len(found)).astype(np.float32)
     cuts = [(shard["file"], shard) for shard in manifest["shards"]]
-    return _assembled(directory, tensor, cuts, lo, hi)
+    return _assembled(directory, tensor, cuts, lo, hi, "float32")
 
 
 def read_table(
@@ -201,37 +189,26 @@ def read_table(
     return _assembled(directory, TABLE + name, cuts, lo, hi, dtype)
 
 
-def _assembled(
-    directory: Path,
-    tensor: str,
-    cuts: Iterable[tuple[str, Mapping[str, Any]]],
-    lo: int,
-    hi: int,
-    dtype: str = "float32",
-) -> Array:
-    """Elements [lo, hi) of a sharded vector; `cuts`: (file, bounds of the part in it)."""
+def _assembled(directory: Path, tensor: str, cuts: Cuts, lo: int, hi: int, dtype: str) -> Array:
+    """Elements [lo, hi) of a sharded vector."""
     import numpy as np
 
     parts = [np.zeros(0, dtype)]
     for name, cut in cuts:
         first, last = max(lo, cut["lo"]), min(hi, cut["hi"])
         if first < last:
-            path = directory / name
-            with tensorfile.opened(path) as file:
-                tensorfile.check(path, file, tensor, _DTYPES[dtype], cut["hi"] - cut["lo"])
-                parts.append(file.get_slice(tensor)[first - cut["lo"] : last - cut["lo"]])
+            part = tensorfile.vector(directory / name, tensor, dtype, cut["hi"] - cut["lo"])
+            parts.append(part[first - cut["lo"] : last - cut["lo"]])
     return np.concatenate(parts)
 
 
-def read_extra(directory: Path, manifest: Manifest, tensor: str) -> Array:
-    """A tensor that only the first shard has: "averaged" (float64).
+def read_averaged(directory: Path, manifest: Manifest) -> Array:
+    """float64: the averaged buffers, which only the first shard has.
 
     Raises DlctlError naming the file if it has none of the length given by the layout.
     """
-    path = directory / manifest["shards"][0]["file"]
-    with tensorfile.opened(path) as file:
-        tensorfile.check(path, file, tensor, EXTRAS.get(tensor, ""), layout(manifest).size(tensor))
-        return tensorfile.read(path, file, tensor)
+    path, size = directory / manifest["shards"][0]["file"], layout(manifest).size(AVERAGED)
+    return tensorfile.vector(path, AVERAGED, "float64", size).copy()
 
 
 def frozen_file(directory: Path, manifest: Manifest) -> Path | None:
@@ -260,25 +237,17 @@ def slots(directory: Path, manifest: Manifest, at: int = 0) -> list[str]:
     """
     shards = manifest["shards"]
     part = next((shard for shard in shards if shard["lo"] <= at < shard["hi"]), shards[0])
-    with tensorfile.opened(directory / part["file"]) as file:
-        return sorted(key[len(SLOT) :] for key in file.keys() if key.startswith(SLOT))  # noqa: SIM118
+    names = tensorfile.read(directory / part["file"])
+    return sorted(name[len(SLOT) :] for name in names if name.startswith(SLOT))
 
 
-def read_worker(
-    directory: Path, manifest: Manifest, name: str, mapped: tuple[str, ...] = ()
-) -> dict[str, Array]:
-    """The arrays that worker `name` saved; {} if it saved none. mapped: prefixes of names whose
-    arrays are memory-mapped, read-only. Raises DlctlError.
+def read_worker(directory: Path, manifest: Manifest, name: str) -> dict[str, Array]:
+    """The arrays that worker `name` saved, mapped as by `tensorfile.read`; {} if it saved none.
+    Raises DlctlError.
     """
     for worker in manifest["workers"]:
         if worker["name"] == name and worker["file"]:
-            path = directory / worker["file"]
-            with tensorfile.opened(path) as file:
-                keys = file.keys()
-                chosen = [key for key in keys if key.startswith(mapped)]
-                found = tensorfile.mapped(path, file, chosen) if chosen else {}
-                rest = (key for key in keys if key not in found)
-                return found | {key: tensorfile.read(path, file, key) for key in rest}
+            return tensorfile.read(directory / worker["file"])
     return {}
 
 
@@ -291,32 +260,25 @@ def verify(directory: Path, *, hashes: bool = True) -> list[str]:
     """
     try:
         manifest = read_manifest(directory)
+        problems = _part_problems(directory, manifest, hashes)
+        if hashes and not problems:
+            _check_tensors(directory, manifest)
     except DlctlError as error:
         return [f"{error.where}: {error.message}"]
-    problems = _part_problems(directory, manifest, hashes)
-    if hashes and not problems:
-        problems += _tensor_problems(directory, manifest)
     return problems
 
 
-def _tensor_problems(directory: Path, manifest: Manifest) -> list[str]:
-    """The files are as written; check whether they have the tensors that a resume needs."""
-    try:
-        vectors = (W, *(SLOT + slot for slot in slots(directory, manifest)))
-        for shard in manifest["shards"]:
-            path, vector = directory / shard["file"], {**shard, "dtype": "float32"}
-            wanted = dict.fromkeys(vectors, vector)
-            wanted |= {TABLE + name: cut for name, cut in tables(shard).items()}
-            with tensorfile.opened(path) as file:
-                for tensor, cut in wanted.items():
-                    dtype, size = _DTYPES[cut["dtype"]], cut["hi"] - cut["lo"]
-                    tensorfile.check(path, file, tensor, dtype, size)
-        for tensor in EXTRAS:
-            read_extra(directory, manifest, tensor)
-        frozen_file(directory, manifest)
-    except DlctlError as error:
-        return [f"{error.where}: {error.message}"]
-    return []
+def _check_tensors(directory: Path, manifest: Manifest) -> None:
+    """Raises DlctlError unless the files, which are as written, have all that a resume needs."""
+    vectors = (W, *(SLOT + slot for slot in slots(directory, manifest)))
+    for shard in manifest["shards"]:
+        wanted = {name: {**shard, "dtype": "float32"} for name in vectors}
+        wanted |= {TABLE + name: cut for name, cut in tables(shard).items()}
+        for tensor, cut in wanted.items():
+            size = cut["hi"] - cut["lo"]
+            tensorfile.vector(directory / shard["file"], tensor, cut["dtype"], size)
+    read_averaged(directory, manifest)
+    frozen_file(directory, manifest)
 
 
 def _part_problems(directory: Path, manifest: Manifest, hashes: bool) -> list[str]:
@@ -355,7 +317,7 @@ def file_problems(
 # ---------------------------------------------------------------- listing, pruning
 
 
-def _candidates(run_directory: Path) -> list[Path]:
+def candidates(run_directory: Path) -> list[Path]:
     """Every directory with the name of a checkpoint, complete or not, newest last."""
     try:
         entries = list((run_directory / FOLDER).iterdir())
@@ -378,12 +340,12 @@ def of_run(run_directory: Path, path: str) -> Path:
 
 def highest_number(run_directory: Path) -> int:
     """The number of the newest checkpoint on disk, complete or not; 0 if there is none."""
-    return max((number(directory)[0] for directory in _candidates(run_directory)), default=0)
+    return max((number(directory)[0] for directory in candidates(run_directory)), default=0)
 
 
 def finished(run_directory: Path) -> list[Path]:
     """All checkpoints that were completed, newest last, damaged ones included."""
-    return [found for found in _candidates(run_directory) if os.path.lexists(found / MANIFEST)]
+    return [found for found in candidates(run_directory) if os.path.lexists(found / MANIFEST)]
 
 
 def complete(run_directory: Path) -> dict[Path, Manifest]:
@@ -395,74 +357,19 @@ def complete(run_directory: Path) -> dict[Path, Manifest]:
     return found
 
 
-def newest_good(
-    run_directory: Path,
-    on_problem: Callable[[str], None] = _IGNORE,
-    ordered: Iterable[Path] | None = None,
-) -> tuple[Path, Manifest] | None:
-    """The newest checkpoint in which every byte is right; None if there is none.
-
-    A completed checkpoint that is not good is skipped and reported to `on_problem`. `ordered`: the
-    order in which to try them, see `dlctl/runs/lineage.py`.
-    """
-    for directory in ordered or reversed(finished(run_directory)):
-        problems = verify(directory)
-        if not problems:
-            return directory, read_manifest(directory)
-        for problem in problems:
-            on_problem(problem)
-    return None
-
-
-def prune(
-    run_directory: Path, on_problem: Callable[[str], None] = _IGNORE, **kept: Any
-) -> list[Path]:
-    """Remove what is `superfluous` (which takes `kept`); returns what was removed.
-
-    A directory that cannot be removed stays, and is reported to `on_problem`.
-    """
-    return [old for old in superfluous(run_directory, **kept) if remove(old, on_problem)]
-
-
-def superfluous(
-    run_directory: Path,
-    *,
-    keep: int,
-    good: Path,
-    counts: Callable[[int], bool] = lambda number: True,
-    best: Best | None = None,
-) -> list[Path]:
-    """Everything older than the checkpoint `good`, except the newest `keep` complete ones and the
-    best one: checkpoints, and leftovers of older attempts. A checkpoint being written is newer than
-    all complete ones.
-
-    good: known to be good, as every byte was read or has just been written. Checkpoints whose
-    numbers do not count, because the run abandoned them for an older one, displace none that
-    counts. They were damaged then, but removing them was not requested: they stay for as long as if
-    they counted, so there are at most twice `keep`.
-    """
-    readable = complete(run_directory)
-    counted = [directory for directory in readable if counts(number(directory)[0])]
-    kept = {good, *list(readable)[-keep:], *counted[-keep:]}
-    if best is not None:
-        kept.add(best.of(readable.items()) or good)
-    older = (found for found in _candidates(run_directory) if number(found) < number(good))
-    return [directory for directory in older if directory not in kept]
-
-
 def remove_incomplete(
-    run_directory: Path, before: int, on_problem: Callable[[str], None] = _IGNORE
+    run_directory: Path, before: int, on_problem: Callable[[str], None] = lambda problem: None
 ) -> list[Path]:
     """Remove directories without a manifest that attempts numbered below `before` left behind.
 
     On a full disk, nothing else would free space for the next attempt. Returns what was removed.
     """
-    left = set(_candidates(run_directory)) - set(finished(run_directory))
+    left = set(candidates(run_directory)) - set(finished(run_directory))
     old = sorted((found for found in left if number(found)[0] < before), key=number)
     return [directory for directory in old if remove(directory, on_problem)]
 
 
-def remove(directory: Path, on_problem: Callable[[str], None] = _IGNORE) -> bool:
+def remove(directory: Path, on_problem: Callable[[str], None] = lambda problem: None) -> bool:
     """Remove one checkpoint; False if that fails, which is reported to `on_problem`."""
     try:
         # Without its manifest, a partially removed checkpoint does not count as one.

@@ -24,10 +24,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,6 @@ ENDED = ("stopped", "finished", "failed")
 REMOVED = "removed"
 """State of a daemon that an earlier execution had and the job no longer has."""
 _SUMMED = ("run", "daemon", "checkpoint", "term", "memory")
-_PAGE = re.compile(r"\bpage (\d+)", re.IGNORECASE)
 _SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE daemon (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
@@ -79,10 +77,7 @@ class RunDb:
     def __init__(self, directory: Path, *, create: bool = False, readonly: bool = False) -> None:
         path = directory / FILE
         if not create and not path.exists():
-            is_there = directory.exists()
-            what = f"is not a run directory: it has no {FILE}" if is_there else "does not exist"
-            raise NotFound(f"{directory} {what}", hint="dlctl ps")
-        mode = "ro" if readonly else "rwc"
+            raise NotFound(f"{directory} is not a run directory: it has no {FILE}", hint="dlctl ps")
         try:
             if create and not path.exists():
                 _make(path)
@@ -92,8 +87,9 @@ class RunDb:
                     where=str(path),
                     hint=f"dlctl recover --dry-run -j {directory.name}",
                 )
-            address = f"{path.absolute().as_uri()}?mode={mode}"  # There may be "?" or "#" in it.
-            self._db = sqlite3.connect(address, uri=True, timeout=10)
+            address = path.absolute().as_uri()  # There may be "?" or "#" in the path.
+            mode = "ro" if readonly else "rwc"
+            self._db = sqlite3.connect(f"{address}?mode={mode}", uri=True, timeout=10)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             # Survives a crash of any process; see `sync` for power failures.
             self._db.execute("PRAGMA synchronous=NORMAL")
@@ -135,7 +131,7 @@ class RunDb:
     # ------------------------------------------------------------ run and daemons
 
     def put_run(self, **values: Any) -> None:
-        self._put("run", {key: json.dumps(value) for key, value in values.items()})
+        self._put("run", values)
 
     def put_end(self, state: str, reason: str, at: float) -> None:
         """Record the end of a run without a coordinator, in its state and events, for this reason.
@@ -146,10 +142,10 @@ class RunDb:
         self.add_event(at, "state", "", f"{state}: {reason}", {})
 
     def run(self) -> dict[str, Any]:
-        return {key: json.loads(value) for key, value in self._rows("run")}
+        return dict(self._rows("run"))
 
     def put_daemon(self, name: str, value: dict[str, Any]) -> None:
-        self._put("daemon", {name: json.dumps(value)})
+        self._put("daemon", {name: value})
 
     def daemons(self) -> list[dict[str, Any]]:
         """The rows of the daemons that the job has, ordered by name."""
@@ -167,7 +163,7 @@ class RunDb:
         return {row["name"]: row["incarnation"] for row in self._daemon_rows()}
 
     def _daemon_rows(self) -> list[dict[str, Any]]:
-        return [json.loads(value) for _, value in self._rows("daemon")]
+        return [row for _, row in self._rows("daemon")]
 
     # ------------------------------------------------------------ events and metrics
 
@@ -177,19 +173,11 @@ class RunDb:
 
     def events(self, after: int = 0, kind: str = "") -> Iterator[dict[str, Any]]:
         """Events after the one with the id `after`; only of `kind`, if given."""
-        query = (
-            "SELECT id, at, kind, daemon, text, data FROM event"
-            " WHERE id > ? AND ? IN ('', kind) ORDER BY id"
-        )
-        for id_, at, of_kind, daemon, text, data in self._db.execute(query, (after, kind)):
-            yield {
-                "id": id_,
-                "at": at,
-                "kind": of_kind,
-                "daemon": daemon,
-                "text": text,
-                "data": json.loads(data),
-            }
+        columns = ("id", "at", "kind", "daemon", "text", "data")
+        query = "SELECT * FROM event WHERE id > ? AND ? IN ('', kind) ORDER BY id"
+        for row in self._db.execute(query, (after, kind)):
+            event = dict(zip(columns, row, strict=True))
+            yield {**event, "data": json.loads(event["data"])}
 
     def add_metric(self, at: float, daemon: str, step: int, value: dict[str, Any]) -> None:
         self._db.execute(
@@ -217,10 +205,10 @@ class RunDb:
     # ------------------------------------------------------------ checkpoints
 
     def put_checkpoint(self, number: int, value: dict[str, Any]) -> None:
-        self._put("checkpoint", {number: json.dumps(value)})
+        self._put("checkpoint", {number: value})
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        return [json.loads(value) for _, value in self._rows("checkpoint")]
+        return [row for _, row in self._rows("checkpoint")]
 
     # ------------------------------------------------------------ terms and memory
 
@@ -234,10 +222,10 @@ class RunDb:
         """None deletes the key."""
         gone = [(key,) for key, value in values.items() if value is None]
         self._db.executemany("DELETE FROM memory WHERE key = ?", gone)
-        self._put("memory", {k: json.dumps(v) for k, v in values.items() if v is not None})
+        self._put("memory", {k: v for k, v in values.items() if v is not None})
 
     def memory(self) -> dict[str, Any]:
-        return {key: json.loads(value) for key, value in self._rows("memory")}
+        return dict(self._rows("memory"))
 
     def clear_memory(self) -> None:
         """Makes the next coordinator start a new execution."""
@@ -249,7 +237,8 @@ class RunDb:
     # ------------------------------------------------------------ rows with a checksum
 
     def _put(self, table: str, values: Mapping[Any, Any]) -> None:
-        rows = [(key, value, _crc(key, value)) for key, value in values.items()]
+        texts = {key: json.dumps(value) for key, value in values.items()}
+        rows = [(key, text, _crc(key, text)) for key, text in texts.items()]
         query = f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)"  # noqa: S608 - ours
         self._db.executemany(query, rows)
 
@@ -259,23 +248,17 @@ class RunDb:
         for key, value, crc in self._db.execute(query):
             if crc != _crc(key, value):
                 raise sqlite3.DatabaseError(f'row "{key}" of table {table} has a wrong checksum')
-            yield key, value
+            yield key, json.loads(str(value))  # A term is an integer.
 
     def check(self) -> None:
         """Read everything. Raises sqlite3.DatabaseError naming the damage."""
         found = [str(row[0]) for row in self._db.execute("PRAGMA quick_check(3)")]
         if found != ["ok"]:
-            raise sqlite3.DatabaseError(_in_plain_words(found))
+            # The first finding: the others follow from it.
+            raise sqlite3.DatabaseError(found[0].splitlines()[-1])
         for table in _SUMMED:
             for _ in self._rows(table):
                 pass
-
-
-def _in_plain_words(found: Sequence[str]) -> str:
-    """The first finding of SQLite's check: the others follow from it, in SQLite's terms."""
-    if page := _PAGE.search(found[0]):
-        return f"page {page[1]} is damaged"
-    return found[0].splitlines()[-1]
 
 
 def _crc(key: Any, value: Any) -> int:
@@ -290,7 +273,7 @@ def damage(directory: Path) -> str:
     try:
         with closing(RunDb(directory, readonly=True)) as db:
             db.check()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, ValueError) as error:
         return str(error)
     except DlctlError as error:
         return str(error.__cause__) if error.__cause__ else ""  # Another version is not damage.

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints
+from dlctl.runs import checkpoints, lineage
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import has_updates
-from dlctl.runs.snapshot import ENDED, Snapshot, newest_whole
+from dlctl.runs.snapshot import ENDED, Snapshot
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 from dlctl.util.text import escape, plural
@@ -50,12 +50,9 @@ def has_begun(snapshot: Snapshot) -> bool:
 
 def unsaved_steps(snapshot: Snapshot) -> int:
     """The steps of an ended run after its newest checkpoint; 0 if it has none, or is live."""
-    row = snapshot.run.get("checkpoint")
-    saved = row.get("step") if isinstance(row, Mapping) else None
-    step = snapshot.run.get("step")
-    if snapshot.is_live or type(saved) is not int or type(step) is not int:
-        return 0
-    return max(0, step - saved)
+    row, step = snapshot.run.get("checkpoint"), values.number(snapshot.run.get("step"))
+    saved = values.number(row.get("step")) if isinstance(row, Mapping) else None
+    return max(0, int((step or 0) - saved)) if saved is not None and not snapshot.is_live else 0
 
 
 def done_again(snapshot: Snapshot) -> str:
@@ -70,22 +67,18 @@ def saved_step(snapshot: Snapshot) -> int | None:
     """The step that a run resumes from: that of its newest checkpoint without missing files; None
     without one that has more than initial values. Does not read their bytes, which takes long.
     """
-    found = newest_whole(snapshot.directory)
+    found = lineage.newest_good(snapshot.directory, hashes=False)
     return int(found[1]["step"]) if found is not None and has_updates(found[1]) else None
 
 
 def all_damaged(snapshot: Snapshot) -> str:
-    """As in "all of its 2 checkpoints are damaged"; "" if one may be good, or there is none."""
-    count = len(checkpoints.finished(snapshot.directory))
-    if not count or newest_whole(snapshot.directory) is not None:
-        return ""
-    return damaged_in_words(count)
-
-
-def damaged_in_words(count: int) -> str:
-    """As in "all of its 2 checkpoints are damaged"."""
-    which = "its only checkpoint is" if count == 1 else f"all of its {count} checkpoints are"
-    return f"{which} damaged"
+    """A sentence; "" if one of its checkpoints may be good, or there is none."""
+    directory = snapshot.directory
+    is_any = (
+        bool(checkpoints.finished(directory))
+        and lineage.newest_good(directory, hashes=False) is None
+    )
+    return "all of its checkpoints are damaged" if is_any else ""
 
 
 def doing(row: Row, now: float) -> str:
@@ -96,11 +89,6 @@ def doing(row: Row, now: float) -> str:
     if values.number(row.get("waiting_since")) is not None:
         parts.append(values.duration(now - row["waiting_since"]))
     return ", ".join(parts)
-
-
-def exited(last_exit: Row) -> str:
-    """A daemon's exit in words: the coordinator's text, else the meaning of the exit code."""
-    return text(last_exit.get("text")) or values.exit_in_words(last_exit.get("code"))
 
 
 def incarnation(row: Row | None) -> int:

@@ -14,7 +14,6 @@ module reads them, and removes what a server could not remove any more.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import re
@@ -29,13 +28,13 @@ from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.shards import image, records
 from dlctl.shards.base import Unusable
+from dlctl.util.flock import is_locked
 from dlctl.util.processes import boot_id as boot_id
 
 _Identity = tuple[str, int, str]
 """Run, shard and table."""
-READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _NAME = re.compile(r"shard-(\d+)(?:-([a-z0-9_]+))?\.(state|base-\d+)")
-NO_VALUES = "it has no values yet"
+NO_VALUES, EMPTY = "it has no values yet", "it is empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,35 +97,17 @@ def kept(run_directory: Path, servers: Servers) -> list[Kept]:
     see `shards/image.py`. Changes nothing, and keeps no lock.
     """
     found: dict[int, dict[str, _Found]] = {}
-    for directory in reversed(places(run_directory, servers)):
-        for path in sorted(directory.glob("shard-*")):
-            match = _NAME.fullmatch(path.name)
-            if match is None:
-                continue
-            shard, table = int(match[1]), match[2] or ""
-            tables = found.setdefault(shard, {})
-            # An empty file hides no other one, neither here nor from a server.
-            if not (table in tables and _is_empty(path)):
-                tables[table] = _look((run_directory.name, shard, table), path)
+    for directory in places(run_directory, servers):
+        # Of several bases, the last one by name is the newest.
+        for path in sorted(directory.glob("shard-*"), reverse=True):
+            if match := _NAME.fullmatch(path.name):
+                shard, table = int(match[1]), match[2] or ""
+                tables = found.setdefault(shard, {})
+                # An empty file hides no other one, neither here nor from a server.
+                if table not in tables or tables[table].problem == EMPTY:
+                    tables[table] = _look((run_directory.name, shard, table), path)
     # Other tables alone are left by a server that was killed while removing its files.
     return [_kept(shard, found[shard]) for shard in sorted(found) if "" in found[shard]]
-
-
-def _is_empty(path: Path) -> bool:
-    try:
-        return path.suffix == ".state" and not path.lstat().st_size
-    except OSError:
-        return True
-
-
-def bytes_held(run_directory: Path, servers: Servers) -> int:
-    """The size of a run's states in memory or on disk, in bytes."""
-    held = 0
-    for place in places(run_directory, servers):
-        for path in place.glob("shard-*"):
-            with suppress(FileNotFoundError):  # A server has just replaced it.
-                held += path.lstat().st_size
-    return held
 
 
 def remove(run_directory: Path, servers: Servers) -> list[Path]:
@@ -155,16 +136,18 @@ def _look(identity: _Identity, path: Path) -> _Found:
         return _Found(path, in_use, "", state)
     except DlctlError as error:
         return _Found(path, in_use, error.message, {})
+    except FileNotFoundError:  # Its server has just removed it.
+        return _Found(path, in_use, EMPTY, {})
     except OSError as error:
         return _Found(path, in_use, str(error.strerror), {})
 
 
 def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
     """Raises Unusable or OSError. in_use: a server may write to it during the read."""
-    descriptor = os.open(path, READ_ONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if not os.fstat(descriptor).st_size:
-            raise Unusable("it is empty")
+            raise Unusable(EMPTY)
         buffer = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     finally:
         os.close(descriptor)
@@ -183,9 +166,7 @@ def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
 
 
 def _read_log(path: Path, identity: _Identity) -> Json:
-    """The state of a base and its journal. Raises Unusable or OSError. Of several bases, the last
-    one by name is the newest.
-    """
+    """The state of a base and its journal. Raises Unusable or OSError."""
     journal = path.with_name(path.name.replace(".base-", ".journal-"))
     base = records.read(path.read_bytes())
     if base is None:
@@ -211,16 +192,18 @@ def _check_is(found: tuple[Any, Any, Any], wanted: _Identity) -> None:
 
 def _kept(shard: int, tables: dict[str, _Found]) -> Kept:
     parameters = tables[""]
-    in_use = any(found.in_use for found in tables.values())
-    if parameters.problem:
-        return Kept(shard, parameters.path, in_use, parameters.problem)
     meta = parameters.state.get("meta", {})
     initialised = bool(meta.get("initialised"))
-    problem = "" if initialised else NO_VALUES
+    problem = parameters.problem or _problem_of_others(meta, tables)
     return Kept(
-        shard, parameters.path, in_use, _problem_of_others(meta, tables) or problem, initialised,
-        parameters.state.get("version", 0), meta.get("deliveries", []),
-    )  # fmt: skip
+        shard,
+        parameters.path,
+        any(found.in_use for found in tables.values()),
+        problem or ("" if initialised else NO_VALUES),
+        initialised,
+        parameters.state.get("version", 0),
+        meta.get("deliveries", []),
+    )
 
 
 def _problem_of_others(meta: Json, tables: dict[str, _Found]) -> str:
@@ -238,13 +221,6 @@ def _is_held(path: Path) -> bool:
     shard = path.name.partition(".")[0]
     lock = path if path.suffix == ".state" else path.with_name(f"{shard}.lock")
     try:
-        descriptor = os.open(lock, READ_ONLY)
+        return is_locked(lock)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Closing the descriptor unlocks.
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dlctl.errors import DlctlError
 from dlctl.runs import checkpoints
+from dlctl.runs.best import Best
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import FAILURE, Manifest, checkpoint_row, is_doubtful
 from dlctl.util import values
@@ -53,18 +53,14 @@ class Resume:
 
 def resumes(db: RunDb) -> list[Resume]:
     """Every resume of the run from a checkpoint, the newest last."""
-    data = ((event["data"], str(event["text"])) for event in db.events(kind=KIND))
-    found = [_resume(*event) for event in data if isinstance(event[0], Mapping)]
-    return [resume for resume in found if resume is not None]
-
-
-def _resume(data: Mapping[str, Any], text: str) -> Resume | None:
-    """None for an event of another version."""
-    number, highest, terms = (data.get(key) for key in ("checkpoint", "highest", "terms"))
-    if type(number) is not int or type(highest) is not int or not isinstance(terms, Mapping):
-        return None
-    told = text.removeprefix(RESUMED) if COST in text else ""
-    return Resume(number, highest, {k: v for k, v in terms.items() if type(v) is int}, told)
+    found = []
+    for event in db.events(kind=KIND):
+        data, text = event["data"], str(event["text"])
+        with suppress(KeyError, TypeError, AttributeError, ValueError, OverflowError):  # Damaged.
+            terms = {name: int(epoch) for name, epoch in data["terms"].items()}
+            told = text.removeprefix(RESUMED) if COST in text else ""
+            found.append(Resume(int(data["checkpoint"]), int(data["highest"]), terms, told))
+    return found
 
 
 def chain(found: Sequence[Resume]) -> list[Resume]:
@@ -113,19 +109,15 @@ def skipped(directory: Path, checkpoint: Path) -> str:
     """As in "checkpoint 16 is damaged": why checkpoints newer than `checkpoint` were skipped; "" if
     there are none, or if the user chose so.
     """
-    newest, reasons = checkpoints.number(checkpoint), []
+    readable, newest, reasons = checkpoints.complete(directory), checkpoints.number(checkpoint), []
     for path in checkpoints.finished(directory):
         number = checkpoints.number(path)
         if number > newest:
-            if is_doubtful(_manifest(path)):
+            if is_doubtful(readable.get(path, {})):
                 reasons.append(f"checkpoint {number[0]} was saved when the run failed")
             elif checkpoints.verify(path):
-                reasons.append(damaged([number[0]]))
+                reasons.append(f"checkpoint {number[0]} is damaged")
     return "; ".join(reasons)
-
-
-def damaged(numbers: Iterable[int]) -> str:
-    return "; ".join(f"checkpoint {number} is damaged" for number in numbers)
 
 
 # ---------------------------------------------------------------- the order in which to try them
@@ -133,21 +125,63 @@ def damaged(numbers: Iterable[int]) -> str:
 
 def order(run_directory: Path) -> list[Path]:
     """All completed checkpoints, damaged ones included, in the order in which to try them."""
-    branch = _branch(run_directory)
+    branch, readable = _branch(run_directory), checkpoints.complete(run_directory)
 
-    def rank(directory: Path) -> tuple[bool, bool, tuple[int, int]]:
-        number = checkpoints.number(directory)
-        is_left = not is_of_branch(number[0], branch)
-        return not is_left, not is_doubtful(_manifest(directory)), number
+    def rank(path: Path) -> tuple[bool, bool, tuple[int, int]]:
+        number = checkpoints.number(path)
+        return is_of_branch(number[0], branch), not is_doubtful(readable.get(path, {})), number
 
     return sorted(checkpoints.finished(run_directory), key=rank, reverse=True)
 
 
-def counting(run_directory: Path, branch: Sequence[Resume]) -> Callable[[int], bool]:
-    """Which numbers count for `checkpoints.superfluous`."""
-    found = checkpoints.complete(run_directory)
-    failed = {checkpoints.number(path)[0] for path, made in found.items() if FAILURE in made}
-    return lambda number: number not in failed and is_of_branch(number, branch)
+def newest_good(
+    run_directory: Path,
+    on_problem: Callable[[str], None] = lambda problem: None,
+    *,
+    hashes: bool = True,
+) -> tuple[Path, Manifest] | None:
+    """The first checkpoint in this order in which every byte is right, or without `hashes`, which
+    take long, the first without missing files; None if there is none.
+
+    A completed checkpoint that is not good is skipped and reported to `on_problem`.
+    """
+    for directory in order(run_directory):
+        problems = checkpoints.verify(directory, hashes=hashes)
+        if not problems:
+            return directory, checkpoints.read_manifest(directory)
+        for problem in problems:
+            on_problem(problem)
+    return None
+
+
+def superfluous(
+    run_directory: Path,
+    branch: Sequence[Resume],
+    *,
+    keep: int,
+    good: Path,
+    best: Best | None = None,
+) -> list[Path]:
+    """Everything older than the checkpoint `good`, except the newest `keep` complete ones and the
+    best one: checkpoints, and leftovers of older attempts. A checkpoint being written is newer than
+    all complete ones.
+
+    good: known to be good, as every byte was read or has just been written. Checkpoints that do not
+    count, because the run abandoned them for an older one or had failed, displace none that counts.
+    Removing them was not requested: they stay for as long as if they counted, so there are at most
+    twice `keep`.
+    """
+    readable, number = checkpoints.complete(run_directory), checkpoints.number
+    counted = [
+        path
+        for path, made in readable.items()
+        if FAILURE not in made and is_of_branch(number(path)[0], branch)
+    ]
+    kept = {good, *list(readable)[-keep:], *counted[-keep:]}
+    if best is not None:
+        kept.add(best.of(readable.items()) or good)
+    found = checkpoints.candidates(run_directory)
+    return [old for old in found if number(old) < number(good) and old not in kept]
 
 
 def _branch(run_directory: Path) -> list[Resume]:
@@ -157,9 +191,3 @@ def _branch(run_directory: Path) -> list[Resume]:
             return chain(resumes(db))
     except (DlctlError, OSError, sqlite3.Error, ValueError):
         return []
-
-
-def _manifest(directory: Path) -> Manifest:
-    with suppress(DlctlError):
-        return checkpoints.read_manifest(directory)
-    return {}

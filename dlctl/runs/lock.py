@@ -2,18 +2,15 @@
 
 Sockets and the servers' states are found by the run's id, which is the name of its directory. A
 command that acted on a copy would reach the daemons of the original and remove their files; a
-recovered copy would resume with states that are ahead of it. So every command that acts on a run
-calls `require_own` first (`select.own`). A read-only command accepts a copy of a run that had ended
-(`select.look`).
+recovered copy would resume with states that are ahead of it; one that shows a copy would show
+processes that do not report to it. So every command calls `require_own` first (`select.look`),
+except those about checkpoints, which are the same in a copy.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import shlex
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,30 +18,14 @@ from typing import Any
 
 from dlctl.errors import DlctlError, TimedOut
 from dlctl.runs import database, paths
-from dlctl.runs.snapshot import ENDED, Snapshot, Unreadable, is_here
+from dlctl.runs.snapshot import Snapshot, Unreadable, is_here
 from dlctl.util import notes, processes, values
-from dlctl.util.flock import is_locked_within
-
-
-class Copied(Unreadable):
-    """The directory is a copy of a run: its daemons are found by the name of the run."""
-
-    def __init__(self, directory: Path, original: Path, why: str) -> None:
-        """original: the run's own directory. why: the evidence."""
-        super().__init__(directory, f"this directory is a copy: {why}", str(directory))
-        self.original = original
+from dlctl.util.flock import is_locked, is_locked_within
 
 
 def place(directory: Path) -> dict[str, Any]:
     """The recorded location of a run: a copy has another inode."""
     return {"path": os.path.realpath(directory), "inode": directory.stat().st_ino}
-
-
-def check_database(directory: Path) -> None:
-    """Raises Unreadable, with the damage, if run.db is damaged."""
-    if damage := database.damage(directory):
-        text = f"the run's database is damaged: {' '.join(damage.split())}"
-        raise Unreadable(directory, text, str(directory / database.FILE))
 
 
 def check(snapshot: Snapshot) -> bool:
@@ -68,12 +49,12 @@ def check(snapshot: Snapshot) -> bool:
 
 
 def require_own(snapshot: Snapshot) -> None:
-    """Raises Copied for a copy, and DlctlError for a renamed directory; see above. A moved
+    """Raises Unreadable for a copy, and DlctlError for a renamed directory; see above. A moved
     directory is the run's own, live or not.
     """
     directory, run_id = snapshot.directory, _run_id(snapshot)
-    if (found := _origin(snapshot)) is not None:
-        raise Copied(directory, *found)
+    if (found := origin(snapshot)) is not None:
+        raise Unreadable(directory, f"this directory is a copy: {found[1]}", str(directory))
     if run_id != directory.name:
         own = directory.parent / run_id
         raise DlctlError(
@@ -83,43 +64,10 @@ def require_own(snapshot: Snapshot) -> None:
         )
 
 
-def is_copy(snapshot: Snapshot) -> bool:
-    """Whether this is a copy of a run that had not ended. A copy of one that had ended counts as
-    the run, except under another name, as a backup.
+def origin(snapshot: Snapshot) -> tuple[Path, str] | None:
+    """(the original's directory, the evidence) if this directory is a copy; None if not, or if its
+    database cannot be read and nothing else tells. A live run is often damaged in copying.
     """
-    is_renamed = _run_id(snapshot) != snapshot.directory.name
-    return (is_renamed or not _had_ended(snapshot)) and _origin(snapshot) is not None
-
-
-def require_current(snapshot: Snapshot) -> None:
-    """Raises Copied for a copy of a run that had not ended: its state may be stale, and its
-    processes are those of the original, which do not report to the copy.
-    """
-    if not _had_ended(snapshot) and (found := _origin(snapshot)) is not None:
-        raise Copied(snapshot.directory, *found)
-
-
-def _had_ended(snapshot: Snapshot) -> bool:
-    return snapshot.run.get("state") in ENDED
-
-
-def original_of(directory: Path) -> Path | None:
-    """The run directory of which this is a copy with an unreadable database; None if it is the
-    run's own, if known. A live run is often damaged in copying.
-    """
-    found = _origin(Snapshot(directory, {}, [], "unknown", "", False, time.time()))
-    return None if found is None else found[0]
-
-
-def where_to_look(original: Path) -> str:
-    """The command that shows the run of which there is a copy."""
-    if _has_run(original):
-        return f"dlctl status -j {shlex.quote(str(original))}"
-    return f"pgrep -af {shlex.quote(str(original))}"
-
-
-def _origin(snapshot: Snapshot) -> tuple[Path, str] | None:
-    """(the original's directory, the evidence) if this directory is a copy; None if not."""
     directory, run_id, recorded = snapshot.directory, _run_id(snapshot), _recorded(snapshot)
     is_itself = run_id == directory.name and _is_at(directory, recorded)
     for name, other in _running_elsewhere(snapshot):
@@ -207,16 +155,8 @@ def has_unknown_coordinator(snapshot: Snapshot) -> bool:
     """Whether a process holds this run that was not on record when `snapshot` was made."""
     if processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_start")):
         return False
-    try:
-        descriptor = os.open(snapshot.directory / paths.LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
+    with suppress(OSError):
+        return is_locked(snapshot.directory / paths.LOCK)
     return False
 
 
@@ -231,7 +171,6 @@ def has_unknown_coordinator(snapshot: Snapshot) -> bool:
 
 HELD_S = 600.0
 """For another command: it may be verifying a large checkpoint, or waiting for daemons to exit."""
-NOTE_AFTER_S = 1.0
 NO_LOCKS = (
     "this directory must be writable, on a file system with locks; XDG_STATE_HOME moves it, and "
     "with it the index of runs"
@@ -251,9 +190,9 @@ def starting(file: Path, timeout_s: float = HELD_S) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             opened.callback(os.close, descriptor)
-            if not is_locked_within(min(NOTE_AFTER_S, timeout_s), descriptor):
+            if not is_locked_within(0.0, descriptor):
                 notes.note("waiting for another command that is starting this job")
-                if not is_locked_within(timeout_s - NOTE_AFTER_S, descriptor):
+                if not is_locked_within(timeout_s, descriptor):
                     raise TimedOut(
                         f"another command has been starting {values.path(file)} for "
                         f"{values.duration(timeout_s)}",

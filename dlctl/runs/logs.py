@@ -11,6 +11,7 @@ are available.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -18,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dlctl.util.json_depth import is_deep
 
@@ -29,7 +30,6 @@ LINE_BYTES_MAX = 1 << 20
 """A longer line is cut into several."""
 LEVELS_MAX = 64
 """A line whose JSON is nested more deeply counts as text."""
-_BLOCK_BYTES = 1 << 16
 _FILE = re.compile(r"(?P<name>[a-z]+(?:-\d+)?)\.(?P<incarnation>\d+)\.jsonl(?:\.(?P<age>\d+))?")
 
 
@@ -39,9 +39,14 @@ class LogFile(NamedTuple):
     incarnation: int
     age: int
     """0: the current file; 1, 2 ...: rotated, higher is older."""
-    inode: int = 0
+    inode: int
     """Of the file with this name at the time of listing."""
-    nbytes: int = 0
+    nbytes: int
+    """At that time. What is written later is for the next listing."""
+
+    @property
+    def identity(self) -> tuple[str, int, int]:
+        return self.name, self.incarnation, self.inode
 
 
 @dataclass(slots=True)
@@ -83,7 +88,8 @@ def parse(raw: str, name: str, incarnation: int, before: float) -> Line:
     """One line of a log file; `before` is the time of the previous line."""
     try:
         fields = json.loads(raw) if raw.startswith("{") else None
-        fields = None if _is_deep(raw, fields) else fields
+        if raw.count("[") + raw.count("{") > LEVELS_MAX and is_deep(fields, LEVELS_MAX):
+            fields = None
         at = _seconds(fields.pop("ts")) if fields else before
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         fields = None
@@ -101,11 +107,6 @@ def _seconds(time: str) -> float:
     at = datetime.fromisoformat(time).timestamp()
     datetime.fromtimestamp(at, UTC)
     return at
-
-
-def _is_deep(raw: str, fields: Any) -> bool:
-    """Whether a line of JSON is nested more deeply than `LEVELS_MAX`."""
-    return raw.count("[") + raw.count("{") > LEVELS_MAX and is_deep(fields, LEVELS_MAX)
 
 
 def tail(
@@ -128,30 +129,25 @@ def tail(
 def read(file: LogFile, last: int | None = None) -> Iterator[Line]:
     """Lines of one file, oldest first: all, or only the `last` ones, read from the end."""
     with file.path.open("rb") as stream:
-        at = os.fstat(stream.fileno()).st_mtime
-        stream.seek(0 if last is None else _start_of_last(stream, last))
-        for data in iter(lambda: stream.readline(LINE_BYTES_MAX), b""):
+        info = os.fstat(stream.fileno())
+        at, end = info.st_mtime, min(file.nbytes, info.st_size)
+        if last is not None and end:
+            with mmap.mmap(stream.fileno(), end, access=mmap.ACCESS_READ) as mapped:
+                stream.seek(_start_of_last(mapped, last))
+        while data := stream.readline(min(LINE_BYTES_MAX, end - stream.tell())):
             line = parse(_text(data), file.name, file.incarnation, at)
             at = line.at
             yield line
 
 
-def _start_of_last(stream: IO[bytes], lines: int) -> int:
-    """The offset of the last `lines` lines. 0 lines: the offset of a partially written line."""
-    position = stream.seek(0, os.SEEK_END)
-    stream.seek(max(0, position - 1))
-    left = lines + 1 if stream.read() == b"\n" else max(lines, 1)
-    while position > 0:
-        start = max(0, position - _BLOCK_BYTES)
-        stream.seek(start)
-        block = stream.read(position - start)
-        at = len(block)
-        while (at := block.rfind(b"\n", 0, at)) >= 0:
-            left -= 1
-            if left == 0:
-                return start + at + 1
-        position = start
-    return 0
+def _start_of_last(data: mmap.mmap, lines: int) -> int:
+    """The offset of the last `lines` lines, of which the very last one may have no line feed."""
+    at = len(data) - 1
+    for _ in range(lines):
+        at = data.rfind(b"\n", 0, at)
+        if at < 0:
+            return 0
+    return at + 1
 
 
 def _text(data: bytes) -> str:
@@ -185,63 +181,42 @@ class Follower:
     run may have more files than a process may have descriptors.
     """
 
-    def __init__(self, run_directory: Path, names: Collection[str], last: int | None = 0) -> None:
-        """The first poll begins with the `last` lines (None: all) of each daemon's newest file.
-
-        `names` may be daemons that have yet to start.
-        """
+    def __init__(self, run_directory: Path, names: Collection[str]) -> None:
+        """`names` may be daemons that have yet to start."""
         self.run_directory = run_directory
         self.names = names
-        self._oldest: dict[str, int] = {}
-        self._places: dict[_Key, _Place] = {}
-        self._begun = set[_Key]()
-        for name, files in self._files():
-            self._oldest[name] = files[0].incarnation
+        self._past = self._files()
+        self._places = {
+            file.identity: _Place(file.nbytes) for files in self._past for file in files
+        }
+
+    def _files(self) -> list[list[LogFile]]:
+        found = list_files(self.run_directory)
+        return [files for name, files in found.items() if name in self.names]
+
+    def past(self, limit: int | None, wanted: Callable[[Line], bool] | None) -> list[Line]:
+        """The `tail` of each daemon, merged by time: all lines before those of the first poll."""
+        return in_order(line for files in self._past for line in tail(files, limit, wanted))
+
+    def poll(self, *, at_end: bool = False) -> list[Line]:
+        """New lines since the last poll, merged by time; with `at_end`, also a last line without a
+        line feed.
+        """
+        lines = []
+        for files in self._files():
             for file in files:
-                begins = last != 0 and file is files[-1]
-                self._place(file, last if begins else 0)
-                self._begun |= {_key(file)} if begins else set()
-
-    def _files(self) -> Iterator[tuple[str, list[LogFile]]]:
-        for name, files in list_files(self.run_directory).items():
-            if name in self.names:
-                yield name, files
-
-    def _place(self, file: LogFile, last: int | None) -> None:
-        with suppress(FileNotFoundError), file.path.open("rb") as stream:
-            info = os.fstat(stream.fileno())
-            if info.st_ino == file.inode:  # else it is being rotated
-                offset = 0 if last is None else _start_of_last(stream, last)
-                self._places[_key(file)] = _Place(offset, info.st_mtime)
-
-    def begins_with(self, file: LogFile) -> bool:
-        """Whether the first poll returns lines that this file already had."""
-        return _key(file) in self._begun
-
-    def poll(self) -> list[Line]:
-        """New lines since the last poll, merged by time."""
-        return self._poll(at_end=False)
+                if (found := self._read(file, at_end)) is None:
+                    break  # The next poll finds this part and the later ones, in order.
+                lines += found
+        return in_order(lines)
 
     def rest(self) -> list[Line]:
-        """The final poll, which includes last lines without a line feed."""
-        return in_order(
-            [*self.poll(), *self._poll(at_end=True)]
-        )  # A rotation may hide a part once.
-
-    def _poll(self, *, at_end: bool) -> list[Line]:
-        lines = []
-        for name, files in self._files():
-            for file in files:
-                # Lines of incarnations before the oldest one are past.
-                if file.incarnation >= self._oldest.get(name, 0):
-                    if (found := self._read(file, at_end)) is None:
-                        break  # The next poll finds this part and the later ones, in order.
-                    lines += found
-        return in_order(lines)
+        """The final poll. A rotation may hide a part once."""
+        return in_order([*self.poll(), *self.poll(at_end=True)])
 
     def _read(self, file: LogFile, at_end: bool) -> list[Line] | None:
         """Its new lines; None if another file has its name by now."""
-        place = self._places.setdefault(_key(file), _Place())
+        place = self._places.setdefault(file.identity, _Place())
         if file.nbytes == place.offset:
             return []
         try:
@@ -265,13 +240,6 @@ class Follower:
             lines.append(parse(_text(raw), file.name, file.incarnation, place.at))
             place.at = lines[-1].at
         return lines
-
-
-_Key = tuple[str, int, int]
-
-
-def _key(file: LogFile) -> _Key:
-    return file.name, file.incarnation, file.inode
 
 
 @dataclass(slots=True)

@@ -179,14 +179,12 @@ def state_of(manifest: Manifest, lo: int, hi: int) -> dict[str, Any]:
     """
     shards = manifest["shards"]
     same = [shard for shard in shards if (shard["lo"], shard["hi"]) == (lo, hi)]
-    if not same and len({_newest_op(shard) for shard in shards}) > 1:
-        raise ValueError(
-            f"it was saved in the middle of a step: only {len(shards)} servers can resume from it"
-        )
-    if not same and len({json.dumps(_counters(shard), sort_keys=True) for shard in shards}) > 1:
-        raise ValueError(
-            f"its servers were at different steps: only {len(shards)} servers can resume from it"
-        )
+    for why, of in (
+        ("it was saved in the middle of a step", _newest_op),
+        ("its servers were at different steps", _counters),
+    ):
+        if not same and len({json.dumps(of(shard), sort_keys=True) for shard in shards}) > 1:
+            raise ValueError(f"{why}: only {len(shards)} servers can resume from it")
     state: dict[str, Any] = (same or shards)[0]["state"]
     return state
 
@@ -265,40 +263,29 @@ def _conform(value: Any, kind: Any, where: str) -> None:
     or several types, a pattern for a string, {key: kind} for an object ("key?" is optional), [kind]
     for a list of any length, (kind, ...) for a list of this length.
     """
-    if misfit := _misfit(value, kind):
-        raise ValueError((where + misfit).removeprefix("."))
-
-
-def _misfit(value: Any, kind: Any) -> str:
-    """The first mismatch within `value`, as in ".lo is -1"; "" if there is none."""
     match kind:
         case range() if type(value) is int and value in kind:
-            return ""
+            return
         case dict() if type(value) is dict:
             for key, one in kind.items():
                 name = key.removesuffix("?")
-                if name not in value and name == key:
-                    return f".{name:.60} is missing"
-                if name in value and (misfit := _misfit(value[name], one)):
-                    return f".{name:.60}{misfit}"
-            return ""
-        case list() if type(value) is list:
-            [one] = kind
-            misfits = (f"[{i}]{misfit}" for i, v in enumerate(value) if (misfit := _misfit(v, one)))
-            return next(misfits, "")
-        case tuple() if type(value) is list and len(value) == len(kind):
-            misfits = (
-                f"[{i}]{misfit}"
-                for i, (v, one) in enumerate(zip(value, kind, strict=True))
-                if (misfit := _misfit(v, one))
-            )
-            return next(misfits, "")
+                if name in value:
+                    _conform(value[name], one, f"{where}.{name:.60}".removeprefix("."))
+                elif name == key:
+                    raise ValueError(f"{where}.{name:.60} is missing".removeprefix("."))
+            return
+        case list() | tuple() if type(value) is list:
+            kinds = kind * len(value) if type(kind) is list else kind
+            if len(kinds) == len(value):
+                for i, (item, one) in enumerate(zip(value, kinds, strict=True)):
+                    _conform(item, one, f"{where}[{i}]")
+                return
         case re.Pattern() if type(value) is str and kind.fullmatch(value):
-            return ""
+            return
         case type() | UnionType() if type(value) in (get_args(kind) or (kind,)):
             if not isinstance(value, float | int) or abs(value) <= NUMBER_MAX:
-                return ""
-    return f" is {value!r:.60}"
+                return
+    raise ValueError(f"{where} is {value!r:.60}")
 
 
 def checkpoint_row(path: Path, manifest: Manifest) -> dict[str, Any]:

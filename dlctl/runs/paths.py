@@ -44,11 +44,8 @@ def index_dir() -> Path:
 
 def all_runs() -> Iterator[Path]:
     """Directories of all known runs that still exist, oldest first."""
-    index = index_dir()
-    if index.is_dir():
-        known = (link for link in index.iterdir() if not link.name.startswith("."))
-        links = sorted(known, key=lambda link: link.lstat().st_mtime)
-        yield from (link.resolve() for link in links if is_run(link))
+    links = sorted(index_dir().glob("[!.]*"), key=lambda link: link.lstat().st_mtime)
+    yield from (link.resolve() for link in links if is_run(link))
 
 
 def is_run(directory: Path) -> bool:

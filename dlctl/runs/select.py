@@ -5,17 +5,17 @@ A broken database must not hide the other runs, nor a copied directory its origi
 
 from __future__ import annotations
 
-import difflib
 import os
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import lock, paths
 from dlctl.runs.snapshot import Snapshot, Unreadable, load, read_job, started
 from dlctl.util import hints, notes
+from dlctl.util.did_you_mean import meant
 
 UNREADABLE = "unreadable"
 """State of a run whose database cannot be read."""
@@ -23,20 +23,8 @@ UNREADABLE = "unreadable"
 
 def directories() -> list[Path]:
     """The directories of all runs, the last started one last."""
-    here = Path("runs")
-    local = [d.resolve() for d in here.iterdir() if paths.is_run(d)] if here.is_dir() else []
-    return sorted({*local, *paths.all_runs()}, key=lambda d: (started(d), d.name, d))
-
-
-def nearest() -> list[Snapshot]:
-    """The runs in ./runs, else all: a command in a project refers to its runs, and must not stop
-    those of another project. Copies are included only if there is nothing else.
-    """
-    found = directories()
-    if here := without_copies(all_of(filter(is_here, found))):
-        return here
-    everywhere = all_of(found)
-    return without_copies(everywhere) or everywhere
+    here = {d.resolve() for d in Path("runs").glob("*") if paths.is_run(d)}
+    return sorted({*here, *paths.all_runs()}, key=lambda d: (started(d), d.name, d))
 
 
 def is_here(directory: Path) -> bool:
@@ -51,14 +39,10 @@ def load_any(directory: Path) -> Snapshot:
     try:
         return load(directory)
     except Unreadable as error:
-        job = read_job(directory)
-        known = {"name": _name(job.get("job")), "algorithm": _name(job.get("algorithm"))}
-        run = {key: value for key, value in known.items() if isinstance(value, str)}
+        job, run = read_job(directory), {}
+        with suppress(KeyError, TypeError):
+            run = {"name": str(job["job"]["name"]), "algorithm": str(job["algorithm"]["name"])}
         return Snapshot(directory, run, [], UNREADABLE, error.message, False, time.time())
-
-
-def _name(section: Any) -> Any:
-    return section.get("name") if isinstance(section, dict) else None
 
 
 def all_of(directories: Iterable[Path]) -> list[Snapshot]:
@@ -76,7 +60,7 @@ def without_copies(snapshots: Iterable[Snapshot]) -> list[Snapshot]:
     """The runs without known copies: the processes of a copy are the original's, and no command can
     do more for it than for the original.
     """
-    return [snapshot for snapshot in snapshots if not lock.is_copy(snapshot)]
+    return [snapshot for snapshot in snapshots if lock.origin(snapshot) is None]
 
 
 def job_file(path: Path) -> str:
@@ -109,103 +93,69 @@ def look(job: str | None, *, every_page: bool = True) -> Snapshot:
     file. `every_page`: require an undamaged database; a command that shows files hardly needs it.
 
     Raises NotFound with the known runs, UsageError if the choice is ambiguous, Unreadable if the
-    database cannot be read or is damaged (see `load`), and DlctlError for a copy of a run that had
-    not ended.
+    database cannot be read or is damaged (see `load`), and DlctlError for a directory that is not
+    the run's own (see `dlctl.runs.lock`).
     """
     snapshot = load(directory(job), every_page=every_page)
-    lock.require_current(snapshot)
-    return snapshot
-
-
-def own(job: str | None) -> Snapshot:
-    """`look` for a command that acts on the run. Raises DlctlError for any copy, because the
-    command would act on the original (see `dlctl.runs.lock`).
-    """
-    snapshot = load(own_directory(job), every_page=True)
     lock.require_own(snapshot)
     return snapshot
 
 
-def own_directory(job: str | None) -> Path:
-    """`directory`, but raises DlctlError instead of choosing a run elsewhere if ./runs has a copy:
-    in a copied project, the user refers to that one.
-    """
-    found = directory(job)
-    if job and (job == found.name or _is_path(job)):
-        return found
-    if not is_here(found):
-        for run in all_of(filter(is_here, directories())):
-            if not job or job == run.run.get("name"):
-                lock.require_own(run)
-    return found
-
-
-def directory(job: str | None) -> Path:
+def directory(job: str | None, *, quiet: bool = False) -> Path:
     """The directory of that run; its database may be damaged. In a project without a run of its
-    own, notes where the run is.
+    own, notes where the run is, unless `quiet`.
     """
-    found = silently(job)
-    if not job and Path("runs").is_dir() and not is_here(found):
-        where = str(found.parent)
-        notes.note(f"./runs has no run: using {found.name} in {where}")
-    return found
-
-
-def silently(job: str | None) -> Path:
-    """`directory` without the note, for shell completion."""
     if job:
         return _named(job)
-    found = nearest()
-    live = [snapshot for snapshot in found if snapshot.is_live]
-    if len(live) > 1:
-        raise _ambiguous("several jobs are running", live)
-    if not found:
+    known = directories()
+    # A command in a project refers to its runs, and must not stop those of another project.
+    near = all_of(filter(is_here, known)) or all_of(known)
+    if not near:
         raise NotFound(
             "there are no runs yet", hint=hints.either("dlctl run JOBFILE", "dlctl init DIR")
         )
-    return (live or found)[-1].directory
+    chosen = _the_one("several jobs are running", near, is_any_project=True)
+    if not quiet and Path("runs").is_dir() and not is_here(chosen):
+        notes.note(f"./runs has no run: using {chosen.name} in {chosen.parent}")
+    return chosen
 
 
 def _named(job: str) -> Path:
     path = Path(job)
-    if _is_run(path):
+    if path.is_dir() and paths.is_run(path):
         return path.resolve()
     found = directories()
     if same := [directory for directory in found if directory.name == job]:
-        runs = all_of(same)
-        readable = [run for run in runs if run.state != UNREADABLE]
-        return _the_one(f'several runs are called "{job}"', readable or runs)
+        return _the_one(f'several runs are called "{job}"', all_of(same))
+    known = all_of(found)
     if path.is_file():
-        return _the_one(f'several runs of "{path}" are running', _of_job_file(path, found))
-    named = [run for run in all_of(found) if run.run.get("name") == job]
+        of_file = [run for run in known if _is_of_file(run, path)]
+        if not of_file:
+            raise NotFound(f'no run was started from "{path}"', hint=f"dlctl start {path}")
+        return _the_one(f'several runs of "{path}" are running', of_file)
+    named = [run for run in known if run.run.get("name") == job]
     if not named:
         raise _unknown(job, found)
-    here = [run for run in without_copies(named) if is_here(run.directory)]
+    here = [run for run in named if is_here(run.directory)]
     return _the_one(f'several jobs are called "{job}"', here or named)
 
 
-def _the_one(what: str, runs: list[Snapshot]) -> Path:
-    """The live run, else the newest. Raises UsageError if several are live, or if they are from
-    several projects. Copies are considered only if there is nothing else.
+def _the_one(what: str, runs: list[Snapshot], *, is_any_project: bool = False) -> Path:
+    """The live run, else the newest. Raises UsageError if several are live, or, unless
+    `is_any_project`, from several projects. Copies are considered only if there is nothing else.
     """
     own = without_copies(runs) or runs
     live = [run for run in own if run.is_live]
-    if len(live) > 1 or (not live and len({run.directory.parent for run in own}) > 1):
+    projects = {run.directory.parent for run in own}
+    if len(live) > 1 or (not live and not is_any_project and len(projects) > 1):
         raise _ambiguous(what, live or own)
     return (live or own)[-1].directory
 
 
-def _of_job_file(path: Path, found: list[Path]) -> list[Snapshot]:
-    wanted = job_file(path)
-    same = [
-        run
-        for run in all_of(found)
-        if run.run.get("job_file") == wanted
-        or (run.state == UNREADABLE and is_started_from(run.directory, path))
-    ]
-    if not same:
-        raise NotFound(f'no run was started from "{path}"', hint=f"dlctl start {path}")
-    return same
+def _is_of_file(run: Snapshot, path: Path) -> bool:
+    if run.state == UNREADABLE:
+        return is_started_from(run.directory, path)
+    return run.run.get("job_file") == job_file(path)
 
 
 def is_started_from(directory: Path, file: Path) -> bool:
@@ -216,36 +166,16 @@ def is_started_from(directory: Path, file: Path) -> bool:
         return False
 
 
-def _is_run(path: Path) -> bool:
-    return path.is_dir() and paths.is_run(path)
-
-
-def _is_path(job: str) -> bool:
-    """Whether the run is named by its path or that of its job file."""
-    return Path(job).is_file() or _is_run(Path(job))
-
-
 def _unknown(job: str, found: list[Path]) -> NotFound:
     names = [directory.name for directory in reversed(found)]
     jobs = [name.rpartition("-")[0] for name in names]
-    close = difflib.get_close_matches(job, [*names, *jobs], n=1)
     where = "DLCTL_JOB" if os.environ.get("DLCTL_JOB") == job else None
-    what = f'no run or job is called "{job}"{meant(close, names)}'
+    what = f'no run or job is called "{job}"{meant(job, dict.fromkeys([*names, *jobs]))}'
     return NotFound(what, where=where, hint="dlctl ps")
-
-
-def meant(close: Sequence[str], names: Sequence[str]) -> str:
-    """The end of a message about an unknown name: the name that is `close`, or all names."""
-    return f'; did you mean "{close[0]}"?' if close else f"; known: {_listed(names)}"
 
 
 def _ambiguous(what: str, snapshots: Sequence[Snapshot]) -> UsageError:
     same = len({s.run_id for s in snapshots}) < len(snapshots)
-    names = [str(s.directory) if same else s.run_id for s in snapshots]
+    names = [str(s.directory) if same else s.run_id for s in snapshots[:LISTED_MAX]]
     hint = hints.told("dlctl ps", "lists them; choose one with -j")
-    return UsageError(f"{what}: {_listed(names)}", hint=hint)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else ""
-    return (", ".join(names[:LISTED_MAX]) or "none") + more
+    return UsageError(f"{what}: {', '.join(names)}", hint=hint)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, NotFound
-from dlctl.runs import database, paths
+from dlctl.runs import checkpoints, database, lineage, paths
 from dlctl.runs.database import ENDED as ENDED
+from dlctl.runs.manifest import checkpoint_row
 from dlctl.util import processes
 from dlctl.util.names import COORDINATOR, HOME_AGENT
 
@@ -149,10 +150,8 @@ class Snapshot:
 
     def roles(self) -> dict[str, str]:
         """Name -> role of every daemon that this run has or will have."""
-        names = {row["name"]: str(row.get("role", "")) for row in self.daemons}
-        for name in _planned(self.directory):
-            names.setdefault(name, name.partition("-")[0])
-        return {name: names[name] for name in sorted(names, key=natural)}
+        names = {*_planned(self.directory), *(row["name"] for row in self.daemons)}
+        return {name: name.partition("-")[0] for name in sorted(names, key=natural)}
 
 
 def load(directory: Path, *, every_page: bool = False) -> Snapshot:
@@ -175,10 +174,8 @@ def load(directory: Path, *, every_page: bool = False) -> Snapshot:
     now = time.time()
     there = processes.is_alive(run.get("pid"), run.get("pid_start"))
     state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
-    find_damage = database.damage if every_page else database.damage_of_log
-    if not is_live and (damage := find_damage(directory)):
-        what = f"the run's database is damaged: {' '.join(damage.split())}"
-        raise Unreadable(directory, what, str(directory / database.FILE))
+    if not is_live:
+        check_database(directory, database.damage if every_page else database.damage_of_log)
     if isinstance(run.get("checkpoint"), Mapping):
         run["checkpoint"] = _newest_there(directory, run["checkpoint"], is_live)
     rows = [row for row in run.pop("daemons") if type(row.get("name")) is str]
@@ -189,6 +186,13 @@ def load(directory: Path, *, every_page: bool = False) -> Snapshot:
     return Snapshot(directory, run, rows, state, reason, is_live, now, pid, beat_age_s)
 
 
+def check_database(directory: Path, find_damage: Callable[[Path], str] = database.damage) -> None:
+    """Raises Unreadable, with the damage, if run.db is damaged."""
+    if damage := find_damage(directory):
+        text = f"the run's database is damaged: {' '.join(damage.split())}"
+        raise Unreadable(directory, text, str(directory / database.FILE))
+
+
 def _newest_there(
     directory: Path, newest: Mapping[str, Any], is_live: bool
 ) -> Mapping[str, Any] | None:
@@ -196,30 +200,13 @@ def _newest_there(
     (`checkpoint prune --damaged`) or is damaged, as the run does not roll back to that. None if
     none is left.
     """
-    from dlctl.runs import checkpoints  # imported late: most commands do not need it
-    from dlctl.runs.manifest import checkpoint_row
-
-    path = newest.get("path")
-    if not isinstance(path, str):
+    if not isinstance(path := newest.get("path"), str):
         return newest
-    # The run may have been moved.
-    here = Path(path) if Path(path).is_dir() else checkpoints.of_run(directory, path)
+    here = checkpoints.of_run(directory, path)
     if here.is_dir() and (is_live or not checkpoints.verify(here, hashes=False)):
         return {**newest, "path": str(here)}
-    found = newest_whole(directory)
+    found = lineage.newest_good(directory, hashes=False)
     return None if found is None else checkpoint_row(*found)
-
-
-def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The preferred checkpoint to resume from that has no missing files, and its manifest; None if
-    there is none. Does not read its bytes, which would take long.
-    """
-    from dlctl.runs import checkpoints, lineage
-
-    for path in lineage.order(directory):
-        if not checkpoints.verify(path, hashes=False):
-            return path, checkpoints.read_manifest(path)
-    return None
 
 
 def _truth(
@@ -258,15 +245,14 @@ def _in_truth(row: dict[str, Any], is_live: bool) -> dict[str, Any]:
     In a live run, a row without a process belongs to a daemon that is about to be started or
     restarted.
     """
+    if row.get("state") in WITHOUT_PROCESS:
+        return row
     if not is_here(row):
-        if is_live or row.get("state") in WITHOUT_PROCESS:
-            return row
-        return {**row, "state": UNKNOWN, "phase": "it is, or was, on another host"}
+        gone = {"state": UNKNOWN, "phase": "it is, or was, on another host"}
+        return row if is_live else row | gone
     pid, start = row.get("pid"), row.get("pid_start")
     is_known = isinstance(pid, int) and isinstance(start, str)
-    if row.get("state") in WITHOUT_PROCESS or (is_live and not is_known):
-        return row
-    if processes.is_alive(pid, start):
+    if (is_live and not is_known) or processes.is_alive(pid, start):
         return row
     return {**row, "state": GONE, "phase": "its process is gone"}
 
@@ -276,28 +262,22 @@ def is_here(row: Mapping[str, Any]) -> bool:
     return bool(row.get("agent", HOME_AGENT) == HOME_AGENT)
 
 
-def natural(name: str) -> tuple[int, list[tuple[int, str]]]:
+def natural(name: str) -> tuple[int, int, str]:
     """Sorts server-0 before worker-2 before worker-10."""
-    role = name.partition("-")[0]
+    role, _, number = name.partition("-")
     rank = _ROLES.index(role) if role in _ROLES else len(_ROLES)
-    parts = re.split(r"(\d+)", name)
-    return rank, [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+    return rank, int(number) if number.isdecimal() else 0, name
 
 
 def _planned(directory: Path) -> list[str]:
     """The daemons that the job requests, started or not."""
     job = read_job(directory)
-    hosts = job.get("hosts")
-    others = [h for h in hosts if isinstance(h, dict) and h.get("ssh")] if hosts else []
-    slurm = job.get("slurm")
-    nodes = slurm.get("nodes") if isinstance(slurm, dict) else 0
-    other_agents = len(others) + (nodes if type(nodes) is int else 0)
-    names = [COORDINATOR, *(f"agent-{i}" for i in range(1 + other_agents))]
-    for role in ("server", "worker"):
-        section = job.get(f"{role}s")
-        count = section.get("count") if isinstance(section, dict) else None
-        names += [f"{role}-{i}" for i in range(count if type(count) is int else 0)]
-    return names
+    with suppress(TypeError, AttributeError):  # A damaged file.
+        hosts = sum(bool(host.get("ssh")) for host in job.get("hosts", ()))
+        counts = {"agent": 1 + hosts + job.get("slurm", {}).get("nodes", 0)}
+        counts |= {role: job.get(f"{role}s", {}).get("count", 0) for role in ("server", "worker")}
+        return [COORDINATOR, *(f"{role}-{i}" for role, n in counts.items() for i in range(n))]
+    return [COORDINATOR]
 
 
 def read_job(directory: Path) -> dict[str, Any]:

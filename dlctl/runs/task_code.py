@@ -21,7 +21,7 @@ def as_it_was(directory: Path, path: Path, now: bytes | None) -> bytes | None:
     directory: of the run. path: full. now: the current content; None if the file no longer exists.
     On a full disk, returns `now`.
     """
-    kept = _kept(directory, path)
+    kept = directory / CODE / path.relative_to("/")
     with suppress(OSError):
         return kept.read_bytes()
     if now is None:
@@ -48,8 +48,11 @@ def changed(directory: Path) -> list[Path]:
     found = []
     for kept in sorted(root.rglob("*.py")):
         path = Path("/") / kept.relative_to(root)
+        now = None
+        with suppress(OSError):
+            now = path.read_bytes()
         with suppress(FileNotFoundError):  # `forget` has just removed it.
-            if kept.read_bytes() != _content(path):
+            if kept.read_bytes() != now:
                 found.append(path)
     return found
 
@@ -57,14 +60,3 @@ def changed(directory: Path) -> list[Path]:
 def forget(directory: Path) -> None:
     """Make workers read the current files from now on."""
     shutil.rmtree(directory / CODE, ignore_errors=True)
-
-
-def _kept(directory: Path, path: Path) -> Path:
-    return directory / CODE / path.relative_to("/")
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None

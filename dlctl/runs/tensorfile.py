@@ -1,16 +1,14 @@
 """One safetensors file: its header, its bytes, and errors for unreadable ones.
 
-The library reads; it checks offsets and sizes before it allocates memory. This module writes,
-because the library copies every array, and the SHA-256 is computed from the bytes being written.
+The library checks its offsets and sizes. This module writes and maps it, because the library copies
+every array, and the SHA-256 is computed from the bytes being written.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +28,15 @@ DTYPES = {
 """numpy's names and those of the files."""
 
 
-def header(path: Path, arrays: Mapping[str, Array]) -> tuple[bytes, list[Array]]:
-    """The header of a file, and the arrays in its order: wide items first, aligned.
+def chunks(path: Path, arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+    """All bytes of a file, in pieces: wide items first, aligned; the arrays are not copied.
 
     Raises DlctlError naming `path` for a dtype that these files do not have.
     """
+    import numpy as np
+
+    from dlctl.util import pages
+
     entries: dict[str, Any] = {}
     offset = 0
     names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
@@ -48,36 +50,42 @@ def header(path: Path, arrays: Mapping[str, Array]) -> tuple[bytes, list[Array]]
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT_BYTES)
-    return len(text).to_bytes(8, "little") + text, [arrays[name] for name in names]
-
-
-def chunks(head: bytes, arrays: list[Array]) -> Iterator[bytes | memoryview]:
-    """All bytes of a file, in pieces; the arrays are not copied."""
-    import numpy as np
-
-    from dlctl.util import pages
-
-    yield head
-    for array in arrays:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)
         for i in range(0, len(data), CHUNK_BYTES):
             chunk = data[i : i + CHUNK_BYTES]
             yield chunk.data
             pages.free(chunk)
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """A safetensors file. Read errors become a DlctlError naming it."""
+def read(path: Path) -> dict[str, Array]:
+    """The tensors of a file by name: memory-mapped, read-only, and resident only where accessed
+    (`dlctl.util.pages`).
+
+    Raises DlctlError naming the file if it is unreadable or has a dtype that no checkpoint has.
+    """
+    import numpy as np
     from safetensors import SafetensorError, safe_open
 
+    numpy_names = {name: dtype for dtype, name in DTYPES.items()}
+    found: dict[str, Array] = {}
     try:
-        with safe_open(path, framework="np") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
+        with safe_open(path, framework="np"), path.open("rb") as file:
+            head_bytes = int.from_bytes(file.read(8), "little")
+            entries = json.loads(file.read(head_bytes))
+            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        entries.pop("__metadata__", None)
+        for name, entry in entries.items():
+            if (dtype := numpy_names.get(entry["dtype"])) is None:
+                raise ValueError(f'"{name}" is {entry["dtype"]}, which no checkpoint has')
+            at = 8 + head_bytes + entry["data_offsets"][0]
+            found[name] = np.ndarray(entry["shape"], np.dtype(dtype), buffer, at)
+    except (SafetensorError, OSError, ValueError, OverflowError) as error:
         raise DlctlError(
             f"cannot read this part of the checkpoint: {why(error, path)}", where=str(path)
         ) from error
+    return found
 
 
 def why(error: Exception, path: Path) -> str:
@@ -86,46 +94,14 @@ def why(error: Exception, path: Path) -> str:
     return str(text).removesuffix(f": {path}")
 
 
-def read(path: Path, file: Any, tensor: str) -> Array:
-    """A whole tensor of an opened file. Raises DlctlError for a dtype that is never written."""
-    _check_dtype(path, file, tensor)
-    array: Array = file.get_tensor(tensor)
-    return array
-
-
-def _check_dtype(path: Path, file: Any, tensor: str) -> None:
-    dtype = file.get_slice(tensor).get_dtype()
-    if dtype not in DTYPES.values():
-        raise DlctlError(f'"{tensor}" is {dtype}, which no checkpoint has', where=str(path))
-
-
-def mapped(path: Path, file: Any, names: Iterable[str]) -> dict[str, Array]:
-    """Memory-mapped tensors of an opened file: read-only, and resident only where accessed
-    (`dlctl.util.pages`). Raises as `read`.
-    """
-    import numpy as np
-
-    with path.open("rb") as stream:
-        head_bytes = int.from_bytes(stream.read(8), "little")
-        entries = json.loads(stream.read(head_bytes))
-        buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    numpy_names = {name: dtype for dtype, name in DTYPES.items()}
-    found: dict[str, Array] = {}
-    for name in names:
-        _check_dtype(path, file, name)
-        dtype, shape = np.dtype(numpy_names[entries[name]["dtype"]]), entries[name]["shape"]
-        at = 8 + head_bytes + entries[name]["data_offsets"][0]
-        found[name] = np.frombuffer(buffer, dtype, math.prod(shape), at).reshape(shape)
-    return found
-
-
-def check(path: Path, file: Any, tensor: str, dtype: str, length: int) -> None:
-    """Raises DlctlError unless an opened file has that tensor: [length], of the dtype ("F32")."""
-    if tensor not in file.keys():  # noqa: SIM118 - not a mapping
+def vector(path: Path, tensor: str, dtype: str, length: int) -> Array:
+    """A tensor that a file has to have: dtype[length], as by `read`. Raises DlctlError."""
+    found = read(path).get(tensor)
+    if found is None:
         raise DlctlError(f'no tensor "{tensor}" in this file', where=str(path))
-    found = file.get_slice(tensor)
-    shape = found.get_shape()
-    if shape != [length]:
-        raise DlctlError(f'"{tensor}" has the shape {shape!s:.60}, not [{length}]', where=str(path))
-    if found.get_dtype() != dtype:
-        raise DlctlError(f'"{tensor}" is {found.get_dtype()}, not {dtype}', where=str(path))
+    if found.shape != (length,):
+        shape = str(list(found.shape))
+        raise DlctlError(f'"{tensor}" has the shape {shape:.60}, not [{length}]', where=str(path))
+    if found.dtype != dtype:
+        raise DlctlError(f'"{tensor}" is {found.dtype}, not {dtype}', where=str(path))
+    return found

@@ -16,28 +16,18 @@ https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
 
 _HEADER = struct.Struct(">8I")
 _HEADER_SUM_AT = 24
 _MAGIC = 0x377F0682
 """For checksums of little-endian words; this plus one: big-endian."""
 _FRAME = struct.Struct(">6I")
+"""Page, size of the database in pages (in the last frame of a transaction; else 0), salts, sum."""
 _SUMMED = 8
 """Leading bytes of a frame that its checksum covers, before those of the page."""
 _WORD = 0xFFFFFFFF
 
 Sum = tuple[int, int]
-
-
-class _Frame(NamedTuple):
-    at: int
-    page: int
-    pages: int
-    """Size of the database, in the last frame of a transaction; else 0."""
-    salts: tuple[int, int]
-    sum: Sum
 
 
 def damaged_at(log: bytes, *, same_boot: bool) -> int | None:
@@ -51,35 +41,22 @@ def damaged_at(log: bytes, *, same_boot: bool) -> int | None:
     order = {_MAGIC: "<", _MAGIC + 1: ">"}.get(magic)
     if order is None or _add(order, log[:_HEADER_SUM_AT], (0, 0)) != (s0, s1):
         return 0 if same_boot else None
-    frames = _frames(log, page_bytes)
-    before = (s0, s1)
-    for frame in frames:
-        before = _add(order, log[frame.at : frame.at + _SUMMED], before)
-        page_at = frame.at + _FRAME.size
-        before = _add(order, log[page_at : page_at + page_bytes], before)
-        if frame.salts != tuple(salts) or frame.sum != before:
-            later = (f for f in frames if f.salts == tuple(salts))
-            return frame.at if _proves_damage(later, same_boot) else None
-    return None
-
-
-def _frames(log: bytes, page_bytes: int) -> Iterator[_Frame]:
+    total, wrong_at, is_known_synced, begins_transaction = (s0, s1), None, same_boot, False
     step = _FRAME.size + page_bytes
     for at in range(_HEADER.size, len(log) - step + 1, step):
         page, pages, *rest = _FRAME.unpack_from(log, at)
-        yield _Frame(at, page, pages, (rest[0], rest[1]), (rest[2], rest[3]))
-
-
-def _proves_damage(later: Iterator[_Frame], same_boot: bool) -> bool:
-    """Whether the frames after a wrong one prove that it was written correctly once."""
-    is_known_synced, is_first_of_its_transaction = same_boot, False
-    for frame in later:
-        if is_known_synced and frame.pages:
-            return True
-        if frame.pages and frame.page == 1 and is_first_of_its_transaction:
-            is_known_synced = True
-        is_first_of_its_transaction = bool(frame.pages)
-    return False
+        is_of_this_log = rest[:2] == salts
+        if wrong_at is None:
+            summed = log[at : at + _SUMMED] + log[at + _FRAME.size : at + step]
+            total = _add(order, summed, total)
+            if not is_of_this_log or total != tuple(rest[2:]):
+                wrong_at = at
+        elif is_of_this_log:  # Does it prove that the wrong one was written correctly once?
+            if is_known_synced and pages:
+                return wrong_at
+            is_known_synced |= bool(pages) and page == 1 and begins_transaction
+            begins_transaction = bool(pages)
+    return None
 
 
 def _add(order: str, data: bytes, to: Sum) -> Sum:

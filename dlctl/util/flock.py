@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
+from pathlib import Path
 from threading import Event
 
 GLANCE_S = 0.5
@@ -23,3 +25,15 @@ def is_locked_within(limit_s: float, descriptor: int) -> bool:
             Event().wait(RETRY_S)
         else:
             return True
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has locked this file. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Closing the descriptor unlocks.
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

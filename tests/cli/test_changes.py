@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from answering import coordinator, done
@@ -189,12 +188,14 @@ def test_the_live_settings_are_listed_without_any_run(own_place, dlctl_command):
 # ---------------------------------------------------------------- stop
 
 
+SAVED = {"step": 345, "path": "ckpt/000000000345-1", "nbytes": 9}
+
+
 def stopping(run, process: subprocess.Popen, **end):
     """A coordinator in `process` that drains, saves, says so, and exits; `end`: the run then."""
-    saved = {"step": 345, "path": "runs/x", "nbytes": 9}
-    if not Path("runs/x").exists():
-        save(run, step=345, number=1).rename("runs/x")
-    keys = {"state": "stopped", "step": 345, "checkpoint": saved, **end}
+    if not (run.path / SAVED["path"]).exists():
+        save(run, step=345, number=1)
+    keys = {"state": "stopped", "step": 345, "checkpoint": SAVED, **end}
 
     def answer(q: Request, _: int) -> list[Reply]:
         with closing(RunDb(run.path)) as db:
@@ -226,7 +227,7 @@ def test_a_stop_names_whom_it_waits_for_and_returns_when_nothing_is_left(run, dl
         "draining: worker-1, 7s left",
         "saving: the manifest",
         "digits-7f3a stopped at step 345",
-        "checkpoint  step 345, 9 B, runs/x",
+        "checkpoint  step 345, 9 B, runs/digits-7f3a/ckpt/000000000345-1",
     ]
 
 
@@ -252,8 +253,8 @@ def test_a_last_checkpoint_that_failed_without_an_older_one_says_so(run, dlctl_c
 
 
 def test_a_last_checkpoint_that_lacks_a_residual_says_so_in_the_end(run, dlctl_command):
-    saved = {"step": 345, "path": "runs/x", "nbytes": 9, "without": ["worker-1", "worker-2"]}
-    ended = stopped(run, dlctl_command, checkpoint=saved)
+    saved = {"without": ["worker-1", "worker-2"]}
+    ended = stopped(run, dlctl_command, checkpoint=SAVED | saved)
     assert ended.code == 0
     last = ended.err.splitlines()[-1]
     assert last.endswith("without the residuals of worker-1 and worker-2")

@@ -172,7 +172,7 @@ def test_no_new_run_begins_in_silence_when_all_checkpoints_are_damaged(
     assert "cut off" in err
     look, anew = f"dlctl checkpoint verify -j {run['run_id']}", "dlctl start --fresh job.toml"
     assert commands_of(err) == [look, anew]
-    step = f"{look} shows what is wrong: its only checkpoint is damaged or"
+    step = f"{look} shows what is wrong: all of its checkpoints are damaged or"
     assert f"next {step} {anew} starts over" in flat(dlctl_command("status").out)
     for command in ("why", "stop"):
         out = "".join(dlctl_command(command)[1:])

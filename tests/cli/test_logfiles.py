@@ -49,13 +49,14 @@ def test_json_of_any_depth_is_a_line_of_text_also_at_the_limit_of_what_can_be_re
 
 
 def test_a_json_line_is_taken_apart_and_other_text_stays_text(run_directory):
-    path = run_directory().log(
+    run = run_directory()
+    run.log(
         "worker-0",
         3,
         line(1000.5, "hello", "warning", step=7),
         "Traceback (most recent call last):",
     )
-    first, second = logs.read(logs.LogFile(path, "worker-0", 3, 0))
+    first, second = logs.read(*logs.list_files(run.path)["worker-0"])
     assert (first.at, first.level, first.text, first.fields) == (
         1000.5,
         "warning",
@@ -148,8 +149,8 @@ def test_bytes_that_are_no_text_are_shown_and_not_lost(run_directory):
 # ---------------------------------------------------------------- following
 
 
-def follow(run, *names, last=0):
-    return logs.Follower(run.path, names, last)
+def follow(run, *names):
+    return logs.Follower(run.path, names)
 
 
 def test_following_begins_at_the_end_and_brings_what_comes(run_directory):
@@ -167,10 +168,11 @@ def test_following_can_begin_with_the_last_lines(run_directory):
     run = run_directory()
     run.log("worker-0", 1, "first life")
     run.log("worker-0", 2, "a", "b", "c")
-    follower = follow(run, "worker-0", last=2)
-    assert texts(follower.poll()) == ["b", "c"]
-    files = logs.list_files(run.path)["worker-0"]
-    assert [follower.begins_with(file) for file in files] == [False, True]
+    follower = follow(run, "worker-0")
+    run.log("worker-0", 2, "d")
+    assert texts(follower.past(2, None)) == ["b", "c"]
+    assert texts(follower.past(None, None)) == ["first life", "a", "b", "c"]
+    assert texts(follower.poll()) == ["d"]
 
 
 def test_a_half_written_line_waits_for_its_other_half(run_directory):
@@ -214,8 +216,8 @@ def test_following_goes_on_through_rotation_and_misses_nothing(run_directory):
 def test_what_comes_right_before_a_rotation_is_followed_too(run_directory, monkeypatch):
     """It comes when files have been listed, and before they are read."""
     run = run_directory()
+    follower = follow(run, "worker-0")
     path = run.log("worker-0", 1, "1")
-    follower = follow(run, "worker-0", last=None)
     listed, turns = logs.list_files, iter("23")
 
     def before_a_rotation(directory):
@@ -233,9 +235,9 @@ def test_what_comes_right_before_a_rotation_is_followed_too(run_directory, monke
 
 def test_no_file_stays_open_and_one_that_is_begun_anew_is_read_again(run_directory):
     run = run_directory()
+    follower = follow(run, "worker-0")
     path = run.log("worker-0", 1, "1", "2")
     before = len(os.listdir("/proc/self/fd"))
-    follower = follow(run, "worker-0", last=None)
     assert texts(follower.poll()) == ["1", "2"]
     assert len(os.listdir("/proc/self/fd")) == before
     path.write_text("3\n")

@@ -82,14 +82,13 @@ def test_a_directory_or_a_job_file_is_understood(run_directory, own_place):
         select.look("other.toml")
 
 
-def test_a_copied_run_directory_makes_its_name_ambiguous(run_directory, tmp_path, monkeypatch):
+def test_the_name_of_a_copied_run_directory_means_the_run(run_directory, tmp_path, monkeypatch):
     run = run_directory("digits-0001")
     shutil.copytree(run.path, tmp_path / "there" / "runs" / "digits-0001")
     monkeypatch.chdir(tmp_path / "there")
-    with pytest.raises(UsageError, match='several runs are called "digits-0001"') as caught:
-        select.look("digits-0001")
-    assert str(run.path) in caught.value.message
-    assert select.look("runs/digits-0001").directory == tmp_path / "there" / "runs" / "digits-0001"
+    assert select.look("digits-0001").directory == run.path
+    with pytest.raises(Unreadable, match="this directory is a copy"):
+        select.look("runs/digits-0001")
 
 
 def test_a_mistyped_name_gets_a_suggestion_and_says_where_it_came_from(run_directory, monkeypatch):
@@ -223,10 +222,10 @@ def test_a_run_whose_job_file_was_renamed_is_meant_as_long_as_it_lives(run_direc
     lives.run(state="running", job_file=str(own_place / "a.toml"), **ME)
     (own_place / "b.toml").touch()
     newer.run(job_file=str(own_place / "b.toml"))
-    assert select.own("digits").directory == lives.path
+    assert select.look("digits").directory == lives.path
     newer.run(state="running", **ME)
     with pytest.raises(UsageError, match='several jobs are called "digits": digits-0001, digits-'):
-        select.own("digits")
+        select.look("digits")
 
 
 def test_the_run_of_another_place_is_not_taken_for_one_of_this_project(
@@ -241,10 +240,9 @@ def test_the_run_of_another_place_is_not_taken_for_one_of_this_project(
     assert select.look(None).directory == run.path
     assert capsys.readouterr().err == ""
     (here / "runs").mkdir()
-    for choose in (select.look, select.own):
-        assert choose(None).directory == run.path
-        said = f"./runs has no run: using digits-0001 in {run.path.parent}\n"
-        assert capsys.readouterr().err == said
+    assert select.look(None).directory == run.path
+    said = f"./runs has no run: using digits-0001 in {run.path.parent}\n"
+    assert capsys.readouterr().err == said
 
 
 def test_runs_that_were_left_behind_make_no_name_ambiguous(run_directory, own_place):

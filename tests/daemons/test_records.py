@@ -75,7 +75,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_does_not_spoil_the_new_one(
         ended = save(record, 2)
     assert ended.error == ""
     assert f"{stuck}: cannot remove this checkpoint" in caplog.text
-    assert checkpoints.newest_good(tmp_path)[0].name == "000000000020-2"
+    assert lineage.newest_good(tmp_path)[0].name == "000000000020-2"
 
 
 def spoil(directory: Path) -> None:
@@ -88,7 +88,7 @@ def spoil(directory: Path) -> None:
 
 def go_back(run_directory: Path) -> None:
     """Resume from the newest good checkpoint, as `recover` and `start` do."""
-    good = checkpoints.newest_good(run_directory)
+    good = lineage.newest_good(run_directory)
     assert good is not None
     with closing(RunDb(run_directory)) as db:
         lineage.record(db, run_directory, good[0], "")
@@ -146,7 +146,7 @@ def test_whatever_pruning_raises_the_checkpoint_is_good(record, monkeypatch, cap
     def prune(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(checkpoints, "prune", prune)
+    monkeypatch.setattr(lineage, "superfluous", prune)
     with caplog.at_level(logging.WARNING):
         assert save(record, 1).error == ""
     assert "cannot remove old checkpoints" in caplog.text

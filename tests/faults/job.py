@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 
 from dlctl.errors import DlctlError
-from dlctl.runs import acks, checkpoints, database
+from dlctl.runs import acks, checkpoints, database, lineage
 
 from . import ledger
 from .watch import Watch
@@ -285,7 +285,7 @@ class Job:
     def judge(self) -> ledger.Verdict:
         """What the newest good checkpoint has of what was acknowledged; of none, nothing."""
         weights = np.zeros(SERVERS * self.options.cells, np.float32)
-        good = checkpoints.newest_good(self.directory)
+        good = lineage.newest_good(self.directory)
         if good is not None:
             directory, manifest = good
             weights = checkpoints.read_slice(directory, manifest, "w", 0, manifest["size"])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from dlctl.runs import checkpoints
+from dlctl.runs import lineage
 
 from .job import SERVERS, WORKERS, Broken, Job, Options, pause
 from .on_servers import ON_DISK, await_server
@@ -45,7 +45,7 @@ def save(job: Job) -> None:
 
 
 def good(job: Job) -> Path | None:
-    found = checkpoints.newest_good(job.directory)
+    found = lineage.newest_good(job.directory)
     return found[0] if found else None
 
 

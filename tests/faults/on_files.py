@@ -17,7 +17,7 @@ import psutil
 
 from dlctl.config import Servers
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints, kept_shards
+from dlctl.runs import kept_shards, lineage
 
 from . import kept
 from .job import SERVERS, Broken, Job, Options, pause
@@ -102,7 +102,7 @@ def _damage_checkpoint(trial: Trial, job: Job, newest: Path, before: Path) -> No
         what, changed = damaged(trial.rng, files[path])
         path.write_bytes(changed)
         reasons: list[str] = []
-        found = checkpoints.newest_good(job.directory, reasons.append)
+        found = lineage.newest_good(job.directory, reasons.append)
         path.write_bytes(files[path])
         trial.result.incidents.append(Incident())
         if found is None or found[0] != before or not reasons:

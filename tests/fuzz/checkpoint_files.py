@@ -24,7 +24,7 @@ from dlctl.cli.commands import checkpoint as checkpoint_command
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
-from dlctl.runs import checkpoints, manifest
+from dlctl.runs import checkpoints, lineage, manifest
 from dlctl.runs.best import Best
 
 from . import mutation, trees
@@ -178,7 +178,7 @@ def target(data: bytes) -> None:
     directory = _directory()
     _write(directory, _files(data))
     problems: list[str] = []
-    good = checkpoints.newest_good(directory.parent.parent, problems.append)
+    good = lineage.newest_good(directory.parent.parent, problems.append)
     check_harmless(console.escape_lines("\n".join(problems)))
     assert all(problems)
     assert len("".join(problems)) < 20_000
@@ -231,7 +231,7 @@ def _read_all(directory: Path, found: dict[str, Any], *, is_good: bool) -> None:
     except DlctlError:
         assert not is_good
     try:
-        extra = checkpoints.read_extra(directory, found, "averaged")
+        extra = checkpoints.read_averaged(directory, found)
         assert extra.dtype == np.float64
         assert extra.shape == (manifest.layout(found).size("averaged"),)
         checkpoints.frozen_file(directory, found)

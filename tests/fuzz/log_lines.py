@@ -100,10 +100,12 @@ def target(data: bytes) -> None:
     """Every reader brings the same lines, and nothing harmful is shown of them."""
     directory = _directory()
     path = directory / "logs" / f"{WORKER}.1.jsonl"
+    path.unlink(missing_ok=True)
+    follower = logs.Follower(directory, [WORKER])
     path.write_bytes(data)
     (file,) = logs.list_files(directory)[WORKER]
     lines = list(logs.read(file))
-    _check_readers(directory, file, lines)
+    _check_readers(follower, file, lines)
     _check_last_words(directory, path)
     console.setup(color="never")
     for line in lines:
@@ -114,12 +116,11 @@ def target(data: bytes) -> None:
     _check_written(data.decode("utf-8", "replace"))
 
 
-def _check_readers(directory: Path, file: logs.LogFile, lines: list[logs.Line]) -> None:
+def _check_readers(follower: logs.Follower, file: logs.LogFile, lines: list[logs.Line]) -> None:
     raw = [line.raw for line in lines]
     for last in (0, 1, 3):
         found = [line.raw for line in logs.tail([file], last)]
         assert found == (raw[-last:] if last else [])
-    follower = logs.Follower(directory, [WORKER], last=None)
     followed = [*follower.poll(), *follower.rest()]
     assert [line.raw for line in followed] == raw
     assert logs.in_order(lines) == lines

@@ -14,7 +14,7 @@ from dlctl.cli.ui import console, report
 from dlctl.cli.ui.live import Countdown
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.ops import checkpoint_choice, control, other_process
-from dlctl.runs import checkpoints, facts, lineage, select
+from dlctl.runs import checkpoints, facts, select
 from dlctl.runs.manifest import FAILURE, Manifest, is_doubtful, parts
 from dlctl.util import values
 from dlctl.util.text import plural
@@ -55,7 +55,7 @@ def command(ctx: click.Context, job: str | None) -> None:
 @json_option
 def create(limit_s: float, job: str | None) -> None:
     """Save now and wait until the checkpoint is complete."""
-    row = control.save(select.own(job), limit_s, Countdown(limit_s))
+    row = control.save(select.look(job), limit_s, Countdown(limit_s))
     if text := report.without_residuals(row):
         console.warn(f"the checkpoint is {text}")
     path = console.escape(values.path(str(row.get("path", ""))))
@@ -197,7 +197,7 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> No
     """
     if keep is None and not damaged:
         raise UsageError("nothing to remove: give --keep N or --damaged")
-    snapshot = select.load_any(select.own_directory(job))
+    snapshot = select.load_any(select.directory(job))
     paths, left = checkpoint_choice.unwanted(snapshot, keep, damaged)
     problems: list[str] = []
     removed = [p for p in paths if dry_run or checkpoints.remove(p, problems.append)]
@@ -211,8 +211,9 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> No
         console.note("nothing to remove")
     if left:
         numbers = sorted(checkpoints.number(path)[0] for path in left)
+        kept = "; ".join(f"checkpoint {number} is damaged" for number in numbers)
         remove = f"dlctl checkpoint prune --damaged -j {snapshot.run_id}"
-        console.note(f"kept  {lineage.damaged(numbers)}; to remove: {remove}")
+        console.note(f"kept  {kept}; to remove: {remove}")
     if problems:
         raise DlctlError("\n".join(problems), where=str(snapshot.directory / checkpoints.FOLDER))
 

@@ -63,7 +63,7 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
     recovers automatically, or with "dlctl recover". A run that is not live only gets a new key
     file.
     """
-    snapshot = select.own(job)
+    snapshot = select.look(job)
     if snapshot.is_live:
         rows = [row for row in snapshot.daemons if row.get("state") in control.AT_WORK]
         begun = sorted([COORDINATOR, *(row["name"] for row in rows)], key=natural)
@@ -103,7 +103,7 @@ def reader(file: Path, force: bool, job: str | None) -> None:
     neither change nor stop the run. It is valid until "dlctl keys rotate", or a start on another
     port. The run needs transport = "tcp", and an address that is reachable from there.
     """
-    made = _readers_key(select.own(job))
+    made = _readers_key(select.look(job))
     require_free(force, file)
     try:
         paths.write(file, made.to_bytes(), 0o600)

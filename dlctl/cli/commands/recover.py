@@ -55,7 +55,7 @@ def command(
     required host is unreachable or a live coordinator does not answer (its agent replaces it), and
     1 if nothing is left to resume from.
     """
-    directory = select.own_directory(job)
+    directory = select.directory(job)
     with nullcontext() if dry_run else lock.claimed(directory):
         snapshot = load(directory, every_page=True)
         lock.check(snapshot)

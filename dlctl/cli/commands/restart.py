@@ -37,7 +37,7 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
     """
     if not names:
         raise UsageError("no daemon given to restart: give NAME...", hint="dlctl status")
-    snapshot = select.own(job)
+    snapshot = select.look(job)
     control.require_live(snapshot, "restarted")
     chosen = daemon_names.match(names, daemon_names.present(snapshot))
     before = control.incarnations(snapshot, chosen)

@@ -32,7 +32,7 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
     ends; the job file does not change. Servers cannot be scaled in a live run.
     """
     workers = parse(wanted)
-    snapshot = select.own(job)
+    snapshot = select.look(job)
     control.require_live(snapshot, "scaled")
     result = control.ask(snapshot, "scale", {"workers": workers})
     before, after = (values.count(result.get(key)) for key in ("before", "after"))

@@ -59,7 +59,7 @@ def command(arguments: tuple[str, ...], show_list: bool, limit_s: float, job: st
         return
     patterns = [text for text in arguments if "=" not in text]
     wanted = _assignments([text for text in arguments if "=" in text])
-    snapshot = select.own(job)
+    snapshot = select.look(job)
     control.require_live(snapshot, "changed")
     result = _ask(snapshot, patterns, wanted, limit_s)
     if changed := result.get("changes"):

@@ -45,7 +45,7 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
     servers' stored state stays, and "dlctl recover" resumes from it. --kill removes it too. The
     exit code is 8 if the job has stopped but steps are lost because its last checkpoint failed.
     """
-    directory = select.own_directory(job)
+    directory = select.directory(job)
     snapshot = select.load_any(directory) if kill else load(directory, every_page=True)
     lock.require_own(snapshot)
     if snapshot.state == select.UNREADABLE or (kill and database.damage_of_log(directory)):

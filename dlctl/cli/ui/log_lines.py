@@ -6,15 +6,15 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from dlctl.cli.ui import console, live
 from dlctl.ops import codes, next_step, problems
 from dlctl.problems import RUN, Problem
-from dlctl.runs import facts, lock, logs
+from dlctl.runs import facts, logs
 from dlctl.runs.logs import TEXT, Line
-from dlctl.runs.snapshot import Snapshot
+from dlctl.runs.snapshot import Snapshot, check_database
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 
@@ -126,7 +126,7 @@ def show_failed(
             console.out_json("dlctl.problem/1", values.timed(data))
         printer.mark(name, problem.since, codes.words(problem, snapshot.now))
     if not snapshot.is_live:
-        lock.check_database(snapshot.directory)
+        check_database(snapshot.directory)
     if not found:
         console.note(f"no daemon is in trouble: {snapshot.run_id} {facts.became(snapshot.state)}")
     elif (step := next_step.of(snapshot)) is not None:
@@ -153,18 +153,9 @@ def follow_logs(
     """Print the last lines, then new ones, until the run has ended or Ctrl-C."""
     follower = logs.Follower(snapshot.directory, names)
 
-    def batches() -> Iterator[Iterable[Line]]:
-        files = logs.list_files(snapshot.directory)
-        last = [line for name in names for line in logs.tail(files.get(name, []), limit, test)]
-        yield logs.in_order(last)
-        # Lines that were written meanwhile may be in both.
-        yield (line for line in follower.poll() if line not in last)
-        while True:
-            yield follower.poll()
-
     def show(lines: Iterable[Line]) -> None:
         printer.show(filter(test, lines), flush=True)
 
-    new = batches()
-    if live.follow(snapshot, lambda: show(next(new)), "dlctl logs -f"):
+    show(follower.past(limit, test))
+    if live.follow(snapshot, lambda: show(follower.poll()), "dlctl logs -f"):
         show(follower.rest())

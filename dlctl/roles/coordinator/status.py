@@ -20,7 +20,6 @@ from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, Snapshot
 from dlctl.roles.coordinator.run_state import Part, RunState
 from dlctl.roles.protocol.meters import Pace
-from dlctl.runs.best import is_only_stop
 from dlctl.runs.series import EVALUATION, RUN
 
 COUNTERS = ("push_bytes", "fetch_bytes", "pushes", "staleness_sum")
@@ -323,7 +322,8 @@ class Reports(Part):
         if why and why != self.evaluations.out_of_reach:
             self.context.event("target", name, why)
         self.evaluations.out_of_reach = why
-        if why and is_only_stop(self.run.job.job.stop):
+        stop = self.run.job.job.stop
+        if why and not (stop.epochs or stop.steps or stop.samples or stop.seconds):
             hint = (
                 "correct target in [job], or give stop another condition as well, and start again"
             )
