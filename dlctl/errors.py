@@ -20,6 +20,10 @@ step, as a command if there is one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class DlctlError(Exception):
     exit_code = 1
@@ -29,6 +33,15 @@ class DlctlError(Exception):
         self.message = message
         self.where = where
         self.hint = hint
+
+
+@contextmanager
+def os_errors_as(what: str, where: Path, hint: str | None = None) -> Iterator[None]:
+    """Turns an OSError into a DlctlError, as in "cannot write: No space left on device"."""
+    try:
+        yield
+    except OSError as error:
+        raise DlctlError(f"{what}: {error.strerror}", where=str(where), hint=hint) from error
 
 
 class UsageError(DlctlError):

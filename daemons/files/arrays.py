@@ -18,7 +18,7 @@ from pathlib import Path
 from daemons.files.file_receiver import FileReceiver
 from daemons.loop import Loop
 from daemons.process import reason_of
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, os_errors_as
 from dlctl.inner import SAVED_AS
 from dlctl.launch.base import HOST_FILE
 from dlctl.messages import Json
@@ -147,12 +147,8 @@ class Away:
         coordinator has fetched them, or does not need them. Raises DlctlError.
         """
         here = self.directory / checkpoints.FOLDER / directory.name
-        try:
+        with os_errors_as("cannot make a checkpoint", here):
             here.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DlctlError(
-                f"cannot make a checkpoint: {error.strerror}", where=str(here)
-            ) from error
         for older in here.parent.iterdir():
             with suppress(OSError, ValueError):  # It is harmless, and may not be a checkpoint.
                 if checkpoints.number(older) < checkpoints.number(here):

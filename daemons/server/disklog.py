@@ -22,7 +22,7 @@ from daemons.server.files import (
     open_locked,
     own_directory,
 )
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, os_errors_as
 from dlctl.shards.base import Point, Spec
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.records import Bytes
@@ -215,10 +215,8 @@ def _write(descriptor: int, parts: list[Bytes]) -> None:
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with os_errors_as("cannot read the state", path):
         return path.read_bytes()
-    except OSError as error:
-        raise DlctlError(f"cannot read the state: {error.strerror}", where=str(path)) from error
 
 
 class DiskLogs(TablesInFiles):

@@ -14,7 +14,7 @@ from daemons.files.arrays import Away
 from daemons.process import reason_of
 from daemons.worker.replica import Replica
 from dlctl import frozen
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, os_errors_as
 from dlctl.launch.base import HOST_FILE
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import FrozenLoaded, FrozenWritten, LoadFrozen
@@ -44,24 +44,18 @@ def load(replica: Replica, path: Path, theirs: bytes, mine: bytes = b"") -> list
     plan, described = frozen.plan(replica.layout), frozen.entries(replica.layout)
     others = frozen.differing(mine or digests(replica), theirs)
     values = {}
-    try:
-        with path.open("rb") as file:
-            for n in others:
-                lo, hi = plan.places[n]
-                file.seek(lo)
-                data = bytearray(file.read(hi - lo))
-                at = n * frozen.DIGEST_BYTES
-                if frozen.digest(data) != theirs[at : at + frozen.DIGEST_BYTES]:
-                    raise DlctlError(
-                        f'frozen parameter "{described[n].name}" is corrupted', where=str(path)
-                    )
-                kind = getattr(torch, described[n].dtype)
-                flat = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
-                values[n] = flat
-    except OSError as error:
-        raise DlctlError(
-            f"cannot read the frozen parameters: {error.strerror}", where=str(path)
-        ) from error
+    with os_errors_as("cannot read the frozen parameters", path), path.open("rb") as file:
+        for n in others:
+            lo, hi = plan.places[n]
+            file.seek(lo)
+            data = bytearray(file.read(hi - lo))
+            at = n * frozen.DIGEST_BYTES
+            if frozen.digest(data) != theirs[at : at + frozen.DIGEST_BYTES]:
+                what = f'frozen parameter "{described[n].name}" is corrupted'
+                raise DlctlError(what, where=str(path))
+            kind = getattr(torch, described[n].dtype)
+            flat = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
+            values[n] = flat
     replica.load_frozen(values)
     return others
 

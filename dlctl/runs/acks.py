@@ -20,7 +20,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, os_errors_as
 
 FOLDER = "acks"
 MAGIC = b"DLACKS1\n"
@@ -53,10 +53,8 @@ def blank(epoch: int, shards: int) -> bytes:
 def read(path: Path) -> AckRecord:
     """One file, also while its worker writes to it. Raises DlctlError for an invalid one."""
     name = _NAME.fullmatch(path.name)
-    try:
+    with os_errors_as("cannot read it", path):
         data = path.read_bytes()
-    except OSError as error:
-        raise DlctlError(f"cannot read it: {error.strerror}", where=str(path)) from error
     if name and data.startswith(MAGIC) and len(data) >= HEADER.size:
         _, epoch, shards = HEADER.unpack_from(data)
         if shards <= SHARDS_MAX and len(data) == HEADER.size + COUNT_BYTES * shards:

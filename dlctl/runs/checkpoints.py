@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl import frozen
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, os_errors_as
 from dlctl.flat import AVERAGED
 from dlctl.runs import tensorfile
 from dlctl.runs.manifest import (
@@ -68,15 +68,11 @@ def create(run_directory: Path, step: int, number: int) -> Path:
     no longer exists.
     """
     directory = run_directory / FOLDER / f"{step:012d}-{number}"
-    try:
+    with os_errors_as("cannot make a checkpoint", directory):
         directory.parent.mkdir(exist_ok=True)  # Not parents: the run may have been moved.
         directory.mkdir()
         for made in (directory, directory.parent, run_directory):
             sync_directory(made.parent)
-    except OSError as error:
-        raise DlctlError(
-            f"cannot make a checkpoint: {error.strerror}", where=str(directory)
-        ) from error
     return directory
 
 
@@ -92,16 +88,11 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[str, int]:
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
     """Write the bytes of a file; returns its SHA-256 and size. Raises DlctlError."""
     digest = hashlib.sha256()
-    try:
-        with replacing(path) as file:
-            for chunk in chunks:
-                digest.update(chunk)
-                file.write(chunk)
-            nbytes = file.tell()
-    except OSError as error:
-        raise DlctlError(
-            f"cannot write: {error.strerror}", where=str(path), hint=f"df -h {path.parent}"
-        ) from error
+    with os_errors_as("cannot write", path, f"df -h {path.parent}"), replacing(path) as file:
+        for chunk in chunks:
+            digest.update(chunk)
+            file.write(chunk)
+        nbytes = file.tell()
     return digest.hexdigest(), nbytes
 
 
@@ -112,7 +103,7 @@ def share_frozen(source: Path, target: Path, manifest: Manifest) -> None:
     if (part := manifest.get(FROZEN)) is None or (target / part["file"]).exists():
         return
     there, here = source / part["file"], target / part["file"]
-    try:
+    with os_errors_as("cannot save the frozen parameters", here):
         target.mkdir(exist_ok=True)
         try:
             here.hardlink_to(there)
@@ -120,10 +111,6 @@ def share_frozen(source: Path, target: Path, manifest: Manifest) -> None:
             with replacing(here) as file, there.open("rb") as read:
                 shutil.copyfileobj(read, file, tensorfile.CHUNK_BYTES)
         sync_directory(target)
-    except OSError as error:
-        raise DlctlError(
-            f"cannot save the frozen parameters: {error.strerror}", where=str(here)
-        ) from error
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -144,10 +131,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a checkpoint, every field checked. Raises DlctlError naming the file."""
     path = directory / MANIFEST
-    try:
+    with os_errors_as("cannot read the manifest", path):
         data = path.read_bytes()
-    except OSError as error:
-        raise DlctlError(f"cannot read the manifest: {error.strerror}", where=str(path)) from error
     return parse(data, str(path))
 
 
@@ -221,11 +206,8 @@ def frozen_file(directory: Path, manifest: Manifest) -> Path | None:
         raise DlctlError("it lacks the frozen parameters", where=str(directory))
     path: Path = directory / manifest[FROZEN]["file"]
     head = frozen.plan(layout(manifest)).head
-    try:
-        with path.open("rb") as file:
-            is_right = file.read(len(head)) == head
-    except OSError as error:
-        raise DlctlError(f"cannot read it: {error.strerror}", where=str(path)) from error
+    with os_errors_as("cannot read it", path), path.open("rb") as file:
+        is_right = file.read(len(head)) == head
     if not is_right:
         raise DlctlError("its tensors are not the frozen parameters of the layout", where=str(path))
     return path

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl.errors import DlctlError, TimedOut
+from dlctl.errors import DlctlError, TimedOut, os_errors_as
 from dlctl.runs import database, paths
 from dlctl.runs.snapshot import Snapshot, Unreadable, is_here
 from dlctl.util import notes, processes, values
@@ -186,7 +186,7 @@ def starting(file: Path, timeout_s: float = HELD_S) -> Iterator[None]:
     """
     path = lock_path(file)
     with ExitStack() as opened:
-        try:
+        with os_errors_as("cannot lock the job", path, NO_LOCKS):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             opened.callback(os.close, descriptor)
@@ -199,11 +199,6 @@ def starting(file: Path, timeout_s: float = HELD_S) -> Iterator[None]:
                         where=str(path),
                         hint="dlctl ps",
                     )
-        except OSError as error:
-            why = error.strerror or error
-            raise DlctlError(
-                f"cannot lock the job: {why}", where=str(path), hint=NO_LOCKS
-            ) from error
         yield
 
 

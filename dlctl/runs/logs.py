@@ -21,15 +21,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlctl.util.json_depth import is_deep
+from dlctl.util.json_depth import LEVELS_MAX, is_deep
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 TEXT = "text"
 """The level of a line that is not JSON. It counts as a warning."""
 LINE_BYTES_MAX = 1 << 20
 """A longer line is cut into several."""
-LEVELS_MAX = 64
-"""A line whose JSON is nested more deeply counts as text."""
 _FILE = re.compile(r"(?P<name>[a-z]+(?:-\d+)?)\.(?P<incarnation>\d+)\.jsonl(?:\.(?P<age>\d+))?")
 
 
@@ -88,7 +86,7 @@ def parse(raw: str, name: str, incarnation: int, before: float) -> Line:
     """One line of a log file; `before` is the time of the previous line."""
     try:
         fields = json.loads(raw) if raw.startswith("{") else None
-        if raw.count("[") + raw.count("{") > LEVELS_MAX and is_deep(fields, LEVELS_MAX):
+        if raw.count("[") + raw.count("{") > LEVELS_MAX and is_deep(fields):
             fields = None
         at = _seconds(fields.pop("ts")) if fields else before
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):

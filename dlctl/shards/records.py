@@ -28,8 +28,6 @@ from dlctl.util.json_depth import is_deep
 
 Bytes = bytes | memoryview
 MAGIC = b"dlJ1"
-LEVELS_MAX = 64
-"""Maximum nesting of maps and lists in a body."""
 _HEAD = struct.Struct("<4sIIQIQ")
 _HEAD_CRC_AT = 8
 """The CRC of the head covers the fields after it: the CRC of the rest, number and lengths."""
@@ -100,7 +98,7 @@ def read_body(data: Bytes) -> Json:
         body = msgpack.unpackb(bytes(data))
     except ValueError as error:
         raise Unusable(f"it has a part that is not msgpack: {error!s:.100}") from None
-    if type(body) is not dict or is_deep(body, LEVELS_MAX):
+    if type(body) is not dict or is_deep(body):
         raise Unusable("it has a part that is not a map, or is nested too deep")
     return body
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+LEVELS_MAX = 64
 
-def is_deep(value: Any, levels: int) -> bool:
-    """Whether lists and dicts are nested more than `levels` deep.
+
+def is_deep(value: Any) -> bool:
+    """Whether lists and dicts are nested more than `LEVELS_MAX` deep.
 
     JSON may be nested as deeply as the interpreter can just parse, and any later recursion over it
     would exceed that limit.
     """
     inside = [value]
-    for _ in range(levels):
+    for _ in range(LEVELS_MAX):
         nodes = [node for node in inside if isinstance(node, dict | list)]
         if not nodes:
             return False
