@@ -7,6 +7,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from dlctl.cli.ui import console, live
@@ -156,6 +157,6 @@ def follow_logs(
     def show(lines: Iterable[Line]) -> None:
         printer.show(filter(test, lines), flush=True)
 
-    show(follower.past(limit, test))
-    if live.follow(snapshot, lambda: show(follower.poll()), "dlctl logs -f"):
+    new = chain([follower.past(limit, test)], iter(follower.poll, None))
+    if live.follow(snapshot, lambda: show(next(new)), "dlctl logs -f"):
         show(follower.rest())
