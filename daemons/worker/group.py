@@ -324,11 +324,13 @@ class _Member:
             is_counted, plan.first, plan.beside,
         )  # fmt: skip
         self._owner.keep(self, result)
-        if self._group is not None:  # Wait until every member has recorded this result.
-            self._group.barrier().wait(timedelta(seconds=self._timeout_s))
+        is_last = self._await_kept()
         self._owner.deliver(self)
-        # All members have read it. A run may make millions of sums.
+        # All members have read them. A run may make millions of sums.
         self._store.delete_key(f"row-{self._sums}-{self._rank}")
+        if is_last:
+            self._store.delete_key(f"kept-{self._sums}")
+            self._store.delete_key(f"all-{self._sums - 1}")
 
     def _summed(self, own: Array, plan: Plan) -> Array:
         """float32[plan.size], the sum over all members, bitwise identical on each of them."""
@@ -384,6 +386,17 @@ class _Member:
             raise _GivenUp
         self._store.set_timeout(timedelta(seconds=self._timeout_s))
         return [json.loads(text) for text in found]
+
+    def _await_kept(self) -> bool:
+        """Wait until every member has recorded the result of this sum: at the store, because gloo's
+        barrier takes more CPU time. Returns whether this member was the last one.
+        """
+        is_last: bool = self._store.add(f"kept-{self._sums}", 1) == self._size
+        if is_last:
+            self._store.set(f"all-{self._sums}", "")
+        else:
+            self._store.wait([f"all-{self._sums}"])
+        return is_last
 
     def _report_missing(self, keys: list[str], until: float) -> None:
         """Report whose keys are missing. Raises TimeoutError if it is past `until`, and _GivenUp if
