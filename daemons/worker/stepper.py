@@ -188,7 +188,8 @@ class Stepper:
         assert self.inner is not None
         whole = torch.from_numpy(gradient).to(self.replica.device)
         gradients = self._views_along(whole)
-        if self.clip_norm_along:
+        close = self.clip_norm_along * (1 - CLOSE)
+        if self.clip_norm_along and not _norm_of([whole]) < close:
             whole.mul_(_clip_factor(gradients, self.clip_norm_along))
         self.inner.step(gradients, lr)
         self.replica.drop_gradients()
