@@ -35,8 +35,8 @@ ABOUT = {
     "job": "What to train, and until when. This section, its name and its task are required.",
     "algorithm": "The distributed optimisation method.",
     "inner": "The optimiser of a replica's local steps, for methods that have them; it is torch's. "
-    "On the CPU, `sgd`, `adam`, `adamw` and `adagrad` use torch's fused kernels (`fused=True`). A "
-    "name may also be a class of yours, `package.module:Class`: then `lr` is required, and all "
+    "On the CPU, `adam`, `adamw` and `adagrad` use torch's fused kernels (`fused=True`). A name "
+    "may also be a class of yours, `package.module:Class`: then `lr` is required, and all "
     "other keys are its arguments.",
     "gradient": "How a replica processes a gradient before it is used.",
     "optimizer": "The rule by which the servers apply pushes.",

@@ -140,7 +140,7 @@ def pieces(
     the layout. vector: float32[d] in the replica's memory. Raises TaskError.
     """
     with calling("moving the model to the device", task.at("model")):
-        _to_device(model, device)
+        move_untrained(model, device)
     made: dict[str, nn.Parameter] = {}
     for entry, lo, hi in layout.slices(TRAINED):
         parameter = find(model, entry.name)
@@ -168,7 +168,7 @@ def pieces(
     return found
 
 
-def _to_device(model: nn.Module, device: torch.device) -> None:
+def move_untrained(model: nn.Module, device: torch.device) -> None:
     """Move what has values: buffers and frozen parameters."""
     for module in model.modules():
         for key, buffer in module.named_buffers(recurse=False):

@@ -391,12 +391,20 @@ class _Member:
         """Wait until every member has recorded the result of this sum: at the store, because gloo's
         barrier takes more CPU time. Returns whether this member was the last one.
         """
-        is_last: bool = self._store.add(f"kept-{self._sums}", 1) == self._size
-        if is_last:
-            self._store.set(f"all-{self._sums}", "")
-        else:
-            self._store.wait([f"all-{self._sums}"])
-        return is_last
+        have_all = f"all-{self._sums}"
+        if self._store.add(f"kept-{self._sums}", 1) == self._size:
+            self._store.set(have_all, "")
+            return True
+        until = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                self._store.wait([have_all], timedelta(seconds=WORD_S))
+                return False
+            except _torch().DistStoreError:
+                if self._is_over.is_set():
+                    raise _GivenUp from None
+                if time.monotonic() > until:
+                    raise TimeoutError("a member did not record a sum in time") from None
 
     def _report_missing(self, keys: list[str], until: float) -> None:
         """Report whose keys are missing. Raises TimeoutError if it is past `until`, and _GivenUp if

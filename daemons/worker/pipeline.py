@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from daemons.worker.cutting import Piece, piece
+from daemons.worker.cutting import Piece, move_untrained, piece
 from daemons.worker.layout import find
 from daemons.worker.nests import dtype_name, dtype_of, put_together, taken_apart
 from daemons.worker.part import Part, Weighted
@@ -109,6 +109,7 @@ def stage_pieces(
     """Load the values of a stage; modules of other stages stay without values. Returns the pieces,
     and the numbers of those that all stages have.
     """
+    move_untrained(model, device)
     users: dict[int, set[int]] = {}
     uses, inside = uses_of(model), Counter[int]()
     for stage, names in enumerate(cut.stages):

@@ -14,8 +14,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from daemons.worker import nests
+from daemons.worker.cutting import without_values
 from daemons.worker.data import PortionLoader
-from daemons.worker.pipeline import schedule
+from daemons.worker.layout import layout_of
+from daemons.worker.pipeline import schedule, stage_pieces
 from daemons.worker.sequences import cut, units
 from daemons.worker.task import Task, TaskError
 
@@ -52,6 +54,16 @@ def test_what_is_outside_of_the_sequence_counts_with_the_first_stage() -> None:
 def test_as_many_stages_as_modules() -> None:
     found = cut(Task(Model()), layers(1, 1, 1, 1, 90), 4)
     assert found.stages == (("0",), ("1",), ("2",), ("3",))
+
+
+def test_a_stage_has_all_that_it_computes_with_on_its_device() -> None:
+    whole, device = layers(4, 4, 4), torch.device("meta")
+    whole[1].register_buffer("seen", torch.zeros(()))
+    layout, model = layout_of(whole), without_values(whole, device)
+    vector = torch.zeros(layout.size())
+    stage_pieces(model, layout, vector, cut(Task(Model()), model, 2), device, 1)
+    tensors = [*model[0].parameters(), *model[1].parameters(), *model[1].buffers()]
+    assert {tensor.device for tensor in tensors} == {device}
 
 
 @pytest.mark.parametrize(

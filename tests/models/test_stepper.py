@@ -24,7 +24,7 @@ from dlctl.inner import OF, keeps_nothing
 SEED, STEPS = 3, 4
 NAMES = [name for name in registry.BUILT_IN["inner_optimizers"] if name != "none"]
 DENSE = [name for name in NAMES if name != "sparseadam"]
-FUSED = {torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD}
+FUSED = {torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW}
 
 
 def choice(name: str, **options: Any) -> Choice:
@@ -116,6 +116,41 @@ def test_memory_in_another_order_is_stepped_alike(name: str, lies: str) -> None:
         other.step(gradients if lies == "values" else turned[1], 1e-2)
     for a, b in zip(usual.tensors, other.tensors, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", [n for n in DENSE if n != "adafactor"])
+def test_a_tensor_may_get_its_first_gradient_late(name: str) -> None:
+    chosen = choice(name, **{"momentum": 0.9} if name == "sgd" else {})
+    dice = torch.Generator().manual_seed(SEED)
+    values, gradients = (torch.randn(2, 5, 4, generator=dice).unbind() for _ in range(2))
+    both = inner.InnerOptimizer(chosen, [each.clone() for each in values])
+    alone = inner.InnerOptimizer(chosen, [values[1].clone()])
+    both.step([gradients[0], None], 1e-2)
+    for _ in range(2):
+        both.step(gradients, 1e-2)
+        alone.step([gradients[1]], 1e-2)
+    torch.testing.assert_close(both.tensors[1], alone.tensors[0])
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adam", "adamw"])
+@pytest.mark.parametrize("size", [1, 3, 400])
+def test_a_state_of_another_size_is_refused(name: str, size: int) -> None:
+    """A kernel that does not check sizes would use memory beyond it."""
+    optimizer = inner.InnerOptimizer(choice(name), [torch.zeros(5, 4)])
+    optimizer.step([torch.ones(5, 4)], 1e-2)
+    state = optimizer.state()
+    for key in [key for key, array in state.items() if key != OF]:
+        changed = state | {key: np.ones(size if state[key].ndim else 2, np.float32)}
+        with pytest.raises(DlctlError, match="another inner optimiser"):
+            optimizer.restore(changed)
+
+
+def test_a_class_of_torch_by_its_path_has_the_job_s_own_arguments() -> None:
+    for more in ({"fused": False}, {"fused": True}, {"foreach": True}, {"differentiable": True}):
+        chosen = Choice(name="torch.optim:AdamW", options={"lr": 1e-2, **more})
+        optimizer = inner.InnerOptimizer(chosen, [torch.zeros(5, 4)])
+        optimizer.step([torch.ones(5, 4)], 1e-2)
+        assert optimizer.tensors[0].max() < 0
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # by torch's Adagrad
