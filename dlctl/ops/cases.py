@@ -76,6 +76,8 @@ class Case:
         """What a rollback loses, and why it is to that checkpoint and not to a newer one; "" if
         nothing is lost.
         """
+        if not (loss := self.loss):
+            return ""
         reasons = list(self.findings.obstacles) if self.findings is not None else []
         if self.run is not None and self.findings is not None and not reasons:
             is_ruined = is_poisoned(self.run.reason) and self.job is not None
@@ -84,7 +86,7 @@ class Case:
         if self.run is not None and self.checkpoint is not None:
             reasons.append(lineage.skipped(self.run.directory, self.checkpoint[0]))
         why = "; ".join(filter(None, reasons))
-        return self.loss.text() + (f" ({why})" if why else "") if self.loss else ""
+        return loss.text() + (f" ({why})" if why else "")
 
 
 def _state(run: Snapshot) -> Run:
@@ -252,9 +254,11 @@ def next_command(case: Case) -> str:
         return refused.hint or ""
     if case.action is Action.OVER and case.run.state == Run.FINISHED:
         return f"dlctl start {next_step.job_file(case.run)}"
-    if case.action not in (Action.GO_ON, Action.RESUME) or not case.facts.back:
+    acts = case.action in (Action.GO_ON, Action.RESUME)
+    if not acts or (case.run.run.get("state") == "failed" and not case.facts.back):
         return next_step.command(case.run)
-    option = " --from-checkpoint" if case.number is None else f" --checkpoint {case.number}"
+    option = " --from-checkpoint" if case.facts.back else ""
+    option = option if case.number is None else f" --checkpoint {case.number}"
     return f"dlctl recover{option} -j {case.run.run_id}"
 
 

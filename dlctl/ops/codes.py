@@ -232,7 +232,7 @@ CODES: Mapping[Code, Entry] = {
         "{direction} limit of {limit_bytes_per_s} reached by {workers}[; {waiting_bytes} waiting]",
         "A rate limit on pushes or fetches throttles workers.",
         "It is set in the job file or with `dlctl set`.",
-        "`dlctl set 'worker-*' push=...` raises it.",
+        "`dlctl set 'worker-*' push=off` lifts it, a larger number raises it.",
         {"": "dlctl set 'worker-*' {direction}=off -j {run}\nlifts it"},
     ),
     "interval-at-limit": Entry(

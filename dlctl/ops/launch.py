@@ -20,6 +20,7 @@ from dlctl.errors import DlctlError
 from dlctl.ops import (
     cases,
     changes,
+    control,
     graft,
     next_step,
     other_hosts,
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from dlctl.ops.remains import Good
 
 Json = dict[str, Any]
+
+
+PENDING_S = 15.0
+"""A run without a coordinator on record counts as never started before that."""
 
 
 class Start(NamedTuple):
@@ -70,6 +75,8 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
     fresh = fresh or good is not None
     with lock.starting(file):
         previous = cases.newest(file, job)
+        if previous is not None:
+            previous = control.awaited(previous, _is_pending, PENDING_S)
         cases.check_no_other(file, job, previous, fresh=fresh)
         case = cases.of_start(previous, job, new.content, fresh=fresh)
         if case.run is None or not case.action.is_look:
@@ -80,6 +87,13 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
                 notes.note(f"{now.run_id} has just been recovered")
                 return Launched(now.directory, None)
             return _act(cases.looked(replace(case, run=now)), new, None)
+
+
+def _is_pending(run: Snapshot) -> bool:
+    """Whether it has no coordinator on record yet. The command that created it was killed: it held
+    the lock that we hold now.
+    """
+    return run.is_live and run.run.get("pid") is None
 
 
 def _act(case: Case, new: Start, good: Good | None) -> Launched:

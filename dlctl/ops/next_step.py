@@ -204,8 +204,8 @@ def damaged(words: Iterable[str], error: Exception) -> DlctlError | None:
     """
     if not isinstance(error, sqlite3.DatabaseError):
         return None
-    named, known = set(words), select.directories()
-    for directory in sorted(known, key=lambda path: path.name in named, reverse=True):
+    named, known = set(words), select.directories()[::-1]
+    for directory in sorted(known, key=lambda path: path.name not in named):
         try:
             check_database(directory)
         except Unreadable as found:

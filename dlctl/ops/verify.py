@@ -28,6 +28,7 @@ from dlctl.runs.acks import AckRecord
 from dlctl.runs.database import RunDb
 from dlctl.runs.kept_shards import Kept
 from dlctl.runs.snapshot import Snapshot
+from dlctl.util.names import HOME_AGENT
 
 LOOKS = 5
 """At a state that a live server is writing."""
@@ -196,16 +197,18 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
 
 
 def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, str]]:
-    """The readable states, and why others are unavailable, both by shard. A state that a server on
-    this machine is writing is read again.
+    """The readable states, and why others are unavailable, both by shard. A state that a server is
+    writing is read again; other hosts are queried again only if it is theirs.
     """
-    left = remains.look(snapshot, job, ask_hosts=True)
-    for _ in range(LOOKS - 1):
-        if not any(kept.in_use and kept.problem for kept in left.kept.values()):
-            break
-        left.kept.update(remains.look(snapshot, job, ask_hosts=False).kept)
     placed = placement.place(job)
     agents = {index: placed[f"server-{index}"] for index in range(job.servers.count)}
+    left = remains.look(snapshot, job, ask_hosts=True)
+    for _ in range(LOOKS - 1):
+        written = [index for index, kept in left.kept.items() if kept.in_use and kept.problem]
+        if not written:
+            break
+        is_theirs = any(agents.get(index, HOME_AGENT) != HOME_AGENT for index in written)
+        left.kept.update(remains.look(snapshot, job, ask_hosts=is_theirs).kept)
     away = {index: left.away[agent] for index, agent in agents.items() if agent in left.away}
     return {shard: kept for shard, kept in left.kept.items() if not kept.problem}, away
 
