@@ -126,6 +126,8 @@ def _command_page(command: Documented, context: click.Context) -> str:
         text = _paragraphs("\n\n".join(summary_and_body(sub)))
         about = filter(None, [text, _items(_options(sub, inside))])
         subcommands.append(_section(_code(_usage(sub, inside)), "\n\n".join(about), 3))
+    siblings = {**next(names for names in SECTIONS.values() if command.name in names)}
+    del siblings[str(command.name)]
     options = [*_options(command, context), ("`-h, --help`", "Show a short help and exit.")]
     return _page(
         f"dlctl-{context.info_name}(1)",
@@ -136,7 +138,7 @@ def _command_page(command: Documented, context: click.Context) -> str:
         _section("Options", _items(options)),
         "Global options, exit codes, files and environment variables: [dlctl(1)](dlctl.md).",
         _section("Examples", _items(dict(_examples(command, context)).items())),
-        _section("See also", ", ".join(_link(f"dlctl-{name}") for name in command.see_also)),
+        _section("See also", ", ".join(_link(f"dlctl-{name}") for name in siblings)),
     )
 
 

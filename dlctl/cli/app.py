@@ -68,12 +68,12 @@ INTERRUPTED_EXIT_CODE = 130
     name="dlctl",
     cls=LazyGroup,
     sections=SECTIONS,
-    examples=[
-        ("dlctl init demo", "write a job file and a task to start from"),
-        ("dlctl run demo/job.toml", "train; Ctrl-C stops"),
-        ("dlctl status", "show its progress, from another terminal"),
-    ],
     context_settings={"help_option_names": ["-h", "--help"]},
+    examples=[
+        "dlctl init demo  # write a job file and a task to start from",
+        "dlctl run demo/job.toml  # train; Ctrl-C stops",
+        "dlctl status  # show its progress, from another terminal",
+    ],
 )
 @click.version_option(__version__, "-V", "--version", message="dlctl %(version)s")
 def cli() -> None:

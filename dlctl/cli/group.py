@@ -3,7 +3,7 @@
 `LazyGroup` has a table of its commands, so that `--help`, suggestions and completion import none of
 them. `make_command` defines one, in `dlctl/cli/commands/logs.py`:
 
-    @make_command(examples=[("dlctl logs -f", "follow all daemons")], see_also=["status"])
+    @make_command("dlctl logs -f  # follow all daemons")
     @job_option
     def command(job): ...
 
@@ -29,17 +29,10 @@ if TYPE_CHECKING:
 class Documented(click.Command):
     """A command whose help shows what it does, then examples, then everything else."""
 
-    def __init__(
-        self,
-        *args: Any,
-        examples: Sequence[tuple[str, str]] = (),
-        see_also: Sequence[str] = (),
-        **kwargs: Any,
-    ) -> None:
-        """examples: (command line, what it does)."""
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        """examples: "command line  # what it does"."""
         super().__init__(*args, **kwargs)
-        self.examples = examples
-        self.see_also = see_also
+        self.examples = [(line, what) for line, _, what in (e.partition("  # ") for e in examples)]
         self.params += global_options(hidden=self.name != "dlctl")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -49,23 +42,21 @@ class Documented(click.Command):
         formatter.write_text(summary)
         if self.examples:
             with formatter.section("Examples"):
-                formatter.write_dl(list(self.examples), col_max=44)
+                formatter.write_dl(self.examples, col_max=44)
         if body:
             formatter.write_paragraph()
             formatter.write_text(body)
         if isinstance(self, click.Group):
             self.format_commands(ctx, formatter)
         click.Command.format_options(self, ctx, formatter)
-        if self.see_also:
-            formatter.write_paragraph()
-            also = ", ".join(f"dlctl {name}" for name in self.see_also)
-            formatter.write_text(f"See also: {also}")
 
 
 class Group(Documented, click.Group):
     """Its commands stay in the order in which they are defined."""
 
-    command_class = Documented
+    def subcommand(self, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+        """A command of this group, from a function, with its name; see `Documented`."""
+        return self.command(cls=Documented, examples=examples)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -114,12 +105,12 @@ class LazyGroup(Group):
                 formatter.write_dl([(name.ljust(width), line) for name, line in lines.items()])
 
 
-def make_command(**kwargs: Any) -> Callable[[Callable[..., Any]], Documented]:
+def make_command(*examples: str) -> Callable[[Callable[..., Any]], Documented]:
     """A click command from a function, with the name of its module; see `Documented`."""
 
     def made(function: Callable[..., Any]) -> Documented:
         name = function.__module__.rpartition(".")[2]
-        return click.command(name, cls=Documented, **kwargs)(function)
+        return click.command(name, Documented, examples=examples)(function)
 
     return made
 

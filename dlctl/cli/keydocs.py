@@ -10,11 +10,9 @@ import dataclasses
 import inspect
 import json
 import textwrap
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
-
-from annotated_types import Len
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from dlctl.util import bounds
 
@@ -39,11 +37,11 @@ def keys(section: type[Any]) -> list[Key]:
     hints = get_type_hints(section, include_extras=True)
     found = []
     for field in dataclasses.fields(section):
-        kind, limits = _describe(hints[field.name])
-        found.append(Key(field.name, kind, limits, _default(field), texts.get(field.name, "")))
-        if dataclasses.is_dataclass(hints[field.name]):
-            nested = keys(hints[field.name])
-            found += [key._replace(name=f"{field.name}.{key.name}") for key in nested]
+        name, hint = field.name, hints[field.name]
+        limits = ", ".join(chain.from_iterable(bounds.bounds(hint)))
+        found.append(Key(name, _type(hint), limits, _default(field), texts.get(name, "")))
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            found += [key._replace(name=f"{name}.{key.name}") for key in keys(hint)]
     return found
 
 
@@ -51,9 +49,8 @@ def _texts(section: type[Any]) -> dict[str, str]:
     """Field -> the string below it, in this class and its bases."""
     texts: dict[str, str] = {}
     for owner in filter(dataclasses.is_dataclass, reversed(section.__mro__)):
-        body = list(
-            ast.iter_child_nodes(ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0])
-        )
+        source = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+        body = ast.iter_child_nodes(source.body[0])
         for statement, below in pairwise(body):
             match statement, below:
                 case (
@@ -64,27 +61,16 @@ def _texts(section: type[Any]) -> dict[str, str]:
     return texts
 
 
-def _describe(hint: Any) -> tuple[str, str]:
-    """Type and limits of an annotation, in words."""
-    if get_origin(hint) is Annotated:
-        inner, *metadata = get_args(hint)
-        kind, limits = _describe(inner)
-        return kind, ", ".join(filter(None, [limits, *map(_limit, metadata)]))
-    if get_origin(hint) is Literal:
-        return " or ".join(to_toml(choice) for choice in get_args(hint)), ""
-    if isinstance(hint, UnionType) or get_origin(hint) not in (None, list, tuple, dict):
-        described = [_describe(arg) for arg in get_args(hint) if arg is not NoneType]
-        kinds = " or ".join(kind for kind, _ in described)
-        return kinds, ", ".join(limits for _, limits in described if limits)
-    if dataclasses.is_dataclass(hint):
-        return "table", ""
-    return _TYPES.get(hint, "array" if get_origin(hint) in (list, tuple) else "table"), ""
-
-
-def _limit(constraint: Any) -> str:
-    if isinstance(constraint, Len):
-        return f"{constraint.min_length} to {constraint.max_length} characters"
-    return bounds.bound(constraint)
+def _type(hint: Any) -> str:
+    """The type of an annotation, in words."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _type(args[0])
+    if origin is Literal:
+        return " or ".join(map(to_toml, args))
+    if origin in (Union, UnionType):
+        return " or ".join(_type(arg) for arg in args if arg is not NoneType)
+    return _TYPES.get(hint, "array" if origin in (list, tuple) else "table")
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

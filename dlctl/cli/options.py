@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,6 +96,7 @@ def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> N
     console.setup(**chosen)
 
 
+PATH = click.Path(path_type=Path)
 job_option = click.option(
     "-j",
     "--job",
@@ -115,8 +116,11 @@ _run_argument = click.argument(
     callback=_job,
     shell_complete=complete_runs,
 )
-file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+file_argument = click.argument("file", metavar="FILE", type=PATH)
 """The job file, as `file: Path`."""
+fresh_option = click.option(
+    "--fresh", is_flag=True, help="Start a new run even if one could be resumed."
+)
 json_option = click.option(
     "--json",
     is_flag=True,
@@ -127,13 +131,16 @@ json_option = click.option(
 """For `console.show`."""
 force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
 """As `force: bool`, for `require_free`."""
-_no_wait = click.option(
-    "-d", "--no-wait", is_flag=True, help="Return once the coordinator has accepted."
+follow_option = click.option(
+    "-f", "--follow", is_flag=True, help="Wait for more until the job ends."
 )
 since_option = click.option(
     "--since", type=moment, metavar="TIME", help='Only since "10m" ago or an ISO time.'
 )
 """As `since: float | None`, in seconds since 1970."""
+_no_wait = click.option(
+    "-d", "--no-wait", is_flag=True, help="Return once the request is accepted."
+)
 
 
 def run_argument(function: F) -> F:
@@ -141,7 +148,9 @@ def run_argument(function: F) -> F:
     return _run_argument(job_option(function))
 
 
-def timeout_option(text: str, default: str | None = None) -> Callable[[F], F]:
+def timeout_option(
+    text: str = 'Give up waiting after "90s", "5m" (exit code 6).', default: str | None = None
+) -> Callable[[F], F]:
     """`--timeout` as the argument `limit_s: float | None`."""
     return click.option(
         "--timeout", "limit_s", type=duration, metavar="TIME", default=default, help=text
@@ -150,8 +159,7 @@ def timeout_option(text: str, default: str | None = None) -> Callable[[F], F]:
 
 def wait_options(function: F) -> F:
     """`--timeout`, and `--no-wait` as the argument `no_wait: bool`."""
-    timeout = timeout_option("Give up waiting after this time.  [default: as long as a start]")
-    return timeout(_no_wait(function))
+    return timeout_option()(_no_wait(function))
 
 
 def tail_option(text: str) -> Callable[[F], F]:
@@ -168,6 +176,15 @@ def require_free(force: bool, *files: Path) -> None:
                 where=str(file),
                 hint="write to another place, or overwrite with --force",
             )
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Raises DlctlError for an error of the operating system about a file that the user named."""
+    try:
+        yield
+    except OSError as error:
+        raise DlctlError(f"cannot write: {error.strerror}", where=str(file)) from error
 
 
 def global_options(*, hidden: bool) -> list[click.Option]:

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Iterator
 from typing import Annotated, Any, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Len, Lt
 
 _SIGNS = ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt"))
 
@@ -24,7 +24,9 @@ def holds(hint: Any, value: Any) -> bool:
 
 
 def bound(constraint: Any) -> str:
-    """One end of a range, as in ">= 1"; "" if it is something else."""
+    """One end of a range, as in ">= 1", or a length; "" if it is something else."""
+    if isinstance(constraint, Len):
+        return f"{constraint.min_length} to {constraint.max_length} characters"
     for kind, sign, attribute in _SIGNS:
         if isinstance(constraint, kind):
             return f"{sign} {_number(getattr(constraint, attribute))}"

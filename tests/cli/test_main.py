@@ -215,7 +215,7 @@ def test_global_options_stand_before_or_behind_the_command(
 
 def test_an_option_behind_the_command_does_not_undo_those_before_it() -> None:
     assert app.run(["-q", "--color", "always", "algorithms", "--color", "never"]) == 0
-    assert (console.is_quiet(), console.shows_color()) == (True, False)
+    assert (console.settings.quiet, console.shows_color()) == (True, False)
 
 
 def test_the_environment_sets_what_no_flag_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def test_what_cannot_be_written_is_the_key_and_not_the_run(own_place, dlctl_comm
     assert (code, "is a directory" in err) == (2, True)
     code, _, err = dlctl_command("keys", "reader", "nowhere/bob.key")
     assert (code, err) == (
-        1, "error: cannot write the key: No such file or directory\n  --> nowhere/bob.key\n",
+        1, "error: cannot write: No such file or directory\n  --> nowhere/bob.key\n",
     )  # fmt: skip
 
 

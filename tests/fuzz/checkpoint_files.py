@@ -215,7 +215,7 @@ def _check_manifest(directory: Path, found: dict[str, Any]) -> None:
         row = checkpoint_command._row(directory, found, [], False)
         console.out_json("dlctl.checkpoints/1", row)
     json.loads(shown.getvalue())
-    check_harmless(console.table(checkpoint_command.COLUMNS, [row]))
+    check_harmless(console.table([checkpoint_command._cells(row)]))
 
 
 def _read_all(directory: Path, found: dict[str, Any], *, is_good: bool) -> None:

@@ -54,7 +54,7 @@ def test_a_page_that_cannot_be_written_is_one_error(trained, dlctl_command) -> N
     trained()
     ended = dlctl_command("report", "-o", "nowhere/page.html")
     assert ended.code == 1
-    assert "cannot write the page: No such file or directory" in ended.err
+    assert "cannot write: No such file or directory" in ended.err
 
 
 def test_several_runs_are_in_one_picture(trained, dlctl_command) -> None:

@@ -18,19 +18,11 @@ from dlctl.util.did_you_mean import meant
 SECTIONS = {kind: section for section, kind in registry.SECTIONS.items()}
 """Kind -> the section of the job file that uses its names; launchers have none."""
 WIDTH = 70
-COLUMNS: console.Columns[dict[str, Any]] = {
-    "KIND": lambda one: one["kind"],
-    "NAME": lambda one: one["name"],
-    "WHAT IT IS": lambda one: one["summary"] + (f" ({one['note']})" if one["note"] else ""),
-}
 
 
 @make_command(
-    examples=[
-        ("dlctl algorithms", "algorithms, optimizers, compressors, launchers"),
-        ("dlctl algorithms downpour", "the keys of one entry, with their defaults"),
-    ],
-    see_also=["validate", "man"],
+    "dlctl algorithms  # algorithms, optimizers, compressors, launchers",
+    "dlctl algorithms downpour  # the keys of one entry, with their defaults",
 )
 @click.argument("name", required=False)
 @json_option
@@ -42,13 +34,16 @@ def command(name: str | None) -> None:
         close = meant(name or "", known, registry.ALIASES)
         raise NotFound(f'there is no "{name}"{close}', hint="dlctl algorithms")
     described = [_describe(kind, entry, with_keys=name is not None) for kind, entry in chosen]
-    details = "\n\n".join(map(_details, described)) if name is not None else ""
-    console.show(
-        "dlctl.algorithms/1",
-        {"entries": described},
-        details or console.table(COLUMNS, described),
-        names=[one["name"] for one in described],
-    )
+    if name is not None:
+        text = "\n\n".join(map(_details, described))
+    else:
+        rows = []
+        for one in described:
+            what = one["summary"] + (f" ({one['note']})" if one["note"] else "")
+            rows.append({"KIND": one["kind"], "NAME": one["name"], "WHAT IT IS": what})
+        text = console.table(rows)
+    names = [one["name"] for one in described]
+    console.show("dlctl.algorithms/1", {"entries": described}, text, names)
 
 
 def _describe(kind: str, name: str, *, with_keys: bool) -> dict[str, Any]:

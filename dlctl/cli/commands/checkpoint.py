@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,15 @@ from typing import Any
 import click
 
 from dlctl.cli.group import Group
-from dlctl.cli.options import force_option, job_option, json_option, require_free, timeout_option
-from dlctl.cli.ui import console, report
-from dlctl.cli.ui.live import Countdown
+from dlctl.cli.options import (
+    PATH,
+    force_option,
+    job_option,
+    json_option,
+    require_free,
+    timeout_option,
+)
+from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.ops import checkpoint_choice, control, other_process
 from dlctl.runs import checkpoints, facts, select
@@ -23,15 +30,14 @@ TORCH_ENDINGS = (".pt", ".pth", ".bin")
 
 
 @click.group(
-    name="checkpoint",
-    cls=Group,
+    "checkpoint",
+    Group,
     invoke_without_command=True,
     examples=[
-        ("dlctl checkpoint", "save now and wait until it is complete"),
-        ("dlctl checkpoint ls", "list the checkpoints"),
-        ("dlctl checkpoint export", "the newest one as a file for torch"),
+        "dlctl checkpoint  # save now and wait until it is complete",
+        "dlctl checkpoint ls  # list the checkpoints",
+        "dlctl checkpoint export  # the newest one as a file for torch",
     ],
-    see_also=["start", "stop"],
 )
 @job_option
 @click.pass_context
@@ -43,19 +49,13 @@ def command(ctx: click.Context, job: str | None) -> None:
         ctx.invoke(create, job=job)
 
 
-# ---------------------------------------------------------------- create
-
-
-@command.command(
-    examples=[("dlctl checkpoint create --timeout 1h", "save a large model")],
-    see_also=["checkpoint ls"],
-)
+@command.subcommand("dlctl checkpoint create --timeout 1h  # save a large model")
 @timeout_option("How long to wait for it (10m).", "10m")
 @job_option
 @json_option
 def create(limit_s: float, job: str | None) -> None:
     """Save now and wait until the checkpoint is complete."""
-    row = control.save(select.look(job), limit_s, Countdown(limit_s))
+    row = control.save(select.look(job), limit_s, live.told)
     if text := report.without_residuals(row):
         console.warn(f"the checkpoint is {text}")
     path = console.escape(values.path(str(row.get("path", ""))))
@@ -64,13 +64,7 @@ def create(limit_s: float, job: str | None) -> None:
     console.show("dlctl.checkpoint/1", values.timed(row), text)
 
 
-# ---------------------------------------------------------------- ls
-
-
-@command.command(
-    examples=[("dlctl checkpoint ls -q", "only the directories, newest last")],
-    see_also=["checkpoint verify"],
-)
+@command.subcommand("dlctl checkpoint ls -q  # only the directories, newest last")
 @job_option
 @json_option
 def ls(job: str | None) -> None:
@@ -86,7 +80,7 @@ def ls(job: str | None) -> None:
     best = checkpoint_choice.best(snapshot)
     rows = [_row(path, made, damage[path], path == best) for path, made in found.items()]
     data = values.timed({"run_id": snapshot.run_id, "checkpoints": rows})
-    console.show("dlctl.checkpoints/1", data, console.table(COLUMNS, rows), names=found)
+    console.show("dlctl.checkpoints/1", data, console.table(map(_cells, rows)), names=found)
     if not found:
         what = "no checkpoint whose manifest can be read" if damage else "no checkpoint yet"
         console.note(f"{snapshot.run_id} has {what}")
@@ -114,33 +108,24 @@ def _row(path: Path, made: Manifest, problems: list[str], is_best: bool) -> dict
     }
 
 
-def _evaluation(row: dict[str, Any]) -> str:
-    shown = values.evaluation_at(row["evaluation"], row["step"])
-    return shown + (", the best" if row["is_best"] else "")
+def _cells(row: dict[str, Any]) -> dict[str, Any]:
+    evaluation = values.evaluation_at(row["evaluation"], row["step"])
+    return {
+        ">NUMBER": row["number"],
+        ">STEP": values.count(row["step"]),
+        ">SAVED": values.ago(row["at"], time.time()),
+        ">SIZE": values.size(row["nbytes"]),
+        ">SERVERS": row["servers"],
+        "FILES": console.style("damaged", fg="red") if row["problems"] else "all there",
+        "EVALUATION": evaluation + (", the best" if row["is_best"] else ""),
+        "DIRECTORY": values.path(row["directory"]),
+    }
 
 
-COLUMNS: console.Columns[dict[str, Any]] = {
-    ">NUMBER": lambda row: str(row["number"]),
-    ">STEP": lambda row: values.count(row["step"]),
-    ">SAVED": lambda row: values.ago(row["at"], time.time()),
-    ">SIZE": lambda row: values.size(row["nbytes"]),
-    ">SERVERS": lambda row: str(row["servers"]),
-    "FILES": lambda row: console.style("damaged", fg="red") if row["problems"] else "all there",
-    "EVALUATION": _evaluation,
-    "DIRECTORY": lambda row: values.path(row["directory"]),
-}
-
-
-# ---------------------------------------------------------------- verify, prune
-
-
-@command.command(
-    examples=[
-        ("dlctl checkpoint verify", "all checkpoints of the job"),
-        ("dlctl checkpoint verify 12000", "that of step 12,000 (or with this number)"),
-        ("dlctl checkpoint verify runs/mnist-7f3a/ckpt/000000012000-3", "one of any job"),
-    ],
-    see_also=["checkpoint ls"],
+@command.subcommand(
+    "dlctl checkpoint verify  # all checkpoints of the job",
+    "dlctl checkpoint verify 12000  # that of step 12,000 (or with this number)",
+    "dlctl checkpoint verify runs/mnist-7f3a/ckpt/000000012000-3  # one of any job",
 )
 @click.argument("directory", required=False, metavar="[DIR|NUMBER|STEP|latest|best]")
 @job_option
@@ -174,13 +159,10 @@ def verify(directory: str | None, job: str | None) -> None:
         raise DlctlError(what, hint=hint)
 
 
-@command.command(
-    examples=[
-        ("dlctl checkpoint prune --keep 1 --dry-run", "what would be removed"),
-        ("dlctl checkpoint prune --keep 1", "keep the newest one"),
-        ("dlctl checkpoint prune --damaged", "remove damaged ones, which are useless"),
-    ],
-    see_also=["checkpoint ls", "checkpoint verify"],
+@command.subcommand(
+    "dlctl checkpoint prune --keep 1 --dry-run  # what would be removed",
+    "dlctl checkpoint prune --keep 1  # keep the newest one",
+    "dlctl checkpoint prune --damaged  # remove damaged ones, which are useless",
 )
 @click.option("--keep", type=click.IntRange(1), metavar="N", help="Keep the newest N good ones.")
 @click.option("--damaged", is_flag=True, help="Remove damaged ones; checks every byte.")
@@ -218,35 +200,25 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> No
         raise DlctlError("\n".join(problems), where=str(snapshot.directory / checkpoints.FOLDER))
 
 
-# ---------------------------------------------------------------- export
-
-
-@command.command(
-    examples=[
-        ("dlctl checkpoint export", "the newest good one, to ./NAME-STEP.safetensors"),
-        ("dlctl checkpoint export -o model.pt", "for torch.load(weights_only=True)"),
-        ("dlctl checkpoint export 3", "number 3"),
-        ("dlctl checkpoint export best", "the best by checkpoints.best"),
-        ("dlctl checkpoint export --average", "the moving average of [average]"),
-    ],
-    see_also=["checkpoint ls"],
+@command.subcommand(
+    "dlctl checkpoint export  # the newest good one, to ./NAME-STEP.safetensors",
+    "dlctl checkpoint export -o model.pt  # for torch.load(weights_only=True)",
+    "dlctl checkpoint export 3  # number 3",
+    "dlctl checkpoint export best  # the best by checkpoints.best",
+    "dlctl checkpoint export --average  # the moving average of [average]",
 )
 @click.argument("directory", default="latest", metavar="[DIR|NUMBER|STEP|latest|best]")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File to write; .pt, .pth or .bin is for torch.load.  [default: NAME-STEP.safetensors]",
 )
 @click.option("--average", is_flag=True, help="The moving average of the parameters: [average].")
 @force_option
 @job_option
 def export(
-    directory: str,
-    output: Path | None,
-    average: bool,
-    force: bool,
-    job: str | None,
+    directory: str, output: Path | None, average: bool, force: bool, job: str | None
 ) -> None:
     """Write the model as one file for torch.
 
@@ -255,7 +227,10 @@ def export(
     newest good checkpoint of the job.
     """
     path = checkpoint_choice.chosen(directory, job)
-    file = output or Path(f"{_file_stem(path)}.safetensors")
+    # The manifest is untrusted: its name must not lead to another directory.
+    made = checkpoints.read_manifest(path)
+    name = made["job"] if re.fullmatch(r"\w[\w.-]*", made["job"]) else "model"
+    file = output or Path(f"{name}-{made['step']}.safetensors")
     kind = "torch" if file.suffix in TORCH_ENDINGS else "safetensors"
     require_free(force, file)
     arguments = [str(path), "--to", kind, "--output", str(file)]
@@ -265,11 +240,3 @@ def export(
         console.note(output_lines.rstrip("\n"))
     size = values.size(file.stat().st_size)
     console.out(f"{console.escape(str(file))}  {size}  from {console.escape(values.path(path))}")
-
-
-def _file_stem(directory: Path) -> str:
-    """NAME-STEP. The manifest is untrusted: its name must not lead to another directory."""
-    data = checkpoints.read_manifest(directory)
-    name = str(data["job"])
-    plain = name == Path(name).name and not name.startswith(".") and name.isprintable()
-    return f"{name if plain else 'model'}-{data['step']}"

@@ -7,17 +7,13 @@ import click
 from dlctl.cli.group import make_command
 from dlctl.cli.ui import console
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 @make_command(
-    examples=[
-        ('eval "$(dlctl completion bash)"', "in ~/.bashrc"),
-        ('eval "$(dlctl completion zsh)"', "in ~/.zshrc"),
-        ("dlctl completion fish | source", "in config.fish"),
-    ],
+    'eval "$(dlctl completion bash)"  # in ~/.bashrc',
+    'eval "$(dlctl completion zsh)"  # in ~/.zshrc',
+    "dlctl completion fish | source  # in config.fish",
 )
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
     """It completes commands, options, jobs and daemons from files on this machine, without

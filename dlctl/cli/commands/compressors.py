@@ -14,12 +14,9 @@ from dlctl.util import values
 
 
 @make_command(
-    examples=[
-        ("dlctl compressors", "all of them, a line each"),
-        ("dlctl compressors --job job.toml", "measure each on a gradient of this job"),
-        ("dlctl compressors --job digits --json", "for a run: at its newest good checkpoint"),
-    ],
-    see_also=["algorithms", "validate", "man"],
+    "dlctl compressors  # all of them, a line each",
+    "dlctl compressors --job job.toml  # measure each on a gradient of this job",
+    "dlctl compressors --job digits --json  # for a run: at its newest good checkpoint",
 )
 @click.option(
     "-j",
@@ -51,26 +48,24 @@ def command(job: str | None) -> None:
         for name in registry.names("compressors")
         for entry in [registry.find("compressors", name)]
     ]
-    text = _table(rows) if job else console.table(COLUMNS, rows)
+    plain = ({"NAME": row["name"], "WHAT IT IS": row["summary"]} for row in rows)
+    text = _table(rows) if job else console.table(plain)
     names = [row["name"] for row in rows]
     console.show("dlctl.compressors/1", {"compressors": rows}, text, names)
 
 
-COLUMNS: console.Columns[dict[str, Any]] = {
-    "NAME": lambda row: row["name"],
-    "WHAT IT IS": lambda row: row["summary"],
-}
-MEASURED: console.Columns[dict[str, Any]] = {
-    "NAME": lambda row: row["name"] + (" *" if row["used"] else ""),
-    ">RATIO": lambda row: f"{values.decimal(row['ratio'])}x",
-    ">PUSH": lambda row: values.size(row["push_bytes"]),
-    ">ERROR": lambda row: values.decimal(row["relative_error"]),
-    ">TAKE": lambda row: f"{values.decimal(row['take_s'] * 1000)} ms",
-}
-
-
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = [console.table(MEASURED, rows)]
+    cells = (
+        {
+            "NAME": row["name"] + (" *" if row["used"] else ""),
+            ">RATIO": f"{values.decimal(row['ratio'])}x",
+            ">PUSH": values.size(row["push_bytes"]),
+            ">ERROR": values.decimal(row["relative_error"]),
+            ">TAKE": f"{values.decimal(row['take_s'] * 1000)} ms",
+        }
+        for row in rows
+    )
+    lines = [console.table(cells)]
     lines.append(f"{values.count(rows[0]['elements'])} elements; * the job's own")
     if whole := max(row["whole_slices"] for row in rows):
         lines.append(

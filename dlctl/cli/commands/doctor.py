@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import json_option
+from dlctl.cli.options import PATH, json_option
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
 from dlctl.health.findings import FAULT, OK, WARNING, Finding, by_place
@@ -21,15 +21,11 @@ COLORS = {OK: "green", WARNING: "yellow", FAULT: "red"}
 
 
 @make_command(
-    examples=[
-        ("dlctl doctor", "check this machine"),
-        ("dlctl doctor job.toml", "also all hosts of a job, and the links between them"),
-        ("dlctl doctor job.toml --host gpu2", "this machine and one host"),
-        ("dlctl doctor job.toml --json | jq '.findings[]'", "for programs"),
-    ],
-    see_also=["validate", "plan", "start"],
+    "dlctl doctor  # check this machine",
+    "dlctl doctor job.toml  # also all hosts of a job, and the links between them",
+    "dlctl doctor job.toml --host gpu2  # this machine and one host",
 )
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=PATH)
 @click.option("--host", metavar="HOST", help="Only this machine and this host of the job file.")
 @json_option
 def command(file: Path | None, host: str | None) -> None:
@@ -68,7 +64,7 @@ def lines(findings: list[Finding]) -> list[str]:
     width = max(len(mark) for mark in MARKS.values())
     shown: list[str] = []
     for place, group in by_place(findings).items():
-        chosen = [f for f in group if f.mark != OK or not console.is_quiet()]
+        chosen = [f for f in group if f.mark != OK or not console.settings.quiet]
         shown += [console.style(place, bold=True)] if chosen else []
         subjects = max((len(console.escape(f.subject)) for f in chosen), default=0)
         for finding in chosen:

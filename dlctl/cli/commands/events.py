@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections import deque
 from contextlib import closing
 from typing import Any
 
@@ -12,7 +12,14 @@ import click
 
 from dlctl.cli import daemon_names
 from dlctl.cli.group import make_command
-from dlctl.cli.options import completing, job_option, json_option, since_option, tail_option
+from dlctl.cli.options import (
+    completing,
+    follow_option,
+    job_option,
+    json_option,
+    since_option,
+    tail_option,
+)
 from dlctl.cli.ui import console, live, report
 from dlctl.runs import facts, select
 from dlctl.runs.database import RunDb
@@ -29,16 +36,13 @@ KINDS = (
 
 
 @make_command(
-    examples=[
-        ("dlctl events", "the last 50 events"),
-        ("dlctl events worker-2 -f", "what happens to one daemon, as it happens"),
-        ("dlctl events --kind exit --kind silent --since 1h", "deaths in the last hour"),
-        ("dlctl events --evaluations", "with evaluations of the model"),
-    ],
-    see_also=["status", "logs"],
+    "dlctl events  # the last 50 events",
+    "dlctl events worker-2 -f  # what happens to one daemon, as it happens",
+    "dlctl events --kind exit --kind silent --since 1h  # deaths in the last hour",
+    "dlctl events --evaluations  # with evaluations of the model",
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=daemon_names.complete)
-@click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
+@follow_option
 @tail_option('Last N, or "all" (50; with --since: all).')
 @since_option
 @click.option(
@@ -79,23 +83,17 @@ def command(
             and (since is None or event["at"] >= since)
         )
 
+    last = 0
+
+    def show(limit: int = sys.maxsize) -> None:
+        nonlocal last
+        found = list(db.events(after=last))
+        last = found[-1]["id"] if found else last
+        for event in deque(filter(wanted, found), limit):
+            console.show("dlctl.event/1", values.timed(event), report.event(event, time.time()))
+        console.flush()
+
     with closing(RunDb(snapshot.directory, readonly=True)) as db:
-        last = 0
-
-        def new() -> list[Event]:
-            nonlocal last
-            found = list(db.events(after=last))
-            last = found[-1]["id"] if found else last
-            return list(filter(wanted, found))
-
-        shown = new()
-        _print(shown[max(0, len(shown) - tail) :])
+        show(tail)
         if follow:
-            live.follow(snapshot, lambda: _print(new()), "dlctl events -f")
-
-
-def _print(events: Iterable[Event]) -> None:
-    now = time.time()
-    for event in events:
-        console.show("dlctl.event/1", values.timed(event), report.event(event, now))
-    console.flush()
+            live.follow(snapshot, show, "dlctl events -f")

@@ -13,11 +13,8 @@ from dlctl.util.did_you_mean import meant
 
 
 @make_command(
-    examples=[
-        ("dlctl explain", "all codes"),
-        ("dlctl explain worker-stuck", "its cause and remedy"),
-    ],
-    see_also=["status", "why", "man"],
+    "dlctl explain  # all codes",
+    "dlctl explain worker-stuck  # its cause and remedy",
 )
 @click.argument(
     "code", required=False, metavar="[CODE]", shell_complete=completing(lambda ctx: CODES)
@@ -32,7 +29,7 @@ def command(code: str | None) -> None:
         text = f'there is no problem with the code "{code}"{meant(code, known)}'
         raise NotFound(text, hint="dlctl explain")
     if code is None:
-        text = console.table({"CODE": str, "MEANING": lambda name: known[name].what}, known)
+        text = console.table({"CODE": name, "MEANING": known[name].what} for name in known)
     else:
         known = {code: known[code]}
         what, cause, remedy = known[code].what, known[code].cause, known[code].remedy

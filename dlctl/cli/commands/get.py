@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Any
 
 import click
@@ -22,12 +21,9 @@ KEY = re.compile("[a-z_]+")
 
 
 @make_command(
-    examples=[
-        ("dlctl get", "all live settings of all daemons"),
-        ("dlctl get 'worker-*' push fetch", "two settings of all workers"),
-        ("dlctl get server-0 lr -q", "only the value, for scripts"),
-    ],
-    see_also=["set", "status"],
+    "dlctl get  # all live settings of all daemons",
+    "dlctl get 'worker-*' push fetch  # two settings of all workers",
+    "dlctl get server-0 lr -q  # only the value, for scripts",
 )
 @click.argument(
     "arguments", nargs=-1, metavar="[NAME]... [KEY]...", shell_complete=daemon_names.complete
@@ -43,15 +39,14 @@ def command(arguments: tuple[str, ...], job: str | None) -> None:
     chosen = daemon_names.match(names, roles)
     found = {name: _live(snapshot, name, keys) for name in chosen}
     rows = [
-        (name, key, known.format(key, value))
+        {"NAME": name, "KEY": key, "VALUE": known.format(key, value)}
         for name, own in found.items()
         for key, value in own.items()
     ]
     shown = {name: own for name, own in found.items() if own}
     data = {"run_id": snapshot.run_id, "settings": shown}
-    columns = {"NAME": itemgetter(0), "KEY": itemgetter(1), "VALUE": itemgetter(2)}
-    values = [value for _, _, value in rows]
-    console.show("dlctl.settings/1", data, console.table(columns, rows), values)
+    values = [row["VALUE"] for row in rows]
+    console.show("dlctl.settings/1", data, console.table(rows), values)
     if not rows:
         console.note("no daemon has reported such a setting yet")
 

@@ -8,37 +8,30 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import force_option, require_free
+from dlctl.cli.options import PATH, force_option, require_free, writing
 from dlctl.cli.ui import console
-from dlctl.errors import DlctlError
 
 TEMPLATE = Path(__file__).parents[1] / "template"
 FILES = ("job.toml", "train.py")
 
 
 @make_command(
-    examples=[
-        ("dlctl init demo", "write demo/job.toml and demo/train.py"),
-        ("dlctl init", "write them here"),
-    ],
-    see_also=["validate", "run", "man"],
+    "dlctl init demo  # write demo/job.toml and demo/train.py",
+    "dlctl init  # write them here",
 )
-@click.argument("directory", default=".", metavar="[DIR]", type=click.Path(path_type=Path))
+@click.argument("directory", default=".", metavar="[DIR]", type=PATH)
 @force_option
 def command(directory: Path, force: bool) -> None:
     """The task trains a small network on generated data, so it runs unchanged. Change it to your
     own.
     """
     targets = [directory / name for name in FILES]
-    try:
+    with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         require_free(force, *targets)
         for target in targets:
             target.write_bytes((TEMPLATE / target.name).read_bytes())
             console.out(console.escape(str(target)))
-    except OSError as error:
-        where = str(error.filename or directory)
-        raise DlctlError(f"cannot write: {error.strerror}", where=where) from error
     run = f"dlctl run {shlex.quote(str(targets[0]))}"
     progress = "shows its progress, from another terminal"
     console.commands([(run, "trains; Ctrl-C stops"), ("dlctl status", progress)])

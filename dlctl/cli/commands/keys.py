@@ -11,7 +11,14 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import Group
-from dlctl.cli.options import force_option, job_option, json_option, require_free, wait_options
+from dlctl.cli.options import (
+    force_option,
+    job_option,
+    json_option,
+    require_free,
+    wait_options,
+    writing,
+)
 from dlctl.cli.ui import console, live
 from dlctl.control import keys
 from dlctl.control.reader import ReaderKey
@@ -30,13 +37,12 @@ ANSWER_S = 60.0
 
 
 @click.group(
-    name="keys",
-    cls=Group,
+    "keys",
+    Group,
     examples=[
-        ("dlctl keys rotate", "new keys for all daemons, while the job continues"),
-        ("dlctl keys reader bob.key", "a file that gives bob read-only access"),
+        "dlctl keys rotate  # new keys for all daemons, while the job continues",
+        "dlctl keys reader bob.key  # a file that gives bob read-only access",
     ],
-    see_also=["restart", "recover"],
 )
 def command() -> None:
     """The key of a run is a file in its directory; the keys of all its connections are derived from
@@ -44,12 +50,8 @@ def command() -> None:
     """
 
 
-@command.command(
-    examples=[
-        ("dlctl keys rotate", "nothing that was acknowledged is lost"),
-        ("dlctl keys rotate -j mnist-7f3a --no-wait", "return when the new key is saved"),
-    ],
-    see_also=["restart", "status"],
+@command.subcommand(
+    "dlctl keys rotate -j mnist-7f3a --no-wait  # return when the new key is saved",
 )
 @wait_options
 @job_option
@@ -84,12 +86,9 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
     console.show(SCHEMA, data, "")
 
 
-@command.command(
-    examples=[
-        ("dlctl keys reader bob.key", "bob then uses: dlctl status --key bob.key"),
-        ("dlctl keys reader bob.key --force", "replace it, after a rotation"),
-    ],
-    see_also=["status", "keys rotate"],
+@command.subcommand(
+    "dlctl keys reader bob.key  # bob then uses: dlctl status --key bob.key",
+    "dlctl keys reader bob.key --force  # replace it, after a rotation",
 )
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @force_option
@@ -105,10 +104,8 @@ def reader(file: Path, force: bool, job: str | None) -> None:
     """
     made = _readers_key(select.look(job))
     require_free(force, file)
-    try:
+    with writing(file):
         paths.write(file, made.to_bytes(), 0o600)
-    except OSError as error:
-        raise DlctlError(f"cannot write the key: {error.strerror}", where=str(file)) from error
     where = f"{made.run} at {made.address}"
     console.note(f"{values.path(str(file))} gives access to the status of {where}")
     console.show(SCHEMA, {"run": made.run, "address": made.address, "file": str(file)}, "")

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import click
 
 from dlctl.cli import daemon_names
 from dlctl.cli.group import make_command
-from dlctl.cli.options import job_option, json_option, moment, since_option, tail_option
+from dlctl.cli.options import (
+    follow_option,
+    job_option,
+    json_option,
+    moment,
+    since_option,
+    tail_option,
+)
 from dlctl.cli.ui import console, log_lines
 from dlctl.errors import NotFound, UsageError
 from dlctl.runs import logs, select
@@ -23,17 +30,14 @@ ENDED_DAEMON = ("backoff", "failed", "stopped", "quarantined", GONE)
 
 
 @make_command(
-    examples=[
-        ("dlctl logs", "the last 100 lines of each daemon"),
-        ("dlctl logs -f", "and new lines, until the job ends"),
-        ("dlctl logs worker-1 --previous", "what it wrote before it was restarted"),
-        ("dlctl logs --failed", "last lines of unhealthy daemons, and how they ended"),
-        ("dlctl logs 'worker-*' -l warning -g loss", "filter by level and text"),
-    ],
-    see_also=["status", "events"],
+    "dlctl logs  # the last 100 lines of each daemon",
+    "dlctl logs -f  # and new lines, until the job ends",
+    "dlctl logs worker-1 --previous  # what it wrote before it was restarted",
+    "dlctl logs --failed  # last lines of unhealthy daemons, and how they ended",
+    "dlctl logs 'worker-*' -l warning -g loss  # filter by level and text",
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=daemon_names.complete)
-@click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
+@follow_option
 @tail_option('Last N lines of each daemon, or "all" (100; with --since: all).')
 @since_option
 @click.option("--until", type=moment, metavar="TIME", help="Only lines until this time.")
@@ -72,19 +76,23 @@ def command(
         raise UsageError("--follow shows new lines; --previous and --failed show past ones")
     snapshot = select.look(job, every_page=False)
     chosen = _daemons(snapshot, names, roles)
-    least, search = logs.LEVELS.index(level) if level else 0, _search(grep)
+    least = logs.LEVELS.index(level) if level else 0
+    try:
+        search = re.compile(grep or "").search
+    except re.error as error:
+        raise UsageError(f"--grep: {error}") from None
 
     def wanted(line: Line) -> bool:
         return (
             line.severity >= least
             and (since is None or line.at >= since)
             and (until is None or line.at <= until)
-            and (search is None or bool(search(line.text)))
+            and bool(search(line.text))
         )
 
     # Without a filter, the last lines are read from the end of the files.
     test = None if (level, since, until, grep) == (None,) * 4 else wanted
-    shape = "json" if console.is_json() else "raw" if raw else "text"
+    shape = "json" if console.settings.json else "raw" if raw else "text"
     printer = log_lines.Printer(chosen, shape)
     if tail is None:
         tail = TAIL_OF_FAILED if failed else TAIL if since is None else sys.maxsize
@@ -112,13 +120,6 @@ def _daemons(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str]) -> 
     if not chosen:
         raise NotFound(f"no such daemon has the role {' or '.join(roles)}")
     return chosen
-
-
-def _search(pattern: str | None) -> Callable[[str], object] | None:
-    try:
-        return re.compile(pattern).search if pattern is not None else None
-    except re.error as error:
-        raise UsageError(f"--grep: {error}") from None
 
 
 def _previous(snapshot: Snapshot, name: str, files: list[LogFile]) -> list[LogFile]:

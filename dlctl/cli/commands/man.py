@@ -19,14 +19,9 @@ _WIDTH_MAX = 100
 
 
 @make_command(
-    examples=[
-        ("dlctl man", "the overview"),
-        ("dlctl man job", "every key of the job file"),
-        ("dlctl man hosts", "from one machine to three"),
-        ("dlctl man slurm", "on the nodes of a cluster"),
-        ("dlctl man problems", "what the codes of problems mean"),
-        ("dlctl man logs", "one command"),
-    ],
+    "dlctl man  # the overview",
+    "dlctl man job  # every key of the job file",
+    "dlctl man logs  # one command",
 )
 @click.argument(
     "topic", default="", metavar="[TOPIC]", shell_complete=completing(lambda ctx: topics())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,12 @@ from dlctl.ops.decide import Action
 from dlctl.util import values
 
 CHANGES_EXIT_CODE = 10
-FILES: console.Columns[tuple[str, str]] = {"FILES": itemgetter(0), "PATH": itemgetter(1)}
 
 
 @make_command(
-    examples=[
-        ("dlctl plan job.toml", "which run, which daemons on which hosts, which files"),
-        ("dlctl plan job.toml --check", "also check whether it will work on the hosts"),
-        ("dlctl plan job.toml --detailed-exitcode", "for scripts: 10 if there is anything to do"),
-    ],
-    see_also=["start", "doctor", "validate"],
+    "dlctl plan job.toml  # which run, which daemons on which hosts, which files",
+    "dlctl plan job.toml --check  # also check whether it will work on the hosts",
+    "dlctl plan job.toml --detailed-exitcode  # for scripts: 10 if there is anything to do",
 )
 @file_argument
 @click.option("--fresh", is_flag=True, help="What `start --fresh` would do.")
@@ -115,19 +110,22 @@ def _lines(data: Mapping[str, Any], job: JobFile, case: Case, faults: list[Findi
     if model := data["model"]:
         size = f"{model['parameters']:,} parameters, as saved at step {model['step']:,}"
     lines = [*map(console.escape, above), "", _daemons(data["daemons"], uses_tcp=job.uses_tcp)]
-    lines += [f"  size of the shards: {size}", "", console.table(FILES, data["files"].items())]
+    files = ({"FILES": what, "PATH": path} for what, path in data["files"].items())
+    lines += [f"  size of the shards: {size}", "", console.table(files)]
     return lines + (["", *lines_of(faults)] if faults else [])
 
 
 def _daemons(rows: list[dict[str, Any]], *, uses_tcp: bool) -> str:
-    any_free = "any free" if uses_tcp else values.NOTHING
-    columns: console.Columns[dict[str, Any]] = {
-        "NAME": lambda row: row["name"],
-        "HOST": lambda row: row["host"],
-        "ADDRESS": lambda row: row["address"] or values.NOTHING,
-        ">PORT": lambda row: str(row["port"] or (any_free if row["address"] else values.NOTHING)),
-        ">PARAMETERS": lambda row: values.count(row["parameters"]),
-        ">SHARD": lambda row: values.size(row["size_bytes"]),
-        ">BATCH": lambda row: str(row["batch_size"] or values.NOTHING),
-    }
-    return console.table(columns, rows)
+    any_free = "any free" if uses_tcp else None
+    return console.table(
+        {
+            "NAME": row["name"],
+            "HOST": row["host"],
+            "ADDRESS": row["address"] or None,
+            ">PORT": row["port"] or (any_free if row["address"] else None),
+            ">PARAMETERS": values.count(row["parameters"]),
+            ">SHARD": values.size(row["size_bytes"]),
+            ">BATCH": row["batch_size"] or None,
+        }
+        for row in rows
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import complete_runs, job_option
+from dlctl.cli.options import PATH, complete_runs, job_option
 from dlctl.cli.ui import console
 from dlctl.observe import history, plot
 from dlctl.runs import select
@@ -17,12 +17,9 @@ AXES = ("seconds", "steps", "samples", "epochs", "bytes")
 
 
 @make_command(
-    examples=[
-        ("dlctl plot", "the loss against samples: plot.png"),
-        ("dlctl plot digits-7f3a digits-a22d --x bytes", "two runs, by their traffic"),
-        ("dlctl plot runs/* --y accuracy --x seconds -o all.pdf", "by evaluations of the model"),
-    ],
-    see_also=["report", "top"],
+    "dlctl plot  # the loss against samples: plot.png",
+    "dlctl plot digits-7f3a digits-a22d --x bytes  # two runs, by their traffic",
+    "dlctl plot runs/* --y accuracy --x seconds -o all.pdf  # by evaluations of the model",
 )
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_runs)
 @click.option(
@@ -36,7 +33,7 @@ AXES = ("seconds", "steps", "samples", "epochs", "bytes")
     help="The x axis.  [default: samples]",
 )
 @click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), default=Path("plot.png"),
+    "-o", "--output", metavar="FILE", type=PATH, default=Path("plot.png"),
     help="A .png, .svg or .pdf file.  [default: plot.png]",
 )  # fmt: skip
 @click.option("--log", is_flag=True, help="Logarithmic y axis.")

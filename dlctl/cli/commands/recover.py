@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 
 import click
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import json_option, run_argument, timeout_option
-from dlctl.cli.ui import console, live, recovery
-from dlctl.ops import cases, ready, recover
+from dlctl.cli.ui import console, live
+from dlctl.ops import cases, problems, ready, recover
 from dlctl.ops.cases import Case
+from dlctl.ops.decide import Action
 from dlctl.runs import lock, select
 from dlctl.runs.snapshot import load
 from dlctl.util import values
@@ -20,20 +22,17 @@ SCHEMA = "dlctl.recover/1"
 
 
 @make_command(
-    examples=[
-        ("dlctl recover --dry-run", "what died, what is left, and what would be lost"),
-        ("dlctl recover", "recover the job"),
-        ("dlctl recover mnist-7f3a --from-checkpoint", "discard everything after the checkpoint"),
-        ("dlctl recover --checkpoint 1", "roll back to this one (dlctl checkpoint ls)"),
-    ],
-    see_also=["status", "start", "verify"],
+    "dlctl recover --dry-run  # what died, what is left, and what would be lost",
+    "dlctl recover  # recover the job",
+    "dlctl recover mnist-7f3a --from-checkpoint  # discard everything after the checkpoint",
+    "dlctl recover --checkpoint 1  # roll back to this one (dlctl checkpoint ls)",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @click.option("--from-checkpoint", is_flag=True, help="Resume from the newest good checkpoint.")
 @click.option(
     "--checkpoint", "number", type=click.IntRange(1), metavar="N", help="Resume from this one."
 )
-@timeout_option('Give up waiting after "90s", "5m" (exit code 6).')
+@timeout_option()
 @run_argument
 @json_option
 def command(
@@ -64,8 +63,8 @@ def command(
             snapshot = recover.wait_over(snapshot)
         case = cases.of_recover(snapshot, from_checkpoint=from_checkpoint, number=number)
         case = cases.looked(case)
-        if not console.is_json():
-            console.out("\n".join(recovery.lines(case, dry_run=dry_run)), flush=True)
+        if not console.settings.json:
+            console.out("\n".join(_lines(case, dry_run=dry_run)), flush=True)
         if refusal := cases.refusal(case):
             _show_json(case, done=False)
             raise refusal
@@ -83,3 +82,39 @@ def command(
 
 def _show_json(case: Case, *, done: bool) -> None:
     console.show(SCHEMA, {**cases.as_data(case), "done": done}, "")
+
+
+def _lines(case: Case, *, dry_run: bool) -> list[str]:
+    """The findings, and the next command if this one does nothing; escaped."""
+    assert case.run is not None
+    plain = [f"{case.run.run_id}  {case.run.state}"]
+    plain += [f"  {key:<10}  {value}" for key, value in _rows(case)]
+    shown = [console.escape(line) for line in plain]
+    if case.action is Action.OVER or (dry_run and case.action in (Action.GO_ON, Action.RESUME)):
+        shown.append(console.next_lines(cases.next_command(case), "  ", "next        "))
+    return shown
+
+
+def _rows(case: Case) -> Iterator[tuple[str, str]]:
+    findings, checkpoint = case.findings, case.checkpoint
+    saved = {}
+    if case.run is not None and findings is not None:
+        yield from (("cause", cause) for cause in problems.lines(case.run))
+        yield "alive", ", ".join(findings.living) or "none"
+    if case.run is not None and checkpoint is not None:
+        path, data = checkpoint
+        at = values.ago(data["at"], case.run.now)
+        yield "checkpoint", f"step {values.count(data['step'])}, {at}, {values.path(path)}"
+        saved = {part["name"]: part["state"].get("version") for part in data["shards"]}
+    yield from (("damaged", problem) for problem in case.damaged)
+    for shard in findings.shards if findings is not None else ():
+        state = "alive" if shard.alive else shard.problem or ("stored" if shard.path else "empty")
+        at_least = "" if shard.is_exact or shard.alive else "at least "
+        version = "" if shard.version is None else f", version {at_least}{shard.version:,}"
+        held = values.count(saved.get(shard.name))
+        behind = f" (checkpoint: {held})" if shard.name in saved else ""
+        where = f", {values.path(shard.path)}" if shard.path and not shard.alive else ""
+        yield shard.name, f"{state}{version}{behind}{where}"
+    cost = f": {case.cost or case.loss.text()}" if case.action is Action.RESUME else ""
+    is_idle = case.action in (Action.ALREADY_RUNNING, Action.OVER)
+    yield "result", f"{'nothing to recover: ' if is_idle else ''}{cases.headline(case)}{cost}"

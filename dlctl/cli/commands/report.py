@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import run_argument
+from dlctl.cli.options import PATH, run_argument, writing
 from dlctl.cli.ui import attention, console
-from dlctl.errors import DlctlError
 from dlctl.observe import history, html
 from dlctl.runs import paths, select
 
@@ -17,15 +16,10 @@ MODE = 0o644
 
 
 @make_command(
-    examples=[
-        ("dlctl report", "write digits-7f3a.html here, for the running job or the newest one"),
-        ("dlctl report digits-7f3a -o best.html", "another run, to a file of your choice"),
-    ],
-    see_also=["plot", "top", "events"],
+    "dlctl report  # write digits-7f3a.html here, for the running job or the newest one",
+    "dlctl report digits-7f3a -o best.html  # another run, to a file of your choice",
 )
-@click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[default: RUN.html]"
-)
+@click.option("-o", "--output", metavar="FILE", type=PATH, help="[default: RUN.html]")
 @run_argument
 def command(output: Path | None, job: str | None) -> None:
     """The page is one self-contained file that loads nothing from a network. It shows the loss,
@@ -37,12 +31,6 @@ def command(output: Path | None, job: str | None) -> None:
     snapshot = select.look(job)
     target = output or Path(f"{snapshot.run_id}.html")
     text = html.page(history.read(snapshot.directory), attention.errors(snapshot))
-    try:
+    with writing(target):
         paths.write(target, text.encode("utf-8", "backslashreplace"), MODE)
-    except OSError as error:
-        raise DlctlError(
-            f"cannot write the page: {error.strerror}",
-            where=str(target),
-            hint="dlctl report -o FILE",
-        ) from error
     console.out(str(target))

@@ -18,12 +18,9 @@ from dlctl.util import values
 
 
 @make_command(
-    examples=[
-        ("dlctl restart worker-2", "also releases it from quarantine"),
-        ("dlctl restart 'server-*'", "the new processes resume with their shards"),
-        ("dlctl restart coordinator", "the daemons continue meanwhile"),
-    ],
-    see_also=["scale", "status", "why"],
+    "dlctl restart worker-2  # also releases it from quarantine",
+    "dlctl restart 'server-*'  # the new processes resume with their shards",
+    "dlctl restart coordinator  # the daemons continue meanwhile",
 )
 @click.argument("names", nargs=-1, metavar="NAME...", shell_complete=daemon_names.complete)
 @wait_options
@@ -49,11 +46,8 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
     with closing(live.open_progress()) as progress:
         after = control.wait(snapshot, before, limit_s, "all restarted", progress)
     now = control.incarnations(after, chosen)
-    columns: console.Columns[str] = {
-        "NAME": str,
-        "INCARNATION": lambda name: f"{before[name]} -> {now[name]}",
-    }
-    console.out(console.table(columns, chosen))
+    rows = ({"NAME": name, "INCARNATION": f"{before[name]} -> {now[name]}"} for name in chosen)
+    console.out(console.table(rows))
 
 
 def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import file_argument
+from dlctl.cli.options import file_argument, fresh_option
 from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
 from dlctl.errors import JobFailed, NotRunning, TimedOut
@@ -30,15 +30,12 @@ SIGNALLED = 128
 
 
 @make_command(
-    examples=[
-        ("dlctl run job.toml", "train; Ctrl-C saves and stops"),
-        ("dlctl run --fresh job.toml", "from the beginning, not from the last checkpoint"),
-        ("dlctl run job.toml --progress plain", "lines instead of a bar, for log files"),
-    ],
-    see_also=["start", "status", "checkpoint"],
+    "dlctl run job.toml  # train; Ctrl-C saves and stops",
+    "dlctl run --fresh job.toml  # from the beginning, not from the last checkpoint",
+    "dlctl run job.toml --progress plain  # lines instead of a bar, for log files",
 )
 @file_argument
-@click.option("--fresh", is_flag=True, help="Start a new run even if one could be resumed.")
+@fresh_option
 @click.pass_context
 def command(ctx: click.Context, file: Path, fresh: bool) -> None:
     """Shows warnings and errors of all daemons, and the training progress. The exit code is that of
@@ -66,41 +63,38 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
                 raise TimedOut(f"{snapshot.run_id} {what}") from None
             ctx.exit(SIGNALLED + end.signal)
     _summary(snapshot, file)
-    _exit_as_the_job(snapshot)
-
-
-# ---------------------------------------------------------------- while it runs
+    if snapshot.state == "failed":
+        raise JobFailed(
+            f"{snapshot.run_id} failed: {snapshot.reason}{ready.quoted(snapshot)}",
+            hint=f"dlctl logs --failed -j {snapshot.run_id}",
+        )
+    if snapshot.state != "finished":
+        raise NotRunning(f"{snapshot.run_id} was {snapshot.state} before it had finished")
 
 
 def _attend(launched: Launched, progress: live.Progress) -> Snapshot:
     """From the start to the end: show warnings as they arrive, and the progress."""
     directory = launched.directory
     names = list(load(directory).roles())
-    printer = log_lines.Printer(names)
-    follower = logs.Follower(directory, names)
+    printer, follower = log_lines.Printer(names), logs.Follower(directory, names)
+
+    def show(lines: Iterable[Line]) -> None:
+        for line in lines:
+            # The final error reports the cause of the run's end.
+            is_cause = bool(line.text) and line.text in snapshot.reason
+            if line.severity >= LEVELS.index(LEVEL) and not is_cause:
+                progress.line(printer.text(line))
+
     snapshot = ready.wait_ready(launched, None, progress)
     while snapshot.is_live:
         lines = follower.poll()
         time.sleep(LOOK_S)
         snapshot = load(directory)
-        _show(lines, snapshot, printer, progress)
+        show(lines)  # Delayed, so that the run's reason is known by now.
         progress.show(snapshot)
     snapshot = stop.settle(snapshot)
-    _show(follower.rest(), snapshot, printer, progress)
+    show(follower.rest())
     return snapshot
-
-
-def _show(
-    lines: Iterable[Line], snapshot: Snapshot, printer: log_lines.Printer, progress: live.Progress
-) -> None:
-    """Show warnings and errors, except the cause of the run's end: the final error reports it. The
-    lines are shown with a delay so that the run's reason is known by then.
-    """
-    for line in lines:
-        if line.severity >= LEVELS.index(LEVEL) and not (
-            line.text and line.text in snapshot.reason
-        ):
-            progress.line(printer.text(line))
 
 
 def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
@@ -116,9 +110,13 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
     try:
         with interrupts.armed():
             if snapshot.is_live:
-                tell = live.Countdown(grace_s)
                 stop.stop(
-                    snapshot, checkpoint=True, grace_s=grace_s, kill=False, origin=origin, tell=tell
+                    snapshot,
+                    checkpoint=True,
+                    grace_s=grace_s,
+                    kill=False,
+                    origin=origin,
+                    tell=live.told,
                 )
     except Interrupted:
         console.note("\nkilling")
@@ -126,9 +124,6 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
         if now.is_live:
             stop.stop(now, checkpoint=False, grace_s=0.0, kill=True, origin=origin)
     return stop.settle(load(directory))
-
-
-# ---------------------------------------------------------------- when it has ended
 
 
 def _summary(snapshot: Snapshot, file: Path) -> None:
@@ -147,14 +142,3 @@ def _tell_next(snapshot: Snapshot, file: Path) -> None:
         commands.append((f"dlctl run --fresh {file}", "train from the beginning"))
         commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
     console.commands(commands)
-
-
-def _exit_as_the_job(snapshot: Snapshot) -> None:
-    if snapshot.state == "finished":
-        return
-    if snapshot.state != "failed":
-        raise NotRunning(f"{snapshot.run_id} was {snapshot.state} before it had finished")
-    raise JobFailed(
-        f"{snapshot.run_id} failed: {snapshot.reason}{ready.quoted(snapshot)}",
-        hint=f"dlctl logs --failed -j {snapshot.run_id}",
-    )

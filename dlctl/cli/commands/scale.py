@@ -13,15 +13,12 @@ from dlctl.config import COUNT_MAX
 from dlctl.errors import UsageError
 from dlctl.ops import control
 from dlctl.runs import select
-from dlctl.util import hints, values
+from dlctl.util import values
 
 
 @make_command(
-    examples=[
-        ("dlctl scale worker=8", "scale to 8 workers; returns when they are running"),
-        ("dlctl scale worker=2 --no-wait", "the others leave once their portion is done"),
-    ],
-    see_also=["status", "restart"],
+    "dlctl scale worker=8  # scale to 8 workers; returns when they are running",
+    "dlctl scale worker=2 --no-wait  # the others leave once their portion is done",
 )
 @click.argument("wanted", metavar="ROLE=N")
 @wait_options
@@ -55,12 +52,10 @@ def parse(text: str) -> int:
     if role in ("server", "servers"):
         raise UsageError(
             "servers cannot be scaled in a live run: each of them owns a part of the model",
-            hint=hints.told(
-                "dlctl stop", "then change count in [servers], and dlctl start JOBFILE"
-            ),
+            hint="dlctl stop\nthen change count in [servers], and dlctl start JOBFILE",
         )
-    is_number = number.isascii() and number.isdigit() and 1 <= int(number) <= COUNT_MAX
-    if role not in ("worker", "workers") or not is_number:
+    is_count = number.isdecimal() and 1 <= int(number) <= COUNT_MAX
+    if role not in ("worker", "workers") or not is_count:
         what = f'"{text}" is not worker=N, where N is 1 to {COUNT_MAX}'
         raise UsageError(what, hint="dlctl scale worker=8")
     return int(number)

@@ -9,35 +9,28 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import file_argument, timeout_option
+from dlctl.cli.options import PATH, file_argument, fresh_option, wait_options
 from dlctl.cli.ui import console
 from dlctl.errors import UsageError
 from dlctl.util import values
 
 
 @make_command(
-    examples=[
-        ("dlctl start job.toml", "start it, or resume its last run"),
-        ("dlctl start --fresh job.toml", "a new run from the beginning"),
-        (
-            "dlctl start --from runs/mnist-7f3a/ckpt/000000000400-2 job.toml",
-            "a new run from this checkpoint",
-        ),
-        ("dlctl start -f job.toml", "and follow its logs; Ctrl-C only detaches"),
-    ],
-    see_also=["plan", "doctor", "run", "status", "stop"],
+    "dlctl start job.toml  # start it, or resume its last run",
+    "dlctl start --fresh job.toml  # a new run from the beginning",
+    "dlctl start --from runs/mnist-7f3a/ckpt/000000000400-2 job.toml  # from this checkpoint",
+    "dlctl start -f job.toml  # and follow its logs; Ctrl-C only detaches",
 )
 @file_argument
-@click.option("--fresh", is_flag=True, help="Start a new run even if one could be resumed.")
+@fresh_option
 @click.option(
     "--from",
     "source",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Start a new run from this checkpoint, of any run.",
 )
-@timeout_option('Give up waiting after "90s", "5m" (exit code 6).')
-@click.option("-d", "--no-wait", is_flag=True, help="Return at once, before it is ready.")
+@wait_options
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs when it is ready.")
 def command(
     file: Path,
@@ -74,7 +67,7 @@ def command(
     began = time.monotonic()
     launched = launch.launch(file, fresh=fresh, source=source)
     name = launched.directory.name
-    if console.is_quiet():
+    if console.settings.quiet:
         console.out(name, flush=True)
     if no_wait:
         console.note(f"{name} is starting in the background")

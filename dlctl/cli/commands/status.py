@@ -11,7 +11,7 @@ import click
 
 from dlctl.cli import daemon_names
 from dlctl.cli.group import make_command
-from dlctl.cli.options import job_option, json_option
+from dlctl.cli.options import PATH, job_option, json_option
 from dlctl.cli.ui import attention, console, remote_status, report, tables
 from dlctl.errors import NotRunning, UsageError
 from dlctl.ops import problems
@@ -23,15 +23,12 @@ RECENT_EVENTS = 10
 
 
 @make_command(
-    examples=[
-        ("dlctl status", "the running job, or the newest one"),
-        ("dlctl status 'worker-*' --wide", "some daemons, with all columns and recent events"),
-        ("dlctl status --watch", "refresh every 2 seconds"),
-        ("dlctl status --check", "for scripts: exit code 3 unless the job is healthy"),
-        ("dlctl status --json | jq .loss", "for programs"),
-        ("dlctl status --key ann.key", "a run of ann, who sent us this file"),
-    ],
-    see_also=["ps", "logs", "events"],
+    "dlctl status  # the running job, or the newest one",
+    "dlctl status 'worker-*' --wide  # some daemons, with all columns and recent events",
+    "dlctl status --watch  # refresh every 2 seconds",
+    "dlctl status --check  # for scripts: exit code 3 unless the job is healthy",
+    "dlctl status --json | jq .loss  # for programs",
+    "dlctl status --key ann.key  # a run of ann, who sent us this file",
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=daemon_names.complete)
 @click.option(
@@ -54,7 +51,7 @@ RECENT_EVENTS = 10
     "--key",
     "key_file",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help='Query a run of another user, with a file of "dlctl keys reader".',
 )
 @click.option("--from", "address", metavar="ADDRESS", help="With --key: tcp://HOST:PORT.")
@@ -108,14 +105,11 @@ def _show(snapshot: Snapshot, names: Sequence[str], wide: bool, *, clear: bool) 
     data = report.as_data(snapshot) | values.timed({"daemons": rows, "problems": found})
     lines = [*report.head(snapshot), tables.table(snapshot, rows, wide=wide)]
     lines += attention.lines(snapshot, rows)
-    lines += _recent_events(snapshot, chosen) if names else []
+    if names:
+        with closing(database.RunDb(snapshot.directory, readonly=True)) as db:
+            recent = [event for event in db.events() if facts.is_about(event, chosen)]
+        shown = [f"  {report.event(event, snapshot.now)}" for event in recent[-RECENT_EVENTS:]]
+        lines += ["recent events", *shown] if shown else []
     text = ("\x1b[H\x1b[2J" if clear else "") + "\n".join(lines)
     console.show("dlctl.status/1", data, text, chosen)
     console.flush()
-
-
-def _recent_events(snapshot: Snapshot, names: Sequence[str]) -> list[str]:
-    with closing(database.RunDb(snapshot.directory, readonly=True)) as db:
-        found = [event for event in db.events() if facts.is_about(event, names)][-RECENT_EVENTS:]
-    shown = [report.event(event, snapshot.now) for event in found]
-    return ["recent events", *(f"  {line}" for line in shown)] if shown else []

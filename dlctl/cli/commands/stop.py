@@ -6,8 +6,7 @@ import click
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import duration, job_option
-from dlctl.cli.ui import console, report
-from dlctl.cli.ui.live import Countdown
+from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError, Partial
 from dlctl.ops import next_step, other_hosts, stop
 from dlctl.runs import database, facts, lock, select
@@ -19,13 +18,10 @@ GRACE = "30s"
 
 
 @make_command(
-    examples=[
-        ("dlctl stop", "finish the steps, save a checkpoint, end all daemons"),
-        ("dlctl stop --no-checkpoint", "without saving"),
-        ("dlctl stop --grace 5s", "less time for the workers' last steps"),
-        ("dlctl stop --kill", "at once; unsaved progress is lost"),
-    ],
-    see_also=["start", "status"],
+    "dlctl stop  # finish the steps, save a checkpoint, end all daemons",
+    "dlctl stop --no-checkpoint  # without saving",
+    "dlctl stop --grace 5s  # less time for the workers' last steps",
+    "dlctl stop --kill  # at once; unsaved progress is lost",
 )
 @click.option(
     "--grace",
@@ -52,9 +48,8 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
         away = stop.end_unreadable(snapshot)
         console.note(f"no process of {snapshot.run_id} is left here")
     elif snapshot.is_live:
-        tell = Countdown(None if kill else grace_s)
         save = not (no_checkpoint or kill)
-        after = stop.stop(snapshot, checkpoint=save, grace_s=grace_s, kill=kill, tell=tell)
+        after = stop.stop(snapshot, checkpoint=save, grace_s=grace_s, kill=kill, tell=live.told)
         _tell(after)
         if after.state == "failed" and not kill:
             raise DlctlError(
@@ -94,22 +89,19 @@ def _tell(snapshot: Snapshot) -> None:
 
 
 def _require_saved(snapshot: Snapshot) -> None:
-    """Report why a requested checkpoint was not saved.
-
-    Raises Partial unless no worker had begun: then there was nothing to save.
+    """Raises Partial if the requested checkpoint was not saved, unless no worker had begun: then
+    there was nothing to save.
     """
-    error, row = snapshot.run.get("checkpoint_error"), snapshot.run.get("checkpoint")
-    if isinstance(row, dict) and not error:
+    error, has_older = snapshot.run.get("checkpoint_error"), bool(snapshot.run.get("checkpoint"))
+    if has_older and not error:
         return
     if not error and not facts.has_begun(snapshot):
         console.note("no checkpoint was saved: the run stopped before training had begun")
         return
     why = f"the last checkpoint failed: {error}" if error else "no checkpoint was saved"
-    left = "there is no older checkpoint: the next start trains from the beginning"
-    if isinstance(row, dict):
-        behind = f"{plural(facts.unsaved_steps(snapshot), 'step')} before the end"
-        left = f"the newest good checkpoint was saved at step {values.count(row['step'])}, {behind}"
+    if not has_older:
+        why += "\nthere is no older checkpoint: the next start trains from the beginning"
     raise Partial(
-        f"{snapshot.run_id} has {snapshot.state}, but {why}\n{left}",
+        f"{snapshot.run_id} has {snapshot.state}, but {why}",
         hint=f"dlctl events -j {snapshot.run_id}",
     )

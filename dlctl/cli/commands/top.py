@@ -22,11 +22,7 @@ SHOWN = ("server", "worker")
 
 
 @make_command(
-    examples=[
-        ("dlctl top", "the running job, or the newest one"),
-        ("dlctl top digits-7f3a", "another one"),
-    ],
-    see_also=["status", "report", "plot"],
+    "dlctl top  # the running job, or the newest one",
 )
 @run_argument
 def command(job: str | None) -> None:
@@ -34,14 +30,12 @@ def command(job: str | None) -> None:
     problems, every second until q or Ctrl-C; the job continues. It needs a terminal: scripts and
     pipes use `dlctl status --json`.
     """
-    is_dumb = os.environ.get("TERM", "dumb") in ("dumb", "")
-    if is_dumb or not (console.is_tty() and sys.stdin is not None and sys.stdin.isatty()):
+    streams = (sys.stdin, sys.stdout)
+    is_terminal = all(stream is not None and stream.isatty() for stream in streams)
+    if not is_terminal or os.environ.get("TERM", "dumb") in ("dumb", ""):
         raise DlctlError(
             "dlctl top needs a terminal for its full-screen view and key presses",
-            hint=hints.either(
-                hints.told("dlctl status --watch", "prints the same figures periodically"),
-                hints.told("dlctl status --json", "is for programs"),
-            ),
+            hint=hints.told("dlctl status --watch", "prints the same figures periodically"),
         )
     directory = select.look(job).directory
     from dlctl.observe import top

@@ -14,11 +14,8 @@ SCHEMA = "dlctl.validate/1"
 
 
 @make_command(
-    examples=[
-        ("dlctl validate job.toml", "report every problem"),
-        ("dlctl validate --json job.toml", "the resolved job, with defaults filled in"),
-    ],
-    see_also=["plan", "doctor", "init", "run", "algorithms", "man"],
+    "dlctl validate job.toml  # report every problem",
+    "dlctl validate --json job.toml  # the resolved job, with defaults filled in",
 )
 @file_argument
 @json_option
@@ -37,7 +34,7 @@ def command(file: Path) -> None:
         console.show(SCHEMA, data | {"valid": False, "problems": problems}, "")
         raise
     doubts = jobfile.doubts(job)
-    for doubt in doubts if not console.is_json() else ():
+    for doubt in doubts if not console.settings.json else ():
         console.warn(doubt)
     text = f"{console.escape(str(file))} is valid: {summary.of(job)}"
     data |= {"valid": True, "warnings": doubts, "job": to_dict(job)}

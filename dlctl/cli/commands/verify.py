@@ -16,29 +16,9 @@ if TYPE_CHECKING:
     from dlctl.ops.verify import Judgement, Verdict
 
 
-def _known(count: int | None) -> str:
-    return "unknown" if count is None else values.count(count)
-
-
-COLUMNS: console.Columns[Verdict] = {
-    "WORKER": lambda verdict: verdict.worker,
-    ">INC": lambda verdict: str(verdict.incarnation),
-    ">EPOCH": lambda verdict: str(verdict.epoch),
-    "SERVER": lambda verdict: f"server-{verdict.shard}",
-    ">ACKNOWLEDGED": lambda verdict: values.count(verdict.acknowledged),
-    ">RECORDED": lambda verdict: _known(verdict.recorded),
-    ">LOST": lambda verdict: console.style(
-        _known(verdict.lost), fg="red" if verdict.lost else None
-    ),
-}
-
-
 @make_command(
-    examples=[
-        ("dlctl verify", "the running job, or the newest one"),
-        ("dlctl verify mnist-7f3a --json | jq .lost", "for programs"),
-    ],
-    see_also=["recover", "checkpoint"],
+    "dlctl verify  # the running job, or the newest one",
+    "dlctl verify mnist-7f3a --json | jq .lost  # for programs",
 )
 @run_argument
 @json_option
@@ -53,9 +33,25 @@ def command(job: str | None) -> None:
 
     snapshot = select.look(job)
     judged = verify.judge(snapshot)
-    table = console.table(COLUMNS, judged.verdicts)
+    table = console.table(map(_row, judged.verdicts))
     console.show("dlctl.verify/1", _as_data(snapshot.run_id, judged), table)
     _conclude(snapshot.run_id, judged)
+
+
+def _row(verdict: Verdict) -> dict[str, Any]:
+    recorded, lost = (
+        "unknown" if count is None else values.count(count)
+        for count in (verdict.recorded, verdict.lost)
+    )
+    return {
+        "WORKER": verdict.worker,
+        ">INC": verdict.incarnation,
+        ">EPOCH": verdict.epoch,
+        "SERVER": f"server-{verdict.shard}",
+        ">ACKNOWLEDGED": values.count(verdict.acknowledged),
+        ">RECORDED": recorded,
+        ">LOST": console.style(lost, fg="red" if verdict.lost else None),
+    }
 
 
 def _conclude(run_id: str, judged: Judgement) -> None:

@@ -17,24 +17,25 @@ from dlctl.runs import facts, select
 from dlctl.runs.snapshot import READY, Snapshot, load
 from dlctl.util import values
 
-GOALS = ("ready", "finished", "stopped", "checkpoint", "step=N", "epoch=X")
 Goal = Callable[[Snapshot, Snapshot], bool]
 """Whether it is reached, given the run's state when the wait began, and now."""
+GOALS: dict[str, Goal] = {
+    "ready": lambda begin, now: now.state in (*READY, "finished"),
+    "finished": lambda begin, now: now.state == "finished",
+    "stopped": lambda begin, now: not now.is_live,
+    "checkpoint": lambda begin, now: _saved(now) > _saved(begin),
+}
+NAMES = ", ".join([*GOALS, "step=N", "epoch=X"])
 
 
 @make_command(
-    examples=[
-        ("dlctl wait", "until the job has finished"),
-        ("dlctl wait --for ready --timeout 5m", "until all daemons are ready"),
-        ("dlctl wait --for step=10000", "until the workers have done that many steps"),
-        ("dlctl wait -j mnist --for checkpoint", "until the next checkpoint is complete"),
-    ],
-    see_also=["status", "start"],
+    "dlctl wait  # until the job has finished",
+    "dlctl wait --for ready --timeout 5m  # until all daemons are ready",
+    "dlctl wait --for step=10000  # until the workers have done that many steps",
+    "dlctl wait -j mnist --for checkpoint  # until the next checkpoint is complete",
 )
-@click.option(
-    "--for", "goal", default="finished", metavar="GOAL", help=f"One of {', '.join(GOALS)}."
-)
-@timeout_option('Give up waiting after "90s", "5m" (exit code 6).')
+@click.option("--for", "goal", default="finished", metavar="GOAL", help=f"One of {NAMES}.")
+@timeout_option()
 @job_option
 @json_option
 def command(goal: str, limit_s: float | None, job: str | None) -> None:
@@ -68,15 +69,9 @@ def _goal(text: str) -> Goal:
         except ValueError:
             raise UsageError(f'"{text}": "{number}" is not a number') from None
         return lambda begin, now: (values.number(now.run.get(key)) or 0.0) >= least
-    tests: dict[str, Goal] = {
-        "ready": lambda begin, now: now.state in (*READY, "finished"),
-        "finished": lambda begin, now: now.state == "finished",
-        "stopped": lambda begin, now: not now.is_live,
-        "checkpoint": lambda begin, now: _saved(now) > _saved(begin),
-    }
-    if text not in tests:
-        raise UsageError(f'"{text}" is not a goal to wait for; known: {", ".join(GOALS)}')
-    return tests[text]
+    if text not in GOALS:
+        raise UsageError(f'"{text}" is not a goal to wait for; known: {NAMES}')
+    return GOALS[text]
 
 
 def _saved(snapshot: Snapshot) -> float:
@@ -98,7 +93,7 @@ def _appear(job: str | None, deadline: float | None) -> Snapshot:
             if not is_noted:
                 console.note(f"{error.message}; waiting for it to be started")
             is_noted = True
-        _sleep(deadline, f'no run or job is called "{job}"')
+            _sleep(deadline, error.message)
 
 
 def _sleep(deadline: float | None, what: str) -> None:

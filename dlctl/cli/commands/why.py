@@ -19,12 +19,8 @@ from dlctl.util.names import COORDINATOR
 
 
 @make_command(
-    examples=[
-        ("dlctl why", "what blocks the job, the root cause first"),
-        ("dlctl why worker-3", "only what concerns this worker"),
-        ("dlctl why --json", "for programs"),
-    ],
-    see_also=["status", "logs", "set", "restart"],
+    "dlctl why  # what blocks the job, the root cause first",
+    "dlctl why worker-3  # only what concerns this worker",
 )
 @click.argument("name", required=False, metavar="[NAME]", shell_complete=daemon_names.complete)
 @job_option
@@ -57,20 +53,16 @@ def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[s
         lines.append(attention.line(problem, snapshot.now))
         lines += [console.next_lines(fix, "   ")] if fix else []
         lines += _waiting(snapshot, cause, 0)
-    return lines or _nothing_waits(snapshot, chosen)
-
-
-def _nothing_waits(snapshot: Snapshot, chosen: list[str]) -> list[str]:
+    if lines:
+        return lines
     waits = f"{', '.join(chosen)} waits for nothing" if chosen else "nothing waits"
     why = f": {snapshot.reason}" if snapshot.reason else ""
     state = f"{snapshot.run_id} {facts.became(snapshot.state)}{why}"
-    lines = [console.escape(f"{waits}: {state}")]
-    for name in chosen:
-        row = snapshot.daemon(name)
-        doing = facts.doing(row, snapshot.now) if row else "nothing is known yet"
-        lines.append(f"  {name}: {doing}")
+    rows = [(name, snapshot.daemon(name)) for name in chosen]
+    doing = [f"  {name}: {facts.doing(row, snapshot.now)}" for name, row in rows if row]
     step = next_step.of(snapshot)
-    return lines + ([console.next_lines(step.text(), "   ")] if step is not None else [])
+    then = [console.next_lines(step.text(), "   ")] if step is not None else []
+    return [console.escape(f"{waits}: {state}"), *doing, *then]
 
 
 def _waiting(snapshot: Snapshot, cause: Cause, depth: int) -> list[str]:

@@ -19,7 +19,13 @@ LAST_LINES = 3
 def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
     """The problems of these daemons and of the run, and the next step."""
     chosen: dict[str, Row] = {RUN: {}, **{str(row["name"]): row for row in rows}}
-    found = [p for p in problems.found(snapshot) if p.daemon in chosen and _is_for_status(p)]
+    found = [
+        problem
+        for problem in problems.found(snapshot)
+        if problem.daemon in chosen
+        and codes.level(problem) != "wait"
+        and problem.code != "run-failed"  # The first line of `status` has it.
+    ]
     step = next_step.of(snapshot)
     shown = []
     for problem, fix in with_fixes(snapshot, found):
@@ -31,11 +37,6 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
         if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_shown_below:
             shown.append(console.next_lines(fix, " " * 7))
     return [*shown, *_run_itself(snapshot, step)]
-
-
-def _is_for_status(problem: Problem) -> bool:
-    """Without the run's failure, which the first line of `status` has."""
-    return codes.level(problem) != "wait" and problem.code != "run-failed"
 
 
 def line(problem: Problem, now: float) -> str:
@@ -55,12 +56,10 @@ def _last_log_lines(problem: Problem, row: Row) -> list[str]:
     """The last log lines of the process with the problem, if it has exited."""
     last = row.get("last_exit")
     words = last.get("last_lines") if isinstance(last, Mapping) else None
-    if not isinstance(last, Mapping) or not isinstance(words, list) or "exit" not in problem.facts:
+    if not isinstance(words, list) or "exit" not in problem.facts:
         return []
     log_lines = [str(word) for word in words if not is_birth(str(word))]
-    was_killed = (values.number(last.get("code")) or 0) < 0
-    # INFO lines before a kill do not explain it.
-    return (grave(log_lines) if was_killed else log_lines)[-LAST_LINES:]
+    return (grave(log_lines) or log_lines)[-LAST_LINES:]
 
 
 def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:

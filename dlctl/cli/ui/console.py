@@ -12,27 +12,24 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from dlctl.errors import DlctlError
-from dlctl.util import hints, notes
+from dlctl.util import hints, notes, values
 from dlctl.util.text import escape as escape
 from dlctl.util.text import escape_lines as escape_lines
 
 SIGPIPE_EXIT_CODE = 141
 """The exit status of a program that wrote to a pipe without a reader: 128 + SIGPIPE."""
-T = TypeVar("T")
-Columns = Mapping[str, Callable[[T], str]]
-"""Header -> the cell of a row; see `table`."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
+class Settings:
     """The global options, and --json."""
 
     color: str = "auto"
@@ -40,34 +37,26 @@ class _Settings:
     progress: str = "auto"
     """auto, tty, plain, json or quiet."""
     quiet: bool = False
+    """Notes and hints are dropped, and lists print only names."""
     verbose: bool = False
     json: bool = False
+    """The result is for programs."""
 
 
-_settings = _Settings()
+settings = Settings()
 ERASE = "\r\x1b[K"
 _live = ""
 """The line of progress on a terminal; see `put_live`."""
 
 
 def setup(**options: Any) -> None:
-    """Apply the options of `_Settings`; those not given have their defaults."""
-    global _settings
-    _settings = _Settings(**options)
+    """Replace `settings`; those not given have their defaults."""
+    global settings
+    settings = Settings(**options)
     notes.listen(note, warn)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def is_quiet() -> bool:
-    """-q: notes and hints are dropped, and lists print only names."""
-    return _settings.quiet
-
-
-def is_json() -> bool:
-    """--json: the result is for programs."""
-    return _settings.json
 
 
 def is_tty(*, err: bool = False) -> bool:
@@ -81,14 +70,11 @@ def is_tty(*, err: bool = False) -> bool:
 
 def progress_style() -> str:
     """How to show progress on stderr: "tty", "plain", "json" or "quiet"."""
-    if _settings.progress != "auto":
-        return _settings.progress
-    if _settings.quiet:
+    if settings.progress != "auto":
+        return settings.progress
+    if settings.quiet:
         return "quiet"
     return "tty" if is_tty(err=True) and os.environ.get("TERM") != "dumb" else "plain"
-
-
-# ---------------------------------------------------------------- stdout: data
 
 
 def out(text: str = "", *, flush: bool = False) -> None:
@@ -106,9 +92,9 @@ def show(
     """The result of a command: `data` with --json; of a list only the names with -q; else `text`,
     unless it is empty.
     """
-    if _settings.json:
+    if settings.json:
         out_json(schema, data)
-    elif _settings.quiet and names is not None:
+    elif settings.quiet and names is not None:
         for name in names:
             out(escape(str(name)))
     elif text:
@@ -161,12 +147,9 @@ def _finite(value: Any) -> Any:
     return value
 
 
-# ---------------------------------------------------------------- stderr: everything else
-
-
 def note(text: str) -> None:
     """A message for people; dropped with -q."""
-    if not _settings.quiet:
+    if not settings.quiet:
         write_err(escape_lines(text))
 
 
@@ -179,7 +162,7 @@ def commands(rows: Sequence[tuple[str, str]]) -> None:
 
 def detail(text: str) -> None:
     """A note that only -v shows."""
-    if _settings.verbose:
+    if settings.verbose:
         write_err(escape_lines(text))
 
 
@@ -236,9 +219,6 @@ def _write_err(text: str) -> None:
         sys.stderr.flush()
 
 
-# ---------------------------------------------------------------- shapes and colours
-
-
 def fact(label: str, text: str, *, is_warning: bool = False) -> str:
     """An escaped line, as in "  checkpoint  step 90", or "! code        changed"."""
     mark = style("!", fg="yellow") if is_warning else " "
@@ -260,18 +240,21 @@ def style(
     return Styled(click.style(escape(text), fg=fg, bold=bold or None, dim=dim or None))
 
 
-def table(columns: Columns[T], rows: Iterable[T]) -> str:
-    """Columns with two spaces between them, never truncated. A cell is escaped unless it is
-    `Styled`. A header that begins with ">" aligns its column to the right. "" if there are no rows.
+def table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows (header -> cell, the same headers in each) as columns with two spaces between them,
+    never truncated. A cell is escaped unless it is `Styled`; None is shown as "-". A header that
+    begins with ">" aligns its column to the right. "" if there are no rows.
     """
-    lines = [[header.removeprefix(">") for header in columns]]
+    lines, headers = list[list[str]](), list[str]()
     for row in rows:
-        cells = [cell(row) for cell in columns.values()]
-        lines.append([cell if isinstance(cell, Styled) else escape(cell) for cell in cells])
-    if len(lines) == 1:
+        headers = list(row)
+        cells = [values.NOTHING if cell is None else cell for cell in row.values()]
+        lines.append([c if isinstance(c, Styled) else escape(str(c)) for c in cells])
+    if not lines:
         return ""
-    widths = [max(_width(line[i]) for line in lines) for i in range(len(columns))]
-    to_the_right = [header.startswith(">") for header in columns]
+    lines.insert(0, [header.removeprefix(">") for header in headers])
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    to_the_right = [header.startswith(">") for header in headers]
     return "\n".join("  ".join(map(_pad, line, widths, to_the_right)).rstrip() for line in lines)
 
 
@@ -286,8 +269,8 @@ def _width(cell: str) -> int:
 
 def shows_color(*, err: bool = False) -> bool:
     """--color, then NO_COLOR, FORCE_COLOR, TERM=dumb, then whether the stream is a terminal."""
-    if _settings.color != "auto":
-        return _settings.color == "always"
+    if settings.color != "auto":
+        return settings.color == "always"
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):

@@ -19,7 +19,6 @@ from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
 
 PLAIN_EVERY_S = 10.0
-JSON_EVERY_S = 1.0
 WAIT_NOTED_EVERY_S = 15.0
 NOTE_AFTER_S = 2.0
 """A wait for no particular daemon is shown only after this time."""
@@ -29,15 +28,8 @@ COLUMNS = 80
 POLL_S = 0.2
 LOOK_S = 1.0
 """How often a followed run itself is read."""
-DRAINING = "draining"
-"""The phase of a stop with a grace period."""
 FIELDS = ("step", "data_epoch", "progress", "loss", "samples_per_s", "evaluation", "waiting")
 _TIME = re.compile(r"(?<![\w-])\d[\d.,]* ?(?:ms|s|m|h|d)\b")
-
-
-def still(waiting: str) -> str:
-    """The daemons a run waits for, without times: a change of this is reported."""
-    return _TIME.sub("", waiting)
 
 
 def open_progress() -> Progress:
@@ -71,7 +63,7 @@ def text(shown: Mapping[str, Any]) -> str:
     if isinstance(shown["evaluation"], Mapping):
         parts.append(console.escape(values.evaluation(shown["evaluation"])))
     if facts.text(shown["waiting"]):
-        parts.append(f"waiting {report.waiting(shown['waiting'])}")
+        parts.append(f"waiting for {facts.text(shown['waiting'])}")
     return "  ".join(parts)
 
 
@@ -80,38 +72,41 @@ def _over(rows: list[facts.Row], key: str, combine: Callable[[list[float]], floa
     return combine(found) if found else None
 
 
-# ---------------------------------------------------------------- the four progress styles
-
-
 class Progress:
     """A line at every change, and every ten seconds during training."""
 
+    every_s = PLAIN_EVERY_S
+
     def __init__(self) -> None:
-        self._waiting: tuple[str, str] | None = None
-        self._told_at = -PLAIN_EVERY_S
+        self._phase = ("", "")
+        self._told_at = -WAIT_NOTED_EVERY_S
         self._evaluation: Any = None
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
         """The run is in transition (to ready, stopped) and waits for daemons."""
-        now = time.monotonic()
         if not waiting and waited_s < NOTE_AFTER_S:
             return
-        is_news = (state, still(waiting)) != self._waiting
+        now, phase = time.monotonic(), (state, _TIME.sub("", waiting))  # A time is no news.
+        is_news = phase != self._phase
         if is_news or now - self._told_at > WAIT_NOTED_EVERY_S:
-            self._waiting, self._told_at = (state, still(waiting)), now
-            whom = f"  waiting {report.waiting(waiting)}" if waiting else ""
+            self._phase, self._told_at = phase, now
+            whom = f"  waiting for {facts.text(waiting)}" if waiting else ""
             since = "" if is_news else f", {values.duration(waited_s)} so far"
-            self.line(f"{console.escape(state)}{whom}{since}")
+            data = {"state": state, "waiting": waiting, "waited_s": round(waited_s, 3)}
+            self._put(data, f"{console.escape(state)}{whom}{since}")
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the training progress."""
         shown, now = fields(snapshot), time.monotonic()
-        if now - self._told_at >= PLAIN_EVERY_S or shown["evaluation"] != self._evaluation:
+        if now - self._told_at >= self.every_s or shown["evaluation"] != self._evaluation:
             self._told_at, self._evaluation = now, shown["evaluation"]
-            self.line(text(shown))
+            self._put(shown, text(shown))
 
     def line(self, text: str) -> None:
         """A permanent line (may be styled, already escaped)."""
+        self._put({"text": text}, text)
+
+    def _put(self, data: Mapping[str, Any], text: str) -> None:
         console.write_err(text)
 
     def close(self) -> None:
@@ -119,28 +114,16 @@ class Progress:
 
 
 class Json(Progress):
-    """Progress as JSON lines, for programs that read stderr."""
+    """The same as JSON lines, every second, for programs that read stderr."""
 
-    def phase(self, state: str, waiting: str, waited_s: float) -> None:
-        if (state, still(waiting)) != self._waiting:
-            self._waiting = state, still(waiting)
-            self._write({"state": state, "waiting": waiting, "waited_s": round(waited_s, 3)})
+    every_s = 1.0
 
-    def show(self, snapshot: Snapshot) -> None:
-        now = time.monotonic()
-        if now - self._told_at >= JSON_EVERY_S or not snapshot.is_live:
-            self._told_at = now
-            self._write(fields(snapshot))
-
-    def line(self, text: str) -> None:
-        self._write({"text": text})
-
-    def _write(self, value: Mapping[str, Any]) -> None:
-        console.write_err(json.dumps({"schema": "dlctl.progress/1", **value}))
+    def _put(self, data: Mapping[str, Any], text: str) -> None:
+        console.write_err(json.dumps({"schema": "dlctl.progress/1", **data}))
 
 
 class Quiet(Progress):
-    def line(self, text: str) -> None:
+    def _put(self, data: Mapping[str, Any], text: str) -> None:
         return
 
 
@@ -148,7 +131,7 @@ class Bar(Progress):
     """One line that is redrawn, with a bar if the progress is known."""
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
-        whom = f"waiting {report.waiting(waiting)}  " if waiting else ""
+        whom = f"waiting for {facts.text(waiting)}  " if waiting else ""
         self._draw(state, None, f"{whom}{values.duration(waited_s)}")
 
     def show(self, snapshot: Snapshot) -> None:
@@ -171,31 +154,14 @@ def _columns() -> int:
         return COLUMNS
 
 
-class Countdown:
-    """While a command waits for the coordinator: prints the daemons that it waits for at every
-    change, and how long it still does.
+def told(progress: Mapping[str, Any]) -> None:
+    """Note what the coordinator reports of a request: {"phase": text, "waiting": names, "left_s":
+    of a checkpoint, until it continues without them}.
     """
-
-    def __init__(self, grace_s: float | None) -> None:
-        """`grace_s`: for the workers' last steps; None if they are killed."""
-        self.until = None if grace_s is None else time.monotonic() + grace_s
-        self._shown: tuple[str, tuple[str, ...]] | None = None
-
-    def __call__(self, progress: Mapping[str, Any]) -> None:
-        """Handle one progress report: {"phase": text, "waiting": names, "left_s": of a checkpoint,
-        until it continues without them}.
-        """
-        phase = str(progress.get("phase", ""))
-        waiting = tuple(map(str, progress.get("waiting") or ()))
-        if not waiting or (phase, waiting) == self._shown:
-            return
-        self._shown = phase, waiting
-        left = ""
-        if (left_s := values.number(progress.get("left_s"))) is not None:
-            left = f"; it continues without in {left_s:.0f}s"
-        elif self.until is not None and phase == DRAINING:
-            left = f", {max(0.0, self.until - time.monotonic()):.0f}s left"
-        console.note(f"{phase or 'stopping'}: {', '.join(waiting)}{left}")
+    left_s = values.number(progress.get("left_s"))
+    left = "" if left_s is None else f"; it continues without in {left_s:.0f}s"
+    if waiting := ", ".join(map(str, progress.get("waiting") or ())):
+        console.note(f"{progress.get('phase') or 'stopping'}: {waiting}{left}")
 
 
 def follow(snapshot: Snapshot, poll: Callable[[], None], again: str) -> bool:

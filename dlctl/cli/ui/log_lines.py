@@ -94,10 +94,6 @@ def as_data(line: Line) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- unhealthy daemons
-# `dlctl logs --failed`: the last lines of every unhealthy daemon, and how it ended.
-
-
 _EVALUATION = re.compile(r"worker-\d+: step \d+: ")
 """An evaluation of the model in the coordinator's log."""
 
@@ -115,7 +111,10 @@ def show_failed(
         is_evaluation = line.name == COORDINATOR and bool(_EVALUATION.match(line.text))
         return not is_evaluation and (wanted is None or wanted(line))
 
-    found = [problem for problem in _found(snapshot) if _daemon(problem) in names]
+    # If a run failed without an unhealthy daemon, its own problems.
+    ill = [p for p in problems.found(snapshot) if codes.level(p) in ("error", "over")]
+    ill = [p for p in ill if p.daemon != RUN] or ill
+    found = [problem for problem in ill if _daemon(problem) in names]
     files = logs.list_files(snapshot.directory)
     for problem in found:
         name = _daemon(problem)
@@ -134,18 +133,9 @@ def show_failed(
         console.note(console.next_lines(step.text(), ""))
 
 
-def _found(snapshot: Snapshot) -> list[Problem]:
-    """Problems of daemons that are or were unhealthy; if a run failed without any, its own."""
-    found = [p for p in problems.found(snapshot) if codes.level(p) in ("error", "over")]
-    return [p for p in found if p.daemon != RUN] or found
-
-
 def _daemon(problem: Problem) -> str:
     """The daemon whose log has more about it."""
     return COORDINATOR if problem.daemon == RUN else problem.daemon
-
-
-# ---------------------------------------------------------------- following
 
 
 def follow_logs(

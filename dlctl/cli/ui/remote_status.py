@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,14 +17,7 @@ from dlctl.util import values
 
 SCHEMA = "dlctl.status-from/1"
 Row = Mapping[str, Any]
-COLUMNS: console.Columns[Row] = {
-    "NAME": lambda row: str(row.get("name")),
-    "STATE": lambda row: str(row.get("state")),
-    "PHASE": lambda row: str(row.get("phase") or values.NOTHING),
-    "WAITS FOR": lambda row: str(row.get("waiting_for") or values.NOTHING),
-    "HOST": lambda row: str(row.get("host") or values.NOTHING),
-    ">RST": lambda row: values.count(row.get("restarts")),
-}
+ADDRESS = re.compile(r"tcp://.+:([0-9]{1,5})")
 
 
 def show(file: Path, address: str | None) -> None:
@@ -33,20 +27,26 @@ def show(file: Path, address: str | None) -> None:
     """
     key = reader.load(file)
     if address is not None:
-        key = key._replace(address=_checked(address))
-    found = reader.status(key)
-    ill = [p for p in problems.read(found["run"].get("problems")) if codes.level(p) != "wait"]
-    lines = [_head(found["run"]), console.table(COLUMNS, found["daemons"])]
+        found = ADDRESS.fullmatch(address)
+        if found is None or not 1 <= int(found[1]) <= 65535:
+            raise UsageError(f'"{address:.80}" is not an address', hint="--from tcp://HOST:PORT")
+        key = key._replace(address=address)
+    answer = reader.status(key)
+    ill = [p for p in problems.read(answer["run"].get("problems")) if codes.level(p) != "wait"]
+    lines = [_head(answer["run"]), console.table(map(_cells, answer["daemons"]))]
     lines += [attention.line(problem, time.time()) for problem in ill]
-    console.show(SCHEMA, {**found, "asked": key.address}, "\n".join(lines))
+    console.show(SCHEMA, {**answer, "asked": key.address}, "\n".join(lines))
 
 
-def _checked(address: str) -> str:
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    is_port = port.isdecimal() and 1 <= int(port) <= 65535
-    if not address.startswith("tcp://") or not host or not is_port:
-        raise UsageError(f'"{address:.80}" is not an address', hint="--from tcp://HOST:PORT")
-    return address
+def _cells(row: Row) -> dict[str, Any]:
+    return {
+        "NAME": row.get("name"),
+        "STATE": row.get("state"),
+        "PHASE": row.get("phase") or None,
+        "WAITS FOR": row.get("waiting_for") or None,
+        "HOST": row.get("host") or None,
+        ">RST": values.count(row.get("restarts")),
+    }
 
 
 def _head(run: Row) -> str:

@@ -37,9 +37,6 @@ def run_state(snapshot: Snapshot) -> str:
     return state(snapshot.state)
 
 
-# ---------------------------------------------------------------- the run
-
-
 def uptime(snapshot: Snapshot) -> str:
     """Since the start, or from the start to the end."""
     began = values.number(snapshot.run.get("started_at"))
@@ -91,7 +88,7 @@ def _facts(snapshot: Snapshot) -> Iterator[str]:
     if job := slurm_job(snapshot):
         yield fact("slurm", f"job {job}")
     if snapshot.is_live and facts.text(run.get("waiting")):
-        yield fact("waiting", waiting(run["waiting"]))
+        yield fact("waiting", f"for {facts.text(run['waiting'])}")
     if isinstance(run.get("method"), Mapping):
         yield fact("method", values.evaluation(run["method"]))
     if (samples := values.number(run.get("noise_scale"))) is not None:
@@ -118,11 +115,6 @@ def without_residuals(row: facts.Row) -> str:
         return ""
     what = "residual" if len(names) == 1 else "residuals"
     return f"without the {what} of {' and '.join(map(str, names))}"
-
-
-def waiting(whom: str) -> str:
-    """The daemons a run waits for, as in "for worker-0 (draining)"."""
-    return f"for {facts.text(whom)}" if whom else ""
 
 
 def newest_checkpoint(snapshot: Snapshot) -> str:
@@ -177,9 +169,6 @@ def next_commands(snapshot: Snapshot) -> list[tuple[str, str]]:
     elif facts.saved_step(snapshot) is not None:
         rows.append((f"dlctl checkpoint export {job}", "the model for torch"))
     return rows
-
-
-# ---------------------------------------------------------------- in a line
 
 
 def event(row: facts.Row, now: float) -> str:
