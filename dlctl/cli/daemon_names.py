@@ -10,7 +10,6 @@ import click
 from dlctl.cli.options import completing
 from dlctl.errors import DlctlError, NotFound
 from dlctl.runs import select
-from dlctl.runs.snapshot import Snapshot
 from dlctl.util.did_you_mean import meant
 
 
@@ -22,11 +21,6 @@ def _of_run(ctx: click.Context) -> Iterable[str]:
 
 
 complete = completing(_of_run)
-
-
-def present(snapshot: Snapshot) -> list[str]:
-    """The coordinator and the current daemons."""
-    return [str(row["name"]) for row in snapshot.everybody()]
 
 
 def match(patterns: Sequence[str], known: Iterable[str]) -> list[str]:

@@ -75,14 +75,13 @@ def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> str |
     """The job from the command line, also before the name of a subcommand; else from the
     environment.
 
-    Raises UsageError if RUN and -j name different runs.
+    Raises UsageError if different runs are named.
     """
-    given: dict[str, str] = ctx.meta.setdefault(_GIVEN, {})
     if value and ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE:
-        ctx.meta[JOB] = given[str(param.name)] = value
-    if len(set(given.values())) > 1:
-        raise UsageError(f'the run is given twice: "{given["run"]}" and -j "{given["job"]}"')
-    if value is not None:
+        if (other := ctx.meta.setdefault(_GIVEN, value)) != value:
+            raise UsageError(f'the run is given twice: "{other}" and "{value}"')
+        ctx.meta[JOB] = value
+    elif value is not None:
         ctx.meta.setdefault(JOB, value)
     found: str | None = ctx.meta.get(JOB)
     return found

@@ -443,7 +443,7 @@ def test_whom_a_checkpoint_waits_for_and_does_without_is_said(run, dlctl_command
         "saving: worker-0, worker-1",
         "saving: worker-1 (in one batch for 57 s); it continues without in 18s",
     ]
-    assert told[-1].endswith("the checkpoint is without the residual of worker-1")
+    assert told[-1].endswith("the checkpoint is without the residuals of worker-1")
 
 
 # ---------------------------------------------------------------- get, events, wait

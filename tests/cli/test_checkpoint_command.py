@@ -95,7 +95,7 @@ def test_a_run_without_checkpoints_says_so_and_why(run_directory, dlctl_command)
     run_directory().run(checkpoint_error="server-0: disk full")
     code, out, err = dlctl_command("checkpoint", "ls")
     assert (code, out) == (0, "")
-    assert "has no checkpoint yet" in err
+    assert "has no complete checkpoint" in err
     assert "the last attempt failed: server-0: disk full" in err
     assert dlctl_command("checkpoint", "verify").code == 4
     assert dlctl_command("checkpoint", "export", "-o", "x").code == 4

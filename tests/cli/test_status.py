@@ -287,7 +287,7 @@ def test_a_last_checkpoint_without_a_residual_is_told_of_when_the_run_has_finish
     run = run_directory().run(state="finished", step=345, checkpoint=row | {"without": []})
     assert "residual" not in dlctl_command("status").out
     run.run(checkpoint=row | {"without": ["worker-1"]})
-    assert ", without the residual of worker-1\n" in dlctl_command("status").out
+    assert ", without the residuals of worker-1\n" in dlctl_command("status").out
 
 
 def test_a_daemon_is_as_old_as_its_process(run_directory, dlctl_command):

@@ -82,16 +82,13 @@ def ls(job: str | None) -> None:
     data = values.timed({"run_id": snapshot.run_id, "checkpoints": rows})
     console.show("dlctl.checkpoints/1", data, console.table(map(_cells, rows)), names=found)
     if not found:
-        what = "no checkpoint whose manifest can be read" if damage else "no checkpoint yet"
-        console.note(f"{snapshot.run_id} has {what}")
+        console.note(f"{snapshot.run_id} has no complete checkpoint")
     for path, problems in damage.items():
+        name = f"checkpoint {checkpoints.number(path)[0]}"
         if problems:
-            number = checkpoints.number(path)[0]
-            console.warn("\n  ".join([f"checkpoint {number} is damaged", *problems]))
-    for made in found.values():
-        if is_doubtful(made):
-            at = f"checkpoint {made['number']} was saved when the run failed"
-            console.note(f"{at}: the model may be ruined there")
+            console.warn("\n  ".join([f"{name} is damaged", *problems]))
+        elif is_doubtful(found[path]):
+            console.note(f"{name} was saved when the run failed: the model may be ruined there")
     if error := facts.text(snapshot.run.get("checkpoint_error")):
         console.warn(f"the last attempt failed: {error}")
 

@@ -48,28 +48,22 @@ def command(job: str | None) -> None:
         for name in registry.names("compressors")
         for entry in [registry.find("compressors", name)]
     ]
-    plain = ({"NAME": row["name"], "WHAT IT IS": row["summary"]} for row in rows)
-    text = _table(rows) if job else console.table(plain)
+    text = console.table({"NAME": row["name"], "WHAT IT IS": row["summary"]} for row in rows)
+    if job:
+        cells = (
+            {
+                "NAME": row["name"] + (" *" if row["used"] else ""),
+                ">RATIO": f"{values.decimal(row['ratio'])}x",
+                ">PUSH": values.size(row["push_bytes"]),
+                ">ERROR": values.decimal(row["relative_error"]),
+                ">TAKE": f"{values.decimal(row['take_s'] * 1000)} ms",
+            }
+            for row in rows
+        )
+        text = console.table(cells)
+        text += f"\n{values.count(rows[0]['elements'])} elements; * the job's own"
+        if whole := max(row["whole_slices"] for row in rows):
+            small = "have fewer elements than dense_below: they are sent dense"
+            text += f"\n{whole} of {rows[0]['slices']} slices {small}"
     names = [row["name"] for row in rows]
     console.show("dlctl.compressors/1", {"compressors": rows}, text, names)
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    cells = (
-        {
-            "NAME": row["name"] + (" *" if row["used"] else ""),
-            ">RATIO": f"{values.decimal(row['ratio'])}x",
-            ">PUSH": values.size(row["push_bytes"]),
-            ">ERROR": values.decimal(row["relative_error"]),
-            ">TAKE": f"{values.decimal(row['take_s'] * 1000)} ms",
-        }
-        for row in rows
-    )
-    lines = [console.table(cells)]
-    lines.append(f"{values.count(rows[0]['elements'])} elements; * the job's own")
-    if whole := max(row["whole_slices"] for row in rows):
-        lines.append(
-            f"{whole} of {rows[0]['slices']} slices have fewer elements than dense_below: they are "
-            "sent dense"
-        )
-    return "\n".join(lines)

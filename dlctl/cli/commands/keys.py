@@ -23,12 +23,12 @@ from dlctl.cli.ui import console, live
 from dlctl.control import keys
 from dlctl.control.reader import ReaderKey
 from dlctl.errors import DlctlError
-from dlctl.ops import control, stop
+from dlctl.ops import control, next_step, stop
 from dlctl.ops.recover import explained
 from dlctl.runs import lock, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, natural
-from dlctl.util import hints, values
+from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 
 SCHEMA = "dlctl.keys/1"
@@ -145,9 +145,7 @@ def _renew(snapshot: Snapshot) -> None:
             raise DlctlError(
                 f"{snapshot.run_id} is {snapshot.state}, but processes of it still run: {names}",
                 where=str(directory),
-                hint=hints.either(
-                    f"dlctl recover -j {snapshot.run_id}", f"dlctl stop -j {snapshot.run_id}"
-                ),
+                hint=next_step.command(snapshot),
             )
         with explained(directory):
             keys.renew(directory)

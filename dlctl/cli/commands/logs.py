@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 
 import click
 
@@ -75,7 +74,13 @@ def command(
     if follow and (previous or failed):
         raise UsageError("--follow shows new lines; --previous and --failed show past ones")
     snapshot = select.look(job, every_page=False)
-    chosen = _daemons(snapshot, names, roles)
+    files, known = logs.list_files(snapshot.directory), snapshot.roles()
+    known = {**{name: name.partition("-")[0] for name in files}, **known}
+    chosen = [
+        name for name in daemon_names.match(names, known) if not roles or known[name] in roles
+    ]
+    if not chosen:
+        raise NotFound(f"no such daemon has the role {' or '.join(roles)}")
     least = logs.LEVELS.index(level) if level else 0
     try:
         search = re.compile(grep or "").search
@@ -102,24 +107,12 @@ def command(
     if follow:
         log_lines.follow_logs(snapshot, chosen, tail, test, printer)
         return
-    files = logs.list_files(snapshot.directory)
     lines = list[Line]()
     for name in chosen:
         own = files.get(name, [])
         own = _previous(snapshot, name, own) if previous else own
         lines += logs.tail(own, tail, test)
     printer.show(logs.in_order(lines))
-
-
-def _daemons(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str]) -> list[str]:
-    known = snapshot.roles()
-    for name in logs.list_files(snapshot.directory):
-        known.setdefault(name, name.partition("-")[0])
-    chosen = daemon_names.match(names, known)
-    chosen = [name for name in chosen if not roles or known[name] in roles]
-    if not chosen:
-        raise NotFound(f"no such daemon has the role {' or '.join(roles)}")
-    return chosen
 
 
 def _previous(snapshot: Snapshot, name: str, files: list[LogFile]) -> list[LogFile]:

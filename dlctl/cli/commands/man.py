@@ -34,8 +34,14 @@ def command(topic: str, plain: bool) -> None:
     text = text_of(find(topic))
     if plain or not console.is_tty():
         console.out(text)
-    else:
-        click.echo_via_pager(_rendered(text))
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    terminal = Console(no_color=not console.shows_color(), highlight=False)
+    with terminal.capture() as captured:
+        terminal.print(Markdown(text), width=min(terminal.width, _WIDTH_MAX))
+    click.echo_via_pager(captured.get())
 
 
 def find(topic: str) -> Path:
@@ -66,15 +72,3 @@ def text_of(page: Path) -> str:
     """Its Markdown, without comments and links to other files of the manual."""
     text = re.sub(r"<!--.*?-->\n*", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     return re.sub(r"\[([^\]]+)\]\([^)]+\.md[^)]*\)", r"\1", text).rstrip("\n")
-
-
-def _rendered(text: str) -> str:
-    """For a terminal, with its colours."""
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    terminal = Console(no_color=not console.shows_color(), highlight=False)
-    width = min(terminal.width, _WIDTH_MAX)
-    with terminal.capture() as captured:
-        terminal.print(Markdown(text), width=width)
-    return captured.get()

@@ -109,15 +109,8 @@ def _lines(data: Mapping[str, Any], job: JobFile, case: Case, faults: list[Findi
     size = "known after the first checkpoint"
     if model := data["model"]:
         size = f"{model['parameters']:,} parameters, as saved at step {model['step']:,}"
-    lines = [*map(console.escape, above), "", _daemons(data["daemons"], uses_tcp=job.uses_tcp)]
-    files = ({"FILES": what, "PATH": path} for what, path in data["files"].items())
-    lines += [f"  size of the shards: {size}", "", console.table(files)]
-    return lines + (["", *lines_of(faults)] if faults else [])
-
-
-def _daemons(rows: list[dict[str, Any]], *, uses_tcp: bool) -> str:
-    any_free = "any free" if uses_tcp else None
-    return console.table(
+    any_free = "any free" if job.uses_tcp else None
+    daemons = (
         {
             "NAME": row["name"],
             "HOST": row["host"],
@@ -127,5 +120,9 @@ def _daemons(rows: list[dict[str, Any]], *, uses_tcp: bool) -> str:
             ">SHARD": values.size(row["size_bytes"]),
             ">BATCH": row["batch_size"] or None,
         }
-        for row in rows
+        for row in data["daemons"]
     )
+    lines = [*map(console.escape, above), "", console.table(daemons)]
+    files = ({"FILES": what, "PATH": path} for what, path in data["files"].items())
+    lines += [f"  size of the shards: {size}", "", console.table(files)]
+    return lines + (["", *lines_of(faults)] if faults else [])

@@ -36,7 +36,7 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
         raise UsageError("no daemon given to restart: give NAME...", hint="dlctl status")
     snapshot = select.look(job)
     control.require_live(snapshot, "restarted")
-    chosen = daemon_names.match(names, daemon_names.present(snapshot))
+    chosen = daemon_names.match(names, (row["name"] for row in snapshot.everybody()))
     before = control.incarnations(snapshot, chosen)
     _take_new_code(snapshot, chosen)
     control.ask(snapshot, "restart", {"names": chosen})

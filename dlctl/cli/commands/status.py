@@ -99,8 +99,9 @@ def command(
 
 
 def _show(snapshot: Snapshot, names: Sequence[str], wide: bool, *, clear: bool) -> None:
-    chosen = daemon_names.match(names, daemon_names.present(snapshot))
-    rows = [row for row in snapshot.everybody() if row["name"] in chosen]
+    everybody = {str(row["name"]): row for row in snapshot.everybody()}
+    chosen = daemon_names.match(names, everybody)
+    rows = [everybody[name] for name in chosen]
     found = [problems.as_data(snapshot, p) for p in problems.found(snapshot)]
     data = report.as_data(snapshot) | values.timed({"daemons": rows, "problems": found})
     lines = [*report.head(snapshot), tables.table(snapshot, rows, wide=wide)]

@@ -50,7 +50,15 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
     elif snapshot.is_live:
         save = not (no_checkpoint or kill)
         after = stop.stop(snapshot, checkpoint=save, grace_s=grace_s, kill=kill, tell=live.told)
-        _tell(after)
+        run_id, done = after.run_id, values.count(after.run.get("step"))
+        console.note(f"{run_id} {after.state} at step {done}")
+        if after.run.get("checkpoint"):
+            console.note(f"checkpoint  {report.newest_checkpoint(after)}")
+        if lost := other_hosts.not_ended(after):
+            console.warn(
+                f"{', '.join(lost)} could not be reached: its processes exit on their "
+                f"own within ten minutes, or with dlctl stop --kill -j {run_id}"
+            )
         if after.state == "failed" and not kill:
             raise DlctlError(
                 f"{after.run_id} has ended, but not gracefully: {after.reason}",
@@ -74,18 +82,6 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
     elif (step := next_step.of(load(directory))) is not None:
         console.note(console.next_lines(step.text(), ""))
     stop.require_reached(select.load_any(directory), away)
-
-
-def _tell(snapshot: Snapshot) -> None:
-    run_id, step = snapshot.run_id, values.count(snapshot.run.get("step"))
-    console.note(f"{run_id} {snapshot.state} at step {step}")
-    if isinstance(snapshot.run.get("checkpoint"), dict):
-        console.note(f"checkpoint  {report.newest_checkpoint(snapshot)}")
-    if away := other_hosts.not_ended(snapshot):
-        console.warn(
-            f"{', '.join(away)} could not be reached: its processes exit on their "
-            f"own within ten minutes, or with dlctl stop --kill -j {run_id}"
-        )
 
 
 def _require_saved(snapshot: Snapshot) -> None:

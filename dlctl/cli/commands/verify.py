@@ -33,8 +33,18 @@ def command(job: str | None) -> None:
 
     snapshot = select.look(job)
     judged = verify.judge(snapshot)
-    table = console.table(map(_row, judged.verdicts))
-    console.show("dlctl.verify/1", _as_data(snapshot.run_id, judged), table)
+    found = judged.verdicts
+    data = {
+        "run_id": snapshot.run_id,
+        "lost": judged.lost,
+        "unknown": sum(1 for verdict in found if verdict.lost is None),
+        "unchecked": judged.unchecked.total(),
+        "acknowledged": judged.acknowledged,
+        "records": [asdict(verdict) | {"lost": verdict.lost} for verdict in found],
+        "witnesses": [{"shard": w.shard, "source": w.source} for w in judged.witnesses],
+        "before": judged.before,
+    }
+    console.show("dlctl.verify/1", data, console.table(map(_row, found)))
     _conclude(snapshot.run_id, judged)
 
 
@@ -83,17 +93,3 @@ def _conclude(run_id: str, judged: Judgement) -> None:
 def acknowledged(count: int) -> str:
     """As in "1,234 acknowledged pushes"."""
     return f"{count:,} acknowledged push{'' if count == 1 else 'es'}"
-
-
-def _as_data(run_id: str, judged: Judgement) -> dict[str, Any]:
-    found = judged.verdicts
-    return {
-        "run_id": run_id,
-        "lost": judged.lost,
-        "unknown": sum(1 for verdict in found if verdict.lost is None),
-        "unchecked": judged.unchecked.total(),
-        "acknowledged": judged.acknowledged,
-        "records": [asdict(verdict) | {"lost": verdict.lost} for verdict in found],
-        "witnesses": [{"shard": w.shard, "source": w.source} for w in judged.witnesses],
-        "before": judged.before,
-    }

@@ -36,7 +36,15 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
         is_shown_below = step is not None and step.command in fix
         if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_shown_below:
             shown.append(console.next_lines(fix, " " * 7))
-    return [*shown, *_run_itself(snapshot, step)]
+    if there := [] if snapshot.is_live else processes.living(snapshot.daemons):
+        left = [f"{row['name']} (pid {row['pid']})" for row in there]
+        ends = f"to abandon the run, dlctl stop -j {snapshot.run_id} ends them"
+        shown.append(console.fact("running", f"{', '.join(left)}; {ends}"))
+    if snapshot.state == "failed" and not snapshot.is_live:
+        shown.append(console.fact("why", f"dlctl logs --failed -j {snapshot.run_id}"))
+    if step is not None:
+        shown.append(console.next_lines(step.text(), "  ", "next        "))
+    return shown
 
 
 def line(problem: Problem, now: float) -> str:
@@ -60,21 +68,6 @@ def _last_log_lines(problem: Problem, row: Row) -> list[str]:
         return []
     log_lines = [str(word) for word in words if not is_birth(str(word))]
     return (grave(log_lines) or log_lines)[-LAST_LINES:]
-
-
-def _run_itself(snapshot: Snapshot, step: next_step.Step | None) -> list[str]:
-    """The processes left of a run that has ended, and the next step."""
-    shown = []
-    there = [] if snapshot.is_live else processes.living(snapshot.daemons)
-    if there:
-        left = [f"{row['name']} (pid {row['pid']})" for row in there]
-        ends = f"to abandon the run, dlctl stop -j {snapshot.run_id} ends them"
-        shown.append(console.fact("running", f"{', '.join(left)}; {ends}"))
-    if snapshot.state == "failed" and not snapshot.is_live:
-        shown.append(console.fact("why", f"dlctl logs --failed -j {snapshot.run_id}"))
-    if step is not None:
-        shown.append(console.next_lines(step.text(), "  ", "next        "))
-    return shown
 
 
 def errors(snapshot: Snapshot) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -32,16 +32,14 @@ class Interrupts:
         """Raise at the next signal; at once if one is queued."""
         self._armed = True
         try:
-            self._raise_one()
+            self.handle()
             yield
         finally:
             self._armed = False
 
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        self._waiting.append(number)
-        self._raise_one()
-
-    def _raise_one(self) -> None:
+    def handle(self, *signals: Any) -> None:
+        """The handler of a signal: its number, and the frame."""
+        self._waiting += signals[:1]
         if self._armed and self._waiting:
             self._armed = False
             raise Interrupted(self._waiting.pop(0))
@@ -53,9 +51,10 @@ def caught() -> Iterator[Interrupts]:
     sets that so that the process survives its terminal.
     """
     interrupts = Interrupts()
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    numbers = [n for n in SIGNALS if not (ignored and n == signal.SIGHUP)]
-    before = {number: signal.signal(number, interrupts.handle) for number in numbers}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        if (number, before[number]) != (signal.SIGHUP, signal.SIG_IGN):
+            signal.signal(number, interrupts.handle)
     try:
         yield interrupts
     finally:

@@ -41,13 +41,18 @@ def open_progress() -> Progress:
 def fields(snapshot: Snapshot) -> dict[str, Any]:
     """The values that the progress line shows."""
     workers = [facts.metrics(row) for row in snapshot.daemons if row.get("role") == "worker"]
+
+    def each(key: str) -> list[float]:
+        return [n for row in workers if (n := values.number(row.get(key))) is not None]
+
+    staleness = each("staleness_mean")
     return {
         "state": snapshot.state,
         **{key: snapshot.run.get(key) for key in FIELDS},
         "metrics": snapshot.run.get("metrics") or {},
-        "staleness_mean": _over(workers, "staleness_mean", lambda found: sum(found) / len(found)),
-        "push_bytes_per_s": _over(workers, "push_bytes_per_s", sum),
-        "fetch_bytes_per_s": _over(workers, "fetch_bytes_per_s", sum),
+        "staleness_mean": sum(staleness) / len(staleness) if staleness else None,
+        "push_bytes_per_s": sum(each("push_bytes_per_s")) or None,
+        "fetch_bytes_per_s": sum(each("fetch_bytes_per_s")) or None,
     }
 
 
@@ -65,11 +70,6 @@ def text(shown: Mapping[str, Any]) -> str:
     if facts.text(shown["waiting"]):
         parts.append(f"waiting for {facts.text(shown['waiting'])}")
     return "  ".join(parts)
-
-
-def _over(rows: list[facts.Row], key: str, combine: Callable[[list[float]], float]) -> float | None:
-    found = [n for row in rows if (n := values.number(row.get(key))) is not None]
-    return combine(found) if found else None
 
 
 class Progress:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dlctl.cli.ui import console, live
 from dlctl.ops import codes, next_step, problems
-from dlctl.problems import RUN, Problem
+from dlctl.problems import RUN
 from dlctl.runs import facts, logs
 from dlctl.runs.logs import TEXT, Line
 from dlctl.runs.snapshot import Snapshot, check_database
@@ -114,10 +114,11 @@ def show_failed(
     # If a run failed without an unhealthy daemon, its own problems.
     ill = [p for p in problems.found(snapshot) if codes.level(p) in ("error", "over")]
     ill = [p for p in ill if p.daemon != RUN] or ill
-    found = [problem for problem in ill if _daemon(problem) in names]
+    # The coordinator's log has more about the run itself.
+    found = [(COORDINATOR if p.daemon == RUN else p.daemon, p) for p in ill]
+    found = [(name, problem) for name, problem in found if name in names]
     files = logs.list_files(snapshot.directory)
-    for problem in found:
-        name = _daemon(problem)
+    for name, problem in found:
         number = problem.facts.get("incarnation", facts.incarnation(snapshot.daemon(name)))
         own = [file for file in files.get(name, []) if file.incarnation == number]
         printer.show(logs.tail(own, limit, test))
@@ -131,11 +132,6 @@ def show_failed(
         console.note(f"no daemon is in trouble: {snapshot.run_id} {facts.became(snapshot.state)}")
     elif (step := next_step.of(snapshot)) is not None:
         console.note(console.next_lines(step.text(), ""))
-
-
-def _daemon(problem: Problem) -> str:
-    """The daemon whose log has more about it."""
-    return COORDINATOR if problem.daemon == RUN else problem.daemon
 
 
 def follow_logs(

@@ -40,11 +40,9 @@ def run_state(snapshot: Snapshot) -> str:
 def uptime(snapshot: Snapshot) -> str:
     """Since the start, or from the start to the end."""
     began = values.number(snapshot.run.get("started_at"))
-    seen = values.number(snapshot.run.get("updated_at"))
-    ended = values.number(snapshot.run.get("ended_at")) or seen
-    if began is None or (ended is None and not snapshot.is_live):
-        return NOTHING
-    return values.duration((snapshot.now if snapshot.is_live or ended is None else ended) - began)
+    ended = snapshot.run.get("ended_at") or snapshot.run.get("updated_at")
+    until = snapshot.now if snapshot.is_live else values.number(ended)
+    return NOTHING if began is None or until is None else values.duration(until - began)
 
 
 def figures(run: facts.Row) -> list[str]:
@@ -107,14 +105,9 @@ def _facts(snapshot: Snapshot) -> Iterator[str]:
 
 
 def without_residuals(row: facts.Row) -> str:
-    """What a checkpoint's row lacks, as in "without the residual of worker-1" (what its pushes left
-    out); "" if nothing is missing.
-    """
-    names = row.get("without")
-    if not isinstance(names, list) or not names:
-        return ""
-    what = "residual" if len(names) == 1 else "residuals"
-    return f"without the {what} of {' and '.join(map(str, names))}"
+    """What a checkpoint's row lacks: what pushes left out; "" if nothing is missing."""
+    names = row.get("without") or []
+    return f"without the residuals of {' and '.join(names)}" if names else ""
 
 
 def newest_checkpoint(snapshot: Snapshot) -> str:

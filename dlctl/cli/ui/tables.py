@@ -33,6 +33,9 @@ def _plain(snapshot: Snapshot, row: Row) -> dict[str, Any]:
     metrics, now = facts.metrics(row), _now(snapshot, row)
     is_server = row.get("role") == "server"
     step = values.count(metrics.get("version" if is_server else "step"))
+    restarts = row.get("restarts")
+    if row.get("role") == COORDINATOR:
+        restarts = len(facts.takeovers(snapshot.directory))
     return {
         ">PID": row.get("pid"),
         "STATE": report.state(row.get("state")),
@@ -42,7 +45,7 @@ def _plain(snapshot: Snapshot, row: Row) -> dict[str, Any]:
         ">STALE": values.fixed(metrics.get("staleness_mean"), 1),
         ">PUSH": _rate(now, "push"),
         ">FETCH": _rate(now, "fetch"),
-        ">RST": values.count(_restarts(snapshot, row)),
+        ">RST": values.count(restarts),
     }
 
 
@@ -100,8 +103,3 @@ def _rate(now: Row, direction: str) -> str:
 def _latency(metrics: Row, direction: str) -> str:
     p50, p99 = (metrics.get(f"{direction}_ms_p{p}") for p in (50, 99))
     return NOTHING if p50 is None else f"{values.decimal(p50, 2)}/{values.decimal(p99, 2)}"
-
-
-def _restarts(snapshot: Snapshot, row: Row) -> Any:
-    is_coordinator = row.get("role") == COORDINATOR
-    return len(facts.takeovers(snapshot.directory)) if is_coordinator else row.get("restarts")
