@@ -176,7 +176,8 @@ def _bug(error: Exception, arguments: list[str]) -> DlctlError:
     except OSError as unwritable:
         console.note(text)
         where = f"the traceback is above, because it could not be saved: {unwritable}"
-    console.detail(text)
+    if console.settings.verbose:
+        console.note(text)
     problem = DlctlError(
         f"this is a bug in dlctl: {type(error).__name__}: {error}",
         where=where,

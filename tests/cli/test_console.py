@@ -55,17 +55,9 @@ def test_what_goes_to_one_place_keeps_its_order() -> None:
 def test_quiet_drops_notes_and_hints_but_never_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     console.setup(quiet=True)
     console.note("a note")
-    console.detail("a detail")
     console.warn("careful")
     assert capsys.readouterr().err == "warning: careful\n"
     assert (console.settings.quiet, console.progress_style()) == (True, "quiet")
-
-
-def test_details_are_for_verbose_only(capsys: pytest.CaptureFixture[str]) -> None:
-    console.detail("hidden")
-    console.setup(verbose=True)
-    console.detail("shown")
-    assert capsys.readouterr().err == "shown\n"
 
 
 def test_json_is_one_object_on_one_line_and_always_valid(

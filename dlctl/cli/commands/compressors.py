@@ -19,11 +19,7 @@ from dlctl.util import values
     "dlctl compressors --job digits --json  # for a run: at its newest good checkpoint",
 )
 @click.option(
-    "-j",
-    "--job",
-    metavar="RUN|FILE",
-    shell_complete=complete_runs,
-    help="Measure with a real gradient of this run or job file.",
+    "-j", "--job", metavar="RUN|FILE", shell_complete=complete_runs, help="Measure with a gradient."
 )
 @json_option
 def command(job: str | None) -> None:

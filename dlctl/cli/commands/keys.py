@@ -50,9 +50,7 @@ def command() -> None:
     """
 
 
-@command.subcommand(
-    "dlctl keys rotate -j mnist-7f3a --no-wait  # return when the new key is saved",
-)
+@command.subcommand("dlctl keys rotate --no-wait  # return when the new key is saved")
 @wait_options
 @job_option
 @json_option

@@ -45,10 +45,7 @@ def command(topic: str, plain: bool) -> None:
 
 
 def find(topic: str) -> Path:
-    """The page of a command, of "job", "hosts" or "slurm", or ("") of dlctl itself.
-
-    Raises NotFound, with a suggestion.
-    """
+    """The page of a topic; see `topics`. Raises NotFound, with a suggestion."""
     known = topics()
     if not known:
         raise NotFound("the manual is not installed", hint="dlctl --help")
@@ -61,11 +58,8 @@ def find(topic: str) -> Path:
 
 def topics() -> dict[str, Path]:
     """All pages: command (or "job", "hosts", "slurm", or "" for dlctl itself) -> file."""
-    for folder in FOLDERS:
-        pages = sorted(folder.glob("dlctl*.md"))
-        if pages:
-            return {page.stem.removeprefix("dlctl").removeprefix("-"): page for page in pages}
-    return {}
+    pages = next(filter(None, (sorted(folder.glob("dlctl*.md")) for folder in FOLDERS)), [])
+    return {page.stem.removeprefix("dlctl").removeprefix("-"): page for page in pages}
 
 
 def text_of(page: Path) -> str:

@@ -34,14 +34,9 @@ CHANGES_EXIT_CODE = 10
 @file_argument
 @click.option("--fresh", is_flag=True, help="What `start --fresh` would do.")
 @click.option("--check", is_flag=True, help="Also log in to the hosts and show problems.")
-@click.option(
-    "--detailed-exitcode",
-    "is_detailed",
-    is_flag=True,
-    help="Exit with 10 unless the whole job file is already effective or reached.",
-)
+@click.option("--detailed-exitcode", is_flag=True, help="Exit with 10 if there is anything to do.")
 @json_option
-def command(file: Path, fresh: bool, check: bool, is_detailed: bool) -> None:
+def command(file: Path, fresh: bool, check: bool, detailed_exitcode: bool) -> None:
     """Shows which run the job file becomes, how it differs from that run and which of these keys
     change live, where each daemon would run, and which files would be written. The sizes of the
     shards are known once an earlier run of the same job file has saved a checkpoint, else after the
@@ -71,7 +66,7 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool) -> None:
         raise DlctlError(
             "this will not work on all hosts", hint=f"dlctl doctor {shlex.quote(str(file))}"
         )
-    if is_detailed and plan.is_change(case):
+    if detailed_exitcode and plan.is_change(case):
         raise click.exceptions.Exit(CHANGES_EXIT_CODE)
 
 

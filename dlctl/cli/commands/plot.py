@@ -25,13 +25,7 @@ AXES = ("seconds", "steps", "samples", "epochs", "bytes")
 @click.option(
     "--y", "what", default="loss", metavar="NAME", help="The figure to plot.  [default: loss]"
 )
-@click.option(
-    "--x",
-    "axis",
-    type=click.Choice(AXES),
-    default="samples",
-    help="The x axis.  [default: samples]",
-)
+@click.option("--x", "axis", type=click.Choice(AXES), default="samples", help="[default: samples]")
 @click.option(
     "-o", "--output", metavar="FILE", type=PATH, default=Path("plot.png"),
     help="A .png, .svg or .pdf file.  [default: plot.png]",

@@ -36,11 +36,7 @@ SCHEMA = "dlctl.recover/1"
 @run_argument
 @json_option
 def command(
-    dry_run: bool,
-    from_checkpoint: bool,
-    number: int | None,
-    limit_s: float | None,
-    job: str | None,
+    dry_run: bool, from_checkpoint: bool, number: int | None, limit_s: float | None, job: str | None
 ) -> None:
     """Use this for a run that has failed, or whose coordinator and agents are gone. If the
     coordinator's memory and all shards survive, the run resumes where it stopped and nothing is

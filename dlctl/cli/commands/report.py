@@ -12,8 +12,6 @@ from dlctl.cli.ui import attention, console
 from dlctl.observe import history, html
 from dlctl.runs import paths, select
 
-MODE = 0o644
-
 
 @make_command(
     "dlctl report  # write digits-7f3a.html here, for the running job or the newest one",
@@ -32,5 +30,5 @@ def command(output: Path | None, job: str | None) -> None:
     target = output or Path(f"{snapshot.run_id}.html")
     text = html.page(history.read(snapshot.directory), attention.errors(snapshot))
     with writing(target):
-        paths.write(target, text.encode("utf-8", "backslashreplace"), MODE)
+        paths.write(target, text.encode("utf-8", "backslashreplace"), 0o644)
     console.out(str(target))

@@ -58,9 +58,7 @@ def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:
         return
     files = ", ".join(map(values.path, changed))
     if other_hosts.of(snapshot):
-        console.warn(
-            f"{files}: changed, but the old version is used; new code needs dlctl stop, dlctl start"
-        )
+        console.warn(f"{files}: changed, but not reloaded on other hosts: dlctl stop, dlctl start")
         return
     task_code.forget(snapshot.directory)
     console.note(f"{files}: changed, reloading")

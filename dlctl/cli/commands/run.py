@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import values
 
 LOOK_S = 0.5
-LEVEL = "warning"
 SIGNALLED = 128
 """The exit code of a program terminated by a signal is this plus the signal's number."""
 
@@ -82,7 +82,7 @@ def _attend(launched: Launched, progress: live.Progress) -> Snapshot:
         for line in lines:
             # The final error reports the cause of the run's end.
             is_cause = bool(line.text) and line.text in snapshot.reason
-            if line.severity >= LEVELS.index(LEVEL) and not is_cause:
+            if line.severity >= LEVELS.index("warning") and not is_cause:
                 progress.line(printer.text(line))
 
     snapshot = ready.wait_ready(launched, None, progress)
@@ -104,25 +104,18 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
     """
     for module in ("dlctl.control.client", "zmq"):
         import_module(module)  # A signal during an import would leave a partial module.
-    snapshot = load(directory)
+    snapshot, end = load(directory), partial(stop.stop, origin=origin)
     grace_s = values.number(read_job(directory).get("timeouts", {}).get("grace_s")) or 30.0
     console.note("\nstopping: last steps, then a checkpoint; Ctrl-C again kills at once")
     try:
         with interrupts.armed():
             if snapshot.is_live:
-                stop.stop(
-                    snapshot,
-                    checkpoint=True,
-                    grace_s=grace_s,
-                    kill=False,
-                    origin=origin,
-                    tell=live.told,
-                )
+                end(snapshot, checkpoint=True, grace_s=grace_s, kill=False, tell=live.told)
     except Interrupted:
         console.note("\nkilling")
         now = load(directory)
         if now.is_live:
-            stop.stop(now, checkpoint=False, grace_s=0.0, kill=True, origin=origin)
+            end(now, checkpoint=False, grace_s=0.0, kill=True)
     return stop.settle(load(directory))
 
 

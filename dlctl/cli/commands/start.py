@@ -10,7 +10,7 @@ import click
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import PATH, file_argument, fresh_option, wait_options
-from dlctl.cli.ui import console
+from dlctl.cli.ui import console, live, log_lines, report
 from dlctl.errors import UsageError
 from dlctl.util import values
 
@@ -24,31 +24,21 @@ from dlctl.util import values
 @file_argument
 @fresh_option
 @click.option(
-    "--from",
-    "source",
-    metavar="DIR",
-    type=PATH,
-    help="Start a new run from this checkpoint, of any run.",
+    "--from", "source", metavar="DIR", type=PATH, help="A new run from this checkpoint, of any run."
 )
 @wait_options
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs when it is ready.")
 def command(
-    file: Path,
-    fresh: bool,
-    source: Path | None,
-    limit_s: float | None,
-    no_wait: bool,
-    follow: bool,
+    file: Path, fresh: bool, source: Path | None, limit_s: float | None, no_wait: bool, follow: bool
 ) -> None:
     """A stopped job resumes from its newest good checkpoint. A failed job resumes exactly where it
     stopped if all of its state survives, else from its newest good checkpoint. The start is refused
     if all checkpoints are damaged or the run's database cannot be read. If the job file has
     changed, the run resumes from its checkpoint, and the command reports how many steps are done
     again; without a checkpoint this is refused, because `dlctl recover` can resume with the
-    previous job. Settings changed with `dlctl set` are kept and reported, but a key that has
-    changed in the job file since the last start takes precedence. A run whose job file no longer
-    exists, as in a project that was moved, is not resumed: use --from. Starting a job that is
-    already running does nothing. If a daemon fails during the start, the command shows its last
+    previous job. Settings changed with `dlctl set` are kept and reported. A run whose job file no
+    longer exists, as in a project that was moved, is not resumed: use --from. Starting a job that
+    is already running does nothing. If a daemon fails during the start, the command shows its last
     lines, leaves nothing running, and exits with 7.
 
     With another [algorithm], [optimizer] or [inner] in the job file, a new run starts from the
@@ -57,10 +47,8 @@ def command(
 
     With --from, a new run starts from a copy of another run's checkpoint, such as a run whose
     database is damaged: model, optimiser, residuals and data position are those of the checkpoint.
-    It may be of another method or optimiser as well.
     """
-    from dlctl.cli.ui import live, log_lines, report
-    from dlctl.ops import launch, ready
+    from dlctl.ops import launch, ready  # imported late: they pull in numpy
 
     if no_wait and follow:
         raise UsageError("--no-wait and --follow exclude each other")

@@ -31,11 +31,7 @@ RECENT_EVENTS = 10
     "dlctl status --key ann.key  # a run of ann, who sent us this file",
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=daemon_names.complete)
-@click.option(
-    "--wide",
-    is_flag=True,
-    help="Also show host, loss, memory, intervals, waiting and latencies.",
-)
+@click.option("--wide", is_flag=True, help="Also show host, loss, memory, intervals and latencies.")
 @click.option("--check", is_flag=True, help="Exit with 3 unless the job is running and healthy.")
 @click.option(
     "-w",
@@ -48,11 +44,7 @@ RECENT_EVENTS = 10
     help="Refresh every SEC seconds (2) until the job ends.",
 )
 @click.option(
-    "--key",
-    "key_file",
-    metavar="FILE",
-    type=PATH,
-    help='Query a run of another user, with a file of "dlctl keys reader".',
+    "--key", "key_file", metavar="FILE", type=PATH, help='Query with a file of "dlctl keys reader".'
 )
 @click.option("--from", "address", metavar="ADDRESS", help="With --key: tcp://HOST:PORT.")
 @job_option

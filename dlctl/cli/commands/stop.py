@@ -14,8 +14,6 @@ from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
 from dlctl.util.text import plural
 
-GRACE = "30s"
-
 
 @make_command(
     "dlctl stop  # finish the steps, save a checkpoint, end all daemons",
@@ -24,12 +22,7 @@ GRACE = "30s"
     "dlctl stop --kill  # at once; unsaved progress is lost",
 )
 @click.option(
-    "--grace",
-    "grace_s",
-    type=duration,
-    metavar="TIME",
-    default=GRACE,
-    help=f"For the workers' last steps ({GRACE}).",
+    "--grace", "grace_s", type=duration, metavar="TIME", default="30s", help="For last steps (30s)."
 )
 @click.option("--no-checkpoint", is_flag=True, help="Do not save a checkpoint first.")
 @click.option("--kill", is_flag=True, help="Kill everything at once.")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import run_argument
@@ -15,15 +14,8 @@ from dlctl.runs import select
 from dlctl.runs.snapshot import load
 from dlctl.util import hints
 
-if TYPE_CHECKING:
-    from dlctl.observe.top import View
 
-SHOWN = ("server", "worker")
-
-
-@make_command(
-    "dlctl top  # the running job, or the newest one",
-)
+@make_command("dlctl top  # the running job, or the newest one")
 @run_argument
 def command(job: str | None) -> None:
     """Shows the loss over the training time, each server and worker with its rates, and the
@@ -38,27 +30,23 @@ def command(job: str | None) -> None:
             hint=hints.told("dlctl status --watch", "prints the same figures periodically"),
         )
     directory = select.look(job).directory
-    from dlctl.observe import top
+    from dlctl.observe import history, top
 
-    try:
-        top.watch(lambda: _look(directory), color=console.shows_color())
-    except KeyboardInterrupt:
-        return
+    def look() -> top.View:
+        snapshot = load(directory)
+        found, trouble = None, ""
+        try:
+            found = history.read(directory, whole=False)
+        except NotFound:
+            pass
+        except DlctlError as error:
+            trouble = error.message
+        rows = [row for row in snapshot.daemons if row.get("role") in ("server", "worker")]
+        state, reason = snapshot.state, snapshot.reason
+        problems = attention.errors(snapshot)
+        return top.View(
+            snapshot.run_id, state, reason, snapshot.run, rows, found, trouble, problems
+        )
 
-
-def _look(directory: Path) -> View:
-    from dlctl.observe import history
-    from dlctl.observe.top import View
-
-    snapshot = load(directory)
-    trouble = ""
-    try:
-        found = history.read(directory, whole=False)
-    except NotFound:
-        found = None
-    except DlctlError as error:
-        found, trouble = None, error.message
-    rows = [row for row in snapshot.daemons if row.get("role") in SHOWN]
-    state, reason = snapshot.state, snapshot.reason
-    problems = attention.errors(snapshot)
-    return View(snapshot.run_id, state, reason, snapshot.run, rows, found, trouble, problems)
+    with suppress(KeyboardInterrupt):
+        top.watch(look, color=console.shows_color())

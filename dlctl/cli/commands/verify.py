@@ -13,7 +13,7 @@ from dlctl.runs import select
 from dlctl.util import values
 
 if TYPE_CHECKING:
-    from dlctl.ops.verify import Judgement, Verdict
+    from dlctl.ops.verify import Verdict
 
 
 @make_command(
@@ -45,7 +45,24 @@ def command(job: str | None) -> None:
         "before": judged.before,
     }
     console.show("dlctl.verify/1", data, console.table(map(_row, found)))
-    _conclude(snapshot.run_id, judged)
+    if judged.before:
+        console.warn(
+            f"{acknowledged(judged.before)} from before the run rolled back to the "
+            f"{judged.went_back or 'checkpoint'} are not checked"
+        )
+    for why, count in judged.unchecked.items():
+        console.warn(f"{acknowledged(count)} cannot be checked: {why}")
+    # A push that cannot be checked proves nothing, and the message must not suggest otherwise.
+    run_id, unchecked, pushes = snapshot.run_id, judged.unchecked.total(), judged.acknowledged
+    if judged.lost:
+        more = f"; {unchecked:,} more could not be checked" if unchecked else ""
+        text = f"{run_id} has lost {acknowledged(judged.lost)}{more}"
+        raise DlctlError(text, hint=f"dlctl events -j {run_id}")
+    if unchecked:
+        text = f"{unchecked:,} of {acknowledged(pushes)} could not be checked"
+        raise Partial(f"{run_id}: no loss found, but {text}", hint=f"dlctl events -j {run_id}")
+    result = f"{acknowledged(pushes)}, none lost" if pushes else "no push was acknowledged so far"
+    console.note(f"{run_id}: {result}")
 
 
 def _row(verdict: Verdict) -> dict[str, Any]:
@@ -62,32 +79,6 @@ def _row(verdict: Verdict) -> dict[str, Any]:
         ">RECORDED": recorded,
         ">LOST": console.style(lost, fg="red" if verdict.lost else None),
     }
-
-
-def _conclude(run_id: str, judged: Judgement) -> None:
-    """Print the result. Raises DlctlError if something was lost, Partial if some are unknown.
-
-    A push that cannot be checked proves nothing, and the message must not suggest otherwise.
-    """
-    if judged.before:
-        console.warn(
-            f"{acknowledged(judged.before)} from before the run rolled back to the "
-            f"{judged.went_back or 'checkpoint'} are not checked"
-        )
-    for why, count in judged.unchecked.items():
-        console.warn(f"{acknowledged(count)} cannot be checked: {why}")
-    unchecked, events = judged.unchecked.total(), f"dlctl events -j {run_id}"
-    if judged.lost:
-        more = f"; {unchecked:,} more could not be checked" if unchecked else ""
-        raise DlctlError(f"{run_id} has lost {acknowledged(judged.lost)}{more}", hint=events)
-    pushes = acknowledged(judged.acknowledged)
-    if unchecked:
-        raise Partial(
-            f"{run_id}: no loss found, but {unchecked:,} of {pushes} could not be checked",
-            hint=events,
-        )
-    result = f"{pushes}, none lost" if judged.acknowledged else "no push was acknowledged so far"
-    console.note(f"{run_id}: {result}")
 
 
 def acknowledged(count: int) -> str:

@@ -76,9 +76,7 @@ def _goal(text: str) -> Goal:
 
 def _saved(snapshot: Snapshot) -> float:
     """The number of the newest checkpoint; -1 if there is none."""
-    row = snapshot.run.get("checkpoint")
-    found = values.number(row.get("number")) if isinstance(row, dict) else None
-    return -1.0 if found is None else found
+    return values.number((snapshot.run.get("checkpoint") or {"number": -1})["number"]) or 0.0
 
 
 def _appear(job: str | None, deadline: float | None) -> Snapshot:

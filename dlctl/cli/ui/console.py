@@ -160,12 +160,6 @@ def commands(rows: Sequence[tuple[str, str]]) -> None:
         note(f"  {command:<{width}}  {what}")
 
 
-def detail(text: str) -> None:
-    """A note that only -v shows."""
-    if settings.verbose:
-        write_err(escape_lines(text))
-
-
 def warn(text: str) -> None:
     write_err(style("warning: ", fg="yellow", bold=True, err=True) + escape_lines(text))
 
