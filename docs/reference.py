@@ -23,9 +23,9 @@ from dlctl import registry
 from dlctl.cli.app import SECTIONS, cli
 from dlctl.cli.commands.algorithms import default_of
 from dlctl.cli.group import Documented, summary_and_body
-from dlctl.cli.keydocs import Key, keys
 from dlctl.config import Choice, JobFile
 from dlctl.ops.codes import CODES
+from dlctl.util.keydocs import Key, keys
 
 FOLDER = Path(__file__).parent
 WIDTH = 96

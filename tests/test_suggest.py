@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dlctl import registry
-from dlctl.cli.keydocs import keys
 from dlctl.config import Workers
 from dlctl.registry import ALIASES
 from dlctl.util.did_you_mean import closest, did_you_mean
+from dlctl.util.keydocs import keys
 
 
 def test_every_other_name_stands_for_one_that_exists_and_is_no_name_beside_it() -> None:

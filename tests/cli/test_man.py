@@ -15,9 +15,9 @@ import pytest
 from dlctl import errors, registry
 from dlctl.cli import app
 from dlctl.cli.commands import man, plan
-from dlctl.cli.keydocs import keys
 from dlctl.cli.ui import console
 from dlctl.config import Choice, JobFile
+from dlctl.util.keydocs import keys
 
 FOLDER = Path(__file__).parents[2] / "docs"
 

@@ -8,9 +8,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from dlctl import registry
-from dlctl.cli.keydocs import keys
 from dlctl.compress.base import Delta
 from dlctl.shards.memory import in_memory
+from dlctl.util.keydocs import keys
 from dlctl.util.threads import BLOCK
 
 NAMES = registry.names("optimizers")

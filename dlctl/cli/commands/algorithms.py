@@ -9,11 +9,11 @@ import click
 
 from dlctl import registry
 from dlctl.cli.group import make_command
-from dlctl.cli.keydocs import keys, to_toml
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
 from dlctl.util.did_you_mean import meant
+from dlctl.util.keydocs import keys, to_toml
 
 SECTIONS = {kind: section for section, kind in registry.SECTIONS.items()}
 """Kind -> the section of the job file that uses its names; launchers have none."""

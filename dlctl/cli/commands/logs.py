@@ -88,12 +88,8 @@ def command(
         raise UsageError(f"--grep: {error}") from None
 
     def wanted(line: Line) -> bool:
-        return (
-            line.severity >= least
-            and (since is None or line.at >= since)
-            and (until is None or line.at <= until)
-            and bool(search(line.text))
-        )
+        is_then = (since or 0.0) <= line.at <= (until or sys.maxsize)
+        return is_then and line.severity >= least and bool(search(line.text))
 
     # Without a filter, the last lines are read from the end of the files.
     test = None if (level, since, until, grep) == (None,) * 4 else wanted
@@ -117,14 +113,13 @@ def command(
 
 def _previous(snapshot: Snapshot, name: str, files: list[LogFile]) -> list[LogFile]:
     """The incarnation before the current one; for a dead daemon, the one that ended last."""
-    incarnations = sorted({file.incarnation for file in files})
-    row = snapshot.daemon(name)
+    incarnations, row = {file.incarnation for file in files}, snapshot.daemon(name)
     if snapshot.is_live and row.get("state") not in ENDED_DAEMON:
-        now = row.get("incarnation", incarnations[-1] if incarnations else 0)
-        incarnations = [n for n in incarnations if n < now]
+        now = row.get("incarnation", max(incarnations, default=0))
+        incarnations = {number for number in incarnations if number < now}
     if not incarnations:
         raise NotFound(
             f"{name} was never restarted: it has no previous incarnation",
             hint=f"dlctl logs {name} -j {snapshot.run_id}",
         )
-    return [file for file in files if file.incarnation == incarnations[-1]]
+    return [file for file in files if file.incarnation == max(incarnations)]

@@ -61,8 +61,9 @@ def command(
         case = cases.looked(case)
         if not console.settings.json:
             console.out("\n".join(_lines(case, dry_run=dry_run)), flush=True)
+        data = cases.as_data(case)
         if refusal := cases.refusal(case):
-            _show_json(case, done=False)
+            console.show(SCHEMA, data | {"done": False}, "")
             raise refusal
         began, launched = time.monotonic(), None if dry_run else recover.perform(case)
         if launched is not None:
@@ -73,11 +74,7 @@ def command(
             took, step = values.duration(time.monotonic() - began), after.run.get("step")
             text = f"{after.run_id} is {after.state} again, at step {values.count(step)}"
             console.note(f"{text}, after {took}")
-        _show_json(case, done=launched is not None)
-
-
-def _show_json(case: Case, *, done: bool) -> None:
-    console.show(SCHEMA, {**cases.as_data(case), "done": done}, "")
+        console.show(SCHEMA, data | {"done": launched is not None}, "")
 
 
 def _lines(case: Case, *, dry_run: bool) -> list[str]:

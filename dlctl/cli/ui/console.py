@@ -101,9 +101,9 @@ def show(
         out(text)
 
 
-def out_json(schema: str, value: Mapping[str, Any], *, flush: bool = False) -> None:
+def out_json(schema: str, value: Mapping[str, Any]) -> None:
     """One JSON object on one line: `{"schema": "dlctl.ps/1", ...}`; NaN and infinity are null."""
-    _write_out(json.dumps(_finite({"schema": schema, **value}), allow_nan=False) + "\n", flush)
+    out(json.dumps(_finite({"schema": schema, **value}), allow_nan=False))
 
 
 def flush() -> None:
