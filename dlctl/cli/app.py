@@ -148,15 +148,12 @@ def _known(error: Exception, arguments: list[str]) -> DlctlError | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         console.abandon_stdout()
         return DlctlError(str(error))
-    from dlctl.runs.snapshot import Unreadable
-
-    if isinstance(error, DlctlError) and not isinstance(error, Unreadable):
-        return error
     from dlctl.ops import next_step  # imported late: most commands do not need it
+    from dlctl.runs.snapshot import Unreadable
 
     if isinstance(error, Unreadable):
         return next_step.explained(error)
-    return next_step.damaged(arguments, error)
+    return error if isinstance(error, DlctlError) else next_step.damaged(arguments, error)
 
 
 def _bug(error: Exception, arguments: list[str]) -> DlctlError:

@@ -32,4 +32,4 @@ def match(patterns: Sequence[str], known: Iterable[str]) -> list[str]:
         if not any(fnmatchcase(name, pattern) for name in known):
             text = f'no daemon is called "{pattern}"{meant(pattern, known)}'
             raise NotFound(text, hint="dlctl status")
-    return [n for n in known if not patterns or any(fnmatchcase(n, p) for p in patterns)]
+    return [name for name in known if any(fnmatchcase(name, p) for p in patterns or "*")]

@@ -15,7 +15,7 @@ from dlctl.ops import cases, problems, ready, recover
 from dlctl.ops.cases import Case
 from dlctl.ops.decide import Action
 from dlctl.runs import lock, select
-from dlctl.runs.snapshot import load
+from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
 
 SCHEMA = "dlctl.recover/1"
@@ -81,22 +81,21 @@ def _lines(case: Case, *, dry_run: bool) -> list[str]:
     """The findings, and the next command if this one does nothing; escaped."""
     assert case.run is not None
     plain = [f"{case.run.run_id}  {case.run.state}"]
-    plain += [f"  {key:<10}  {value}" for key, value in _rows(case)]
+    plain += [f"  {key:<10}  {value}" for key, value in _rows(case, case.run)]
     shown = [console.escape(line) for line in plain]
     if case.action is Action.OVER or (dry_run and case.action in (Action.GO_ON, Action.RESUME)):
         shown.append(console.next_lines(cases.next_command(case), "  ", "next        "))
     return shown
 
 
-def _rows(case: Case) -> Iterator[tuple[str, str]]:
-    findings, checkpoint = case.findings, case.checkpoint
-    saved = {}
-    if case.run is not None and findings is not None:
-        yield from (("cause", cause) for cause in problems.lines(case.run))
+def _rows(case: Case, run: Snapshot) -> Iterator[tuple[str, str]]:
+    findings, saved = case.findings, {}
+    if findings is not None:
+        yield from (("cause", cause) for cause in problems.lines(run))
         yield "alive", ", ".join(findings.living) or "none"
-    if case.run is not None and checkpoint is not None:
-        path, data = checkpoint
-        at = values.ago(data["at"], case.run.now)
+    if case.checkpoint is not None:
+        path, data = case.checkpoint
+        at = values.ago(data["at"], run.now)
         yield "checkpoint", f"step {values.count(data['step'])}, {at}, {values.path(path)}"
         saved = {part["name"]: part["state"].get("version") for part in data["shards"]}
     yield from (("damaged", problem) for problem in case.damaged)
