@@ -8,7 +8,7 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import completing, json_option
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
-from dlctl.ops.codes import CODES, Entry
+from dlctl.ops.codes import CODES
 from dlctl.util.did_you_mean import meant
 
 
@@ -24,14 +24,12 @@ def command(code: str | None) -> None:
     """ "dlctl why" and "dlctl status" show the codes of a run's current problems, and the command
     that helps.
     """
-    known: dict[str, Entry] = {str(name): entry for name, entry in CODES.items()}
-    if code is not None and code not in known:
-        text = f'there is no problem with the code "{code}"{meant(code, known)}'
+    known = {str(name): entry for name, entry in CODES.items() if code in (None, name)}
+    if not known:
+        text = f'there is no problem with the code "{code}"{meant(code or "", CODES)}'
         raise NotFound(text, hint="dlctl explain")
-    if code is None:
-        text = console.table({"CODE": name, "MEANING": known[name].what} for name in known)
-    else:
-        known = {code: known[code]}
+    text = console.table({"CODE": name, "MEANING": entry.what} for name, entry in known.items())
+    if code is not None:
         what, cause, remedy = known[code].what, known[code].cause, known[code].remedy
         text = f"{code}: {what}\n  cause   {cause}\n  remedy  {remedy}"
     data = {name: entry._asdict() for name, entry in known.items()}

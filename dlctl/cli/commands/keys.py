@@ -68,8 +68,8 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
         rows = [row for row in snapshot.daemons if row.get("state") in control.AT_WORK]
         begun = sorted([COORDINATOR, *(row["name"] for row in rows)], key=natural)
         before = control.incarnations(snapshot, begun)
-        asked = {"old": _fingerprint(snapshot.directory), "by": _who()}
-        control.ask(snapshot, "rotate", asked, ANSWER_S)
+        old = keys.keyring(snapshot.directory, is_encrypted=False).fingerprint
+        control.ask(snapshot, "rotate", {"old": old, "by": _who()}, ANSWER_S)
         if not no_wait:
             with closing(live.open_progress()) as progress:
                 control.wait(snapshot, before, limit_s, "all have new keys", progress)
@@ -79,7 +79,7 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
     # Without connection keys, only the workers' tokens are derived from it.
     what = "new keys" if snapshot.run.get("control_key") else "a new key, for new tokens"
     console.note(f"{snapshot.run_id} has {what}; the old ones are invalid")
-    fingerprint = _fingerprint(snapshot.directory)
+    fingerprint = keys.keyring(snapshot.directory, is_encrypted=False).fingerprint
     data = {"run": snapshot.run_id, "fingerprint": fingerprint, "restarted": begun}
     console.show(SCHEMA, data, "")
 
@@ -122,10 +122,6 @@ def _readers_key(snapshot: Snapshot) -> ReaderKey:
         )
     secret = keys.CurveKeys(keys.read(snapshot.directory)).secret(READER)
     return ReaderKey(snapshot.run_id, address, coordinator, secret)
-
-
-def _fingerprint(directory: Path) -> str:
-    return keys.keyring(directory, is_encrypted=False).fingerprint
 
 
 def _who() -> str:

@@ -82,16 +82,10 @@ class Printer:
 
 def as_data(line: Line) -> dict[str, Any]:
     """One line for `--json`: its own fields, and its daemon."""
-    own: dict[str, Any] = {"name": line.name, "inc": line.incarnation}
+    own = {"name": line.name, "inc": line.incarnation, "msg": line.text}
     if line.level == TEXT:
-        return {**own, "stream": TEXT, "msg": line.text}
-    return {
-        **line.fields,
-        **own,
-        "ts": values.rfc3339(line.at),
-        "level": line.level,
-        "msg": line.text,
-    }
+        return own | {"stream": TEXT}
+    return {**line.fields, **own, "ts": values.rfc3339(line.at), "level": line.level}
 
 
 _EVALUATION = re.compile(r"worker-\d+: step \d+: ")
