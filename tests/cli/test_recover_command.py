@@ -108,7 +108,7 @@ def test_with_memory_and_all_shards_it_goes_on_and_nothing_is_lost(dead, dlctl_c
     assert rows["alive"] == "none"
     assert rows["server-0"].startswith("stored, version 41, /dev/shm/")
     assert "nothing is lost" in rows["result"]
-    assert rows["next"] == "dlctl recover -j recover-7f3a"
+    assert rows["next"] == "dlctl recover -j recover-7f3a\n"
 
 
 def fail(dead, job, reason: str, *, was_at_work: bool) -> None:
