@@ -241,6 +241,9 @@ def headline(case: Case) -> str:
     """What happens, in one line, or why it is refused."""
     if refused := refusal(case):
         return refused.message.partition("\n")[0]
+    if case.action is Action.OVER and case.run is not None and case.run.state == Run.FINISHED:
+        more = "to train on, use --fresh or a later stop in [job]"
+        return f"{case.run.run_id} has already finished; {more}"
     step = case.findings.step if case.findings is not None else None
     step = case.checkpoint[1]["step"] if case.checkpoint is not None else step
     names = {} if case.run is None else {"run": case.run.run_id, "state": case.run.state}

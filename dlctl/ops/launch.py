@@ -106,8 +106,7 @@ def _act(case: Case, new: Start, good: Good | None) -> Launched:
     for problem in case.damaged:
         notes.warn(problem)
     if previous is not None and case.action in (Action.ALREADY_RUNNING, Action.OVER):
-        more = "" if previous.is_live else "; to train on, use --fresh or a later stop in [job]"
-        notes.note(f"{cases.headline(case)}{more}")
+        notes.note(cases.headline(case))
         return Launched(previous.directory, None)
     notes.note(summary.of(new.job))
     if previous is None or case.action in (Action.BEGIN, Action.BEGIN_FROM):

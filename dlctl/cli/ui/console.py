@@ -7,6 +7,7 @@ errors) goes to stderr. Foreign text is escaped before it is shown: by every fun
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -80,8 +81,8 @@ def progress_style() -> str:
 def out(text: str = "", *, flush: bool = False) -> None:
     """Write one or more lines of data to stdout; use `flush=True` for a stream.
 
-    Exits silently with 141 if stdout has no reader any more. Raises DlctlError if stdout cannot be
-    written (the disk is full).
+    Exits silently with 141 if stdout has no reader any more; output to a closed terminal is
+    dropped. Raises DlctlError if stdout cannot be written (the disk is full).
     """
     _write_out(f"{text}\n", flush)
 
@@ -123,6 +124,8 @@ def _write_out(text: str, flush: bool) -> None:
         raise SystemExit(SIGPIPE_EXIT_CODE) from None
     except OSError as error:
         abandon_stdout()
+        if error.errno == errno.EIO:  # The terminal is closed.
+            return
         raise DlctlError(f"cannot write to stdout: {error.strerror}") from error
 
 

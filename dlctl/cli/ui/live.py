@@ -150,7 +150,7 @@ class Bar(Progress):
 def _columns() -> int:
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return COLUMNS
 
 
