@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import click
@@ -126,7 +127,9 @@ def _readers_key(snapshot: Snapshot) -> ReaderKey:
 
 def _who() -> str:
     """The user and host, as in "alice@host"."""
-    return f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"
+    with suppress(KeyError):
+        return f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
+    return f"uid {os.getuid()}@{socket.gethostname()}"
 
 
 def _renew(snapshot: Snapshot) -> None:

@@ -98,7 +98,8 @@ class Progress:
     def show(self, snapshot: Snapshot) -> None:
         """Show the training progress."""
         shown, now = fields(snapshot), time.monotonic()
-        if now - self._told_at >= self.every_s or shown["evaluation"] != self._evaluation:
+        is_news = shown["evaluation"] != self._evaluation or not snapshot.is_live
+        if is_news or now - self._told_at >= self.every_s:
             self._told_at, self._evaluation = now, shown["evaluation"]
             self._put(shown, text(shown))
 
