@@ -25,8 +25,9 @@ from dlctl.ops import (
 )
 from dlctl.ops.changes import Change
 from dlctl.ops.decide import Action, Facts, Lead, Run, Saved, Shards
-from dlctl.ops.remains import Findings, Good, Loss
+from dlctl.ops.remains import Findings, Loss
 from dlctl.runs import checkpoints, lineage, lock, manifest, paths, select
+from dlctl.runs.lineage import Good
 from dlctl.runs.snapshot import Snapshot, check_database, load, read_job, started
 from dlctl.util import hints, values
 from dlctl.util.names import AVERAGE
@@ -76,17 +77,20 @@ class Case:
         """What a rollback loses, and why it is to that checkpoint and not to a newer one; "" if
         nothing is lost.
         """
-        if not (loss := self.loss):
+        if not (loss := self.loss) or self.run is None:
             return ""
         reasons = list(self.findings.obstacles) if self.findings is not None else []
-        if self.run is not None and self.findings is not None and not reasons:
+        if self.findings is not None and not reasons:
             is_ruined = is_poisoned(self.run.reason) and self.job is not None
             why = next_step.RUINED if is_ruined else "this was requested"
             reasons.append("the job file has changed" if self.changes else why)
-        if self.run is not None and self.checkpoint is not None:
-            reasons.append(lineage.skipped(self.run.directory, self.checkpoint[0]))
-        why = "; ".join(filter(None, reasons))
-        return loss.text() + (f" ({why})" if why else "")
+        if self.checkpoint is not None:
+            reasons += ["newer checkpoints are damaged"] if self.damaged else []
+            saved = checkpoints.complete(self.run.directory).values()
+            newer = [made for made in saved if made["number"] > self.checkpoint[1]["number"]]
+            if any(map(manifest.is_doubtful, newer)):
+                reasons.append("a newer checkpoint was saved when the run failed")
+        return loss.text() + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
 def _state(run: Snapshot) -> Run:

@@ -7,6 +7,7 @@ from pathlib import Path
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import checkpoints, lineage, manifest, select
 from dlctl.runs.best import Best
+from dlctl.runs.lineage import Good
 from dlctl.runs.manifest import Manifest
 from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import notes, values
@@ -16,7 +17,8 @@ def chosen(text: str, job: str | None) -> Path:
     """A checkpoint by its path, its number within the run, its step, "latest" (the newest good one)
     or "best" (`checkpoints.best`). If several have that step, the newest of them.
 
-    Raises NotFound if there is no such checkpoint, UsageError if `text` is none of these.
+    Raises NotFound if there is no such checkpoint, UsageError if `text` is none of these, and
+    DlctlError if the best one is damaged.
     """
     if (Path(text) / manifest.MANIFEST).is_file():
         return Path(text).absolute()
@@ -32,45 +34,31 @@ def chosen(text: str, job: str | None) -> Path:
                 return directory
     if not text.isascii() or not text.isdigit():
         raise UsageError(f'"{text}" is not a checkpoint directory: it has no {manifest.MANIFEST}')
-    raise _missing(snapshot, f"with number or step {text}")
+    raise _missing(snapshot, f"no checkpoint with number or step {text}")
 
 
-def good(snapshot: Snapshot, number: int) -> tuple[Path, Manifest]:
+def good(snapshot: Snapshot, number: int) -> Good:
     """The checkpoint with this number and its manifest; reads every byte of it.
 
     Raises NotFound if there is none, and DlctlError if it is damaged.
     """
     for path in checkpoints.finished(snapshot.directory):
         if checkpoints.number(path)[0] == number:
-            _check(snapshot, path, f"checkpoint {number}")
-            return path, checkpoints.read_manifest(path)
-    raise _missing(snapshot, str(number))
+            return path, checked(path)
+    raise _missing(snapshot, f"no checkpoint {number}")
 
 
-def _missing(snapshot: Snapshot, which: str) -> NotFound:
-    damage = visible_damage(snapshot.directory)
-    known = ", ".join(_one(path, bool(bad)) for path, bad in damage.items()) or "none"
-    what = f"{snapshot.run_id} has no checkpoint {which}; known: {known}"
-    return NotFound(what, hint=_list(snapshot))
-
-
-def _check(snapshot: Snapshot, path: Path, name: str) -> None:
-    """Reads every byte. Raises DlctlError if it is damaged."""
+def checked(path: Path) -> Manifest:
+    """Reads every byte of a checkpoint. Raises DlctlError if it is damaged."""
     if problems := checkpoints.verify(path):
-        raise DlctlError(_with_problems(f"{name} is damaged", problems), hint=_list(snapshot))
+        what = "\n  ".join(["this checkpoint is damaged", *problems])
+        raise DlctlError(what, where=str(path), hint="dlctl checkpoint ls")
+    return checkpoints.read_manifest(path)
 
 
-def _list(snapshot: Snapshot) -> str:
-    return f"dlctl checkpoint ls -j {snapshot.run_id}"
-
-
-def _with_problems(what: str, problems: list[str]) -> str:
-    return "\n  ".join([what, *problems])
-
-
-def _one(path: Path, is_damaged: bool) -> str:
-    number, step = checkpoints.number(path)
-    return f"{number} (step {values.count(step)}{', damaged' if is_damaged else ''})"
+def _missing(snapshot: Snapshot, what: str) -> NotFound:
+    hint = f"dlctl checkpoint ls -j {snapshot.run_id}"
+    return NotFound(f"{snapshot.run_id} has {what}", hint=hint)
 
 
 def _newest_good(snapshot: Snapshot) -> Path:
@@ -78,11 +66,11 @@ def _newest_good(snapshot: Snapshot) -> Path:
     problems: list[str] = []
     good = lineage.newest_good(snapshot.directory, problems.append)
     if good is None:
-        what = f"{snapshot.run_id} has no good checkpoint"
-        raise NotFound(_with_problems(what, problems), hint=_list(snapshot))
+        raise _missing(snapshot, "\n  ".join(["no good checkpoint", *problems]))
     if problems:
-        skipped = lineage.skipped(snapshot.directory, good[0])
-        notes.warn(_with_problems(f"{skipped}: using {_one(good[0], False)} instead", problems))
+        number, step = checkpoints.number(good[0])
+        used = f"using checkpoint {number} (step {values.count(step)}): newer ones are damaged"
+        notes.warn("\n  ".join([used, *problems]))
     return good[0]
 
 
@@ -107,7 +95,7 @@ def _best_good(snapshot: Snapshot) -> Path:
             hint='set the criterion in [checkpoints]: best = "val_loss min"; the best checkpoint '
             "is known once an evaluation has returned that metric",
         )
-    _check(snapshot, found, "the best checkpoint")
+    checked(found)
     return found
 
 

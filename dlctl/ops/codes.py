@@ -47,8 +47,7 @@ CODES: Mapping[Code, Entry] = {
         "no heartbeat for {age} (pid {pid})[; replaced after {limit_s}]; the state shown is stale",
         "The coordinator has sent no heartbeat for too long.",
         "It is stopped (SIGSTOP, a debugger), its machine is overloaded, or its disk hangs.",
-        "Its agent replaces it after a few timeouts. Without an agent: `dlctl stop --kill`, then "
-        "`dlctl recover`. Meanwhile workers continue with the data that they have.",
+        "Its agent replaces it. Without an agent: `dlctl stop --kill`, then `dlctl recover`.",
         {"": "{next}"},
     ),
     "coordinator-gone": Entry(
@@ -56,8 +55,7 @@ CODES: Mapping[Code, Entry] = {
         "process gone[ for {age}][ (pid {pid})][; {agent} restarts it][; {why}]",
         "The coordinator's process is gone.",
         "It was killed (SIGKILL, out of memory, a reboot), or it exits as soon as it starts.",
-        "If an agent is alive, it restarts the coordinator, which resumes where it stopped. "
-        "Otherwise: `dlctl recover`. If the coordinator exits at once, "
+        "An agent restarts it. Without an agent: `dlctl recover`. If it exits at once, "
         "`dlctl logs coordinator -l error` shows why.",
         {
             "": "{next}",
@@ -71,8 +69,7 @@ CODES: Mapping[Code, Entry] = {
         "restarting[; last status {age} ago]",
         "The new coordinator is starting and has not written anything yet.",
         "The previous coordinator died, or was restarted on request.",
-        "Wait: it resumes where the previous one stopped. `dlctl logs coordinator --previous` "
-        "shows that one's last lines.",
+        "Wait. `dlctl logs coordinator --previous` shows the previous one's last lines.",
         {"": _BEFORE},
     ),
     "coordinator-restarted": Entry(
@@ -80,8 +77,7 @@ CODES: Mapping[Code, Entry] = {
         "restarted {age} ago[ ({how})][; {forgotten}]",
         "A new coordinator has replaced the previous one; nothing is lost.",
         "The previous coordinator died, or was restarted on request.",
-        "No action is needed. `dlctl logs coordinator --previous` shows the last lines of the "
-        "previous one.",
+        "None. `dlctl logs coordinator --previous` shows the previous one's last lines.",
         {"": _BEFORE},
     ),
     "coordinator-unwritable": Entry(
@@ -89,13 +85,8 @@ CODES: Mapping[Code, Entry] = {
         "cannot write the run's database[: {why}][; the state shown is {age} old]",
         "The coordinator is running but cannot write the run's database.",
         "The disk of the run directory is full, read-only, or dead.",
-        "Free space there, or remount it. Training continues meanwhile, but a daemon that dies is "
-        "not restarted until the database is writable; if a server dies, training waits for it.",
-        {
-            "": "dlctl logs coordinator -l warning -j {run}",
-            "full": _ROOM,
-            "read-only": _MOUNT,
-        },
+        "Free space there, or remount it. Until then, no daemon that dies is restarted.",
+        {"": "dlctl logs coordinator -l warning -j {run}", "full": _ROOM, "read-only": _MOUNT},
     ),
     "host-unreachable": Entry(
         "error",
@@ -103,9 +94,8 @@ CODES: Mapping[Code, Entry] = {
         "[; the run then fails without {servers}]",
         "The agent of a host is unreachable.",
         "The network, the host, or its ssh login is down.",
-        "`dlctl doctor JOBFILE` shows what is wrong. After the timeout the host's workers start on "
-        "other hosts. If the host ran a server, the run fails, and `dlctl recover` waits for the "
-        "host.",
+        "`dlctl doctor JOBFILE` shows what is wrong. After the timeout, the host's workers start "
+        "on other hosts; if it ran a server, the run fails.",
         {"": "dlctl doctor {job_file}"},
     ),
     "daemon-unreachable": Entry(
@@ -120,8 +110,7 @@ CODES: Mapping[Code, Entry] = {
         "heartbeat late: {age} (limit {limit_s})",
         "A daemon's heartbeat is late.",
         "Its machine is overloaded or swaps, its process is stopped, or its link hangs.",
-        "Wait: at the limit (`silent_s` in `[timeouts]`) it is replaced. `dlctl logs NAME` shows "
-        "its last activity.",
+        "Wait: at the limit (`silent_s` in `[timeouts]`) it is replaced.",
         {"": "dlctl restart {daemon} -j {run}"},
     ),
     "worker-stuck": Entry(
@@ -140,8 +129,7 @@ CODES: Mapping[Code, Entry] = {
         "exited {age} ago: {exit}, {in_row} times in a row[; restart in {retry_at}]",
         "A worker exits repeatedly, in the same way.",
         "The task, or a library that it uses, ends the process.",
-        "Fix that, then `dlctl restart NAME`. After too many exits in a row the worker is "
-        "quarantined, or the run fails.",
+        "Fix that, then `dlctl restart NAME`.",
         {"": _BEFORE, "task": _TASK},
     ),
     "daemon-quarantined": Entry(
@@ -152,8 +140,7 @@ CODES: Mapping[Code, Entry] = {
         "Find the cause with `dlctl logs NAME --previous`, fix it, then `dlctl restart NAME`.",
         {
             "": "dlctl restart {daemon} -j {run}",
-            "not finite": "fix what gives this worker such values (its host, its data) first, "
-            "then\ndlctl restart {daemon} -j {run}",
+            "not finite": "fix its host or its data, then\ndlctl restart {daemon} -j {run}",
             "task": _TASK,
         },
     ),
@@ -256,8 +243,7 @@ CODES: Mapping[Code, Entry] = {
         "the last checkpoint failed[: {error}]",
         "The newest checkpoint could not be saved.",
         "Usually the disk: it is full, read-only, or dead.",
-        "Fix what the error names; the next checkpoint is attempted when it is due. "
-        "`dlctl checkpoint` saves one at once.",
+        "Fix what the error names, then `dlctl checkpoint`.",
         {"": "dlctl checkpoint -j {run}"},
     ),
     "target-unreachable": Entry(

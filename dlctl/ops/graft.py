@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from dlctl.algorithms import translation
 from dlctl.algorithms.translation import Translation
-from dlctl.errors import DlctlError, UsageError
+from dlctl.errors import UsageError
 from dlctl.messages import Array
-from dlctl.ops import cases
+from dlctl.ops import cases, checkpoint_choice
 from dlctl.runs import checkpoints, manifest
 from dlctl.runs.manifest import MANIFEST, Manifest
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
-    from dlctl.ops.remains import Good
+    from dlctl.runs.lineage import Good
 
 
 def check(source: Path, job: JobFile) -> Good:
@@ -36,10 +36,7 @@ def check(source: Path, job: JobFile) -> Good:
             f'"{source}" is not a checkpoint directory: it has no {MANIFEST}',
             hint="dlctl checkpoint ls -q",
         )
-    if problems := checkpoints.verify(source):
-        listed = "".join(f"\n  {problem}" for problem in problems)
-        raise DlctlError(f"this checkpoint is damaged{listed}", where=str(source))
-    good = source.absolute(), checkpoints.read_manifest(source)
+    good = source.absolute(), checkpoint_choice.checked(source)
     cases.check_fits(str(good[1]["run_id"]), good, job)
     return good
 

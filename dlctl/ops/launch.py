@@ -10,23 +10,15 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.control import keys
-from dlctl.errors import DlctlError
-from dlctl.ops import (
-    cases,
-    changes,
-    control,
-    graft,
-    next_step,
-    other_hosts,
-    recover,
-    stop,
-)
+from dlctl.errors import DlctlError, os_errors_as
+from dlctl.ops import cases, changes, control, graft, next_step, other_hosts, recover, stop
 from dlctl.ops.cases import Case
 from dlctl.ops.decide import Action
 from dlctl.ops.recover import Launched, explained
@@ -38,9 +30,10 @@ from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
-    from dlctl.ops.remains import Good
+    from dlctl.runs.lineage import Good
 
 Json = dict[str, Any]
+OWN_DIRECTORY = "set run_dir in [job] to a directory that you own and can write to"
 
 
 PENDING_S = 15.0
@@ -82,7 +75,7 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
         if case.run is None or not case.action.is_look:
             return _act(case, new, good)
         with lock.claimed(case.run.directory):
-            now = recover.wait_led(recover.wait_over(load(case.run.directory)))
+            now = recover.settled(load(case.run.directory))
             if now.is_live and now.run.get("pid") is not None:
                 notes.note(f"{now.run_id} has just been recovered")
                 return Launched(now.directory, None)
@@ -109,10 +102,14 @@ def _act(case: Case, new: Start, good: Good | None) -> Launched:
         notes.note(cases.headline(case))
         return Launched(previous.directory, None)
     notes.note(summary.of(new.job))
+    source = good or case.checkpoint
+    if source is not None and manifest.is_doubtful(source[1]):
+        number = source[1]["number"]
+        notes.warn(f"checkpoint {number} was saved when the run failed: {next_step.RUINED}")
     if previous is None or case.action in (Action.BEGIN, Action.BEGIN_FROM):
         if previous is not None:
             _leave(case, previous)
-        return _begin(new, good or case.checkpoint)
+        return _begin(new, source)
     if case.action is Action.GO_ON:
         notes.note(cases.headline(case))
         return recover.go_on(case)
@@ -148,7 +145,7 @@ def _begin(new: Start, good: Good | None) -> Launched:
         raise DlctlError("the run directory is a dangling link", where=str(parent))
     parent = parent.resolve()  # A canonical path: the daemons of a run are found by it.
     if parent.exists():
-        _check_owned(parent, (os.getuid(), 0))
+        _check_owned(parent, 0)
     made_parent = not parent.exists()
     directory = _new_directory(parent, new.job.job.name)
     try:
@@ -178,15 +175,8 @@ def _write_new(directory: Path, new: Start, good: Good | None) -> None:
     if good is not None:
         step, run_id = values.count(good[1]["step"]), good[1]["run_id"]
         notes.note(f"a new run starts from the checkpoint of {run_id} at step {step}")
-        _warn_if_ruined(good)
         if translation := graft.in_words(good, new.job):
             notes.note(translation)
-
-
-def _warn_if_ruined(good: Good) -> None:
-    if manifest.is_doubtful(good[1]):
-        number = good[1]["number"]
-        notes.warn(f"checkpoint {number} was saved when the run failed: {next_step.RUINED}")
 
 
 def _resume(case: Case, previous: Snapshot, new: Start) -> Launched:
@@ -195,8 +185,6 @@ def _resume(case: Case, previous: Snapshot, new: Start) -> Launched:
     notes.note(f"{cases.headline(case)}; --fresh starts a new run")
     if case.cost:
         notes.warn(case.cost)
-    if case.checkpoint is not None:
-        _warn_if_ruined(case.checkpoint)
     changed = "; ".join(change.text() for change in case.changes)
     changed = f"changed: {changed}" if changed else ""
     if changed:
@@ -211,17 +199,14 @@ def _resume(case: Case, previous: Snapshot, new: Start) -> Launched:
     return recover.resume(case, new.job, job_file, settings, files, changed)
 
 
-def _check_owned(directory: Path, owners: tuple[int, ...] | None = None) -> None:
-    """Raises DlctlError for a directory of another user, who could swap it during a run."""
+def _check_owned(directory: Path, *others: int) -> None:
+    """Raises DlctlError for a directory of another user, who could swap it during a run, except
+    for `others` (user ids).
+    """
     info = directory.lstat()
-    if not directory.is_dir() or directory.is_symlink():
-        raise DlctlError("this is not a directory", where=str(directory))
-    if info.st_uid not in (owners or (os.getuid(),)):
-        raise DlctlError(
-            f"this directory belongs to another user (uid {info.st_uid})",
-            where=str(directory),
-            hint="set run_dir in [job] to a directory that you own",
-        )
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid not in (os.getuid(), *others):
+        what = f"this is not a directory of yours (uid {info.st_uid})"
+        raise DlctlError(what, where=str(directory), hint=OWN_DIRECTORY)
 
 
 def _new_directory(parent: Path, name: str) -> Path:
@@ -232,13 +217,7 @@ def _new_directory(parent: Path, name: str) -> Path:
         directory = parent / f"{name}-{secrets.token_hex(2)}"
         if not (directory.exists() or (paths.index_dir() / directory.name).is_symlink()):
             break
-    try:
+    with os_errors_as("cannot create a run directory", directory, OWN_DIRECTORY):
         directory.mkdir(parents=True)
         (directory / paths.UNFINISHED).touch()
-    except OSError as error:
-        raise DlctlError(
-            f"cannot create a run directory: {error.strerror}",
-            where=str(directory),
-            hint="set run_dir in [job] to a directory that you can write to",
-        ) from error
     return directory

@@ -14,10 +14,10 @@ from dlctl.errors import DlctlError
 from dlctl.ops import codes, other_hosts
 from dlctl.problems import of_reason
 from dlctl.runs import database, facts, lineage, lock, select
-from dlctl.runs.manifest import has_updates, is_doubtful
+from dlctl.runs.manifest import Manifest, has_updates, is_doubtful
 from dlctl.runs.snapshot import Snapshot, Unreadable, check_database, read_job
 from dlctl.util import hints, values
-from dlctl.util.text import is_poisoned
+from dlctl.util.text import is_poisoned, plural
 
 RUINED = "the model may be ruined where it stopped"
 
@@ -110,24 +110,27 @@ def _after_failure(snapshot: Snapshot) -> Step:
         return Step(recover, back, other=without(snapshot, hosts))
     if other_hosts.of(snapshot):
         return Step(recover, "asks the other hosts for their state and resumes from it")
-    if facts.saved_step(snapshot) is not None:
-        return Step(recover, _from_checkpoint(snapshot))
-    return _start(snapshot)
+    return _start(snapshot, recover)
 
 
-def _start(snapshot: Snapshot) -> Step:
-    file = job_file(snapshot)
-    if damaged := facts.all_damaged(snapshot):
-        verify = f"dlctl checkpoint verify -j {snapshot.run_id}"
-        return Step(verify, f"shows what is wrong: {damaged}", other=_anew(file))
-    if facts.saved_step(snapshot) is None:
-        return Step(f"dlctl start {file}", "starts over: no checkpoint after step 0")
-    return Step(f"dlctl start {file}", _from_checkpoint(snapshot))
+def _start(snapshot: Snapshot, command: str = "") -> Step:
+    """The next step from its newest checkpoint: `command`, or `dlctl start`."""
+    problems, file = list[str](), job_file(snapshot)
+    found = lineage.newest_good(snapshot.directory, problems.append, hashes=False)
+    start = f"dlctl start {file}"
+    if found is not None and has_updates(found[1]):
+        return Step(command or start, _from_checkpoint(snapshot, found[1]))
+    if found is not None or not problems:
+        return Step(start, "starts over: no checkpoint after step 0")
+    what = "shows what is wrong: all of its checkpoints are damaged"
+    return Step(f"dlctl checkpoint verify -j {snapshot.run_id}", what, other=_anew(file))
 
 
-def _from_checkpoint(snapshot: Snapshot) -> str:
-    saved = values.count(facts.saved_step(snapshot))
-    return f"resumes from the checkpoint at step {saved}{facts.done_again(snapshot)}"
+def _from_checkpoint(snapshot: Snapshot, manifest: Manifest) -> str:
+    saved, step = manifest["step"], values.number(snapshot.run.get("step"))
+    steps, text = int(step or 0) - saved, f"resumes from the checkpoint at step {saved:,}"
+    verb = "is" if steps == 1 else "are"
+    return text + (f"; {plural(steps, 'step')} {verb} done again" if steps > 0 else "")
 
 
 def _anew(file: str) -> str:
@@ -136,20 +139,18 @@ def _anew(file: str) -> str:
 
 def _of_diverged(snapshot: Snapshot) -> Step:
     """The next step if the workers' results were unusable: a run that resumes where it stopped
-    fails again, so the user has to fix the cause first. `recover --from-checkpoint` discards a
-    learning rate that was set live.
+    fails again, so the user has to fix the cause first.
     """
     found, file = lineage.newest_good(snapshot.directory, hashes=False), job_file(snapshot)
     first = f"fix the data or the task, or lower lr in {file},"
     if found is None or not has_updates(found[1]):
         what = f"starts over: {RUINED}, and no checkpoint after step 0"
         return Step(f"dlctl start --fresh {file}", what, first)
-    ruined = "the model may be ruined there: if it fails again, start over"
-    other = f"dlctl start --fresh {file}"
-    if not is_doubtful(found[1]):
-        ruined = RUINED
-        other = f"dlctl recover -j {snapshot.run_id} --from-checkpoint\ndiscards values set live"
-    return Step(f"dlctl start {file}", f"{_from_checkpoint(snapshot)}; {ruined}", first, other)
+    what = f"{_from_checkpoint(snapshot, found[1])}; {RUINED}"
+    other = f"dlctl recover -j {snapshot.run_id} --from-checkpoint\ndiscards values set live"
+    if is_doubtful(found[1]):  # There is no other: that one may be ruined too.
+        other = f"dlctl start --fresh {file}"
+    return Step(f"dlctl start {file}", what, first, other)
 
 
 # ---------------------------------------------------------------- a run that cannot be resumed
@@ -162,22 +163,19 @@ def explained(error: Unreadable) -> Unreadable:
     from dlctl.launch import local
 
     directory, text = error.directory, error.message
-    typed, on = shlex.quote(values.path(directory)), new_run(directory, _job_file_of(directory))
-    where = error.where or str(directory / database.FILE)
-    if (found := lock.origin(select.load_any(directory))) is not None:
-        text, where, original = f"this directory is a copy: {found[1]}", str(directory), found[0]
-        look = "dlctl status -j" if (original / database.FILE).exists() else "pgrep -af"
+    typed, hint = shlex.quote(values.path(directory)), new_run(directory, _job_file_of(directory))
+    snapshot = select.load_any(directory)
+    if (found := lock.origin(snapshot)) is not None:
+        text = f"this directory is a copy: {found[1]}"
+        look = "dlctl status -j" if (found[0] / database.FILE).exists() else "pgrep -af"
         has_saved = lineage.newest_good(directory, hashes=False) is not None
-        look = f"{look} {shlex.quote(str(original))}"
-        hint = hints.either(look, on if has_saved else "")
+        hint = hints.either(f"{look} {shlex.quote(str(found[0]))}", hint if has_saved else "")
     elif there := [found.name for found in local.living(directory)]:
         text += f"\n  daemons of it are alive: {', '.join(there)}"
         hint = hints.told(f"dlctl stop --kill -j {typed}", "ends them")
-        if select.load_any(directory).coordinator_pid is not None:
+        if snapshot.coordinator_pid is not None:
             hint = hints.told(f"dlctl stop -j {typed}", "ends the run with a checkpoint")
-    else:
-        hint = on
-    return Unreadable(directory, text, where, hint)
+    return Unreadable(directory, text, hint, is_copy=found is not None)
 
 
 def new_run(directory: Path, job_file: str) -> str:

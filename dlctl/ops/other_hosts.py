@@ -29,15 +29,14 @@ def of(snapshot: Snapshot) -> dict[str, Host]:
 
 def given_up(snapshot: Snapshot) -> list[str]:
     """The hosts that the run could not reach any more, by their names in the job file."""
-    states = {row["name"]: row.get("state") for row in snapshot.daemons}
-    return [host.ssh for name, host in of(snapshot).items() if states.get(name) == "failed"]
+    hosts = of(snapshot).items()
+    return [host.ssh for name, host in hosts if snapshot.daemon(name).get("state") == "failed"]
 
 
 def not_ended(snapshot: Snapshot) -> list[str]:
     """The hosts of an ended run that were not notified of its end."""
-    states = {row["name"]: row.get("state", "") for row in snapshot.daemons}
-    hosts = of(snapshot).items()
-    return [host.ssh for name, host in hosts if states.get(name, "stopped") != "stopped"]
+    rows = [(host, snapshot.daemon(name)) for name, host in of(snapshot).items()]
+    return [host.ssh for host, row in rows if row and row.get("state") != "stopped"]
 
 
 def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:

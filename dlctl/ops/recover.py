@@ -199,20 +199,10 @@ def start_coordinator(directory: Path, *, resumes: bool = False) -> Launched:
 # ---------------------------------------------------------------- an earlier coordinator
 
 
-def wait_led(snapshot: Snapshot) -> Snapshot:
-    """Give a coordinator that an agent starts, or that was started at the moment both were killed,
-    a moment to put itself on record; returns the run's state then.
-    """
-
-    def is_led_soon(now: Snapshot) -> bool:
-        return (now.is_live and not remains.is_led(now)) or lock.has_unknown_coordinator(now)
-
-    return control.awaited(snapshot, is_led_soon, LED_S)
-
-
-def wait_over(snapshot: Snapshot) -> Snapshot:
-    """Give the coordinator of an ended run time to exit; returns the run's state then. Until it
-    exits it owns the run, and would overwrite later records with its own end.
+def settled(snapshot: Snapshot) -> Snapshot:
+    """Wait for the coordinator of an ended run to exit, which until then owns the run and would
+    overwrite later records; and for one that an agent starts, or that was started at the moment
+    both were killed, to put itself on record. Returns the run's state then.
 
     Raises DlctlError if it does not exit.
     """
@@ -220,11 +210,14 @@ def wait_over(snapshot: Snapshot) -> Snapshot:
     def is_exiting(now: Snapshot) -> bool:
         return now.state in ENDED and now.coordinator_pid is not None
 
-    of_run = f"the coordinator of {snapshot.run_id} to exit (pid {snapshot.coordinator_pid})"
+    def is_led_soon(now: Snapshot) -> bool:
+        return (now.is_live and not remains.is_led(now)) or lock.has_unknown_coordinator(now)
+
     if is_exiting(snapshot):
+        of_run = f"the coordinator of {snapshot.run_id} to exit (pid {snapshot.coordinator_pid})"
         notes.note(f"waiting for {of_run}")
         snapshot = control.awaited(snapshot, is_exiting, OVER_S)
-    if is_exiting(snapshot):
-        hint = f"dlctl stop --kill -j {snapshot.run_id}"
-        raise DlctlError(f"waited in vain for {of_run}", hint=hint)
-    return snapshot
+        if is_exiting(snapshot):
+            hint = f"dlctl stop --kill -j {snapshot.run_id}"
+            raise DlctlError(f"waited in vain for {of_run}", hint=hint)
+    return control.awaited(snapshot, is_led_soon, LED_S)

@@ -18,6 +18,7 @@ from dlctl.errors import DlctlError
 from dlctl.ops import other_hosts
 from dlctl.runs import facts, lock
 from dlctl.runs.database import RunDb
+from dlctl.runs.lineage import Good
 from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import processes, values
 from dlctl.util.names import HOME_AGENT
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from dlctl.runs.kept_shards import Kept
 
 Json = dict[str, Any]
-Good = tuple[Path, Json]
-"""A checkpoint and its manifest."""
 
 
 @dataclass(frozen=True, slots=True)

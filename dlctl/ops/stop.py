@@ -65,8 +65,7 @@ def stop(
         if not kill:
             raise
         notes.warn(error.message)
-        _kill_all(snapshot)
-        away = other_hosts.end(snapshot, 0.0, purge=True)
+        away = kill_all(snapshot)
     after = settle(snapshot, 0.0 if kill else EXIT_S)
     require_reached(after, away)
     return after
@@ -85,12 +84,15 @@ def end_left(snapshot: Snapshot, grace_s: float, *, kill: bool) -> tuple[list[st
     return ended, away
 
 
-def end_unreadable(snapshot: Snapshot) -> list[str]:
-    """Terminate all processes of a run whose database cannot be read; returns hosts on which
-    processes may still run. Two passes: a live agent may have restarted the coordinator during the
-    first.
+def kill_all(snapshot: Snapshot) -> list[str]:
+    """Kill all processes of a run at once, also if its database cannot be read; returns hosts on
+    which processes may still run.
+
+    An agent restarts a dead coordinator unless the run is over, so the end is recorded first; and
+    once more, because a coordinator that was only slow may have overwritten it.
     """
     for _ in range(2):
+        _record_end(snapshot.directory, "stopped", KILLED)
         clean_up(snapshot, 0.0, coordinator=True)
     return other_hosts.end(snapshot, 0.0, purge=True)
 
@@ -150,17 +152,6 @@ def living(snapshot: Snapshot) -> list[Mapping[str, Any]]:
     return [*known, *others]
 
 
-def _kill_all(snapshot: Snapshot) -> None:
-    """Kill all processes at once, the coordinator first so that it does not restart the others.
-
-    An agent restarts a dead coordinator unless the run is over, so the end is recorded first; and
-    once more, because a coordinator that was only slow may have overwritten it.
-    """
-    for _ in range(2):
-        _record_end(snapshot.directory, "stopped", KILLED)
-        clean_up(load(snapshot.directory), 0.0, coordinator=True)
-
-
 def _record_end(directory: Path, state: str, reason: str) -> None:
     """Record that the run is over: in this state, for this reason, without any daemon.
 
@@ -175,7 +166,7 @@ def _record_end(directory: Path, state: str, reason: str) -> None:
                 if not processes.is_alive(row.get("pid"), row.get("pid_start")):
                     db.put_daemon(row["name"], {**row, "state": "stopped", "pid": None})
             db.commit()
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, DlctlError) as error:
         notes.warn(f"cannot write the run's database: {error} ({directory})")
 
 

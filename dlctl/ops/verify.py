@@ -13,7 +13,7 @@ rollback is in the run's events. If a shard has discarded an old epoch, the resu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from dlctl.runs import acks, checkpoints, lineage
 from dlctl.runs.acks import AckRecord
 from dlctl.runs.database import RunDb
 from dlctl.runs.kept_shards import Kept
+from dlctl.runs.manifest import Manifest
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util.names import HOME_AGENT
 
@@ -107,8 +108,8 @@ def judge(snapshot: Snapshot) -> Judgement:
     branch = lineage.chain(resumes)
     found = checkpoints.finished(snapshot.directory)
     own = [path for path in found if lineage.is_of_branch(checkpoints.number(path)[0], branch)]
-    witnesses, damaged = _witnesses(snapshot, own)
-    proofs = _proofs([path for path in own if path not in damaged], len(witnesses))
+    witnesses, own = _witnesses(snapshot, own)
+    proofs = _proofs(own, len(witnesses))
     verdicts, before = list[Verdict](), 0
     for record in records:
         name = f"worker-{record.slot}"
@@ -170,18 +171,22 @@ def table_of(rows: Any) -> Table:
     return table
 
 
-def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], Collection[Path]]:
-    """One per shard, and the checkpoints found damaged on the way."""
+def _witnesses(snapshot: Snapshot, own: list[Path]) -> tuple[list[Witness], list[Path]]:
+    """One per shard, and those of the run's own checkpoints that are not newer than the one among
+    them. The content of a damaged one is unknown: that is no proof of a loss.
+    """
     job = remains.read_jobfile(snapshot.directory)
     is_over = snapshot.state in ("stopped", "finished")
     kept, away = ({}, {}) if is_over else _kept(snapshot, job)
-    saved, damaged = None, dict[Path, str]()
-    if not snapshot.is_live and len(kept) + len(away) < job.servers.count:
-        saved, damaged = _newest_good(own)
-    tables = [] if saved is None else _tables(saved)
-    mute = "" if saved else next(iter(damaged.values()), "")
+    saved, tables, mute = "", list[Table](), ""
     if snapshot.is_live:
         mute = "the servers that had them are alive and store nothing readable"
+    elif len(kept) + len(away) < job.servers.count:
+        damaged: list[str] = []
+        if good := lineage.first_good(reversed(own), damaged.append):
+            saved, tables, own = str(good[0]), _tables(good[1]), own[: own.index(good[0]) + 1]
+        elif damaged:
+            mute, own = f"no checkpoint is good: {damaged[0]}", []
     found = []
     for index in range(max(job.servers.count, len(tables))):
         if index in kept:
@@ -190,10 +195,10 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
         elif why := away.get(index, mute):
             found.append(Witness(index, "", None, why))
         elif index < len(tables):
-            found.append(Witness(index, str(saved), tables[index]))
+            found.append(Witness(index, saved, tables[index]))
         else:
             found.append(Witness(index, "", {}))
-    return found, damaged
+    return found, own
 
 
 def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, str]]:
@@ -213,21 +218,8 @@ def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, 
     return {shard: kept for shard, kept in left.kept.items() if not kept.problem}, away
 
 
-def _newest_good(own: Sequence[Path]) -> tuple[Path | None, dict[Path, str]]:
-    """(the newest of these checkpoints in which every byte is right, what is wrong with newer
-    ones). The content of a damaged one is unknown: that is no proof of a loss.
-    """
-    damaged = dict[Path, str]()
-    for path in reversed(own):
-        if not (problems := checkpoints.verify(path)):
-            return path, damaged
-        damaged[path] = f"no checkpoint is good: {problems[0]}"
-    return None, damaged
-
-
-def _tables(directory: Path) -> list[Table]:
-    shards = checkpoints.read_manifest(directory)["shards"]
-    return [table_of(part["state"].get("deliveries")) for part in shards]
+def _tables(manifest: Manifest) -> list[Table]:
+    return [table_of(part["state"].get("deliveries")) for part in manifest["shards"]]
 
 
 def _proofs(own: Sequence[Path], shards: int) -> list[Table]:
@@ -236,7 +228,8 @@ def _proofs(own: Sequence[Path], shards: int) -> list[Table]:
     for directory in own:
         if checkpoints.verify(directory, hashes=False):
             continue
-        for known, table in zip(merged, _tables(directory), strict=False):
+        tables = _tables(checkpoints.read_manifest(directory))
+        for known, table in zip(merged, tables, strict=False):
             for key, count in table.items():
                 known[key] = max(count, known.get(key, 0))
     return merged

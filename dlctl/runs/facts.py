@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints, lineage
+from dlctl.runs import lineage
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import has_updates
 from dlctl.runs.snapshot import ENDED, Snapshot
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
-from dlctl.util.text import escape, plural
+from dlctl.util.text import escape
 
 Row = Mapping[str, Any]
 TAKEOVER = "recover"
@@ -55,30 +55,12 @@ def unsaved_steps(snapshot: Snapshot) -> int:
     return max(0, int((step or 0) - saved)) if saved is not None and not snapshot.is_live else 0
 
 
-def done_again(snapshot: Snapshot) -> str:
-    """As in "; 80 steps are done again"; "" if the newest checkpoint on disk has all steps."""
-    saved, step = saved_step(snapshot), snapshot.run.get("step")
-    steps = step - saved if saved is not None and type(step) is int else 0
-    verb = "is" if steps == 1 else "are"
-    return f"; {plural(steps, 'step')} {verb} done again" if steps > 0 else ""
-
-
 def saved_step(snapshot: Snapshot) -> int | None:
     """The step that a run resumes from: that of its newest checkpoint without missing files; None
     without one that has more than initial values. Does not read their bytes, which takes long.
     """
     found = lineage.newest_good(snapshot.directory, hashes=False)
     return int(found[1]["step"]) if found is not None and has_updates(found[1]) else None
-
-
-def all_damaged(snapshot: Snapshot) -> str:
-    """A sentence; "" if one of its checkpoints may be good, or there is none."""
-    directory = snapshot.directory
-    is_any = (
-        bool(checkpoints.finished(directory))
-        and lineage.newest_good(directory, hashes=False) is None
-    )
-    return "all of its checkpoints are damaged" if is_any else ""
 
 
 def doing(row: Row, now: float) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import FAILURE, Manifest, checkpoint_row, is_doubtful
 from dlctl.util import values
 
+Good = tuple[Path, Manifest]
+"""A checkpoint and its manifest."""
 KIND = "resumed"
 RESUMED, COST = "resumed from the ", ": "
 """The prefix of such an event's text; the separator before the cost of the resume, if any."""
@@ -105,21 +107,6 @@ def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
     db.add_event(time.time(), KIND, "", text + (f"{COST}{told}" if told else ""), data)
 
 
-def skipped(directory: Path, checkpoint: Path) -> str:
-    """As in "checkpoint 16 is damaged": why checkpoints newer than `checkpoint` were skipped; "" if
-    there are none, or if the user chose so.
-    """
-    readable, newest, reasons = checkpoints.complete(directory), checkpoints.number(checkpoint), []
-    for path in checkpoints.finished(directory):
-        number = checkpoints.number(path)
-        if number > newest:
-            if is_doubtful(readable.get(path, {})):
-                reasons.append(f"checkpoint {number[0]} was saved when the run failed")
-            elif checkpoints.verify(path):
-                reasons.append(f"checkpoint {number[0]} is damaged")
-    return "; ".join(reasons)
-
-
 # ---------------------------------------------------------------- the order in which to try them
 
 
@@ -139,13 +126,20 @@ def newest_good(
     on_problem: Callable[[str], None] = lambda problem: None,
     *,
     hashes: bool = True,
-) -> tuple[Path, Manifest] | None:
+) -> Good | None:
     """The first checkpoint in this order in which every byte is right, or without `hashes`, which
     take long, the first without missing files; None if there is none.
 
     A completed checkpoint that is not good is skipped and reported to `on_problem`.
     """
-    for directory in order(run_directory):
+    return first_good(order(run_directory), on_problem, hashes=hashes)
+
+
+def first_good(
+    found: Iterable[Path], on_problem: Callable[[str], None], *, hashes: bool = True
+) -> Good | None:
+    """`newest_good` of these checkpoints in this order."""
+    for directory in found:
         problems = checkpoints.verify(directory, hashes=hashes)
         if not problems:
             return directory, checkpoints.read_manifest(directory)

@@ -54,7 +54,7 @@ def require_own(snapshot: Snapshot) -> None:
     """
     directory, run_id = snapshot.directory, _run_id(snapshot)
     if (found := origin(snapshot)) is not None:
-        raise Unreadable(directory, f"this directory is a copy: {found[1]}", str(directory))
+        raise Unreadable(directory, f"this directory is a copy: {found[1]}", is_copy=True)
     if run_id != directory.name:
         own = directory.parent / run_id
         raise DlctlError(

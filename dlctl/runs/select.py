@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import lock, paths
-from dlctl.runs.snapshot import Snapshot, Unreadable, load, read_job, started
+from dlctl.runs.snapshot import Snapshot, Unreadable, check_database, load, read_job, started
 from dlctl.util import hints, notes
 from dlctl.util.did_you_mean import meant
 
@@ -85,18 +85,20 @@ def of_job(file: str, name: str) -> list[Snapshot]:
 LISTED_MAX = 8
 
 
-def look(job: str | None, *, every_page: bool = True) -> Snapshot:
+def look(job: str | None, *, is_any: bool = False) -> Snapshot:
     """The run that `-j/--job` or $DLCTL_JOB names; else the only running one, else the newest: of
     those in ./runs, and if there are none, of all.
 
     `job` is a run id, a job's name (its newest run, by the same rule), a run directory, or a job
-    file. `every_page`: require an undamaged database; a command that shows files hardly needs it.
+    file. `is_any`: also a run whose database is damaged (see `load_any`).
 
     Raises NotFound with the known runs, UsageError if the choice is ambiguous, Unreadable if the
-    database cannot be read or is damaged (see `load`), and DlctlError for a directory that is not
-    the run's own (see `dlctl.runs.lock`).
+    database cannot be read or, of an ended run, is damaged, and DlctlError for a directory that is
+    not the run's own (see `dlctl.runs.lock`).
     """
-    snapshot = load(directory(job), every_page=every_page)
+    snapshot = (load_any if is_any else load)(directory(job))
+    if not (is_any or snapshot.is_live):
+        check_database(snapshot.directory)
     lock.require_own(snapshot)
     return snapshot
 

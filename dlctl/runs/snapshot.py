@@ -37,8 +37,12 @@ _ROLES = (COORDINATOR, "agent", "server", "worker")
 class Unreadable(DlctlError):
     """The database of a run cannot be read: it is damaged, or of another version."""
 
-    def __init__(self, directory: Path, message: str, where: str, hint: str | None = None) -> None:
-        super().__init__(message, where=where, hint=hint)
+    def __init__(
+        self, directory: Path, message: str, hint: str | None = None, *, is_copy: bool = False
+    ) -> None:
+        file = directory / database.FILE
+        where = directory if is_copy or not file.exists() else file
+        super().__init__(message, where=str(where), hint=hint)
         self.directory = directory
 
 
@@ -154,10 +158,10 @@ class Snapshot:
         return {name: name.partition("-")[0] for name in sorted(names, key=natural)}
 
 
-def load(directory: Path, *, every_page: bool = False) -> Snapshot:
+def load(directory: Path) -> Snapshot:
     """Read a run. Raises NotFound if `directory` is not a run, and Unreadable if it cannot be read
-    or its last state is lost: its log is damaged before the end, or (`every_page`) any page is. A
-    live run is not checked for that: its coordinator has the state in memory.
+    or its last state is lost: its log is damaged before the end. A live run is not checked for
+    that: its coordinator has the state in memory.
     """
     try:
         run = database.read(directory)
@@ -165,17 +169,16 @@ def load(directory: Path, *, every_page: bool = False) -> Snapshot:
         if not paths.is_run(directory):
             raise
         what = f"the run's database is gone: there is no {database.FILE}"
-        raise Unreadable(directory, what, str(directory)) from error
+        raise Unreadable(directory, what) from error
     except DlctlError as error:
-        raise Unreadable(directory, error.message, str(error.where), error.hint) from error
+        raise Unreadable(directory, error.message, error.hint) from error
     except (sqlite3.Error, ValueError) as error:
-        what = f"cannot read the run's database: {error}"
-        raise Unreadable(directory, what, str(directory / database.FILE)) from error
+        raise Unreadable(directory, f"cannot read the run's database: {error}") from error
     now = time.time()
     there = processes.is_alive(run.get("pid"), run.get("pid_start"))
     state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
     if not is_live:
-        check_database(directory, database.damage if every_page else database.damage_of_log)
+        check_database(directory, database.damage_of_log)
     if isinstance(run.get("checkpoint"), Mapping):
         run["checkpoint"] = _newest_there(directory, run["checkpoint"], is_live)
     rows = [row for row in run.pop("daemons") if type(row.get("name")) is str]
@@ -189,8 +192,7 @@ def load(directory: Path, *, every_page: bool = False) -> Snapshot:
 def check_database(directory: Path, find_damage: Callable[[Path], str] = database.damage) -> None:
     """Raises Unreadable, with the damage, if run.db is damaged."""
     if damage := find_damage(directory):
-        text = f"the run's database is damaged: {' '.join(damage.split())}"
-        raise Unreadable(directory, text, str(directory / database.FILE))
+        raise Unreadable(directory, f"the run's database is damaged: {' '.join(damage.split())}")
 
 
 def _newest_there(

@@ -48,7 +48,7 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
      f"{AGAIN}worker-0 worker-1 -j digits-7f3a"),
     ("daemon-quarantined", {"error": "a NaN", "cause": "not finite"},
      "quarantined: a NaN (8.0s ago)",
-     "fix what gives this worker such values (its host, its data) first, then\n"
+     "fix its host or its data, then\n"
      "dlctl restart worker-1 -j digits-7f3a"),
     ("daemon-failed", {"exit": "exit 1", "error": "boom {x} [y]"},
      "failed 8.0s ago: exit 1; boom {x} [y]", LOGS),

@@ -73,7 +73,7 @@ def command(
     """
     if follow and (previous or failed):
         raise UsageError("--follow shows new lines; --previous and --failed show past ones")
-    snapshot = select.look(job, every_page=False)
+    snapshot = select.look(job, is_any=not failed)
     files, known = logs.list_files(snapshot.directory), snapshot.roles()
     known = {**{name: name.partition("-")[0] for name in files}, **known}
     chosen = [

@@ -50,13 +50,11 @@ def command(
     required host is unreachable or a live coordinator does not answer (its agent replaces it), and
     1 if nothing is left to resume from.
     """
-    directory = select.directory(job)
+    directory = select.look(job).directory
     with nullcontext() if dry_run else lock.claimed(directory):
-        snapshot = load(directory, every_page=True)
+        snapshot = load(directory)
         lock.check(snapshot)
-        snapshot = recover.wait_led(snapshot)
-        if not dry_run:
-            snapshot = recover.wait_over(snapshot)
+        snapshot = recover.settled(snapshot)
         case = cases.of_recover(snapshot, from_checkpoint=from_checkpoint, number=number)
         case = cases.looked(case)
         if not console.settings.json:

@@ -9,7 +9,7 @@ from dlctl.cli.options import duration, job_option
 from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError, Partial
 from dlctl.ops import next_step, other_hosts, stop
-from dlctl.runs import database, facts, lock, select
+from dlctl.runs import database, facts, select
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
 from dlctl.util.text import plural
@@ -34,11 +34,10 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
     servers' stored state stays, and "dlctl recover" resumes from it. --kill removes it too. The
     exit code is 8 if the job has stopped but steps are lost because its last checkpoint failed.
     """
-    directory = select.directory(job)
-    snapshot = select.load_any(directory) if kill else load(directory, every_page=True)
-    lock.require_own(snapshot)
-    if snapshot.state == select.UNREADABLE or (kill and database.damage_of_log(directory)):
-        away = stop.end_unreadable(snapshot)
+    snapshot = select.look(job, is_any=kill)
+    is_damaged = kill and bool(database.damage_of_log(snapshot.directory))
+    if is_damaged or snapshot.state == select.UNREADABLE:
+        away = stop.kill_all(snapshot)
         console.note(f"no process of {snapshot.run_id} is left here")
     elif snapshot.is_live:
         save = not (no_checkpoint or kill)
@@ -72,9 +71,9 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
         )
     if kill:
         stop.remove_kept(snapshot)
-    elif (step := next_step.of(load(directory))) is not None:
+    elif (step := next_step.of(load(snapshot.directory))) is not None:
         console.note(console.next_lines(step.text(), ""))
-    stop.require_reached(select.load_any(directory), away)
+    stop.require_reached(select.load_any(snapshot.directory), away)
 
 
 def _require_saved(snapshot: Snapshot) -> None:

@@ -15,7 +15,7 @@ from dlctl.ops import codes, next_step, problems
 from dlctl.problems import RUN
 from dlctl.runs import facts, logs
 from dlctl.runs.logs import TEXT, Line
-from dlctl.runs.snapshot import Snapshot, check_database
+from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 
@@ -97,8 +97,6 @@ def show_failed(
 ) -> None:
     """Print, for each unhealthy one of these daemons, the last lines of the incarnation concerned,
     without evaluations: they would crowd out all else.
-
-    Raises DlctlError after them if the run's database is damaged: that has to be handled next.
     """
 
     def test(line: Line) -> bool:
@@ -120,8 +118,6 @@ def show_failed(
             data = problems.as_data(snapshot, problem)
             console.out_json("dlctl.problem/1", values.timed(data))
         printer.mark(name, problem.since, codes.words(problem, snapshot.now))
-    if not snapshot.is_live:
-        check_database(snapshot.directory)
     if not found:
         console.note(f"no daemon is in trouble: {snapshot.run_id} {facts.became(snapshot.state)}")
     elif (step := next_step.of(snapshot)) is not None:
