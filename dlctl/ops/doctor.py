@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -277,9 +277,8 @@ class Visits:
 
         self._each(one)
 
-    def reach(self, links: Iterable[Link]) -> dict[Link, list[tuple[Facts, Facts]]]:
+    def reach(self, links: list[Link]) -> dict[Link, list[tuple[Facts, Facts]]]:
         """All links in parallel: link -> (place, how it was reached) of each of its daemons."""
-        links = list(links)
         return dict(zip(links, self._threads.map(self._reached, links), strict=True))
 
     def _reached(self, link: Link) -> list[tuple[Facts, Facts]]:

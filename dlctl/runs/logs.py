@@ -224,20 +224,18 @@ class Follower:
                     return None
                 if info.st_size < place.offset:  # truncated
                     place.offset = 0
+                place.at = place.at or info.st_mtime
                 stream.seek(place.offset)
-                data = stream.read()
+                lines = []
+                while data := stream.readline(LINE_BYTES_MAX):
+                    if not (at_end or data.endswith(b"\n") or len(data) == LINE_BYTES_MAX):
+                        break  # Its rest is yet to come.
+                    place.offset += len(data)
+                    lines.append(parse(_text(data), file.name, file.incarnation, place.at))
+                    place.at = lines[-1].at
+                return lines
         except FileNotFoundError:
             return None
-        end = data.rfind(b"\n") + 1
-        if at_end or len(data) - end > LINE_BYTES_MAX:
-            end = len(data)
-        place.offset += end
-        place.at = place.at or info.st_mtime
-        lines = []
-        for raw in data[:end].removesuffix(b"\n").split(b"\n") if end else ():
-            lines.append(parse(_text(raw), file.name, file.incarnation, place.at))
-            place.at = lines[-1].at
-        return lines
 
 
 @dataclass(slots=True)
