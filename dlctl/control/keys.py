@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, os_errors_as
 from dlctl.roles.protocol.keyring import Keyring, NoKeys, fingerprint
 from dlctl.runs import paths
 
@@ -88,10 +88,8 @@ def read_private(path: Path, bytes_max: int, what: str, if_known: str) -> bytes:
 
     what: its name in errors, "the run's key". if_known: what to do if another user has read it.
     """
-    try:
+    with os_errors_as(f"cannot read {what}", path):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise DlctlError(f"cannot read {what}: {error.strerror}", where=str(path)) from error
     try:
         _check_private(os.fstat(descriptor), path, what, if_known)
         return os.read(descriptor, bytes_max + 1)

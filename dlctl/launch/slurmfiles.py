@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, os_errors_as
 from dlctl.runs import paths
 
 FOLDER = "slurm"
@@ -38,15 +38,11 @@ def root(given: str) -> Path:
 
 def make(directory: Path) -> None:
     """Raises DlctlError if it cannot be created, or other users can enter it."""
-    try:
+    what = "cannot create a directory for the orders to Slurm's nodes"
+    hint = "set dir in [slurm] to a directory that this machine and all nodes share"
+    with os_errors_as(what, directory, hint):
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)
-    except OSError as error:
-        raise DlctlError(
-            f"cannot create a directory for the orders to Slurm's nodes: {error.strerror}",
-            where=str(error.filename or directory),
-            hint="set dir in [slurm] to a directory that this machine and all nodes share",
-        ) from error
     check(directory)
 
 

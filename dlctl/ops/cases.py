@@ -26,7 +26,7 @@ from dlctl.ops import (
 from dlctl.ops.changes import Change
 from dlctl.ops.decide import Action, Facts, Lead, Run, Saved, Shards
 from dlctl.ops.remains import Findings, Loss
-from dlctl.runs import checkpoints, lineage, lock, manifest, paths, select
+from dlctl.runs import checkpoints, facts, lineage, lock, manifest, paths, select
 from dlctl.runs.lineage import Good
 from dlctl.runs.snapshot import Snapshot, check_database, load, read_job, started
 from dlctl.util import hints, values
@@ -69,8 +69,7 @@ class Case:
             return self.findings.loss(self.checkpoint) if is_back else nothing
         if not is_back or self.run is None or self.checkpoint is None:
             return Loss(0)
-        step = values.number(self.run.run.get("step")) or 0
-        return Loss(max(0, int(step) - int(self.checkpoint[1]["step"])))
+        return Loss(facts.steps_after(self.run, self.checkpoint[1]["step"]))
 
     @property
     def cost(self) -> str:
@@ -315,7 +314,7 @@ REFUSALS: dict[Action, tuple[type[DlctlError], str, str]] = {
     ),
     Action.REFUSE_KEPT: (
         DlctlError,
-        "{run} has no good checkpoint to roll back to, but its {done} survive{damaged}{changes}",
+        "{run} has no good checkpoint to roll back to, but its shards survive{damaged}{changes}",
         "dlctl recover -j {run}\nloses nothing and resumes with the previous job file\n"
         "or: {anew}\ndiscards them",
     ),
@@ -357,7 +356,6 @@ def refusal(case: Case) -> DlctlError | None:
         "run": run.run_id,
         "job_file": job_file,
         "anew": f"dlctl start --fresh {job_file}",
-        "done": findings.done if findings is not None else "",
         "changes": _indented(change.text() for change in case.changes),
         "damaged": _indented(case.damaged),
         "obstacles": _indented(findings.obstacles if findings is not None else ()),

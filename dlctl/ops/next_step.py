@@ -127,10 +127,12 @@ def _start(snapshot: Snapshot, command: str = "") -> Step:
 
 
 def _from_checkpoint(snapshot: Snapshot, manifest: Manifest) -> str:
-    saved, step = manifest["step"], values.number(snapshot.run.get("step"))
-    steps, text = int(step or 0) - saved, f"resumes from the checkpoint at step {saved:,}"
-    verb = "is" if steps == 1 else "are"
-    return text + (f"; {plural(steps, 'step')} {verb} done again" if steps > 0 else "")
+    text, steps = (
+        "resumes from the checkpoint at step",
+        facts.steps_after(snapshot, manifest["step"]),
+    )
+    again = f"; {plural(steps, 'step')} {'is' if steps == 1 else 'are'} done again" if steps else ""
+    return f"{text} {manifest['step']:,}{again}"
 
 
 def _anew(file: str) -> str:

@@ -176,12 +176,6 @@ class Findings:
         may_have = (shard.version != 0 or bool(shard.problem) for shard in self.shards)
         return self.step > 0 or any(may_have)
 
-    @property
-    def done(self) -> str:
-        """As in "26,160 steps", or "7 updates" before the first step counts."""
-        updates = sum(shard.version or 0 for shard in self.shards)
-        return plural(self.step, "step") if self.step else plural(updates, "update")
-
     def loss(self, checkpoint: Good | None) -> Loss:
         """The cost of rolling back to that checkpoint; None: of starting over."""
         saved_step, saved = 0, dict.fromkeys((shard.name for shard in self.shards), 0)

@@ -48,11 +48,16 @@ def has_begun(snapshot: Snapshot) -> bool:
     return snapshot.run.get("ready_at") is not None or bool(snapshot.run.get("step"))
 
 
+def steps_after(snapshot: Snapshot, step: float) -> int:
+    """The recorded steps of a run after this one."""
+    return max(0, int((values.number(snapshot.run.get("step")) or 0) - step))
+
+
 def unsaved_steps(snapshot: Snapshot) -> int:
     """The steps of an ended run after its newest checkpoint; 0 if it has none, or is live."""
-    row, step = snapshot.run.get("checkpoint"), values.number(snapshot.run.get("step"))
+    row = snapshot.run.get("checkpoint")
     saved = values.number(row.get("step")) if isinstance(row, Mapping) else None
-    return max(0, int((step or 0) - saved)) if saved is not None and not snapshot.is_live else 0
+    return steps_after(snapshot, saved) if saved is not None and not snapshot.is_live else 0
 
 
 def saved_step(snapshot: Snapshot) -> int | None:

@@ -542,7 +542,7 @@ def test_start_with_another_content_does_not_give_up_a_run_that_has_no_good_chec
     assert (code, commands_of(err)[-1]) == (1, "dlctl start --fresh job.toml")
     if not is_saved:
         assert json.loads(dlctl_command("plan", "--json", str(job)).out)["way"] == "kept"
-        assert "its 90 steps survive\n  optimizer.lr: 0.1 -> 0.2\n" in err
+        assert "its shards survive\n  optimizer.lr: 0.1 -> 0.2\n" in err
         assert commands_of(err)[0] == f"dlctl recover -j {directory.name}"
     assert (len(list((own_place / "runs").iterdir())), begun.memory()["work"][0]) == (1, 90)
     assert dlctl_command("start", "--fresh", str(job)).code == 0
