@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -46,23 +46,16 @@ Where = Literal["servers", "replicas", ""]
 Arrays = dict[str, Array]
 
 
-class Source(Protocol):
+class Source(NamedTuple):
     """A checkpoint to be read."""
 
-    @property
-    def manifest(self) -> Manifest: ...
-
-    def read(self, tensor: str, lo: int, hi: int) -> Array:
-        """Elements [lo, hi) of "w", or of a slot of the servers' optimiser, as "slot.mean"."""
-        ...
-
-    def averaged(self) -> Array:
-        """The buffers, float64."""
-        ...
-
-    def worker(self, name: str) -> Mapping[str, Array]:
-        """All tensors that a worker has saved, read on access; {} if there are none."""
-        ...
+    manifest: Manifest
+    read: Callable[[str, int, int], Array]
+    """Elements [lo, hi) of "w", or of a slot of the servers' optimiser, as "slot.mean"."""
+    averaged: Callable[[], Array]
+    """The buffers, float64."""
+    worker: Callable[[str], Mapping[str, Array]]
+    """All tensors that a worker has saved, read on access; {} if there are none."""
 
 
 class Part(NamedTuple):

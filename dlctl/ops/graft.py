@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from dlctl.algorithms import translation
 from dlctl.algorithms.translation import Translation
 from dlctl.errors import UsageError
-from dlctl.messages import Array
 from dlctl.ops import cases, checkpoint_choice
 from dlctl.runs import checkpoints, manifest
-from dlctl.runs.manifest import MANIFEST, Manifest
+from dlctl.runs.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
@@ -92,19 +91,10 @@ def _translated(good: Good, job: JobFile) -> Translation | None:
     """None: the job resumes from it unchanged. Raises UsageError or DlctlError."""
     if not manifest.otherwise(good[1], job):
         return None
-    return translation.translated(_Source(*good), job)
-
-
-class _Source:
-    def __init__(self, directory: Path, saved: Manifest) -> None:
-        self.manifest = saved
-        self._directory = directory
-
-    def read(self, tensor: str, lo: int, hi: int) -> Array:
-        return checkpoints.read_slice(self._directory, self.manifest, tensor, lo, hi)
-
-    def averaged(self) -> Array:
-        return checkpoints.read_averaged(self._directory, self.manifest)
-
-    def worker(self, name: str) -> Mapping[str, Array]:
-        return checkpoints.read_worker(self._directory, self.manifest, name)
+    source = translation.Source(
+        good[1],
+        partial(checkpoints.read_slice, *good),
+        partial(checkpoints.read_averaged, *good),
+        partial(checkpoints.read_worker, *good),
+    )
+    return translation.translated(source, job)
