@@ -191,6 +191,20 @@ class Visit:
     def ask(self, verb: str, timeout_s: float, **request: Any) -> Facts:
         return self.session.ask({"verb": verb, **request}, timeout_s)
 
+    def examine(self, began: float, request: Facts) -> None:
+        """Compare the clocks, and get its facts; see `daemons.node.examine`. began: the time of the
+        login.
+        """
+        self.error_s = math.inf
+        for _ in range(HELLOS):  # The answer with the lowest latency counts.
+            sent, asked = time.time(), time.monotonic()
+            at = float(self.ask("hello", LOGIN_S)["at"])
+            half_s = (time.monotonic() - asked) / 2
+            self.login_s = self.login_s or time.monotonic() - began
+            if half_s < self.error_s:
+                self.offset_s, self.error_s = at - (sent + half_s), half_s
+        self.facts = self.ask("examine", EXAMINE_S, **request)
+
 
 @contextmanager
 def understood(name: str) -> Iterator[None]:
@@ -244,24 +258,8 @@ class Visits:
     # ------------------------------------------------------------ questions
 
     def examine(self, request: Callable[[Need], Facts]) -> None:
-        """`request`: the machine-specific part; see `daemons.node.examine`."""
-
-        def one(visit: Visit) -> None:
-            self._meet(visit)
-            visit.facts = visit.ask("examine", EXAMINE_S, **request(visit.need))
-
-        self._each(one)
-
-    def _meet(self, visit: Visit) -> None:
-        """Several times: the answer with the lowest latency is used to compare the clocks."""
-        visit.error_s = math.inf
-        for _ in range(HELLOS):
-            sent, began = time.time(), time.monotonic()
-            at = float(visit.ask("hello", LOGIN_S)["at"])
-            took_s = time.monotonic() - began
-            visit.login_s = visit.login_s or time.monotonic() - self._began
-            if took_s / 2 < visit.error_s:
-                visit.offset_s, visit.error_s = at - (sent + took_s / 2), took_s / 2
+        """`request`: the machine-specific part."""
+        self._each(lambda visit: visit.examine(self._began, request(visit.need)))
 
     def listen(self, job: JobFile, control: str) -> None:
         """Make every machine listen where its daemons will; see `daemons.node.listening`.

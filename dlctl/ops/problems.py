@@ -113,10 +113,9 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
         yield problem("coordinator-restarting", reported_at, incarnation=number - 1)
     elif snapshot.is_live and number > 1:
-        for last in facts.takeovers(snapshot.directory)[-1:]:
-            if snapshot.now - last.at < RECENT_S:
-                how = {"how": last.how, "forgotten": last.forgotten}
-                yield problem("coordinator-restarted", last.at, incarnation=number - 1, **how)
+        for at, details in facts.takeovers(snapshot.directory)[-1:]:
+            if snapshot.now - at < RECENT_S:
+                yield problem("coordinator-restarted", at, incarnation=number - 1, **details)
 
 
 # ---------------------------------------------------------------- its disk

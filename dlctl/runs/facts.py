@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlctl.errors import DlctlError
 from dlctl.runs import lineage
@@ -84,17 +84,11 @@ def incarnation(row: Row | None) -> int:
     return found if type(found) is int else 0
 
 
-class Takeover(NamedTuple):
-    at: float
-    how: str
-    """Its cause, as the rest of a sentence about the previous coordinator."""
-    forgotten: str
-    """What was not persisted then, as a sentence; "" if nothing."""
-
-
-def takeovers(directory: Path) -> list[Takeover]:
-    """The takeovers since the last start of the run, from its readable events."""
-    found, before, how = list[Takeover](), "", ""
+def takeovers(directory: Path) -> list[tuple[float, dict[str, str]]]:
+    """(time, facts of "coordinator-restarted") of the takeovers since the last start of the run,
+    from its readable events.
+    """
+    found, before, how = list[tuple[float, dict[str, str]]](), "", ""
     with (
         suppress(sqlite3.Error, DlctlError, ValueError),
         closing(RunDb(directory, readonly=True)) as db,
@@ -103,7 +97,7 @@ def takeovers(directory: Path) -> list[Takeover]:
             kind, message = event["kind"], str(event["text"])
             if kind == TAKEOVER:
                 forgotten = str(event["data"].get("forgotten") or "")
-                found.append(Takeover(event["at"], how or "died", forgotten))
+                found.append((event["at"], {"how": how or "died", "forgotten": forgotten}))
                 how = ""
             elif kind == "restart" and event["daemon"] == COORDINATOR:
                 how = "was restarted on request"
