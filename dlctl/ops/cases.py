@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dlctl.control import unresponsive
 from dlctl.errors import DlctlError, Unreachable, UsageError
 from dlctl.launch import local
-from dlctl.ops import (
-    changes,
-    checkpoint_choice,
-    decide,
-    next_step,
-    other_hosts,
-    problems,
-    remains,
-)
+from dlctl.ops import changes, checkpoint_choice, decide, next_step, other_hosts, problems, remains
 from dlctl.ops.changes import Change
 from dlctl.ops.decide import Action, Facts, Lead, Run, Saved, Shards
 from dlctl.ops.remains import Findings, Loss

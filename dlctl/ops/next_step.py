@@ -127,12 +127,9 @@ def _start(snapshot: Snapshot, command: str = "") -> Step:
 
 
 def _from_checkpoint(snapshot: Snapshot, manifest: Manifest) -> str:
-    text, steps = (
-        "resumes from the checkpoint at step",
-        facts.steps_after(snapshot, manifest["step"]),
-    )
+    steps = facts.steps_after(snapshot, manifest["step"])
     again = f"; {plural(steps, 'step')} {'is' if steps == 1 else 'are'} done again" if steps else ""
-    return f"{text} {manifest['step']:,}{again}"
+    return f"resumes from the checkpoint at step {manifest['step']:,}{again}"
 
 
 def _anew(file: str) -> str:

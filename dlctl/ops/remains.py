@@ -203,16 +203,16 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
     left = look(snapshot, job, ask_hosts=ask_hosts)
     shards = shards_of(snapshot, memory, job, left)
     was_at_work = memory["run"][2] is not None if memory else facts.has_begun(snapshot)
-    obstacles = [f"{shard.name}: {shard.problem}" for shard in shards if shard.problem]
     name = str(snapshot.run.get("algorithm") or "")
     survives = not name or "server" in registry.load("algorithms", name).shape.survives
-    if was_at_work and memory and not survives:
-        obstacles.insert(0, "this method's state was in the coordinator's process")
-    if not memory:
-        obstacles.insert(0, "the coordinator left no memory to resume from")
-    if not in_place:
-        text = "the directory was moved or restored: stored shards may be of another time"
-        obstacles.insert(0, text)
+    is_lost = bool(memory) and was_at_work and not survives
+    possible = {
+        "the directory was moved or restored: stored shards may be of another time": not in_place,
+        "the coordinator left no memory to resume from": not memory,
+        "this method's state was in the coordinator's process": is_lost,
+    }
+    obstacles = [text for text, holds in possible.items() if holds]
+    obstacles += [f"{shard.name}: {shard.problem}" for shard in shards if shard.problem]
     steps = (memory["work"][0] if memory else None, snapshot.run.get("step"))
     step = int(max(values.number(step) or 0.0 for step in steps))
     here = [str(row["name"]) for row in processes.living(snapshot.everybody())]
