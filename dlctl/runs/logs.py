@@ -183,7 +183,7 @@ class Follower:
         """`names` may be daemons that have yet to start."""
         self.run_directory = run_directory
         self.names = names
-        self._past = self._files()
+        self._past = [[*files[:-1], _whole_lines(files[-1])] for files in self._files()]
         self._places = {
             file.identity: _Place(file.nbytes) for files in self._past for file in files
         }
@@ -236,6 +236,16 @@ class Follower:
                 return lines
         except FileNotFoundError:
             return None
+
+
+def _whole_lines(file: LogFile) -> LogFile:
+    """The file up to the end of its last whole line: a daemon may be writing the next one."""
+    with suppress(OSError), file.path.open("rb") as stream:
+        stream.seek(max(0, file.nbytes - LINE_BYTES_MAX))
+        data = stream.read(file.nbytes - stream.tell())
+        if (end := data.rfind(b"\n") + 1) or len(data) < LINE_BYTES_MAX:
+            return file._replace(nbytes=file.nbytes - len(data) + end)
+    return file
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 import time
@@ -282,3 +283,17 @@ def test_last_words_are_those_of_the_newest_life(run_directory):
     run.log("worker-0", 2, line(1.0, "a"), "b", "c")
     assert logs.last_log_lines(run.path, "worker-0", 2) == ["b", "c"]
     assert logs.last_log_lines(run.path, "worker-1") == []
+
+
+def test_a_line_that_is_being_written_is_followed_as_one(tmp_path) -> None:
+    (tmp_path / "logs").mkdir()
+    file = tmp_path / "logs" / "worker-0.1.jsonl"
+    old, new = (
+        json.dumps({"ts": values.rfc3339(n), "level": "error", "msg": f"line {n}"}) for n in (1, 2)
+    )
+    for size in range(len(new)):
+        file.write_text(f"{old}\n{new[:size]}")
+        follower = logs.Follower(tmp_path, ["worker-0"])
+        file.write_text(f"{old}\n{new}\n")
+        assert [line.text for line in follower.past(10, None)] == ["line 1"]
+        assert [(line.level, line.text) for line in follower.poll()] == [("error", "line 2")]
