@@ -8,11 +8,14 @@ For every matrix M[n, m] of a gradient, with the error e of the step before (rep
     P = orthogonal(mean_i M_i Q)        [n, r], the first sum, with all that is no matrix, as it is
     Q = mean_i M_i^T P                  [m, r], the second sum; the next step begins with it
     M = P Q^T                           the same for all replicas
-    e_i = M_i - M
+    e_i = M_i - P P^T M_i
 
 A matrix is a parameter's gradient, the first dimension by all others. One that would not become
 `RATE_MIN` times smaller is summed uncompressed, as are vectors and scalars.
 
+- torch keeps e_i = M_i - M. Their mean is the same, and so is every step. But each e_i then also
+  accumulates by how much the replica's gradients differ from the mean, and grows without bound. If
+  a replica dies, the errors of the others no longer cancel, and the next steps go astray.
 - torch keeps an error of uncompressed gradients, too, which sums to zero over the replicas and
   changes nothing: here there is none.
 - Where replicas have different numbers of samples, the means are by samples.
@@ -58,7 +61,7 @@ class PowerSgd:
         self.q = np.concatenate([np.zeros(0), *drawn]).astype(np.float32)
         """All Q, concatenated."""
         self._p: list[Array] = []
-        self._own = self._said = np.zeros(0, np.float32)
+        self._own = self._own_q = self._said = np.zeros(0, np.float32)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -86,22 +89,28 @@ class PowerSgd:
             return np.zeros_like(self.q)
         matrices = self._matrices_of(self._own)
         parts = [(matrix.T @ p).ravel() for matrix, p in zip(matrices, self._p, strict=True)]
-        return np.concatenate([np.zeros(0, np.float32), *parts])
+        self._own_q = np.concatenate([np.zeros(0, np.float32), *parts])
+        return self._own_q
 
     def commit(self, mean: Array, *, is_counted: bool) -> Array:
         """The result of the second sum -> float32[d], the mean gradient. is_counted: this replica's
         own gradient is in both.
         """
-        found = np.empty(self.size, np.float32)
-        found[self._plain] = self._said
-        for (lo, hi, *_), p, q in zip(self._matrices, self._p, self._qs(mean), strict=True):
-            found[lo:hi] = (p @ q.T).ravel()
+        found = self._products(mean)
         if not all_finite(found):
             return found  # No replica steps along it, and it must not change the state.
         self.q = mean
         if is_counted:
-            self.error = self._own - found
+            self.error = self._own - self._products(self._own_q)
             self.error[self._plain] = 0.0
+        return found
+
+    def _products(self, q: Array) -> Array:
+        """P Q^T of every matrix, and what is summed uncompressed: float32[d]."""
+        found = np.empty(self.size, np.float32)
+        found[self._plain] = self._said
+        for (lo, hi, *_), p, of_matrix in zip(self._matrices, self._p, self._qs(q), strict=True):
+            found[lo:hi] = (p @ of_matrix.T).ravel()
         return found
 
     def _matrices_of(self, vector: Array) -> Iterator[Array]:

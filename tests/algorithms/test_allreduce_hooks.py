@@ -102,12 +102,32 @@ def test_two_replicas_make_one_low_rank_mean_and_keep_errors_of_their_own(agree)
         ]
         p = np.linalg.qr(sum(matrices) @ np.linalg.qr(q)[0])[0]
         q = sum(matrix.T @ p for matrix in matrices) / 2
-        errors = [matrix - p @ q.T for matrix in matrices]
+        errors = [matrix - p @ p.T @ matrix for matrix in matrices]
         agree(found[0][: 24 * 30], (p @ q.T).ravel(), atol=1e-4)
         agree(both[1].error[: 24 * 30], errors[1].ravel(), atol=1e-4)
         agree(
             found[1][24 * 30 : 24 * 30 + 30], (gradients[0] + gradients[1])[720:750] / 2, atol=1e-6
         )
+
+
+def test_after_a_replica_has_died_the_other_one_steps_along_its_own_gradients():
+    """Each replica's gradients have a mean of their own. An error against the common mean would
+    accumulate the difference, and be taken for a gradient when nothing cancels it any more.
+    """
+    both = [PowerSgd(LAYOUT, 1), PowerSgd(LAYOUT, 1)]
+    common, apart = drawn(100), drawn(101)
+    for step in range(200):
+        gradients = [common + apart + drawn(0, step), common - apart + drawn(1, step)]
+        first = sum(p.first(g) for p, g in zip(both, gradients, strict=True)) / 2
+        second = sum(p.second(first) for p in both) / 2
+        for replica in both:
+            replica.commit(second, is_counted=True)
+    left, steps = both[0], []
+    for step in range(200, 400):
+        gradient = common + apart + drawn(0, step)
+        steps += [left.commit(left.second(left.first(gradient)), is_counted=True)]
+    off = [np.linalg.norm(np.mean(few, 0) - common - apart) for few in (steps[:20], steps[-20:])]
+    assert off[0] < 2 * off[1]
 
 
 def gradient_of(w: np.ndarray[Any, Any], batch: list[int]) -> Step:
