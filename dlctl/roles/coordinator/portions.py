@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 from dlctl.algorithms.base import DataEpoch
@@ -91,6 +92,18 @@ class Leases:
     def is_copied(self, key: Key) -> bool:
         return key in self._copies
 
+    def _lease(self, key: Key, slot: int) -> None:
+        self._leased[key] = slot
+        self._doubtful.discard(key)
+        self._changed[key] = None
+
+    def _resume(self, standing: dict[Key, int]) -> None:
+        """Rebuild the state from the records of portions: their slots, RETURNED or DONE."""
+        self._returned = sorted(key for key, slot in standing.items() if slot == RETURNED)
+        self._leased = {key: slot for key, slot in standing.items() if slot >= 0}
+        self._doubtful = {*self._leased, *self._returned}
+        self._changed = {}
+
     def _forget(self, key: Key) -> None:
         """Remove a portion: no slot has it, and it is not leased again."""
         self._leased.pop(key, None)
@@ -125,9 +138,7 @@ class PortionPool(Leases):
         key = self._pick(slot)
         if key is None:
             return None
-        self._leased[key] = slot
-        self._doubtful.discard(key)
-        self._changed[key] = None
+        self._lease(key, slot)
         return self._range(*key)
 
     def copy(self, slot: int, key: Key) -> Range:
@@ -203,13 +214,11 @@ class PortionPool(Leases):
 
     def restore(self, complete_epochs: list[int], done: list[list[int]]) -> None:
         """Resume from a checkpoint: these are done, everything else is leased (again)."""
-        self._complete = set(complete_epochs)
-        while self.next[0] in self._complete:  # Complete epochs need no further scan.
-            self.next = (self.next[0] + 1, 0)
-        self._changed |= dict.fromkeys((epoch, -1) for epoch in complete_epochs)
-        self.done_count = len(complete_epochs) * self.per_epoch
-        for data_epoch, portion in done:
-            self._mark((data_epoch, portion))
+        keys = [*((epoch, -1) for epoch in complete_epochs), *((epoch, p) for epoch, p in done)]
+        whole = set(complete_epochs)
+        first = next(epoch for epoch in count() if epoch not in whole)
+        self.go_on((first, 0), dict.fromkeys(keys, DONE))
+        self._changed = dict.fromkeys(keys)
 
     def skip_epoch(self, data_epoch: int) -> None:
         """Count a whole epoch as done. No worker may have a portion of it."""
@@ -235,9 +244,7 @@ class PortionPool(Leases):
             last = self.standing(epoch).portions
             dropped.update((epoch, p) for p in range(index, last) if not self._is_done((epoch, p)))
         for key in sorted(dropped):
-            if key in self._returned:
-                self._returned.remove(key)
-            self._doubtful.discard(key)
+            self._forget(key)
             self._mark(key)
 
     def take_changes(self) -> list[tuple[int, int, int | None]]:
@@ -257,22 +264,14 @@ class PortionPool(Leases):
 
     def go_on(self, next_: Key, standing: dict[Key, int]) -> None:
         """Rebuild the state from all that `take_changes` returned; `standing`: what is not None."""
+        self.next = next_
         for (epoch, portion), slot in standing.items():
             if portion < 0:
                 self._complete.add(epoch)
                 self.done_count += self.per_epoch
-                continue
-            key = (epoch, portion)
-            if slot == DONE:
-                self._mark(key)
-            elif slot == RETURNED:
-                self._returned.append(key)
-            else:
-                self._leased[key] = slot
-        self._doubtful = {*self._leased, *self._returned}
-        self._returned.sort()
-        self.next = next_
-        self._changed = {}
+            elif slot == DONE:
+                self._mark((epoch, portion))
+        self._resume(standing)
 
     def _advance(self) -> Key | None:
         while True:

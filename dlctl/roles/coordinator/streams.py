@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlctl.messages import Json
-from dlctl.roles.coordinator.portions import DONE, RETURNED, Leases, Range
+from dlctl.roles.coordinator.portions import DONE, RETURNED, Key, Leases, Range
 
 UNKNOWN = -1
 """The end of a shard that no worker has reached."""
@@ -43,15 +43,6 @@ class _Shard:
 
 
 @dataclass(slots=True)
-class _Pass:
-    """A data epoch that is not complete."""
-
-    shards: list[_Shard]
-    finished: set[int] = field(default_factory=set)
-    """Shards that are completely done."""
-
-
-@dataclass(slots=True)
 class StreamPool(Leases):
     shards: int
     portion_samples: int
@@ -65,7 +56,8 @@ class StreamPool(Leases):
     """Why the data has ended before the limits."""
     _epoch: int = 0
     """The newest data epoch."""
-    _passes: dict[int, _Pass] = field(default_factory=dict)
+    _passes: dict[int, list[_Shard]] = field(default_factory=dict)
+    """The data epochs that are not complete."""
     _complete: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Data epoch -> its samples and steps."""
     _reading: dict[int, int] = field(default_factory=dict)
@@ -81,9 +73,7 @@ class StreamPool(Leases):
         key = self._take_returned(slot) or self._advance(slot)
         if key is None:
             return None
-        self._leased[key] = slot
-        self._doubtful.discard(key)
-        self._changed[key] = None
+        self._lease(key, slot)
         epoch, portion = key
         start, stop = self._bounds(*key)
         return Range(epoch, portion, start, stop, portion % self.shards)
@@ -105,7 +95,7 @@ class StreamPool(Leases):
         index = portion // self.shards
         return index * self.portion_samples, (index + 1) * self.portion_samples
 
-    def release(self, slot: int) -> list[tuple[int, int]]:
+    def release(self, slot: int) -> list[Key]:
         """The worker of `slot` is gone: its unfinished portions are returned."""
         self._reading.pop(slot, None)
         back = Leases.release(self, slot)
@@ -122,10 +112,9 @@ class StreamPool(Leases):
             self.ended(data_epoch, number, end)
         self._changed[key] = None
         self._forget(key)
-        found = self._passes.get(data_epoch)
-        if found is None:
+        if data_epoch not in self._passes:
             return False
-        shard = found.shards[number]
+        shard = self._passes[data_epoch][number]
         if not shard.done_to <= index < shard.next or index in shard.done:
             return False
         if not self._is_behind(*key):
@@ -137,18 +126,24 @@ class StreamPool(Leases):
 
     def ended(self, data_epoch: int, number: int, end: int) -> None:
         """A shard has at most `end` samples. The smallest report counts."""
-        found = self._passes.get(data_epoch)
-        if found is None or not 0 <= number < self.shards or end < 0:
+        shards = self._passes.get(data_epoch)
+        if shards is None or not 0 <= number < self.shards or end < 0:
             return
-        shard = found.shards[number]
+        shard = shards[number]
         if shard.end != UNKNOWN and end >= shard.end:
             return
         shard.end = end
         self._changed[data_epoch, _FIRST_SHARD - number] = None
         self._drop_what_is_behind()
-        self._update_complete(data_epoch, number)
-        if not end and not any(s.end for s in found.shards):
-            self._fail(data_epoch)
+        self._update_complete(data_epoch)
+        if not any(s.end for s in shards):
+            self.failed = (
+                f"the stream has ended after {self.samples_done:,} samples, before job.stop, and "
+                "gives nothing when it is read again; make it start over each time, or lower "
+                "job.stop"
+                if data_epoch
+                else "the dataset is a stream, and has no samples; check the task's dataset()"
+            )
 
     # ------------------------------------------------------------ figures
 
@@ -194,8 +189,8 @@ class StreamPool(Leases):
         """What is done, for a checkpoint: data epochs, and shards in the others."""
         complete = [[epoch, *counted] for epoch, counted in sorted(self._complete.items())]
         passes = [
-            [epoch, [[s.base, s.done_to, s.end, sorted(s.done)] for s in found.shards]]
-            for epoch, found in sorted(self._passes.items())
+            [epoch, [[s.base, s.done_to, s.end, sorted(s.done)] for s in shards]]
+            for epoch, shards in sorted(self._passes.items())
         ]
         return {"stream_shards": self.shards, "stream": [complete, passes]}
 
@@ -206,28 +201,23 @@ class StreamPool(Leases):
         shard are done again.
         """
         complete, passes = data
-        self._complete = {epoch: (samples, steps) for epoch, samples, steps in complete}
-        self._passes = {
-            epoch: _Pass([_Shard(base, to, to, end, set(done)) for base, to, end, done in shards])
-            for epoch, shards in passes
-        }
-        if portion_samples != self.portion_samples:
-            for found in self._passes.values():
-                found.shards = [_shifted(shard, portion_samples) for shard in found.shards]
-        self._epoch = max((*self._complete, *self._passes), default=-1)
+        standing: dict[Key, Any] = {(epoch, _COMPLETE): counted for epoch, *counted in complete}
+        for epoch, shards in passes:
+            for n, (base, done_to, end, done) in enumerate(shards):
+                row = [base, done_to, done_to, end]
+                if portion_samples != self.portion_samples:
+                    begin = base + done_to * portion_samples
+                    row, done = [begin if end == UNKNOWN else min(begin, end), 0, 0, end], []
+                standing[epoch, _FIRST_SHARD - n] = row
+                standing |= dict.fromkeys(((epoch, i * self.shards + n) for i in done), DONE)
+        self.go_on((max((epoch for epoch, _ in standing), default=0), 0), standing)
         if self._epoch not in self._passes:
             self._begin_pass(self._epoch + 1)
-        self._returned = [
-            key
-            for epoch in sorted(self._passes.keys() - {self._epoch})
-            for key in self._undone(epoch)
-        ]
-        self._count()
-        self._changed = dict.fromkeys((epoch, _COMPLETE) for epoch in self._complete)
-        for epoch, found in self._passes.items():
-            self._changed |= dict.fromkeys((epoch, _FIRST_SHARD - n) for n in range(self.shards))
-            for n, shard in enumerate(found.shards):
-                self._changed |= dict.fromkeys((epoch, i * self.shards + n) for i in shard.done)
+        for epoch in sorted(self._passes.keys() - {self._epoch}):
+            self._returned += self._undone(epoch)
+        self._changed = dict.fromkeys(
+            [*standing, *((epoch, _COMPLETE) for epoch in self._complete)]
+        )
 
     def take_changes(self) -> list[tuple[int, int, Any]]:
         """[(data epoch, portion, its slot or RETURNED or DONE)] since the last call, and (data
@@ -241,46 +231,44 @@ class StreamPool(Leases):
         """(the newest data epoch, 0)."""
         return self._epoch, 0
 
-    def go_on(self, next_: tuple[int, int], standing: dict[tuple[int, int], Any]) -> None:
+    def go_on(self, next_: Key, standing: dict[Key, Any]) -> None:
         """Rebuild the state from all that `take_changes` returned; `standing`: what is not None."""
         self._epoch = next_[0]
         self._passes = {self._epoch: self._new_pass()}
+        portions: dict[Key, int] = {}
         for (epoch, portion), known in standing.items():
             if portion == _COMPLETE:
                 self._complete[epoch] = (known[0], known[1])
             elif portion < 0:
-                found = self._passes.setdefault(epoch, self._new_pass())
-                found.shards[_FIRST_SHARD - portion] = _Shard(*known)
+                shards = self._passes.setdefault(epoch, self._new_pass())
+                shards[_FIRST_SHARD - portion] = _Shard(*known)
+            else:
+                portions[epoch, portion] = known
         for epoch in self._complete:
             self._passes.pop(epoch, None)
-        for (epoch, portion), slot in standing.items():
-            if portion < 0 or epoch not in self._passes:
-                continue
+        stale = [key for key in portions if key[0] not in self._passes]
+        for key in stale:
+            del portions[key]
+        for (epoch, portion), slot in portions.items():
             number, index = portion % self.shards, portion // self.shards
             if slot == DONE:
-                self._passes[epoch].shards[number].done.add(index)
-            elif slot == RETURNED:
-                self._returned.append((epoch, portion))
-            else:
-                self._leased[epoch, portion] = slot
+                self._passes[epoch][number].done.add(index)
+            elif slot != RETURNED:
                 self._reading[slot] = number
-        self._doubtful = {*self._leased, *self._returned}
-        self._returned.sort()
         self._count()
-        self._changed = dict.fromkeys(
-            key for key in standing if key[1] >= 0 and key[0] not in self._passes
-        )
+        self._resume(portions)
+        self._changed = dict.fromkeys(stale)
 
     def _standing(self, epoch: int, portion: int) -> Any:
         if portion == _COMPLETE:
             return list(self._complete[epoch])
-        found = self._passes.get(epoch)
-        if found is None:
+        if epoch not in self._passes:
             return None
+        shards = self._passes[epoch]
         if portion < 0:
-            shard = found.shards[_FIRST_SHARD - portion]
+            shard = shards[_FIRST_SHARD - portion]
             return [shard.base, shard.next, shard.done_to, shard.end]
-        if portion // self.shards in found.shards[portion % self.shards].done:
+        if portion // self.shards in shards[portion % self.shards].done:
             return DONE
         owner = self._leased.get((epoch, portion))
         return RETURNED if owner is None and (epoch, portion) in self._returned else owner
@@ -294,8 +282,8 @@ class StreamPool(Leases):
     def _steps(self, samples: int) -> int:
         return -(-samples // self.step_samples)
 
-    def _new_pass(self) -> _Pass:
-        return _Pass([_Shard() for _ in range(self.shards)])
+    def _new_pass(self) -> list[_Shard]:
+        return [_Shard() for _ in range(self.shards)]
 
     def _begin_pass(self, epoch: int) -> None:
         self._epoch = epoch
@@ -306,18 +294,17 @@ class StreamPool(Leases):
         """Count what is done, after the state was restored."""
         self.samples_done = sum(samples for samples, _ in self._complete.values())
         self.steps_done = sum(steps for _, steps in self._complete.values())
-        for epoch, found in list(self._passes.items()):
-            for shard in found.shards:
+        for epoch, shards in list(self._passes.items()):
+            for shard in shards:
                 samples, steps = self._counted(shard)
                 self.samples_done += samples
                 self.steps_done += steps
-            for number in range(self.shards):
-                self._update_complete(epoch, number)
+            self._update_complete(epoch)
 
-    def _undone(self, epoch: int) -> list[tuple[int, int]]:
+    def _undone(self, epoch: int) -> list[Key]:
         """The unfinished portions of a data epoch whose ends are known, in order."""
         found = []
-        for number, shard in enumerate(self._passes[epoch].shards):
+        for number, shard in enumerate(self._passes[epoch]):
             portions = -(-(shard.end - shard.base) // self.portion_samples)
             shard.next = max(portions, shard.done_to)
             indices = (i for i in range(shard.done_to, portions) if i not in shard.done)
@@ -326,14 +313,14 @@ class StreamPool(Leases):
 
     def _bounds(self, epoch: int, portion: int) -> tuple[int, int]:
         start, stop = self.bounds(portion)
-        base = self._passes[epoch].shards[portion % self.shards].base
+        base = self._passes[epoch][portion % self.shards].base
         return base + start, base + stop
 
     def _is_behind(self, epoch: int, portion: int) -> bool:
         """Whether it begins behind the end of its shard, or its data epoch is complete."""
         if epoch not in self._passes:
             return True
-        end = self._passes[epoch].shards[portion % self.shards].end
+        end = self._passes[epoch][portion % self.shards].end
         return end != UNKNOWN and self._bounds(epoch, portion)[0] >= end
 
     def _drop_what_is_behind(self) -> None:
@@ -341,7 +328,7 @@ class StreamPool(Leases):
             self._forget(key)
             self._changed[key] = None
 
-    def _take_returned(self, slot: int) -> tuple[int, int] | None:
+    def _take_returned(self, slot: int) -> Key | None:
         """A returned portion, if possible of the shard that the slot reads."""
         if not self._returned:
             return None
@@ -351,7 +338,7 @@ class StreamPool(Leases):
         self._reading.setdefault(slot, key[1] % self.shards)
         return key
 
-    def _advance(self, slot: int) -> tuple[int, int] | None:
+    def _advance(self, slot: int) -> Key | None:
         samples, steps = self._with_outstanding()
         while not self.failed and samples < self.samples_max and steps < self.steps_max:
             number = self._choose(slot)
@@ -359,7 +346,7 @@ class StreamPool(Leases):
                 # All ends are known. Portions of this data epoch may still be leased.
                 self._begin_pass(self._epoch + 1)
                 continue
-            shard = self._passes[self._epoch].shards[number]
+            shard = self._passes[self._epoch][number]
             index, shard.next = shard.next, shard.next + 1
             self._changed[self._epoch, _FIRST_SHARD - number] = None
             if index >= shard.done_to and index not in shard.done:
@@ -368,7 +355,7 @@ class StreamPool(Leases):
 
     def _choose(self, slot: int) -> int | None:
         """The shard to read next; None: all have ended."""
-        shards = self._passes[self._epoch].shards if self._epoch in self._passes else []
+        shards = self._passes.get(self._epoch, [])
         own = self._reading.get(slot)
         if own is not None and own < len(shards) and self._has_more(shards[own]):
             return own
@@ -390,32 +377,30 @@ class StreamPool(Leases):
         return samples, self.steps_done + count * self._portion_steps
 
     def _mark(self, epoch: int, number: int, index: int) -> None:
-        shard = self._passes[epoch].shards[number]
+        shard = self._passes[epoch][number]
         shard.done.add(index)
         while shard.done_to in shard.done:
             shard.done.remove(shard.done_to)
             self._changed[epoch, shard.done_to * self.shards + number] = None
             shard.done_to += 1
         self._changed[epoch, _FIRST_SHARD - number] = None
-        self._update_complete(epoch, number)
+        self._update_complete(epoch)
 
-    def _update_complete(self, epoch: int, number: int) -> None:
-        """Mark a shard, and with it perhaps the data epoch, as complete if it is."""
-        found = self._passes.get(epoch)
-        if found is None:
+    def _update_complete(self, epoch: int) -> None:
+        """Mark a data epoch as complete if all of its shards are."""
+        shards = self._passes.get(epoch)
+        if shards is None or not all(self._is_complete(shard) for shard in shards):
             return
-        shard = found.shards[number]
-        if shard.end == UNKNOWN or shard.base + shard.done_to * self.portion_samples < shard.end:
-            return
-        found.finished.add(number)
-        if len(found.finished) < self.shards:
-            return
-        counted = [self._counted(each) for each in found.shards]
+        counted = [self._counted(shard) for shard in shards]
         if not any(samples for samples, _ in counted):
             return  # The run fails.
         del self._passes[epoch]
         self._complete[epoch] = (sum(n for n, _ in counted), sum(n for _, n in counted))
         self._changed |= dict.fromkeys((epoch, _FIRST_SHARD - n) for n in range(-1, self.shards))
+
+    def _is_complete(self, shard: _Shard) -> bool:
+        done_to = shard.base + shard.done_to * self.portion_samples
+        return shard.end != UNKNOWN and done_to >= shard.end
 
     def _counted(self, shard: _Shard) -> tuple[int, int]:
         """Samples and steps of a shard that are done."""
@@ -433,17 +418,3 @@ class StreamPool(Leases):
             return self.portion_samples
         rest = shard.end - shard.base - index * self.portion_samples
         return max(0, min(rest, self.portion_samples))
-
-    def _fail(self, epoch: int) -> None:
-        self.failed = (
-            f"the stream has ended after {self.samples_done:,} samples, before job.stop, and gives "
-            "nothing when it is read again; make it start over each time, or lower job.stop"
-            if epoch
-            else "the dataset is a stream, and has no samples; check the task's dataset()"
-        )
-
-
-def _shifted(shard: _Shard, portion_samples: int) -> _Shard:
-    """The shard with portions of a new size, which begin behind what is done."""
-    done = shard.base + shard.done_to * portion_samples
-    return _Shard(base=done if shard.end == UNKNOWN else min(done, shard.end), end=shard.end)
