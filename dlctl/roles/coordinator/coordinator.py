@@ -503,7 +503,6 @@ class Coordinator:
         self.change_state("stopping", reason, now)
         self.run.shutdown.begin(now)
         self.scheduler.grant(now)
-        self.requests.notify_stopping(False, now)
 
     def _on_drained(self, peer: Peer, message: m.Drained, now: float) -> None:
         worker = self.members.get(message.name)
@@ -518,14 +517,13 @@ class Coordinator:
         self.scaling.on_drained(worker, now)
 
     def _advance_ending(self, end: RunShutdown, now: float) -> None:
-        if end.advance(now):
-            self.requests.notify_stopping(False, now)
+        end.advance(now)
         if end.is_leaving() and self.run.state == "stopping":
             # All is done; the agents do the rest on their own.
             self.change_state(end.state, end.reason, now)
             self.status.report(now)
         if end.step == shutdown.OVER:
-            self.requests.notify_stopping(True, now)
+            self.requests.end()
             self.context.do(Exit(1 if end.state == "failed" else 0, end.reason))
 
     # ------------------------------------------------------------ the record

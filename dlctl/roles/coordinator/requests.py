@@ -27,58 +27,53 @@ from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.status import StatusReport
+from dlctl.roles.protocol.authz import READABLE
 from dlctl.roles.protocol.context import COORDINATOR, Context
 
 ANSWERS_KEPT = 256
-NOT_VALID = (TypeError, ValueError, OverflowError)
-"""What conversions of a client's values raise; the last one by int(inf)."""
-Verb = Callable[[Request, float], None]
-Look = Callable[[Request, float], Json]
+NOT_VALID = (TypeError, ValueError, OverflowError, KeyError, AttributeError)
+"""What a request raises whose arguments are missing or of another type; OverflowError: int(inf)."""
+Verb = Callable[[Request, float], Json | None]
+"""Executes a request. Returns its result, or None if that follows by `Clients.answer`."""
 
 
 class Clients:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.verbs: dict[str, Verb] = {}
-        self.looks: dict[str, Look] = {}
         self._peers: OrderedDict[int, Peer] = OrderedDict()
         self._answers: dict[int, Reply] = {}
 
-    def serve(self, verbs: dict[str, Verb], looks: dict[str, Look]) -> None:
-        """`looks`: read-only requests (`authz.READABLE`), answered at once and not stored, so that
-        they evict no other answers.
-        """
-        self.verbs, self.looks = verbs, looks
-
     def on_request(self, peer: Peer, request: Request, now: float) -> None:
-        """Execute a request once; a repeated request gets the current answer."""
-        if request.verb in self.looks:
-            self._look(peer, request, now)
-            return
-        known = request.request in self._answers
-        self._peers[request.request] = peer
-        if known:
-            self.context.send(peer, self._answers[request.request])
-            return
-        self.answer(request.request, False, "", {"phase": "received"})
-        try:
-            if request.verb not in self.verbs:
-                raise DlctlError(f'the coordinator does not know the request "{request.verb:.40}"')
-            self.verbs[request.verb](request, now)
-        except DlctlError as error:
-            self.answer(request.request, True, error.message, _how(error))
-        except (*NOT_VALID, KeyError, AttributeError) as error:
-            self.answer(request.request, True, f"the request is not valid: {error}", {})
+        """Execute a request once; a repeated request gets the current answer. The answers of
+        read-only requests are not stored, so that they evict no others.
+        """
+        number, is_stored = request.request, request.verb not in READABLE
+        if is_stored:
+            self._peers[number] = peer
+            if number in self._answers:
+                self.context.send(peer, self._answers[number])
+                return
+            self.answer(number, False, "", {"phase": "received"})
+        error, result = self._execute(request, now)
+        if not is_stored:
+            self.context.send(peer, Reply(number, True, error, result or {}))
+        elif result is not None:
+            self.answer(number, True, error, result)
         while len(self._peers) > ANSWERS_KEPT:
             oldest, _ = self._peers.popitem(last=False)
             del self._answers[oldest]
 
-    def _look(self, peer: Peer, request: Request, now: float) -> None:
+    def _execute(self, request: Request, now: float) -> tuple[str, Json | None]:
+        """The error and the result."""
         try:
-            result, error = self.looks[request.verb](request, now), ""
-        except NOT_VALID as failure:
-            result, error = {}, f"the request is not valid: {failure}"
-        self.context.send(peer, Reply(request.request, True, error, result))
+            if request.verb not in self.verbs:
+                raise DlctlError(f'the coordinator does not know the request "{request.verb:.40}"')
+            return "", self.verbs[request.verb](request, now)
+        except DlctlError as error:
+            return error.message, _how(error)
+        except NOT_VALID as error:
+            return f"the request is not valid: {error}", {}
 
     def refuse(self, peer: Peer, message: Message, error: DlctlError) -> None:
         """Refuse a message that the sender's key does not permit; store no answer."""
@@ -164,7 +159,8 @@ class Requests(Part):
     rotation: Rotation
 
     def __post_init__(self) -> None:
-        verbs: dict[str, Verb] = {
+        self.clients.verbs = {
+            "status": self._status,
             "stop": self._stop,
             "set": self._set,
             "checkpoint": self._save,
@@ -172,11 +168,10 @@ class Requests(Part):
             "restart": self._restart,
             "rotate": self.rotation.begin,
         }
-        self.clients.serve(verbs, looks={"status": self._status})
         self._stop_requests: list[int] = []
         self._save_requests: list[int] = []
         self._sent: tuple[Any, ...] = ()
-        """Key of the newest progress message (`_key`)."""
+        """Key of the newest progress message."""
         self._send_at = 0.0
 
     def _status(self, request: Request, now: float) -> Json:
@@ -201,50 +196,38 @@ class Requests(Part):
         assert self.run.shutdown is not None
         if kill:
             self.run.shutdown.hurry(now)
-        # Only from here on: clients must not see steps that were skipped.
         self._stop_requests.append(request.request)
-        self.notify_stopping(False, now)
+        self._sent, self._send_at = (), now + NOTIFY_EVERY_S
 
-    def notify_stopping(self, done: bool, now: float) -> None:
-        """Send the progress of the shutdown to the clients that wait for its end."""
-        end = self.run.shutdown
-        assert end is not None
-        # Which files a checkpoint waits for, and whether the record can be written, is known soon.
-        soon = end.step == shutdown.SAVING and not self.checkpointing.late()
-        soon |= end.step == shutdown.RECORDING and not self.run.context.unwritten
-        pending = [] if done or soon else end.pending()
-        self._send_progress(self._stop_requests, end.step, pending, now, done)
+    def end(self) -> None:
+        """The run has ended: answer the clients that wait for that."""
+        for request in self._stop_requests:
+            result = {"phase": shutdown.OVER, "waiting": [], "state": self.run.state}
+            self.clients.answer(request, True, "", result)
+        self._stop_requests.clear()
 
     def tell(self, now: float) -> None:
         """Tell waiting clients which daemons delay them, at changes; short waits are left out."""
-        end, saving = self.run.shutdown, self.checkpointing
-        if end is not None and self._stop_requests:
-            if end.step != shutdown.OVER:
-                self._send_if_changed(self._stop_requests, end.step, end.pending(), now)
-        elif self._save_requests and saving.active:
-            self._send_if_changed(self._save_requests, shutdown.SAVING, saving.late(), now)
-
-    def _send_if_changed(
-        self, requests: list[int], phase: str, names: list[str], now: float
-    ) -> None:
-        if names and now >= self._send_at and self._key(phase, names) != self._sent:
-            self._send_progress(requests, phase, names, now)
-
-    def _send_progress(
-        self, requests: list[int], phase: str, names: list[str], now: float, done: bool = False
-    ) -> None:
-        self._sent, self._send_at = self._key(phase, names), now + NOTIFY_EVERY_S
+        if self.run.shutdown is not None and self._stop_requests:
+            requests, phase = self._stop_requests, self.run.shutdown.step
+            names = self.run.shutdown.pending()
+        else:
+            requests, phase = self._save_requests, shutdown.SAVING
+            names = self.checkpointing.late()
+        if not requests or not names or now < self._send_at:
+            return
+        # For how long a daemon is stuck is no change.
+        key = phase, *((name, bool(self._stuck(name))) for name in names)
+        if key == self._sent:
+            return
+        self._sent, self._send_at = key, now + NOTIFY_EVERY_S
         waiting = [self._stuck(name) or name for name in names]
         result: Json = {"phase": phase, "waiting": waiting, "state": self.run.state}
         until = self.checkpointing.does_without_at() if phase == shutdown.SAVING else None
         if until is not None:
             result["left_s"] = max(0.0, until - now)
         for request in requests:
-            self.clients.answer(request, done, "", result)
-
-    def _key(self, phase: str, names: list[str]) -> tuple[Any, ...]:
-        """A new key is worth a message; the time for which a daemon is stuck is not in it."""
-        return phase, *((name, bool(self._stuck(name))) for name in names)
+            self.clients.answer(request, False, "", result)
 
     def _stuck(self, name: str) -> str:
         """As in "worker-1 (in one batch for 57 s)"; "" if it is not."""
@@ -255,13 +238,16 @@ class Requests(Part):
         """{"names": [names and globs of daemons], "settings": {key: text}}."""
         patterns = [str(name) for name in request.arguments["names"]]
         texts = {str(key): str(text) for key, text in request.arguments["settings"].items()}
-        number = request.request
-        self.settings.request(patterns, texts, now, lambda rows: self._agree(number, rows))
 
-    def _agree(self, request: int, result: Json) -> None:
-        """Confirm a request, and report if the change cannot be persisted."""
+        def answered(rows: Json) -> None:
+            self.clients.answer(request.request, True, "", self._with_trouble(rows))
+
+        self.settings.request(patterns, texts, now, answered)
+
+    def _with_trouble(self, result: Json) -> Json:
+        """Report if the change cannot be persisted."""
         why = self.run.context.unwritten
-        self.clients.answer(request, True, "", {**result, "unwritten": why} if why else result)
+        return {**result, "unwritten": why} if why else result
 
     def _save(self, request: Request, now: float) -> None:
         number = request.request
@@ -277,13 +263,12 @@ class Requests(Part):
 
         self.control.begin_checkpoint(now, done)
 
-    def _scale(self, request: Request, now: float) -> None:
-        result = self.scaling.scale(int(request.arguments["workers"]), now)
-        self._agree(request.request, result)
+    def _scale(self, request: Request, now: float) -> Json:
+        return self._with_trouble(self.scaling.scale(int(request.arguments["workers"]), now))
 
-    def _restart(self, request: Request, now: float) -> None:
+    def _restart(self, request: Request, now: float) -> Json:
         names = [str(name) for name in request.arguments["names"]]
         self.scaling.restart([name for name in names if name != COORDINATOR], now)
-        self._agree(request.request, {"restarting": names})
         if COORDINATOR in names:
             self.scaling.hand_over("the coordinator is restarted on request")
+        return self._with_trouble({"restarting": names})

@@ -38,21 +38,21 @@ class Rotation(Part):
 
     # ------------------------------------------------------------ up to the new key
 
-    def begin(self, request: Request, now: float) -> None:
+    def begin(self, request: Request, now: float) -> Json | None:
         """The verb "rotate": {"old": fingerprint of the key to be replaced, "by": the requester}.
 
         Idempotent: if it is repeated to the next coordinator, that answers that it is done. Raises
         DlctlError.
         """
         if request.arguments["old"] != self.run.keyring.fingerprint:
-            self.answer(request.request, True, "", {"phase": "done"})
-            return
+            return {"phase": "done"}
         self._check()
         if not self._requests:
             by = f"{request.arguments['by']:.80}"
             self.context.event("keys", "", f"the run gets a new key, as requested by {by}")
             self.context.do(RenewKey())
         self._requests.append(request.request)
+        return None
 
     def _check(self) -> None:
         if not self.run.is_working:

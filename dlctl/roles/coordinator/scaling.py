@@ -65,7 +65,7 @@ class Scaling(Part):
             self.control.notify_members()
         return {"before": before, "after": count, "starting": started, "leaving": left}
 
-    def restart(self, names: list[str], now: float) -> Json:
+    def restart(self, names: list[str], now: float) -> None:
         """Replace these daemons by new incarnations. Raises DlctlError before any change."""
         self._check_running()
         daemons = []
@@ -82,7 +82,6 @@ class Scaling(Part):
         for daemon in daemons:
             self.context.event("restart", daemon.name, f"{daemon.name} is restarted on request")
             self.leave(daemon, RESTART, now)
-        return {"restarting": names}
 
     def _check_running(self) -> None:
         if not self.run.is_working:

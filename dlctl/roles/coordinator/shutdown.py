@@ -139,17 +139,14 @@ class RunShutdown:
         """Whether the agents have been asked to exit."""
         return self.step in (LEAVING, OVER)
 
-    def advance(self, now: float) -> bool:
-        """Advance through the steps as far as possible; True if a step was begun."""
-        begun = False
+    def advance(self, now: float) -> None:
+        """Advance through the steps as far as possible."""
         self._work(now)
         while self.step != OVER and (not self.pending() or self._is_over(now)):
             self._finish_step()
             self.steps.pop(0)
             self.begin(now)
             self._work(now)
-            begun = True
-        return begun
 
     def _work(self, now: float) -> None:
         self._evaluate(now)
