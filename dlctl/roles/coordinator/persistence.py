@@ -71,12 +71,8 @@ from dlctl.util.names import HOME_AGENT
 
 UNWRITTEN_S_MIN = 3.0
 """A healthy coordinator writes more often than this."""
-CLOCK_S_MAX = 5.0
+CLOCK_S = 1.0
 """The training time is persisted at least this often, and with every other write."""
-CLOCK_PART = 4
-"""A coordinator that crashes early may do so repeatedly: each loses at most 1/CLOCK_PART of its
-lifetime.
-"""
 
 
 def has_released(memory: Json) -> bool:
@@ -107,7 +103,6 @@ class Persistence(Part):
     scaling: Scaling
     rotation: Rotation
     _known: dict[str, Any] = field(default_factory=dict, init=False)
-    _begun: float | None = field(default=None, init=False)
     _clock_at: float = field(default=-math.inf, init=False)
 
     # ------------------------------------------------------------ writing
@@ -117,26 +112,20 @@ class Persistence(Part):
         memory = dict(self._memory())
         for part in self.parts:
             memory.update(part.memory())
-        changed = [
+        changed: list[Effect] = [
             Remember(key, _jsonable(key, value))
             for key, value in memory.items()
             if self._known.get(key) != value
         ]
         changed += [Remember(key, None) for key in sorted(self._known.keys() - memory.keys())]
         self._known = memory
-        portions = [Remember(*changed) for changed in self.scheduler.changed_portions()]
-        return [*changed, *portions, *self._clock(bool(changed or portions), now)]
-
-    def _clock(self, is_beside: bool, now: float) -> Iterator[Effect]:
-        """is_beside: the same event writes something else."""
+        changed += [Remember(*portion) for portion in self.scheduler.changed_portions()]
         released_at = self.scheduler.released_at
-        if self._begun is None:
-            self._begun = now
-        pause_s = min(CLOCK_S_MAX, (now - self._begun) / CLOCK_PART)
-        if released_at is None or not (is_beside or now >= self._clock_at + pause_s):
-            return
-        self._clock_at = now
-        yield Remember("clock", [now - released_at, self.checkpointing.since_s(now)])
+        if released_at is not None and (changed or now >= self._clock_at + CLOCK_S):
+            self._clock_at = now
+            times = [now - released_at, self.checkpointing.since_s(now)]
+            changed.append(Remember("clock", times))
+        return changed
 
     def _memory(self) -> Iterator[tuple[str, Any]]:
         """State that belongs to no single part."""
@@ -268,10 +257,11 @@ class Lasting:
         self._served: set[str] = set()
         self._is_before_release = False
         """In a recovered run the release is on record already."""
-        self._release_waits = False
+        self._held: set[type[Message]] = set()
+        """Leases until the release is on the disk; operations of a method that the coordinator
+        drives, until its journal is.
+        """
         self._is_awaited = False
-        self._journal_waits = False
-        """The journal of a method that the coordinator drives."""
 
     def issues_term(self) -> None:
         self.is_on_disk = False
@@ -288,26 +278,26 @@ class Lasting:
         if key in ("quorum", "norm", "frozen"):
             self.is_on_disk = False
         if key == "lead":
-            self._journal_waits = True
+            self._held.add(VectorOp)
         if key != "run":
             return
         is_released = has_released({key: value})
         if is_released and self._is_before_release:
-            self._release_waits, self.is_on_disk = True, False
+            self._held.add(Lease)
+            self.is_on_disk = False
         self._is_before_release = not is_released
 
     def written(self) -> bool:
         """Everything so far is on the disk; returns whether `await_all` was called."""
         was_awaited, self._is_awaited = self._is_awaited, False
-        self.is_on_disk, self._release_waits, self._journal_waits = True, False, False
+        self.is_on_disk = True
+        self._held.clear()
         return was_awaited
 
     def may_leave(self, message: Message) -> bool:
         """Leases leave even while other messages wait for disk space: training continues."""
-        if isinstance(message, Lease):
-            return not self._release_waits
-        if isinstance(message, VectorOp):
-            return not self._journal_waits
+        if isinstance(message, Lease | VectorOp):
+            return type(message) not in self._held
         waits = isinstance(message, Topology | Decided | NormTotal) or (
             isinstance(message, Welcome) and message.term
         )
