@@ -31,10 +31,8 @@ from dlctl.roles.protocol.files import (
 )
 from dlctl.util.names import HOME_AGENT
 
-LOOK_S, LOOK_S_MAX = 0.5, 4.0
-"""Polling interval of a log; doubles up to the maximum while the log does not grow."""
-RECORD_LOOK_S = 2.0
-"""The same for an ack record, which grows all the time."""
+LOOK_S = 1.0
+"""Polling interval of a file that has been copied up to its end."""
 PIECE_BYTES = 256 * 1024
 MEMORY = "log/"
 """Prefix of the keys under which the progress of the copies is persisted."""
@@ -54,19 +52,14 @@ class _File:
     """Of an ack record: its copy."""
     request: int = 0
     """Number of the newest request."""
-    look_at: float = 0.0
-    pause_s: float = LOOK_S
-    """Before the next request, if there was nothing new."""
+    has_warned: bool = False
+    """A file causes one warning only."""
     is_last: bool = False
     """The newest request was sent after the writing process had exited."""
 
     @property
     def is_log(self) -> bool:
         return self.name.startswith(LOGS)
-
-    @property
-    def pause_s_min(self) -> float:
-        return LOOK_S if self.is_log else RECORD_LOOK_S
 
 
 class LogMirror:
@@ -81,8 +74,6 @@ class LogMirror:
         self._outstanding = context.measures_apart()
         self._numbers = RequestNumbers()
         self._look_at = 0.0
-        self._troubled: set[str] = set()
-        """Files that have caused a warning; each causes only one."""
         self._is_ending = False
 
     # ------------------------------------------------------------ the files
@@ -130,7 +121,6 @@ class LogMirror:
     def _close(self, file: _File) -> None:
         del self._files[file.name]
         self._outstanding.drop(file.request)
-        self._troubled.discard(file.name)
 
     # ------------------------------------------------------------ asking
 
@@ -148,8 +138,7 @@ class LogMirror:
     def _look(self, now: float) -> None:
         self._look_at = now + LOOK_S
         for file in self._files.values():
-            is_due = file.look_at <= now or self._has_ended(file)
-            if is_due and file.request not in self._outstanding and self._is_there(file.agent):
+            if file.request not in self._outstanding and self._is_there(file.agent):
                 self._ask(file, now)
 
     def _is_there(self, agent: str) -> bool:
@@ -177,10 +166,6 @@ class LogMirror:
             raise RemoteProtocolError("it was not asked for this file")
         if self._outstanding.done(file.request, now) is None:
             return
-        has_news = bool(message.data) and message.data != file.data
-        longer_s = min(2 * file.pause_s, LOOK_S_MAX)
-        file.pause_s = file.pause_s_min if has_news else max(longer_s, file.pause_s_min)
-        file.look_at = now + file.pause_s
         if message.error not in ("", NOT_THERE):
             self._complain(file, message.error)
         is_complete = bool(message.error)  # A missing file may never be written.
@@ -219,8 +204,8 @@ class LogMirror:
         self._complain(file, event.error)
 
     def _complain(self, file: _File, error: str) -> None:
-        if file.name not in self._troubled:
-            self._troubled.add(file.name)
+        if not file.has_warned:
+            file.has_warned = True
             self.context.note("warning", f"cannot copy {file.name} of {file.agent}: {error}")
 
 
