@@ -9,7 +9,7 @@ may compute for as long as it is alive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dlctl import messages as m
@@ -19,11 +19,8 @@ from dlctl.roles.coordinator.run_state import Control, RunState
 
 Member = tuple[int, int]
 """Slot and epoch."""
-SETTLE_S = 0.1
-"""From a failed sum to the next generation: by then deaths are mostly known. Doubles with every
-generation that fails soon."""
-SETTLE_DOUBLINGS_MAX = 3
-SOON_S = 1.0
+SETTLE_S = 0.5
+"""From a failed sum to the next generation: by then deaths are mostly known."""
 UNMADE_LIMITS = 4
 """How long the members try to connect to each other, in units of `silent_s`."""
 LOST = (
@@ -59,8 +56,6 @@ class Groups:
         self._again_at: float | None = None
         """When the next generation begins, because this one has failed."""
         self._begun_at = 0.0
-        self._failed = 0
-        """Generations in a row that have failed soon."""
         self._unmade: dict[Member, str] = {}
         """Member -> its error, since the last group in which all members connected."""
         self._unmade_since = 0.0
@@ -76,7 +71,7 @@ class Groups:
         if not self.is_wanted or self.run.state in ("pending", "starting"):
             return
         there = {(d.index, d.term) for d in self.run.members.of_role("worker") if d.alive}
-        for name in set(self._names(tuple(self.left_out - there))) - set(self._names(self.members)):
+        for name in set(self._names(self.left_out - there)) - set(self._names(self.members)):
             self.run.context.retries.drop(("group", name))
         self.left_out &= there
         if self._unmade and (self._is_made() or not self._unmade.keys() & there):
@@ -123,7 +118,7 @@ class Groups:
 
     def _continue_without(self, silent: set[Member]) -> None:
         self.left_out |= silent
-        names = ", ".join(self._names(tuple(sorted(silent))))
+        names = ", ".join(self._names(sorted(silent)))
         text = f"{names}: no answer in {self.limit_s:.0f} s, the group continues without"
         self.run.context.event("group", "", text)
 
@@ -144,9 +139,9 @@ class Groups:
         self.run.context.event("group", "", text)
         self._send_group(self._names(members)[:1], now)
         # They may be waiting in a group that all others have left.
-        self._send_group(self._names(tuple(sorted(self.left_out))), now)
+        self._send_group(self._names(sorted(self.left_out)), now)
 
-    def _names(self, members: tuple[Member, ...]) -> list[str]:
+    def _names(self, members: Iterable[Member]) -> list[str]:
         return [f"worker-{slot}" for slot, _ in members]
 
     def _send_group(self, names: list[str], now: float) -> None:
@@ -190,9 +185,7 @@ class Groups:
             self.advance(now)
             return
         if self._again_at is None:
-            is_soon = now - self._begun_at < SOON_S
-            self._failed = min(self._failed + 1, SETTLE_DOUBLINGS_MAX) if is_soon else 0
-            self._again_at = now + SETTLE_S * 2**self._failed
+            self._again_at = now + SETTLE_S
             text = f"worker-{message.slot}: {message.reason}"
             self.run.context.event("group", f"worker-{message.slot}", text)
         if message.why == m.MODEL_LOST:

@@ -31,6 +31,9 @@ from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.rows import packed, rows_in
 
+ROUNDING_S = 1e-6
+"""At a deadline the time since it was set may be rounded down."""
+
 
 class Report(NamedTuple):
     """The newest report of a shard."""
@@ -90,14 +93,11 @@ class Quorums:
         due_at = self.deadline()
         is_due = due_at is not None and now >= due_at
         if self._is_news or is_due or members != self._members:
-            self._is_news, self._members = False, members
-            least_s = (self._ask_after_s or 0.0) if is_due else 0.0
-            self._ask_after_s = None
-            self._decide(now, least_s)
+            self._is_news, self._members, self._ask_after_s = False, members, None
+            self._decide(now)
         self._send_decision()
 
-    def _decide(self, now: float, least_s: float) -> None:
-        """least_s: a lower bound of the time at this clock, against rounding."""
+    def _decide(self, now: float) -> None:
         servers = self.run.members.of_role("server")
         reports = [self._reports.get(server.index) for server in servers]
         known = [
@@ -122,7 +122,7 @@ class Quorums:
         if not living:
             return
         came = {slot: samples for slot, _, samples in living}
-        waited_s = max(now - self._since[1], least_s)
+        waited_s = now - self._since[1] + ROUNDING_S
         chosen = self.side.quorum(clock, came, frozenset(self._members), waited_s)
         if isinstance(chosen, int | float):
             assert chosen > waited_s, f"asked again after {chosen} s, and {waited_s} s are over"
