@@ -5,7 +5,6 @@ written with every status, so that readers need not infer from rows what the coo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from dlctl import problems
@@ -74,7 +73,6 @@ _OF_ENDED: Mapping[str, Code] = {
     daemon_states.QUARANTINED: "daemon-quarantined",
     daemon_states.FAILED: "daemon-failed",
     daemon_states.BACKOFF: "daemon-restarting",
-    daemon_states.STARTING: "daemon-restarting",
 }
 
 
@@ -101,10 +99,9 @@ class _Inspection:
         is_away = self.members.agent_of(daemon).given_up_at is not None
         if is_away and daemon.role == "agent" and daemon.state != daemon_states.FAILED:
             return self._unreachable_host(daemon)
-        phase: dict[str, Fact | None] = {"phase": daemon.phase}
         match daemon.state:
             case daemon_states.QUARANTINED | daemon_states.FAILED | daemon_states.BACKOFF:
-                return self._of_ended(daemon)
+                return self._end(_OF_ENDED[daemon.state], daemon)
             case daemon_states.RUNNING | daemon_states.SLOW if (
                 daemon.stuck and silent_s < SLOW_S_MAX
             ):
@@ -114,25 +111,29 @@ class _Inspection:
             case daemon_states.RUNNING | daemon_states.SLOW if (
                 silent_s > QUIET_S or daemon.state == daemon_states.SLOW
             ):
-                late = phase | {"limit_s": self.limit_s}
-                return _problem("heartbeat-late", daemon, daemon.heard_at, late)
+                since, limit_s = daemon.heard_at, self.limit_s
+                return _problem(
+                    "heartbeat-late", daemon, since, phase=daemon.phase, limit_s=limit_s
+                )
             case daemon_states.RUNNING:
                 return self._of_restarted(daemon) or _of_long_batch(daemon)
             case daemon_states.STARTING if daemon.phase == WAITS_FOR_SPACE:
-                return _problem("disk-full", daemon, daemon.started_at, phase)
+                return _problem("disk-full", daemon, daemon.started_at, phase=daemon.phase)
             case daemon_states.STARTING if _has_failed(daemon.last_exit):
-                return self._of_ended(daemon)
+                return self._end("daemon-restarting", daemon)
             case daemon_states.STARTING if not names_in(daemon.waiting_for):
-                return _problem("daemon-starting", daemon, daemon.started_at, phase)
+                return _problem("daemon-starting", daemon, daemon.started_at, phase=daemon.phase)
             case daemon_states.DRAINING:
-                return _problem("daemon-leaving", daemon, None, phase)
+                return _problem("daemon-leaving", daemon, None, phase=daemon.phase)
         return None
 
     def _unreachable_host(self, agent: Daemon) -> Problem:
         hosted = self.members.hosted_by(agent)
         servers = ", ".join(daemon.name for daemon in hosted if daemon.role == "server")
-        facts = {"host": agent.host, "given_up_at": agent.given_up_at, "servers": servers}
-        return _problem("host-unreachable", agent, agent.heard_at, facts)
+        return _problem(
+            "host-unreachable", agent, agent.heard_at, host=agent.host,
+            given_up_at=agent.given_up_at, servers=servers,
+        )  # fmt: skip
 
     def _stuck(self, worker: Daemon) -> Problem:
         """If other workers are stuck at the same line, or there are none, the task has to be fixed:
@@ -141,56 +142,46 @@ class _Inspection:
         place = _place(worker)
         there = self.there.get(place, [])
         since = worker.reported_at - _number(worker.metrics, "stuck_s")
-        facts: dict[str, Fact | None] = {"phase": worker.phase, "place": place}
-        if there and (len(there) > 1 or self.workers == 1):
-            facts |= {"cause": "task", "restart": problems.restart(there, self.workers)}
-        return _problem("worker-stuck", worker, since, facts)
-
-    def _of_ended(self, daemon: Daemon) -> Problem:
-        code = _OF_ENDED[daemon.state]
-        if code == "daemon-restarting" and _in_row(daemon):
-            code = "worker-crash-loop"
-        return self._end(code, daemon)
+        is_of_task = there and (len(there) > 1 or self.workers == 1)
+        return _problem(
+            "worker-stuck", worker, since, phase=worker.phase, place=place,
+            cause="task" if is_of_task else "",
+            restart=problems.restart(there, self.workers) if is_of_task else "",
+        )  # fmt: skip
 
     def _of_restarted(self, daemon: Daemon) -> Problem | None:
         """Of a running daemon: for a while, that its previous process has failed."""
-        last = daemon.last_exit
-        if last is None or not _has_failed(last):
+        last, shown_s = daemon.last_exit, ALIKE_LIFE_S if _in_row(daemon) else RECENT_S
+        if last is None or not _has_failed(last) or self.now - last["at"] > shown_s:
             return None
-        loops = _in_row(daemon) is not None
-        if self.now - last["at"] > (ALIKE_LIFE_S if loops else RECENT_S):
-            return None
-        return self._end("worker-crash-loop" if loops else "daemon-restarted", daemon)
+        return self._end("daemon-restarted", daemon)
 
     def _end(self, code: Code, daemon: Daemon) -> Problem:
         """A problem with how the last process ended."""
         last, is_next = daemon.last_exit or {}, daemon.alive
+        if _in_row(daemon) and code in ("daemon-restarting", "daemon-restarted"):
+            code = "worker-crash-loop"
         cause = problems.cause_in(daemon.error) or ("task" if _is_of_task(daemon) else "")
-        facts: dict[str, Fact | None] = {
-            "exit": last.get("text"),
-            "in_row": _in_row(daemon),
-            "error": daemon.error,
-            "cause": cause,
-            "retry_at": daemon.retry_at,
-            "restarts": daemon.restarts or None,
-            "phase": daemon.phase if daemon.state == daemon_states.STARTING else "",
-            "incarnation": daemon.incarnation - is_next,
-        }
-        if cause == "task":
-            facts["restart"] = problems.restart(self.of_task or [daemon.name], self.workers)
-        return _problem(code, daemon, last.get("at"), facts)
+        chosen = (self.of_task or [daemon.name]) if cause == "task" else []
+        return _problem(
+            code, daemon, last.get("at"),
+            exit=last.get("text"),
+            in_row=_in_row(daemon),
+            error=daemon.error,
+            cause=cause,
+            retry_at=daemon.retry_at,
+            restarts=daemon.restarts or None,
+            phase=daemon.phase if daemon.state == daemon_states.STARTING else "",
+            incarnation=daemon.incarnation - is_next,
+            restart=problems.restart(chosen, self.workers),
+        )  # fmt: skip
 
 
-def _problem(
-    code: Code,
-    daemon: Daemon,
-    since: float | None,
-    facts: Mapping[str, Fact | None] = MappingProxyType({}),
-) -> Problem:
-    found = {"incarnation": daemon.incarnation, **facts}
-    if found.get("phase") == daemon.state:  # Redundant: the code says the same.
-        del found["phase"]
-    return Problem(code, daemon.name, since, known(**found))
+def _problem(code: Code, daemon: Daemon, since: float | None, **facts: Fact | None) -> Problem:
+    facts = {"incarnation": daemon.incarnation, **facts}
+    if facts.get("phase") == daemon.state:  # Redundant: the code says the same.
+        del facts["phase"]
+    return Problem(code, daemon.name, since, known(**facts))
 
 
 def _of_long_batch(worker: Daemon) -> Problem | None:
@@ -232,8 +223,8 @@ def _waits(
     for name, targets in waits.items():
         daemon = members.daemons[name]
         since = daemon.waiting_since or now
-        facts = {"phase": daemon.phase, "waiting_for": ", ".join(targets[: problems.NAMED_MAX])}
-        yield _problem("daemon-waiting", daemon, since, facts)
+        shown = ", ".join(targets[: problems.NAMED_MAX])
+        yield _problem("daemon-waiting", daemon, since, phase=daemon.phase, waiting_for=shown)
         for target in targets:
             if target not in ill and target not in waits:
                 slow[target] = min(since, slow.get(target, since))
@@ -259,9 +250,7 @@ def _edges(
         since = daemon.waiting_since
         if name in ill or since is None or now - since < WAIT_S:
             continue
-        serious = [t for t in targets if t in ill] + [
-            t for t in targets if t in waits and t not in ill
-        ]
+        serious = sorted((t for t in targets if t in ill or t in waits), key=lambda t: t not in ill)
         if serious or not daemon.metrics.get("samples_per_s"):
             yield name, serious or targets
 
@@ -283,13 +272,12 @@ def _limits(workers: Iterable[Daemon]) -> Iterator[Problem]:
                 waits = _number(worker.metrics, f"{direction}_waiting_bytes")
                 found.setdefault((direction, limit), []).append((worker, waits))
     for (direction, limit), held in found.items():
-        facts: dict[str, Fact] = {
-            "direction": direction,
-            "limit_bytes_per_s": limit,
-            "workers": ", ".join(worker.name for worker, _ in held),
-        }
-        if waiting := sum(waits for _, waits in held):
-            facts["waiting_bytes"] = waiting
+        facts = known(
+            direction=direction,
+            limit_bytes_per_s=limit,
+            workers=", ".join(worker.name for worker, _ in held),
+            waiting_bytes=sum(waits for _, waits in held) or None,
+        )
         yield Problem("rate-limit", problems.RUN, None, facts)
 
 
