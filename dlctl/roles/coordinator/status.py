@@ -21,6 +21,7 @@ from dlctl.roles.coordinator.records import AddMetric, Snapshot
 from dlctl.roles.coordinator.run_state import Part, RunState
 from dlctl.roles.protocol.meters import Pace
 from dlctl.runs.series import EVALUATION, RUN
+from dlctl.util import values
 
 COUNTERS = ("push_bytes", "fetch_bytes", "pushes", "staleness_sum")
 COUNT_MAX = 2**63
@@ -100,20 +101,16 @@ class StatusReport:
     def _row(self, run: Json) -> Json:
         """A row of the run's time series (`runs/series.py`), taken from what `status` shows."""
         workers = self.run.members.of_role("worker")
-        row = {
+        return {
             "samples": run["samples"],
             "epoch": run["data_epoch"],
             "workers": sum(worker.state in daemon_states.AT_WORK for worker in workers),
             **run["totals"],
-            "rates": self._effective_rates(),
+            "loss": run["loss"],
+            "task": run["metrics"],
+            "rates": run.get("rates", {}),
+            "noise_scale": run.get("noise_scale"),
         }
-        if run["loss"] is not None:
-            row["loss"] = run["loss"]
-        if run["metrics"]:
-            row["task"] = run["metrics"]
-        if "noise_scale" in run:
-            row["noise_scale"] = run["noise_scale"]
-        return row
 
     def seen(self, now: float) -> tuple[Json, tuple[Json, ...]]:
         """The run's keys as last reported, and the daemons' current rows."""
@@ -152,7 +149,7 @@ class StatusReport:
             run["method"] = figures
         if scheduler.batch_size:
             run["batch_size"] = scheduler.batch_size
-        if rates := self._scheduled():
+        if rates := self._learning_rates():
             run["rates"] = rates
         if (noise := self._noise_scale()) is not None:
             run["noise_scale"] = round(noise, 1)
@@ -162,25 +159,16 @@ class StatusReport:
         self._seen = run
         return run, tuple(d.to_json() for d in daemons)
 
-    def _scheduled(self) -> Json:
-        """The effective rates that follow a schedule, each as last reported by the first daemon
-        that has it.
+    def _learning_rates(self) -> Json:
+        """The effective rates, each as reported by the first daemon that has it: what a schedule
+        has made of it, else the setting.
         """
+        reports = [daemon.metrics for daemon in self.run.members.daemons.values()]
         found: Json = {}
-        for daemon in self.run.members.daemons.values():
+        for said in [*reports, *(report.get("settings") for report in reports)]:
             for key in ("lr", "inner_lr"):
-                if isinstance(value := daemon.metrics.get(key), float):
-                    found.setdefault(key, value)
-        return found
-
-    def _effective_rates(self) -> Json:
-        """The effective rates, with or without a schedule."""
-        found = self._scheduled()
-        for daemon in self.run.members.daemons.values():
-            settings = daemon.metrics.get("settings")
-            known = settings if isinstance(settings, dict) else {}
-            for key in ("lr", "inner_lr"):
-                if type(value := known.get(key)) in (int, float):
+                value = values.number(said.get(key)) if isinstance(said, dict) else None
+                if value is not None:
                     found.setdefault(key, value)
         return found
 
