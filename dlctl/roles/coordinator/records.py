@@ -144,11 +144,9 @@ class Remembers(Protocol):
 
     def memory(self) -> Iterator[tuple[str, Any]]:
         """Key and value, as JSON, of all of its state; called after every event."""
-        ...
 
     def recall(self, memory: Json, now: float) -> None:
         """Restore the state that an earlier coordinator has persisted; `memory` has all parts."""
-        ...
 
 
 class History(Context):

@@ -251,8 +251,7 @@ class Requests(Part):
 
     def _save(self, request: Request, now: float) -> None:
         number = request.request
-        if not self.run.is_working:
-            raise DlctlError(f"the run is {self.run.state}: there is nothing to save now")
+        self.check_running()
         if not self._save_requests:
             self._sent, self._send_at = (), now + NOTIFY_EVERY_S
         self._save_requests.append(number)

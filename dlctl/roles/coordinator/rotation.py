@@ -46,25 +46,19 @@ class Rotation(Part):
         """
         if request.arguments["old"] != self.run.keyring.fingerprint:
             return {"phase": "done"}
-        self._check()
-        if not self._requests:
-            by = f"{request.arguments['by']:.80}"
-            self.context.event("keys", "", f"the run gets a new key, as requested by {by}")
-            self.context.do(RenewKey())
-        self._requests.append(request.request)
-        return None
-
-    def _check(self) -> None:
-        if not self.run.is_working:
-            raise DlctlError(
-                f"the run is {self.run.state}: its key can be rotated only while it is running"
-            )
+        self.check_running()
         if not self.run.keeps_shards():
             raise DlctlError(
                 "the key of this run cannot be rotated while it is running: its servers would be "
                 'restarted, and their shards are in memory only (durability = "none"). Use a '
                 "checkpoint: dlctl stop, dlctl keys rotate, dlctl start"
             )
+        if not self._requests:
+            by = f"{request.arguments['by']:.80}"
+            self.context.event("keys", "", f"the run gets a new key, as requested by {by}")
+            self.context.do(RenewKey())
+        self._requests.append(request.request)
+        return None
 
     def on_renewed(self, event: KeyRenewed, now: float) -> None:
         """Hand over to the next coordinator, unless the key could not be written."""

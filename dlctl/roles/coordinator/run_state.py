@@ -11,6 +11,7 @@ from typing import Protocol
 
 from dlctl.algorithms.base import Method
 from dlctl.config import JobFile
+from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History
@@ -36,29 +37,23 @@ class Control(Protocol):
         save: with a last checkpoint. grace_s: for workers to drain. at_once: only end the
         processes.
         """
-        ...
 
     def change_state(self, state: str, reason: str, now: float) -> None: ...
 
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None = None) -> None:
         """`listener` gets the checkpoint's row when it is done."""
-        ...
 
     def start_daemon(self, daemon: Daemon, now: float) -> None:
         """Start the next incarnation of a daemon."""
-        ...
 
     def admit_members(self, now: float) -> None:
         """Admit exactly the current daemons at the coordinator, and the workers at the servers."""
-        ...
 
     def notify_members(self, server: Daemon | None = None) -> None:
         """Send servers, or this one, the list of active workers."""
-        ...
 
     def process_ended(self, end: ProcessEnded, now: float) -> None:
         """The process of a daemon has ended, or is presumed dead."""
-        ...
 
 
 WORKING = frozenset(("running", "degraded"))
@@ -121,3 +116,8 @@ class Part:
     @property
     def members(self) -> Membership:
         return self.run.members
+
+    def check_running(self) -> None:
+        """Raises DlctlError if the run does not train."""
+        if not self.run.is_working:
+            raise DlctlError(f"the run is {self.run.state}: this can be done while it is running")

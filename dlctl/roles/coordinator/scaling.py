@@ -34,7 +34,7 @@ class Scaling(Part):
 
     def scale(self, count: int, now: float) -> Json:
         """Scale to `count` workers. Returns which start and which leave. Raises DlctlError."""
-        self._check_running()
+        self.check_running()
         most = self.run.algorithm.shape.workers_max
         if not 1 <= count <= most:
             raise DlctlError(f"a run has 1 to {most} workers, not {count}")
@@ -67,7 +67,7 @@ class Scaling(Part):
 
     def restart(self, names: list[str], now: float) -> None:
         """Replace these daemons by new incarnations. Raises DlctlError before any change."""
-        self._check_running()
+        self.check_running()
         daemons = []
         for name in names:
             daemon = self.members.daemons.get(name)
@@ -82,10 +82,6 @@ class Scaling(Part):
         for daemon in daemons:
             self.context.event("restart", daemon.name, f"{daemon.name} is restarted on request")
             self.leave(daemon, RESTART, now)
-
-    def _check_running(self) -> None:
-        if not self.run.is_working:
-            raise DlctlError(f"the run is {self.run.state}: this can be done while it is running")
 
     # ------------------------------------------------------------ leaving
 

@@ -7,9 +7,9 @@ resent until the daemon answers or its process ends: the next process starts wit
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 from dlctl import messages as m
@@ -93,25 +93,26 @@ class SettingChanges:
 
     def _refuse_unknown_daemon(self, pattern: str) -> None:
         names = [*self.members.daemons, COORDINATOR]
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not fnmatch.filter(names, pattern):
             meant = did_you_mean(pattern, names)
             raise NotFound(f'no daemon is called "{pattern:.80}"; {meant}', hint="dlctl status")
 
     def _having(self, key: str, patterns: Sequence[str]) -> list[str]:
         """The daemons that have a setting. Raises UsageError if a pattern matches none of them."""
-        roles = self.live.find(key).roles
+        roles = self.live.by_key[key].roles
         having = [name for name, daemon in self.members.daemons.items() if daemon.role in roles]
         if not having:
             raise UsageError(f"no daemon of this run has {key}")
+        if not patterns:
+            return having
+        found = []
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in having):
+            matching = fnmatch.filter(having, pattern)
+            if not matching:
                 owners = " and ".join(f"{role}s" for role in roles)
                 raise UsageError(f"{pattern:.80} has no {key}: it is a setting of {owners}")
-        return [
-            name
-            for name in having
-            if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
-        ]
+            found += matching
+        return found
 
     # ------------------------------------------------------------ applying changes
 
