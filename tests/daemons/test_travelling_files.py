@@ -404,7 +404,7 @@ class Copying:
     def begin(self) -> None:
         """Another coordinator."""
         self.context = Context(1.0)
-        self.mirror = LogMirror(self.context, self.members)
+        self.mirror = LogMirror(self.context, self.members, {})
         self.memory = getattr(self, "memory", {})
         self.mirror.sizes = sizes(self.home)
         self.mirror.recall(self.memory, 0.0)

@@ -23,7 +23,7 @@ class Host:
             daemon.begin(0.0)
             daemon.restore_state("running")
             daemon.registered = True
-        self.mirror = LogMirror(self.context, self.members)
+        self.mirror = LogMirror(self.context, self.members, {})
         self.mirror.follow(self.members.daemons["worker-0"])
         self.asked: Counter[str] = Counter()
         self.grows = False

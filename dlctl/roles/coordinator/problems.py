@@ -69,13 +69,6 @@ def _of_run(run: RunState, row: Json, now: float) -> Iterator[Problem]:
 # ---------------------------------------------------------------- one daemon
 
 
-_OF_ENDED: Mapping[str, Code] = {
-    daemon_states.QUARANTINED: "daemon-quarantined",
-    daemon_states.FAILED: "daemon-failed",
-    daemon_states.BACKOFF: "daemon-restarting",
-}
-
-
 class _Inspection:
     """One inspection of all daemons."""
 
@@ -100,8 +93,12 @@ class _Inspection:
         if is_away and daemon.role == "agent" and daemon.state != daemon_states.FAILED:
             return self._unreachable_host(daemon)
         match daemon.state:
-            case daemon_states.QUARANTINED | daemon_states.FAILED | daemon_states.BACKOFF:
-                return self._end(_OF_ENDED[daemon.state], daemon)
+            case daemon_states.QUARANTINED:
+                return self._end("daemon-quarantined", daemon)
+            case daemon_states.FAILED:
+                return self._end("daemon-failed", daemon)
+            case daemon_states.BACKOFF:
+                return self._end("daemon-restarting", daemon)
             case daemon_states.RUNNING | daemon_states.SLOW if (
                 daemon.stuck and silent_s < SLOW_S_MAX
             ):

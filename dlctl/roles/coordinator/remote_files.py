@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from dlctl import messages as m
@@ -63,9 +62,7 @@ class _File:
 
 
 class LogMirror:
-    def __init__(
-        self, context: Context, members: Membership, sizes: Mapping[str, int] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, context: Context, members: Membership, sizes: Mapping[str, int]) -> None:
         """sizes: label of a process -> bytes of its log in the run directory."""
         self.context = context
         self.members = members

@@ -11,7 +11,6 @@ would exceed both limits: no client could read the answer, or see which daemon i
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from itertools import takewhile
@@ -41,8 +40,8 @@ class Clients:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.verbs: dict[str, Verb] = {}
-        self._peers: OrderedDict[int, Peer] = OrderedDict()
-        self._answers: dict[int, Reply] = {}
+        self._answers: dict[int, tuple[Peer, Reply]] = {}
+        """By request, oldest first."""
 
     def on_request(self, peer: Peer, request: Request, now: float) -> None:
         """Execute a request once; a repeated request gets the current answer. The answers of
@@ -50,19 +49,19 @@ class Clients:
         """
         number, is_stored = request.request, request.verb not in READABLE
         if is_stored:
-            self._peers[number] = peer
-            if number in self._answers:
-                self.context.send(peer, self._answers[number])
+            _, newest = self._answers.get(number, (peer, None))
+            reply = newest or Reply(number, False, "", {"phase": "received"})
+            self._answers[number] = peer, reply
+            self.context.send(peer, reply)
+            if newest is not None:
                 return
-            self.answer(number, False, "", {"phase": "received"})
         error, result = self._execute(request, now)
         if not is_stored:
             self.context.send(peer, Reply(number, True, error, result or {}))
         elif result is not None:
             self.answer(number, True, error, result)
-        while len(self._peers) > ANSWERS_KEPT:
-            oldest, _ = self._peers.popitem(last=False)
-            del self._answers[oldest]
+        while len(self._answers) > ANSWERS_KEPT:
+            del self._answers[next(iter(self._answers))]
 
     def _execute(self, request: Request, now: float) -> tuple[str, Json | None]:
         """The error and the result."""
@@ -82,10 +81,10 @@ class Clients:
 
     def answer(self, request: int, done: bool, error: str, result: Json) -> None:
         """Send the client the progress or the result of its request."""
-        if request in self._peers:
-            reply = Reply(request, done, error, result)
-            self._answers[request] = reply
-            self.context.send(self._peers[request], reply)
+        if request in self._answers:
+            peer, reply = self._answers[request][0], Reply(request, done, error, result)
+            self._answers[request] = peer, reply
+            self.context.send(peer, reply)
 
 
 def _how(error: DlctlError) -> Json:

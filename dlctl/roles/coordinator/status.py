@@ -11,6 +11,7 @@ from dlctl import messages as m
 from dlctl.algorithms.noise import noise_scale
 from dlctl.machine import Peer
 from dlctl.messages import Json
+from dlctl.problems import NAMED_MAX
 from dlctl.roles.coordinator import daemon_states, problems
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -71,8 +72,6 @@ def _count(metrics: Json, name: str) -> int:
 REPORT_S = 0.5
 ROW_S = 1.0
 """Between two rows of the run's time series, which is thinned out later (`runs/series.py`)."""
-TROUBLED_MAX = 8
-"""How many unhealthy daemons are named; the table of `status` has all."""
 RATE_S = 2.0
 """The window over which rates are measured."""
 
@@ -182,8 +181,8 @@ class StatusReport:
     def health(self) -> tuple[str, str]:
         """The state of a run that trains, and the unhealthy daemons as the reason."""
         troubled = [d.name for d in self.run.members.daemons.values() if d.state != "running"]
-        more = len(troubled) - TROUBLED_MAX
-        names = troubled[:TROUBLED_MAX] + ([f"and {more} more"] if more > 0 else [])
+        more = len(troubled) - NAMED_MAX
+        names = troubled[:NAMED_MAX] + ([f"and {more} more"] if more > 0 else [])
         return "degraded" if troubled else "running", ", ".join(names)
 
     def waiting(self, now: float) -> str:

@@ -173,15 +173,10 @@ class StreamPool(Leases):
 
     def progress(self) -> float | None:
         """Progress of the run, 0..1; None without a limit."""
-        parts = [
-            done / most
-            for done, most in (
-                (self.samples_done, self.samples_max),
-                (self.steps_done, self.steps_max),
-            )
-            if most < math.inf
-        ]
-        return min(1.0, max(parts)) if parts else None
+        if self.samples_max == self.steps_max == math.inf:
+            return None
+        done = (self.samples_done / self.samples_max, self.steps_done / self.steps_max)
+        return min(1.0, max(done))
 
     # ------------------------------------------------------------ persisted state
 

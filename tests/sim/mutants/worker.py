@@ -172,7 +172,7 @@ def trains_without_model(patch: Patch) -> None:
 
 @mutant(
     "a replica makes a step of its own while its optimiser is being saved", "AssertionError",
-    scenario="serverless", first=30,
+    scenario="serverless", first=62,
 )  # fmt: skip
 def stepped_while_it_is_saved(patch: Patch) -> None:
     honest = Engines.__init__
