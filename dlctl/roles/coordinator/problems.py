@@ -214,34 +214,16 @@ def _is_of_task(daemon: Daemon) -> bool:
 def _waits(
     members: Membership, ill: set[str], held: Sequence[str], now: float
 ) -> Iterator[Problem]:
-    """Waits that are worth a line, and the healthy daemons that others wait for."""
-    waits = dict(_edges(members, ill, held, now))
-    slow: dict[str, float] = {}
-    for name, targets in waits.items():
-        daemon = members.daemons[name]
-        since = daemon.waiting_since or now
-        shown = ", ".join(targets[: problems.NAMED_MAX])
-        yield _problem("daemon-waiting", daemon, since, phase=daemon.phase, waiting_for=shown)
-        for target in targets:
-            if target not in ill and target not in waits:
-                slow[target] = min(since, slow.get(target, since))
-    for name, since in slow.items():
-        waited_for = members.daemons.get(name)
-        phase = waited_for.phase if waited_for is not None else ""
-        yield Problem("daemon-slow", name, since, known(phase=phase))
-
-
-def _edges(
-    members: Membership, ill: set[str], held: Sequence[str], now: float
-) -> Iterator[tuple[str, list[str]]]:
-    """(waiting daemon, daemons that it waits for). A daemon that makes progress and waits for a
-    healthy one has ordinary messages in flight, and is left out.
+    """Waits that are worth a line, and the healthy daemons that others wait for. A daemon that
+    makes progress and waits for a healthy one has ordinary messages in flight, and is left out.
 
     held: daemons that the run as a whole waits for; to wait for the coordinator is to wait for
     these.
     """
     daemons = members.daemons.values()
     waits = {d.name: _waiting_for(d, held) for d in daemons if d.alive and d.waiting_for}
+    worth: dict[str, list[str]] = {}
+    slow: dict[str, float] = {}
     for name, targets in waits.items():
         daemon = members.daemons[name]
         since = daemon.waiting_since
@@ -249,7 +231,19 @@ def _edges(
             continue
         serious = sorted((t for t in targets if t in ill or t in waits), key=lambda t: t not in ill)
         if serious or not daemon.metrics.get("samples_per_s"):
-            yield name, serious or targets
+            worth[name] = serious or targets
+    for name, targets in worth.items():
+        daemon = members.daemons[name]
+        since = daemon.waiting_since or now
+        shown = ", ".join(targets[: problems.NAMED_MAX])
+        yield _problem("daemon-waiting", daemon, since, phase=daemon.phase, waiting_for=shown)
+        for target in targets:
+            if target not in ill and target not in worth:
+                slow[target] = min(since, slow.get(target, since))
+    for name, since in slow.items():
+        waited_for = members.daemons.get(name)
+        phase = waited_for.phase if waited_for is not None else ""
+        yield Problem("daemon-slow", name, since, known(phase=phase))
 
 
 def _waiting_for(daemon: Daemon, held: Sequence[str]) -> list[str]:

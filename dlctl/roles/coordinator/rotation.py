@@ -24,13 +24,11 @@ from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import REMOVAL, Scaling
 from dlctl.roles.protocol.context import COORDINATOR
 
-Answer = Callable[[int, bool, str, Json], None]
-"""As `Clients.answer`: the number of a request, whether it is done, the error, the result."""
-
 
 @dataclass(eq=False)
 class Rotation(Part):
-    answer: Answer
+    answer: Callable[[int, bool, str, Json], None]
+    """`Clients.answer`."""
     scheduler: LeaseScheduler
     scaling: Scaling
     _requests: list[int] = field(default_factory=list, init=False)

@@ -69,8 +69,11 @@ class SettingChanges:
         for key in texts:
             self._refuse_what_is_not_live(key)
         values = {key: self.live.parse(key, text) for key, text in texts.items()}
+        names = [*self.members.daemons, COORDINATOR]
         for pattern in patterns:
-            self._refuse_unknown_daemon(pattern)
+            if not fnmatch.filter(names, pattern):
+                meant = did_you_mean(pattern, names)
+                raise NotFound(f'no daemon is called "{pattern:.80}"; {meant}', hint="dlctl status")
         wanted: dict[str, Json] = {}
         for key, value in values.items():
             for name in self._having(key, patterns):
@@ -90,12 +93,6 @@ class SettingChanges:
                 f"{key} cannot change while a run is active: {' and '.join(found)} {are} in the "
                 "job file"
             )
-
-    def _refuse_unknown_daemon(self, pattern: str) -> None:
-        names = [*self.members.daemons, COORDINATOR]
-        if not fnmatch.filter(names, pattern):
-            meant = did_you_mean(pattern, names)
-            raise NotFound(f'no daemon is called "{pattern:.80}"; {meant}', hint="dlctl status")
 
     def _having(self, key: str, patterns: Sequence[str]) -> list[str]:
         """The daemons that have a setting. Raises UsageError if a pattern matches none of them."""

@@ -220,7 +220,7 @@ def nothing_noted_nothing_saved(patch: Patch) -> None:
 
 @mutant(
     "a group that has lost its model tries for ever", "LivenessChecker", scenario="toys",
-    first=238, seeds=1,
+    first=528, seeds=1,
 )  # fmt: skip
 def a_lost_model_is_waited_for(patch: Patch) -> None:
     patch.setattr(Groups, "_lose_model", lambda self, now: None)

@@ -121,7 +121,7 @@ def open_to_the_end(patch: Patch) -> None:
 
 @mutant(
     "who takes the place of a server that was closed for the last checkpoint is open",
-    "SavedChecker", scenario="stops", seeds=10, first=99,
+    "SavedChecker", scenario="stops", seeds=10, first=210,
 )  # fmt: skip
 def the_next_one_is_open(patch: Patch) -> None:
     honest = ShardProtocol.resume
