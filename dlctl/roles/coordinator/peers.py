@@ -12,7 +12,6 @@ from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.roles.coordinator.groups import LOST
-from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Control, RunState
 
 _TCP = re.compile(
@@ -38,8 +37,6 @@ class Peers:
     def __init__(self, run: RunState, control: Control) -> None:
         self.run = run
         self.control = control
-        self._number = 0
-        """Number of the newest list; workers ignore older lists."""
         shape = run.algorithm.shape
         self.has_links = "peers" in shape.links
         self._keeps_drained = shape.model == "mean"
@@ -50,8 +47,6 @@ class Peers:
         self._has_members = False
         self._list: tuple[tuple[int, int, str, bool], ...] | None = None
         """Slot, epoch, address, and whether it takes part."""
-        self._sent: dict[str, tuple[int, int]] = {}
-        """Worker -> its incarnation, and the number of the list that it was sent last."""
 
     def on_listening(self, peer: Peer, message: m.Listening, now: float) -> None:
         """Raises RemoteProtocolError for an invalid address, or if the method has no links between
@@ -67,7 +62,7 @@ class Peers:
         self.advance(now)
 
     def advance(self, now: float) -> None:
-        """Send the list to the workers that do not have it yet."""
+        """Send the list if it has changed: also a worker that was not on it before gets it."""
         members = self.run.members
         slots = set(members.live_slots())
         self._has_members |= bool(slots)
@@ -80,24 +75,21 @@ class Peers:
             for d in workers
             if d.alive and d.model_ready and (self._keeps_drained or not d.drained)
         )
-        if rows != self._list:
-            self._list, self._number = rows, self.run.context.next_number()
+        is_new, self._list = rows != self._list, rows
+        message = self._message() if is_new else None
         for worker in workers:
-            if worker.alive and worker.model_ready:
-                self._send_list(worker, now)
-            elif worker.name in self._sent:
-                del self._sent[worker.name]
-                self.run.context.retries.drop(("peers", worker.name))
+            key = ("peers", worker.name)
+            if not worker.alive or not worker.model_ready:
+                self.run.context.retries.drop(key)
+            elif message is not None:
+                self.run.context.ask(key, worker.name, message, now)
 
-    def _send_list(self, worker: Daemon, now: float) -> None:
-        newest = (worker.incarnation, self._number)
-        if self._sent.get(worker.name) == newest:
-            return
-        self._sent[worker.name] = newest
+    def _message(self) -> m.Peers:
+        """The list; workers ignore one of a lower number."""
         keyring = self.run.keyring
         columns = zip(*self._list, strict=True) if self._list else ((), (), (), ())
         slots, epochs, addresses, take_part = columns
         joining = tuple(slot for slot, at_work in zip(slots, take_part, strict=True) if not at_work)
         keys = tuple(keyring.public(f"worker-{slot}") if self.has_links else "" for slot in slots)
-        message = m.Peers(self._number, slots, joining, epochs, addresses, keys)
-        self.run.context.ask(("peers", worker.name), worker.name, message, now)
+        number = self.run.context.next_number()
+        return m.Peers(number, slots, joining, epochs, addresses, keys)
