@@ -99,12 +99,8 @@ class Quorums:
 
     def _decide(self, now: float) -> None:
         servers = self.run.members.of_role("server")
-        reports = [self._reports.get(server.index) for server in servers]
-        known = [
-            report
-            for server, report in zip(servers, reports, strict=True)
-            if report is not None and is_current(server, report.generation)
-        ]
+        reports = ((server, self._reports.get(server.index)) for server in servers)
+        known = [r for server, r in reports if r and is_current(server, r.generation)]
         if len(known) < len(servers) or self._is_under_way(known):
             return
         clock = max(report.clock for report in known)
@@ -150,7 +146,6 @@ class Quorums:
         of those behind if a chosen process has died.
         """
         if self.newest is None:
-            self._to_notify.clear()
             return
         clock, used = self.newest
         gone = frozenset(process for process in used if not self._is_alive(process))
@@ -159,8 +154,7 @@ class Quorums:
             self._to_notify.update(self._reports)
         notified, self._to_notify = self._to_notify, set()
         for shard in sorted(notified):
-            report = self._reports.get(shard)
-            if report is not None and report.clock <= clock:
+            if self._reports[shard].clock <= clock:
                 decided = m.Decided(clock, packed(used), packed(gone))
                 self.run.context.send(f"server-{shard}", decided)
 
