@@ -14,6 +14,7 @@ import logging
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,26 +74,25 @@ class WholeReplica(Replica):
         self.memory = RankMemory(self._file, self.layout.size())
         return self.memory.vector(PARAMETERS), True
 
-    def _swap(self, values: Tensor) -> None:
-        mine, other = self.vectors.parameters, self.vectors.seen_as(values.numpy())
-        if self.vectors.do("swap", mine, other) is None:
-            super()._swap(values)
-
     @contextmanager
     def _at(self, parameters: Array, averaged: Array) -> Iterator[None]:
-        with super()._at(parameters, averaged), ExitStack() as after:
+        values = self.vectors.holding(parameters)
+        place = self.memory.place(values)
+        assert place is not None
+        with super()._at(values, averaged), ExitStack() as after:
             if self.evaluates_on.type == "cpu":
-                after.callback(register_module_forward_hook(self._let_go).remove)
+                let_go = partial(self._let_go, place[0])
+                after.callback(register_module_forward_hook(let_go).remove)
             else:
                 self.model.to(self.evaluates_on)
                 after.callback(self.model.to, "cpu")
             yield
 
-    def _let_go(self, module: nn.Module, *_: Any) -> None:
-        """Unmap the values of a module that has been computed."""
+    def _let_go(self, number: int, module: nn.Module, *_: Any) -> None:
+        """Unmap the values of a module that has been computed; number: of the vector with them."""
         mine = set(module.parameters(recurse=False))
         places = zip(self._bound, self.layout.slices(TRAINED), strict=True)
-        self.memory.free(PARAMETERS, ((lo, hi) for (p, _), (_, lo, hi) in places if p in mine))
+        self.memory.free(number, ((lo, hi) for (p, _), (_, lo, hi) in places if p in mine))
 
 
 # ---------------------------------------------------------------- what every rank does

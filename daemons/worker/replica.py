@@ -11,7 +11,6 @@ Autograd keeps its own gradient tensors, which are copied to the flat vector onc
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,10 +33,6 @@ from dlctl.frozen import entries
 from dlctl.messages import Array
 from dlctl.vector import Vector
 
-log = logging.getLogger("dlctl")
-
-SWAPPED = 1 << 20
-"""Elements that are swapped at a time."""
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -100,7 +95,6 @@ class Replica:
         self.parameters: Vector = _own(self._vector)
         self._autocast = AUTOCAST[precision]
         self._compiled: Any = torch.compile(self.model) if compiled else None
-        self._is_shared = False
         self._parts: GradientParts | None = None
         """If gradients are summed while they are computed."""
 
@@ -110,7 +104,6 @@ class Replica:
         """
         self._place(vector)
         self._vector, self.parameters = vector, _own(vector)
-        self._is_shared = True
         self._changes.others_step()
 
     def _place(self, vector: Tensor) -> None:
@@ -119,6 +112,7 @@ class Replica:
             value.data = view
             if parameter.dtype is torch.float32:
                 parameter.data = view
+        self._cast()
 
     @cached_property
     def _gradient(self) -> Tensor:
@@ -160,8 +154,6 @@ class Replica:
 
     def check_finite(self) -> None:
         """Raises TaskError naming a parameter with a value that is NaN or infinite in float32."""
-        if all(bool(torch.isfinite(part).all()) for part in torch.split(self._vector, SWAPPED)):
-            return
         for entry, lo, hi in self.layout.slices(TRAINED):
             wrong = hi - lo - int(torch.isfinite(self._vector[lo:hi]).sum())
             if wrong:
@@ -177,7 +169,7 @@ class Replica:
     def try_batch(self, batch: Any) -> None:
         """Compute the gradient of one batch to measure its memory, and discard it. Raises
         TaskError."""
-        with self._restored():
+        with self._placed(self._vector.clone()):
             self.forget_gradients()
             self.backward(batch, is_trial=True)
             self.gradients()
@@ -356,43 +348,20 @@ class Replica:
 
     @contextmanager
     def _at(self, parameters: Array, averaged: Array) -> Iterator[None]:
-        """Within this, the model has these values and is in eval mode. Meanwhile `parameters` holds
-        the model's own values: there may be no memory for another copy.
+        """Within this, the model has these values and is in eval mode. On the CPU they are where
+        `parameters` is: there may be no memory for another copy.
         """
         values = torch.from_numpy(parameters if parameters.flags.writeable else parameters.copy())
-        with self._apart(), self._restored(values), torch.no_grad():
-            self._swap(values)
+        with self._placed(values.to(self.device)), torch.no_grad():
             self.load_averaged(averaged)
-            self._cast()
             self._set_mode(training=False)
             yield
 
-    def _swap(self, values: Tensor) -> None:
-        """Swap these values with the model's."""
-        _swap(self._vector, values)
-
     @contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Within this, a shared model is private: other processes do not see what is written."""
-        if not self._is_shared:
-            yield
-            return
-        shared = self._vector
-        self._vector = torch.zeros_like(shared)
-        self._place(self._vector)
-        try:
-            yield
-        finally:
-            self._vector = shared
-            self._place(shared)
-
-    @contextmanager
-    def _restored(self, swapped: Tensor | None = None) -> Iterator[None]:
-        """Restore values, modes and RNG states at the end. swapped: the vector that will hold the
-        parameters meanwhile; None: clone them.
+    def _placed(self, vector: Tensor) -> Iterator[None]:
+        """Within this, the model's values are in this vector. At the end its own are back, with the
+        buffers, modes and RNG states.
         """
-        vector = self._vector.clone() if swapped is None else swapped
-        masters = [(p, p.detach().clone()) for p, _ in self._bound if p.dtype is not torch.float32]
         buffers = [
             (module, key, buffer, buffer.detach().clone())
             for module in self.model.modules()
@@ -403,30 +372,17 @@ class Replica:
         python_state, numpy_state = random.getstate(), np.random.get_state()
         try:
             with torch.random.fork_rng(devices=devices):
+                self._place(vector)
                 yield
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
-            self._swap(vector)
-            for parameter, view in self._bound:
-                if parameter.dtype is torch.float32:
-                    parameter.data = view
-            for parameter, values in masters:
-                parameter.data.copy_(values)
+            self._place(self._vector)
             for module, key, buffer, values in buffers:
                 buffer.detach().copy_(values)
                 setattr(module, key, buffer)
             for module, mode in modes:
                 module.training = mode
-
-
-def _swap(a: Tensor, b: Tensor) -> None:
-    """Swap the values of two vectors, on any devices."""
-    for lo in range(0, len(a), SWAPPED):
-        cut = slice(lo, lo + SWAPPED)
-        before = a[cut].clone()
-        a[cut] = b[cut].to(a.device)
-        b[cut] = before.to(b.device)
 
 
 def in_numbers(loss: Loss) -> Measured:
