@@ -22,11 +22,12 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from daemons.loop import Loop
+from daemons.worker.data import Loaded
 from daemons.worker.failures import ProcessLost, failure_of
 from daemons.worker.ranks import Ranks, RanksEnded
 from daemons.worker.replica import Replica
@@ -69,17 +70,6 @@ from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 log = logging.getLogger("dlctl")
 TEXT_CHARS_MAX = 8_000
 """At most 4 bytes each: they fit into a message's header."""
-
-
-class Loaded(NamedTuple):
-    """The batches of a step."""
-
-    batches: list[tuple[Any, float]]
-    """Each with its fraction of the step's samples."""
-    samples: int
-    bad: Any
-    """The samples that failed to load."""
-    ended_after: int | None
 
 
 class ComputeThread:
@@ -305,7 +295,7 @@ class ComputeThread:
         self._named.clear()
         for number in range(effect.number, effect.number + effect.count):
             with explained(self._job, self._loader.batch_size):
-                loaded = self._load(*place, number, effect.shard)
+                loaded = self._loader.step(*place, number, effect.shard)
             self._named[(*place, number)] = loaded
             if loaded.ended_after is not None:
                 break
@@ -321,11 +311,6 @@ class ComputeThread:
                 f"the rows that evaluate reads have not arrived for {EVALUATE_S_MAX:.0f} s",
                 hint="`dlctl why` shows what the servers that have them wait for",
             ) from None
-
-    def _load(self, data_epoch: int, start: int, stop: int, number: int, shard: int) -> Loaded:
-        batches = self._loader.step(data_epoch, start, stop, number, shard)
-        samples = self._loader.samples - len(self._loader.bad)
-        return Loaded(batches, samples, self._loader.bad, self._loader.ended_after)
 
     def _run_engine(self, effect: RunEngine) -> EngineRan:
         assert self._engine is not None
@@ -373,7 +358,7 @@ class ComputeThread:
             if taken is not None:
                 return taken
         place = (effect.data_epoch, effect.start, effect.stop, number)
-        loaded = self._named.get(place) or self._load(*place, effect.shard)
+        loaded = self._named.get(place) or self._loader.step(*place, effect.shard)
         batches = loaded.batches
         failed = tuple(FailedSample(number, *bad) for bad in loaded.bad)
         if not batches and failed:

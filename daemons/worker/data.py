@@ -82,9 +82,6 @@ class PortionLoader:
         self.batch_size = batch_size
         self._accumulate, self._pieces = accumulate, pieces
         self._seed = seed
-        self.bad: tuple[BadSample, ...] = ()
-        """The samples that the batches of the newest step leave out; it may have no batches then.
-        """
         self._batches: list[Any] = []
         """Of the current pass. The loader has this list."""
         # With a shared generator every portion would shift the replica's dropout.
@@ -93,7 +90,7 @@ class PortionLoader:
         self._place = place
         self._processes: list[BaseProcess] = []
         self._waits = False
-        self._stream: Iterator[Any] = iter(())
+        self._stream: Iterator[Made | TaskError] = iter(())
         self._next: tuple[int, ...] | None = None
         """The arguments of the step whose batches come next from the stream."""
 
@@ -118,35 +115,28 @@ class PortionLoader:
 
     shards = 0
     """Of a stream; 0: this is none."""
-    samples = 0
-    """Of the newest step, including those that failed to load."""
-    ended_after: int | None = None
-    """The samples of the newest step, if a stream ended within it; always None here."""
 
-    def step(
-        self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1
-    ) -> list[tuple[Any, float]]:
-        """The batches of step `number` (from 0) of samples [start, stop), cut by `slice_bounds`,
-        each with its fraction of the step's samples.
+    def step(self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1) -> Loaded:
+        """The batches of step `number` (from 0) of samples [start, stop), cut by `slice_bounds`.
 
         The batches of a portion are prefetched in order; any other order costs a restart. shard:
-        the client, if the dataset is cut into clients. Raises TaskError for what the dataset
-        raises, LoaderLost if a loader process has exited.
+        of the stream, or the client, if the dataset is cut into clients. Raises TaskError for what
+        the dataset raises, LoaderLost if a loader process has exited.
         """
-        shard = shard if self.clients is not None else -1
-        assert shard >= 0 or stop <= self.order.length
-        sizes = [hi - lo for lo, hi in self._seek(data_epoch, start, stop, number, shard)]
-        samples = self.samples = sum(sizes)
-        loaded = [self._load() for _ in sizes]
-        self.bad = tuple(bad for each in loaded if type(each) is Sifted for bad in each.bad)
-        if not self.bad:
-            return [(batch, size / samples) for batch, size in zip(loaded, sizes, strict=True)]
-        left = [
-            (each.batch, size - len(each.bad)) if type(each) is Sifted else (each, size)
-            for each, size in zip(loaded, sizes, strict=True)
-        ]
-        samples = sum(size for _, size in left)
-        return [(batch, size / samples) for batch, size in left if size]
+        found: list[tuple[Any, int]] = []
+        bad: tuple[BadSample, ...] = ()
+        has_ended = False
+        for lo, hi in self._seek(data_epoch, start, stop, number, shard):
+            made = self._load()
+            bad += made.bad
+            if made.samples:
+                found.append((made.batch, made.samples))
+            if made.samples + len(made.bad) < hi - lo:
+                has_ended, self._next = True, None
+                break
+        samples = sum(count for _, count in found)
+        batches = [(batch, count / samples) for batch, count in found]
+        return Loaded(batches, samples, bad, samples if has_ended else None)
 
     def _seek(
         self, data_epoch: int, start: int, stop: int, number: int, shard: int
@@ -180,15 +170,16 @@ class PortionLoader:
     ) -> list[Any]:
         """What `Batching.batch` needs for each of these batches of a portion."""
         if self.clients is None or shard < 0:
+            assert stop <= self.order.length
             rows = self.order.rows(data_epoch, start, stop)
         else:
             rows = self.clients.rows(data_epoch, shard, start, stop)
         return [rows[lo:hi] for lo, hi in bounds]
 
-    def _load(self) -> Any:
+    def _load(self) -> Made:
         try:
             self._waits = True
-            batch = next(self._stream)
+            made = next(self._stream)
         except Exception as error:
             self._next = None
             if not self._processes:
@@ -196,10 +187,10 @@ class PortionLoader:
             raise self._blame(error) from error
         finally:
             self._waits = False
-        if isinstance(batch, TaskError):
+        if isinstance(made, TaskError):
             self._next = None
-            raise batch
-        return batch
+            raise made
+        return made
 
     def waits_for(self) -> tuple[str, str] | None:
         """(file:line of the dataset, text for the log), while a batch of the processes is awaited;
@@ -274,12 +265,26 @@ class BadSample(NamedTuple):
     """The traceback."""
 
 
-class Sifted(NamedTuple):
-    """A batch without the samples that failed to load."""
+class Made(NamedTuple):
+    """A batch, from `Batching`."""
 
     batch: Any
-    """None: no sample is left."""
+    """None: it has no samples."""
+    samples: int
+    """Fewer than wanted, if some are bad or a stream's shard has ended."""
+    bad: tuple[BadSample, ...] = ()
+
+
+class Loaded(NamedTuple):
+    """The batches of a step."""
+
+    batches: list[tuple[Any, float]]
+    """Each with its fraction of the step's samples."""
+    samples: int
     bad: tuple[BadSample, ...]
+    """Those that the batches leave out."""
+    ended_after: int | None
+    """The step's samples, if a stream's shard ended within it."""
 
 
 class Batching(Dataset[Any], ABC):
@@ -294,15 +299,15 @@ class Batching(Dataset[Any], ABC):
         """One batch, collated, as a list of one: the interface of torch's DataLoader."""
         return [self.batch(wanted)]
 
-    def batch(self, wanted: Any) -> Any:
-        """The wanted samples, collated; a TaskError is returned."""
+    def batch(self, wanted: Any) -> Made | TaskError:
+        """The wanted samples, collated."""
         try:
             return self._made(wanted)
         except TaskError as error:
             return error.with_traceback(None)
 
     @abstractmethod
-    def _made(self, wanted: Any) -> Any:
+    def _made(self, wanted: Any) -> Made:
         """Raises TaskError."""
 
 
@@ -326,20 +331,19 @@ class _Guarded(Batching):
             is_plain = all(type(t) is Tensor and t.layout is torch.strided for t in dataset.tensors)
             self._tensors = dataset.tensors if is_plain else ()
 
-    def _made(self, rows: Rows) -> Any:
-        """The samples at `rows`, collated; `Sifted` if some failed to load and the job tolerates
-        that."""
+    def _made(self, rows: Rows) -> Made:
+        """The samples at `rows`; some are left out if the job tolerates that they fail to load."""
         if self._tensors:
             # Converting a list of numbers would take as long as all the rest.
             where = torch.from_numpy(rows)
             with calling("making a batch of samples", self._place):
-                return [t.index_select(0, where.to(t.device)) for t in self._tensors]
+                batch = [t.index_select(0, where.to(t.device)) for t in self._tensors]
+            return Made(batch, len(rows))
         samples, bad = self._sifted(rows.tolist())
         if not samples:
-            return Sifted(None, bad)
+            return Made(None, 0, bad)
         with calling("making a batch of samples", self._place):
-            batch = self._collate(samples)
-        return Sifted(batch, bad) if bad else batch
+            return Made(self._collate(samples), len(rows) - len(bad), bad)
 
     def _sifted(self, indices: list[int]) -> tuple[list[Any], tuple[BadSample, ...]]:
         """The samples, and those whose failure is tolerated."""

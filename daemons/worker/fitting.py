@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from daemons.worker.data import PortionLoader
+from daemons.worker.data import Loaded, PortionLoader
 from daemons.worker.failures import explained, is_for_want_of_memory
 from daemons.worker.replica import Replica
 from dlctl import placement
@@ -58,16 +58,16 @@ def batch_size(job: JobFile, replica: Replica, loader: PortionLoader) -> int:
     size, found = min(FIRST, most), 0
     while 0 < size <= most:
         begun = time.monotonic()
-        fits = _fits(job, replica, loader, size, memory)
+        loaded = _that_fits(job, replica, loader, size, memory)
         took_s = time.monotonic() - begun
-        if not fits:
+        if loaded is None:
             if found or size == 1:
                 break
             most = size = size // 2
             continue
         found = size
         if (
-            loader.ended_after is not None
+            loaded.ended_after is not None
             or not memory.has_room_for_twice
             or (memory.is_of_cpu and took_s > SLOW_S)
         ):
@@ -88,24 +88,25 @@ def _sharers(job: JobFile) -> int:
     return -(-workers // max(1, gpus))
 
 
-def _fits(
+def _that_fits(
     job: JobFile, replica: Replica, loader: PortionLoader, size: int, memory: _Memory
-) -> bool:
-    """Try one size. Raises TaskError if not even one sample fits."""
+) -> Loaded | None:
+    """A step of this size; None: it does not fit. Raises TaskError if not even one sample fits."""
     loader.resize(size)
     try:
         with explained(job, size):
             memory.begin()
-            for batch, _ in loader.step(0, 0, size, 0, shard=0):
+            loaded = loader.step(0, 0, size, 0, shard=0)
+            for batch, _ in loaded.batches:
                 replica.try_batch(batch)
-            return memory.end()
+            return loaded if memory.end() else None
     except Exception as error:
         if size == 1 or not is_for_want_of_memory(error):
             raise
     finally:
         replica.forget_gradients()
     gc.collect()  # Free what the error references.
-    return False
+    return None
 
 
 class _Memory:

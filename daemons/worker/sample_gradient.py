@@ -74,7 +74,7 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     total = np.zeros(replica.layout.size(), np.float32)
     before = to_host(replica.parameters).copy()
     for number in range(-(-samples // step_samples)):
-        loaded = loader.step(0, 0, samples, number, shard=0)
+        loaded = loader.step(0, 0, samples, number, shard=0).batches
         if not loaded:
             continue  # All samples are bad, or the stream has ended.
         step = stepper.step(loaded, own_lr=own_lr, gather=own_lr is None)

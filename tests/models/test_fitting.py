@@ -98,7 +98,7 @@ def test_it_doubles_until_there_is_no_memory(built, room, found, tried):
     stepper, loader, _, size, *_ = built(NO_ROOM.format(room))
     assert (size, loader.batch_size) == (found, found)
     assert sizes_tried() == tried
-    step = stepper.step(loader.step(0, 0, 4096, 0))
+    step = stepper.step(loader.step(0, 0, 4096, 0).batches)
     assert step.is_usable
 
 
@@ -166,7 +166,7 @@ def test_nothing_of_it_stays(built):
         replica = stepper.replica
         drawn = [float(torch.rand(())), random.random(), float(np.random.random())]
         before = [replica.parameters.tolist(), replica.averaged().tolist(), replica.model.training]
-        step = stepper.step(loader.step(1, 0, 64, 0))
+        step = stepper.step(loader.step(1, 0, 64, 0).batches)
         assert step.gradient is not None
         after = [step.loss, step.gradient.tolist(), replica.averaged().tolist()]
         return [*drawn, *before, *after]
