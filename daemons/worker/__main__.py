@@ -52,7 +52,7 @@ class Main:
 
     def end(self, _: int) -> None:
         """End the task's code, if it was ever loaded."""
-        if self.computes is not None and "daemons.worker.task" in sys.modules:
+        if self.computes is not None:
             end_user_code(self.computes.finish)
 
     def _messages(self) -> None:

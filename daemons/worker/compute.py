@@ -27,11 +27,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from daemons.loop import Loop
-from daemons.worker.data import Loaded
-from daemons.worker.failures import ProcessLost, failure_of
+from daemons.worker.building import build, make_engine
+from daemons.worker.data import Loaded, no_errors_from_signals
+from daemons.worker.failures import ProcessLost, explained, failure_of
+from daemons.worker.frozen import FrozenFile
+from daemons.worker.hogwild_ranks import Ahead
 from daemons.worker.ranks import Ranks, RanksEnded
 from daemons.worker.replica import Replica
-from daemons.worker.task import TaskError, plain
+from daemons.worker.shared_model import share
+from daemons.worker.task import TaskError, plain, whereabouts
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
@@ -151,8 +155,6 @@ class ComputeThread:
 
     def _locate(self, _: LocateTask) -> None:
         """Log where the task hangs, and notify the role."""
-        from daemons.worker.task import whereabouts
-
         place, stack = whereabouts(self._thread)
         if waits := self._loader is not None and self._loader.waits_for():
             place, text = waits
@@ -199,11 +201,6 @@ class ComputeThread:
             return failure_of(error)
 
     def _build(self, effect: BuildModel) -> ModelBuilt:
-        # torch takes seconds to import and is needed in this thread only.
-        from daemons.worker.building import build, make_engine
-        from daemons.worker.data import no_errors_from_signals
-        from daemons.worker.frozen import FrozenFile
-
         if self._thread is threading.main_thread():
             no_errors_from_signals()
         if self._ranks is not None:
@@ -219,8 +216,6 @@ class ComputeThread:
         self._replica = replica
         mark = None
         if self._shares:
-            from daemons.worker.shared_model import share
-
             shared = share(replica, self._place[0])
             whose = "this worker" if shared.is_new else "another worker"
             log.info("the model is in shared memory that %s created", whose)
@@ -230,8 +225,6 @@ class ComputeThread:
         self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
         if self._ranks is not None and self._job.replica.hogwild > 1:
-            from daemons.worker.hogwild_ranks import Ahead
-
             self._ahead = Ahead(self._ranks, replica)
         if self._engine_name:
             engine, ranks = self._engine_name, self._ranks
@@ -253,8 +246,6 @@ class ComputeThread:
 
     def _compute(self, effect: Compute) -> Computed:
         """Compute the batches of an effect, up to the first unusable one."""
-        from daemons.worker.failures import explained
-
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
         with explained(self._job, self._loader.batch_size):
@@ -287,8 +278,6 @@ class ComputeThread:
 
     def _name_rows(self, effect: NameRows) -> RowsNamed:
         """Load the batches and keep them for `Compute`."""
-        from daemons.worker.failures import explained
-
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
         place = (effect.data_epoch, effect.start, effect.stop)

@@ -26,7 +26,7 @@ from typing import Any
 
 from daemons.log_tail import LINE_CHARS_MAX, LINES
 from daemons.worker.failures import KILLED, ProcessLost, how_it_ended
-from daemons.worker.rank_group import BUILT, MET, Said, receive, send
+from daemons.worker.rank_group import BUILT, MET, Said, join_group, receive, send
 from dlctl.machine import Event
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import TaskFailed
@@ -105,8 +105,6 @@ class Ranks:
         """torch.distributed's group, once all ranks have joined it; device: of its tensors. Raises
         RanksEnded.
         """
-        from daemons.worker.rank_group import join_group
-
         self._await(BUILT, "to build its model", self._begun + self._ready_s)
         deadline = time.monotonic() + MEET_S
         self._send_all("meet", [((), {"limit_s": MEET_S, "device": device})] * len(self._ranks))
