@@ -618,8 +618,12 @@ def _place(thing: object) -> str | None:
 def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         shape = ", ".join(map(str, value.shape))
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape [{shape}]"
+        return f"a {dtype_name(value)} tensor of shape [{shape}]"
     return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _taken(function: Callable[..., Any], behind_them: int = 2) -> tuple[str, ...]:
