@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import queue
 import sys
 import threading
@@ -350,13 +349,9 @@ class ComputeThread:
         loaded = self._named.get(place) or self._loader.step(*place, effect.shard)
         batches = loaded.batches
         failed = tuple(FailedSample(number, *bad) for bad in loaded.bad)
-        if not batches and failed:
-            return Computed(
-                math.nan, None, self._averaged, math.nan, is_usable=False, is_skipped=True,
-                failed=failed,
-            )  # fmt: skip
         if not batches:
-            return Computed.of_nothing(self._averaged)
+            nothing = Computed.of_nothing(self._averaged)
+            return replace(nothing, failed=failed, ended_after=loaded.ended_after)
         step = self._stepper.step(
             batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
             epoch=effect.data_epoch, pull=effect.pull, fresh=is_fresh,
@@ -397,21 +392,16 @@ class ComputeThread:
         return EvaluationRun(effect.evaluation, metrics)
 
 
-class _Copied(io.TextIOBase):
-    """Forwards output to a stream, and keeps its beginning."""
+class _Copied(io.StringIO):
+    """Keeps what is printed, and prints it."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.kept = ""
+    def __init__(self) -> None:
+        super().__init__()
+        self._stream = sys.stdout
 
     def write(self, text: str) -> int:
-        if len(self.kept) <= TEXT_CHARS_MAX:
-            self.kept += text[:TEXT_CHARS_MAX]
         self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
+        return super().write(text)
 
 
 def run_finish(
@@ -421,13 +411,12 @@ def run_finish(
 
     An error is only logged as a warning: no training depends on it.
     """
-    printed, returned, failed = _Copied(sys.stdout), "", ""
+    printed, returned, failed = _Copied(), "", ""
     try:
         with redirect_stdout(printed):
             returned = replica.finish(parameters, averaged, metrics)
     except TaskError as error:
         failed = failure_of(error).error
         log.warning("%s", failed, extra={"detail": error.detail})
-    printed.flush()
-    parts = (printed.kept.rstrip("\n"), returned)
+    parts = (printed.getvalue().rstrip("\n"), returned)
     return plain("\n".join(filter(None, parts)), TEXT_CHARS_MAX), failed
