@@ -214,10 +214,16 @@ class Replica:
 
     def gradients(self) -> list[Tensor | None]:
         """Take the gradients from autograd: float32, one for each of `values`."""
-        return [
-            gradient if gradient is None or gradient.dtype is torch.float32 else gradient.float()
-            for gradient in self._gradients()
-        ]
+        self._changes.end()
+        found = []
+        for parameter, view in self._bound:
+            gradient, parameter.grad = parameter.grad, None
+            if parameter.dtype is torch.float32 and parameter.data_ptr() != view.data_ptr():
+                # The user's code has moved the parameter to other memory (`flatten_parameters`).
+                view.copy_(parameter.detach())
+                parameter.data = view
+            found.append(gradient if gradient is None else gradient.float())
+        return found
 
     def gathered(self, gradients: Sequence[Tensor | None]) -> Vector:
         """The flat gradient, float32[d], with zeros for missing ones."""
@@ -261,18 +267,6 @@ class Replica:
         for parameter, view in self._bound:
             if parameter.dtype is not torch.float32:
                 parameter.data.copy_(view)
-
-    def _gradients(self) -> Iterator[Tensor | None]:
-        """Take the gradient of each parameter."""
-        self._changes.end()
-        for parameter, view in self._bound:
-            gradient, parameter.grad = parameter.grad, None
-            is_view = parameter.dtype is torch.float32
-            if is_view and parameter.data_ptr() != view.data_ptr():
-                # The user's code has moved the parameter to other memory (`flatten_parameters`).
-                view.copy_(parameter.detach())
-                parameter.data = view
-            yield gradient
 
     # ---------------------------------------------------------------- buffers and what is frozen
 
