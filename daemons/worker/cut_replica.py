@@ -269,7 +269,7 @@ class CutStepper:
         self.inner = self._mine.inner
 
     def _work(self, order: Json) -> list[Answer]:
-        """All ranks do their parts of the work. Raises RankLost, as this may be any thread."""
+        """All ranks do their parts of the work. Raises ProcessLost, as this may be any thread."""
         try:
             with self._ranks.same("work", **order) as answers:
                 mine = self._share.work(**order)
