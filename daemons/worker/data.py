@@ -16,13 +16,13 @@ from multiprocessing.process import BaseProcess
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default_collate
 
 from daemons.worker.failures import KILLED, ProcessLost, how_it_ended
 from daemons.worker.orders import Draw, Order, Rows
+from daemons.worker.replica import seed_of
 from daemons.worker.task import TaskError, blame, calling
 from dlctl.clients import Clients
 from dlctl.flat import slice_bounds
@@ -41,12 +41,6 @@ def no_errors_from_signals() -> None:
     at any point of the main thread, also in dlctl's code. The missing batch shows it as well.
     """
     _utils.signal_handling._SIGCHLD_handler_set = True
-
-
-class LoaderLost(ProcessLost):
-    """A data loader process has exited: torch checks for that every 5 s. Its unfinished batch is
-    lost, and torch does not start another process: the worker is replaced.
-    """
 
 
 class PortionLoader:
@@ -110,8 +104,7 @@ class PortionLoader:
 
         The order of the samples depends on the job's seed alone, and does not change.
         """
-        sequence = np.random.SeedSequence([self._seed, slot, epoch])
-        self._generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        self._generator.manual_seed(seed_of(self._seed, slot, epoch))
 
     shards = 0
     """Of a stream; 0: this is none."""
@@ -121,7 +114,7 @@ class PortionLoader:
 
         The batches of a portion are prefetched in order; any other order costs a restart. shard:
         of the stream, or the client, if the dataset is cut into clients. Raises TaskError for what
-        the dataset raises, LoaderLost if a loader process has exited.
+        the dataset raises, ProcessLost if a loader process has exited.
         """
         found: list[tuple[Any, int]] = []
         bad: tuple[BadSample, ...] = ()
@@ -204,16 +197,18 @@ class PortionLoader:
     def _pids(self) -> str:
         return f"pids {', '.join(str(process.pid) for process in self._processes)}"
 
-    def _blame(self, error: Exception) -> LoaderLost:
-        """The cause of an error that torch raises while it waits for the processes."""
+    def _blame(self, error: Exception) -> ProcessLost:
+        """The cause of an error that torch raises while it waits for the processes. It checks every
+        5 s whether one has exited, and does not start another: the worker is replaced.
+        """
         wait([process.sentinel for process in self._processes], BLAME_S)
         for process in self._processes:
             if (status := process.exitcode) is not None:
                 text = f"data loader process {process.pid} {how_it_ended(status)}"
                 if status == KILLED[0]:
                     text += "; if memory ran out (dmesg shows it), lower workers.loader_processes"
-                return LoaderLost(text, by_itself=status not in KILLED)
-        return LoaderLost(f"no batch from the data loaders, {self._pids}: {error}")
+                return ProcessLost(text, by_itself=status not in KILLED)
+        return ProcessLost(f"no batch from the data loaders, {self._pids}: {error}")
 
     def close(self) -> None:
         """End the loader's processes."""
@@ -240,20 +235,15 @@ class PortionLoader:
         # Its generator is on the CPU. Setting the device slows its processes down, so this is done
         # only if the task has changed the default device.
         is_default = torch.get_default_device().type == "cpu"
-        with nullcontext() if is_default else _CPU:
-            self._begin_pass(self._loader)
-
-    def _begin_pass(self, loader: DataLoader[Any]) -> None:
-        if self._processes:
-            try:
-                self._stream = iter(loader)
-            except Exception as error:
-                raise self._blame(error) from error
-            return
         others = {*multiprocessing.active_children()}
-        with calling("starting to load the data"):
-            self._stream = iter(loader)
-        self._processes = [*{*multiprocessing.active_children()} - others]
+        try:
+            with nullcontext() if is_default else _CPU:
+                self._stream = iter(self._loader)
+        except Exception as error:
+            if self._processes:
+                raise self._blame(error) from error
+            raise blame("starting to load the data", error) from error
+        self._processes += {*multiprocessing.active_children()} - others
 
 
 class BadSample(NamedTuple):
@@ -353,33 +343,26 @@ class _Guarded(Batching):
                 with calling("task.dataset().__getitems__", self._place):
                     return list(at_once(indices)), ()
         except TaskError as error:
-            if not self._may_fail(error):
+            if not self._may_fail(error.__cause__):
                 raise
         samples, bad = [], []
         for index in indices:
             try:
-                samples.append(self._sample(index))
-            except TaskError as error:
+                samples.append(self._dataset[index])
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                failed = blame(f"task.dataset()[{index}]", error, self._place)
                 if not self._may_fail(error):
-                    raise
-                where = f" ({error.where})" if error.where else ""
-                bad.append(BadSample(index, f"{error.message}{where}", error.detail))
+                    raise failed from error
+                where = f" ({failed.where})" if failed.where else ""
+                bad.append(BadSample(index, f"{failed.message}{where}", failed.detail))
         return samples, tuple(bad)
 
-    def _may_fail(self, error: TaskError) -> bool:
+    def _may_fail(self, error: BaseException | None) -> bool:
         """Whether the batch leaves out the sample; not if the process may be the cause."""
-        cause = error.__cause__
-        return (
-            self._tolerant and isinstance(cause, Exception) and not isinstance(cause, MemoryError)
-        )
-
-    def _sample(self, index: int) -> Any:
-        try:
-            return self._dataset[index]
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise blame(f"task.dataset()[{index}]", error, self._place) from error
+        is_of_process = not isinstance(error, Exception) or isinstance(error, MemoryError)
+        return self._tolerant and not is_of_process
 
 
 def _leave_signals_to_the_worker(_: int) -> None:

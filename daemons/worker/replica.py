@@ -149,8 +149,7 @@ class Replica:
 
         The loader processes have their own seed: `PortionLoader.reseed`.
         """
-        sequence = np.random.SeedSequence([self.seed, slot, epoch, *[rank][: rank > 0]])
-        seed_all(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        seed_all(seed_of(self.seed, slot, epoch, *[rank][: rank > 0]))
 
     def check_finite(self) -> None:
         """Raises TaskError naming a parameter with a value that is NaN or infinite in float32."""
@@ -362,15 +361,11 @@ class Replica:
             for key, buffer in module.named_buffers(recurse=False)
         ]
         modes = [(module, module.training) for module in self.model.modules()]
-        devices = [self.device] if self.device.type == "cuda" else []
-        python_state, numpy_state = random.getstate(), np.random.get_state()
         try:
-            with torch.random.fork_rng(devices=devices):
+            with generators_kept([self.device] if self.device.type == "cuda" else []):
                 self._place(vector)
                 yield
         finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
             self._place(self._vector)
             for module, key, buffer, values in buffers:
                 buffer.detach().copy_(values)
@@ -439,6 +434,25 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
+
+
+def seed_of(*numbers: int) -> int:
+    """A seed that depends on all of these."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+@contextmanager
+def generators_kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Restore the states of all generators at the end: torch's on the CPU and on these GPUs,
+    numpy's and Python's.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 # ---------------------------------------------------------------- vectors

@@ -18,7 +18,8 @@ import torch
 from stepping import batch_of
 from torch.utils.data import Dataset, TensorDataset
 
-from daemons.worker.data import LoaderLost, PortionLoader
+from daemons.worker.data import PortionLoader
+from daemons.worker.failures import ProcessLost
 from daemons.worker.task import TaskError
 
 # torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.
@@ -251,7 +252,7 @@ def leave_this_process() -> None:
 )
 def test_a_loader_process_that_ends_is_no_error_of_the_task(does, how, code):
     data = PortionLoader(Faulty(does), batch_size=4, seed=0, shuffle=False, processes=1)
-    with pytest.raises(LoaderLost) as caught:
+    with pytest.raises(ProcessLost) as caught:
         batch_of(data, 0, 12, 16, 0)
     data.close()
     error = caught.value
@@ -277,7 +278,7 @@ def test_what_is_waited_for_is_named_while_no_batch_comes():
         pid = int(text.rpartition(" ")[2])
         assert text == f"waiting for a batch from the data loaders, pids {pid}"
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(LoaderLost, match=rf"process {pid} was killed by SIGKILL"):
+        with pytest.raises(ProcessLost, match=rf"process {pid} was killed by SIGKILL"):
             batch.result(timeout=30)
     assert data.waits_for() is None
     data.close()
