@@ -357,16 +357,13 @@ class ComputeThread:
             epoch=effect.data_epoch, pull=effect.pull, fresh=is_fresh,
             samples=loaded.samples, **self._sums if effect.sums else {},
         )  # fmt: skip
-        computed = Computed(
+        if self._averaged.size:
+            self._keep_or_restore(is_good=step.is_usable)
+        return Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
             is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),
-            failed=failed,
-            ended_after=loaded.ended_after,
+            failed=failed, ended_after=loaded.ended_after,
         )  # fmt: skip
-        if not self._averaged.size:
-            return computed
-        self._keep_or_restore(is_good=step.is_usable)
-        return replace(computed, averaged=self._averaged)
 
     def _keep_or_restore(self, *, is_good: bool) -> None:
         """Undo what a poisoned batch did to the buffers: a running mean that was NaN once stays NaN

@@ -69,10 +69,9 @@ def explained(job: JobFile, batch_size: int) -> Iterator[None]:
     except Exception as error:
         if not is_for_want_of_memory(error):
             raise
-        is_of_task = isinstance(error, TaskError)
         failed = error if isinstance(error, TaskError) else blame("a step", error)
         failed.hint = advice(job, batch_size)
-        raise failed from (error.__cause__ if is_of_task else error)
+        raise failed from failed.__cause__ or error
 
 
 def is_for_want_of_memory(error: BaseException | None) -> bool:

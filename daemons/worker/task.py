@@ -331,9 +331,7 @@ class Task:
         self._call("parallelize", model, mesh)
 
     def evaluate(self, model: nn.Module, rows: ReadRows | None = None) -> dict[str, float]:
-        """The task's metrics, at most `METRICS_MAX`; {} if it has no `evaluate`."""
-        if not self.has("evaluate"):
-            return {}
+        """The task's metrics, at most `METRICS_MAX`."""
         metrics = self._call("evaluate", model, **self._with_rows("evaluate", 1, rows))
         self._check_metrics("evaluate", metrics)
         return {key: number_of(value) for key, value in metrics.items()}
