@@ -108,9 +108,6 @@ def serve(main: Main, context: process.DaemonContext) -> int:
         code = loop.run(machine)
     except ProcessLost as error:
         log.error("%s", error.message, extra={"detail": error.detail})
-        log.info(
-            "exit %d: a process of this replica has exited, so all of them exit", error.exit_code
-        )
         code = error.exit_code
     if ranks is not None:
         ranks.end()

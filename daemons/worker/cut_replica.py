@@ -26,7 +26,6 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from daemons.worker import nests
 from daemons.worker.cutting import cut_by_fsdp, cut_by_tensors, pieces, without_values
-from daemons.worker.failures import explained
 from daemons.worker.part import Kept, Part, PartStepper, Weighted
 from daemons.worker.pipeline import StagePart, shown, stage_pieces
 from daemons.worker.rank_group import Said, on_loopback
@@ -200,9 +199,8 @@ class PartCalls:
     def _step(self, call: Said) -> dict[str, Any]:
         arguments = dict(call.header)
         batches = nests.unpacked(arguments.pop("batches"), call.arrays)
-        with explained(self._job, arguments.pop("batch_size")):
-            _, measured = self._stepper.step(batches, **arguments)
-            self._stepper.part.averaged()
+        _, measured = self._stepper.step(batches, **arguments)
+        self._stepper.part.averaged()
         return {"measured": [[part, each.metrics] for part, each in measured if each.metrics]}
 
 
@@ -306,11 +304,10 @@ class CutStepper:
             arguments["seed"] = int(torch.randint(1 << 62, (), device="cpu"))
         self.vectors.free()
         shares = self._shares(batches)
-        size = self._job.workers.batch_size
         calls = []
         for share in shares[1:]:
             form, arrays = nests.packed([tuple(each) for each in share])
-            calls.append((arrays, arguments | {"batches": form, "batch_size": size}))
+            calls.append((arrays, arguments | {"batches": form}))
         with self._ranks.each("step", calls) as answers:
             stepped, measured = self._mine.step(shares[0], **arguments)
             self.replica.values_averaged = self._mine.part.averaged()

@@ -70,6 +70,8 @@ _LOSS_RETURNS = 'it returns the loss, or (the loss, {"name": value})'
 MESSAGE_CHARS_MAX = 2_000
 DETAIL_CHARS_MAX = 7_000
 """At most 4 bytes each: message and detail fit into a message's header."""
+CPU_ALLOCATOR = "DefaultCPUAllocator"
+"""If torch cannot allocate a tensor on the CPU, it raises a RuntimeError that contains this."""
 TOLD = ("step", "epoch", "rows")
 """Arguments that a task's loss gets by name, behind model and batch, if it takes them."""
 
@@ -562,11 +564,23 @@ def _line_of(stack: traceback.StackSummary, beyond: tuple[str, ...]) -> str | No
 def _hint(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f'install what provides "{error.name}" for {sys.executable}'
-    if isinstance(error, torch.OutOfMemoryError):
-        return "make workers.batch_size smaller, or run fewer workers on this GPU"
+    if is_for_want_of_memory(error):
+        return (
+            "try a smaller workers.batch_size, with a larger gradient.accumulate for the same "
+            'samples per step; gradient.precision = "bf16"; or fewer workers on this device'
+        )
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return "remove compile from [gradient]: torch cannot compile this model here"
     return None
+
+
+def is_for_want_of_memory(error: BaseException | None) -> bool:
+    """Whether it is an out-of-memory error, or a TaskError caused by one."""
+    if isinstance(error, TaskError):
+        error = error.__cause__
+    if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
+        return True
+    return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def plain(text: str, chars_max: int) -> str:
