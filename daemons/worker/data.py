@@ -116,33 +116,26 @@ class PortionLoader:
         of the stream, or the client, if the dataset is cut into clients. Raises TaskError for what
         the dataset raises, ProcessLost if a loader process has exited.
         """
+        assert 0 <= start < stop
+        comes_next, self._next = self._next, None
+        if comes_next != (data_epoch, start, stop, number, shard):
+            steps = range(number, self._steps(stop - start))
+            bounds = [bound for step in steps for bound in self._bounds(stop - start, step)]
+            self._begin(self._wanted(data_epoch, start, stop, shard, bounds))
         found: list[tuple[Any, int]] = []
         bad: tuple[BadSample, ...] = ()
-        has_ended = False
-        for lo, hi in self._seek(data_epoch, start, stop, number, shard):
+        for lo, hi in self._bounds(stop - start, number):
             made = self._load()
             bad += made.bad
             if made.samples:
                 found.append((made.batch, made.samples))
             if made.samples + len(made.bad) < hi - lo:
-                has_ended, self._next = True, None
-                break
+                break  # The stream has ended.
+        else:
+            self._next = (data_epoch, start, stop, number + 1, shard)
         samples = sum(count for _, count in found)
         batches = [(batch, count / samples) for batch, count in found]
-        return Loaded(batches, samples, bad, samples if has_ended else None)
-
-    def _seek(
-        self, data_epoch: int, start: int, stop: int, number: int, shard: int
-    ) -> list[tuple[int, int]]:
-        """Have the stream continue with this step. Returns the bounds of its batches."""
-        assert 0 <= start < stop
-        if self._next != (data_epoch, start, stop, number, shard):
-            self._next = None
-            steps = range(number, self._steps(stop - start))
-            bounds = [bound for step in steps for bound in self._bounds(stop - start, step)]
-            self._begin(self._wanted(data_epoch, start, stop, shard, bounds))
-        self._next = (data_epoch, start, stop, number + 1, shard)
-        return self._bounds(stop - start, number)
+        return Loaded(batches, samples, bad, samples if self._next is None else None)
 
     def _steps(self, samples: int) -> int:
         return -(-samples // (self.batch_size * self._accumulate))
@@ -174,14 +167,12 @@ class PortionLoader:
             self._waits = True
             made = next(self._stream)
         except Exception as error:
-            self._next = None
             if not self._processes:
                 raise
             raise self._blame(error) from error
         finally:
             self._waits = False
         if isinstance(made, TaskError):
-            self._next = None
             raise made
         return made
 
