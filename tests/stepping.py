@@ -22,5 +22,5 @@ def gradient_of(replica: Replica, batch: Any) -> Step:
 
 
 def batch_of(loader: PortionLoader, data_epoch: int, start: int, stop: int, number: int) -> Any:
-    ((batch, _),) = loader.step(data_epoch, start, stop, number)
+    ((batch, _),) = loader.step(data_epoch, start, stop, number).batches
     return batch

@@ -52,7 +52,7 @@ class Main:
 
     def end(self, _: int) -> None:
         """End the task's code, if it was ever loaded."""
-        if self.computes is not None and "daemons.worker.task" in sys.modules:
+        if self.computes is not None:
             end_user_code(self.computes.finish)
 
     def _messages(self) -> None:
@@ -82,8 +82,9 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     loop.perform(Settled, acks.write)
     loop.stop_on_signals(main.signals)
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
-    if "group" in method.shape.links:
+    if {"group", "peers"} & {*method.shape.links}:
         reached = addresses.of_worker(birth.run_id, birth.name, job, context.agent, context.control)
+    if "group" in method.shape.links:
         host = addresses.host_of(reached.bind) if job.has_other_hosts else addresses.LOOPBACK
         group = GroupThread(loop, host)
         loop.perform(OpenStore, group.open)
@@ -93,7 +94,6 @@ def serve(main: Main, context: process.DaemonContext) -> int:
         thread.sum_by(group.begin_sum)
     address = ""
     if "peers" in method.shape.links:
-        reached = addresses.of_worker(birth.run_id, birth.name, job, context.agent, context.control)
         address = reached.told(loop.transport.listen(reached.bind))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     compressor = registry.load("compressors", job.compression.name)
@@ -108,9 +108,6 @@ def serve(main: Main, context: process.DaemonContext) -> int:
         code = loop.run(machine)
     except ProcessLost as error:
         log.error("%s", error.message, extra={"detail": error.detail})
-        log.info(
-            "exit %d: a process of this replica has exited, so all of them exit", error.exit_code
-        )
         code = error.exit_code
     if ranks is not None:
         ranks.end()

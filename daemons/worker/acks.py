@@ -26,23 +26,19 @@ class Acks:
     def __init__(self, directory: Path, name: str, incarnation: int, shards: int) -> None:
         self.path = acks.path_of(directory, name, incarnation)
         self.shards = shards
-        self._counts: memoryview | None = None
-        self._failed = False
+        self._counts: list[int] | memoryview | None = None
 
     def write(self, effect: Settled) -> None:
         if self._counts is None:
-            self._open(effect.epoch)
-        if self._counts is not None:
-            self._counts[effect.shard] = effect.count
+            self._counts = self._opened(effect.epoch)
+        self._counts[effect.shard] = effect.count
 
-    def _open(self, epoch: int) -> None:
-        if self._failed:
-            return
+    def _opened(self, epoch: int) -> list[int] | memoryview:
         try:
-            self._counts = _mapped(self.path, acks.blank(epoch, self.shards))
+            return _mapped(self.path, acks.blank(epoch, self.shards))
         except OSError as error:
-            self._failed = True
             log.warning("cannot record what the servers settle (%s): %s", self.path, error.strerror)
+            return [0] * self.shards  # Nobody reads them.
 
 
 def _mapped(path: Path, content: bytes) -> memoryview:

@@ -212,12 +212,10 @@ def freeze(model: nn.Module, groups: Sequence[ParameterGroup]) -> None:
     """Freeze the parameters of groups with `train = false`. Raises DlctlError if a pattern matches
     no parameter.
     """
-    names: dict[int, list[str]] = {}
-    parameters: dict[int, nn.Parameter] = {}
+    found: dict[int, tuple[nn.Parameter, list[str]]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-        parameters[id(parameter)] = parameter
-    known = [name for mine in names.values() for name in mine]
+        found.setdefault(id(parameter), (parameter, []))[1].append(name)
+    known = [name for _, names in found.values() for name in names]
     if unmatched := parameter_groups.unmatched(groups, known):
         close = ", ".join(parameter_groups.close_to(unmatched, known))
         patterns = ", ".join(f'"{pattern:.100}"' for pattern in unmatched[:SHOWN_MAX])
@@ -226,8 +224,8 @@ def freeze(model: nn.Module, groups: Sequence[ParameterGroup]) -> None:
             where="match in [[parameters]] of the job file",
             hint=f"there are {len(known)} names, for example {close}",
         )
-    for key, parameter in parameters.items():
-        number = parameter_groups.group_of(groups, names[key])
+    for parameter, names in found.values():
+        number = parameter_groups.group_of(groups, names)
         if number != parameter_groups.NONE and not groups[number].train:
             parameter.requires_grad_(False)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import queue
 import sys
 import threading
@@ -22,15 +21,20 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from daemons.loop import Loop
+from daemons.worker.building import build, make_engine
+from daemons.worker.data import Loaded, no_errors_from_signals
 from daemons.worker.failures import ProcessLost, failure_of
+from daemons.worker.frozen import FrozenFile
+from daemons.worker.hogwild_ranks import Ahead
 from daemons.worker.ranks import Ranks, RanksEnded
 from daemons.worker.replica import Replica
-from daemons.worker.task import TaskError, plain
+from daemons.worker.shared_model import share
+from daemons.worker.task import TaskError, plain, whereabouts
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
@@ -69,17 +73,6 @@ from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 log = logging.getLogger("dlctl")
 TEXT_CHARS_MAX = 8_000
 """At most 4 bytes each: they fit into a message's header."""
-
-
-class Loaded(NamedTuple):
-    """The batches of a step."""
-
-    batches: list[tuple[Any, float]]
-    """Each with its fraction of the step's samples."""
-    samples: int
-    bad: Any
-    """The samples that failed to load."""
-    ended_after: int | None
 
 
 class ComputeThread:
@@ -161,8 +154,6 @@ class ComputeThread:
 
     def _locate(self, _: LocateTask) -> None:
         """Log where the task hangs, and notify the role."""
-        from daemons.worker.task import whereabouts
-
         place, stack = whereabouts(self._thread)
         if waits := self._loader is not None and self._loader.waits_for():
             place, text = waits
@@ -209,11 +200,6 @@ class ComputeThread:
             return failure_of(error)
 
     def _build(self, effect: BuildModel) -> ModelBuilt:
-        # torch takes seconds to import and is needed in this thread only.
-        from daemons.worker.building import build, make_engine
-        from daemons.worker.data import no_errors_from_signals
-        from daemons.worker.frozen import FrozenFile
-
         if self._thread is threading.main_thread():
             no_errors_from_signals()
         if self._ranks is not None:
@@ -229,8 +215,6 @@ class ComputeThread:
         self._replica = replica
         mark = None
         if self._shares:
-            from daemons.worker.shared_model import share
-
             shared = share(replica, self._place[0])
             whose = "this worker" if shared.is_new else "another worker"
             log.info("the model is in shared memory that %s created", whose)
@@ -240,8 +224,6 @@ class ComputeThread:
         self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
         if self._ranks is not None and self._job.replica.hogwild > 1:
-            from daemons.worker.hogwild_ranks import Ahead
-
             self._ahead = Ahead(self._ranks, replica)
         if self._engine_name:
             engine, ranks = self._engine_name, self._ranks
@@ -263,16 +245,13 @@ class ComputeThread:
 
     def _compute(self, effect: Compute) -> Computed:
         """Compute the batches of an effect, up to the first unusable one."""
-        from daemons.worker.failures import explained
-
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
-        with explained(self._job, self._loader.batch_size):
-            if effect.rows is None:
-                return self._batches(effect)
-            rows = self._replica.rows
-            rows.begin(effect.rows)
-            computed = self._batches(effect)
+        if effect.rows is None:
+            return self._batches(effect)
+        rows = self._replica.rows
+        rows.begin(effect.rows)
+        computed = self._batches(effect)
         self._named.clear()
         return replace(computed, rows=rows.changes())
 
@@ -297,15 +276,12 @@ class ComputeThread:
 
     def _name_rows(self, effect: NameRows) -> RowsNamed:
         """Load the batches and keep them for `Compute`."""
-        from daemons.worker.failures import explained
-
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
         place = (effect.data_epoch, effect.start, effect.stop)
         self._named.clear()
         for number in range(effect.number, effect.number + effect.count):
-            with explained(self._job, self._loader.batch_size):
-                loaded = self._load(*place, number, effect.shard)
+            loaded = self._loader.step(*place, number, effect.shard)
             self._named[(*place, number)] = loaded
             if loaded.ended_after is not None:
                 break
@@ -321,11 +297,6 @@ class ComputeThread:
                 f"the rows that evaluate reads have not arrived for {EVALUATE_S_MAX:.0f} s",
                 hint="`dlctl why` shows what the servers that have them wait for",
             ) from None
-
-    def _load(self, data_epoch: int, start: int, stop: int, number: int, shard: int) -> Loaded:
-        batches = self._loader.step(data_epoch, start, stop, number, shard)
-        samples = self._loader.samples - len(self._loader.bad)
-        return Loaded(batches, samples, self._loader.bad, self._loader.ended_after)
 
     def _run_engine(self, effect: RunEngine) -> EngineRan:
         assert self._engine is not None
@@ -373,31 +344,24 @@ class ComputeThread:
             if taken is not None:
                 return taken
         place = (effect.data_epoch, effect.start, effect.stop, number)
-        loaded = self._named.get(place) or self._load(*place, effect.shard)
+        loaded = self._named.get(place) or self._loader.step(*place, effect.shard)
         batches = loaded.batches
         failed = tuple(FailedSample(number, *bad) for bad in loaded.bad)
-        if not batches and failed:
-            return Computed(
-                math.nan, None, self._averaged, math.nan, is_usable=False, is_skipped=True,
-                failed=failed,
-            )  # fmt: skip
         if not batches:
-            return Computed.of_nothing(self._averaged)
+            nothing = Computed.of_nothing(self._averaged)
+            return replace(nothing, failed=failed, ended_after=loaded.ended_after)
         step = self._stepper.step(
             batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
             epoch=effect.data_epoch, pull=effect.pull, fresh=is_fresh,
             samples=loaded.samples, **self._sums if effect.sums else {},
         )  # fmt: skip
-        computed = Computed(
+        if self._averaged.size:
+            self._keep_or_restore(is_good=step.is_usable)
+        return Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
             is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),
-            failed=failed,
-            ended_after=loaded.ended_after,
+            failed=failed, ended_after=loaded.ended_after,
         )  # fmt: skip
-        if not self._averaged.size:
-            return computed
-        self._keep_or_restore(is_good=step.is_usable)
-        return replace(computed, averaged=self._averaged)
 
     def _keep_or_restore(self, *, is_good: bool) -> None:
         """Undo what a poisoned batch did to the buffers: a running mean that was NaN once stays NaN
@@ -423,21 +387,16 @@ class ComputeThread:
         return EvaluationRun(effect.evaluation, metrics)
 
 
-class _Copied(io.TextIOBase):
-    """Forwards output to a stream, and keeps its beginning."""
+class _Copied(io.StringIO):
+    """Keeps what is printed, and prints it."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.kept = ""
+    def __init__(self) -> None:
+        super().__init__()
+        self._stream = sys.stdout
 
     def write(self, text: str) -> int:
-        if len(self.kept) <= TEXT_CHARS_MAX:
-            self.kept += text[:TEXT_CHARS_MAX]
         self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
+        return super().write(text)
 
 
 def run_finish(
@@ -447,13 +406,12 @@ def run_finish(
 
     An error is only logged as a warning: no training depends on it.
     """
-    printed, returned, failed = _Copied(sys.stdout), "", ""
+    printed, returned, failed = _Copied(), "", ""
     try:
         with redirect_stdout(printed):
             returned = replica.finish(parameters, averaged, metrics)
     except TaskError as error:
         failed = failure_of(error).error
         log.warning("%s", failed, extra={"detail": error.detail})
-    printed.flush()
-    parts = (printed.kept.rstrip("\n"), returned)
+    parts = (printed.getvalue().rstrip("\n"), returned)
     return plain("\n".join(filter(None, parts)), TEXT_CHARS_MAX), failed

@@ -14,6 +14,7 @@ import logging
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from daemons.worker import nests
 from daemons.worker.cutting import cut_by_fsdp, cut_by_tensors, pieces, without_values
-from daemons.worker.failures import explained
 from daemons.worker.part import Kept, Part, PartStepper, Weighted
 from daemons.worker.pipeline import StagePart, shown, stage_pieces
 from daemons.worker.rank_group import Said, on_loopback
@@ -73,26 +73,25 @@ class WholeReplica(Replica):
         self.memory = RankMemory(self._file, self.layout.size())
         return self.memory.vector(PARAMETERS), True
 
-    def _swap(self, values: Tensor) -> None:
-        mine, other = self.vectors.parameters, self.vectors.seen_as(values.numpy())
-        if self.vectors.do("swap", mine, other) is None:
-            super()._swap(values)
-
     @contextmanager
     def _at(self, parameters: Array, averaged: Array) -> Iterator[None]:
-        with super()._at(parameters, averaged), ExitStack() as after:
+        values = self.vectors.holding(parameters)
+        place = self.memory.place(values)
+        assert place is not None
+        with super()._at(values, averaged), ExitStack() as after:
             if self.evaluates_on.type == "cpu":
-                after.callback(register_module_forward_hook(self._let_go).remove)
+                let_go = partial(self._let_go, place[0])
+                after.callback(register_module_forward_hook(let_go).remove)
             else:
                 self.model.to(self.evaluates_on)
                 after.callback(self.model.to, "cpu")
             yield
 
-    def _let_go(self, module: nn.Module, *_: Any) -> None:
-        """Unmap the values of a module that has been computed."""
+    def _let_go(self, number: int, module: nn.Module, *_: Any) -> None:
+        """Unmap the values of a module that has been computed; number: of the vector with them."""
         mine = set(module.parameters(recurse=False))
         places = zip(self._bound, self.layout.slices(TRAINED), strict=True)
-        self.memory.free(PARAMETERS, ((lo, hi) for (p, _), (_, lo, hi) in places if p in mine))
+        self.memory.free(number, ((lo, hi) for (p, _), (_, lo, hi) in places if p in mine))
 
 
 # ---------------------------------------------------------------- what every rank does
@@ -200,9 +199,8 @@ class PartCalls:
     def _step(self, call: Said) -> dict[str, Any]:
         arguments = dict(call.header)
         batches = nests.unpacked(arguments.pop("batches"), call.arrays)
-        with explained(self._job, arguments.pop("batch_size")):
-            _, measured = self._stepper.step(batches, **arguments)
-            self._stepper.part.averaged()
+        _, measured = self._stepper.step(batches, **arguments)
+        self._stepper.part.averaged()
         return {"measured": [[part, each.metrics] for part, each in measured if each.metrics]}
 
 
@@ -269,7 +267,7 @@ class CutStepper:
         self.inner = self._mine.inner
 
     def _work(self, order: Json) -> list[Answer]:
-        """All ranks do their parts of the work. Raises RankLost, as this may be any thread."""
+        """All ranks do their parts of the work. Raises ProcessLost, as this may be any thread."""
         try:
             with self._ranks.same("work", **order) as answers:
                 mine = self._share.work(**order)
@@ -306,11 +304,10 @@ class CutStepper:
             arguments["seed"] = int(torch.randint(1 << 62, (), device="cpu"))
         self.vectors.free()
         shares = self._shares(batches)
-        size = self._job.workers.batch_size
         calls = []
         for share in shares[1:]:
             form, arrays = nests.packed([tuple(each) for each in share])
-            calls.append((arrays, arguments | {"batches": form, "batch_size": size}))
+            calls.append((arrays, arguments | {"batches": form}))
         with self._ranks.each("step", calls) as answers:
             stepped, measured = self._mine.step(shares[0], **arguments)
             self.replica.values_averaged = self._mine.part.averaged()

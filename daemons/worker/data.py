@@ -16,13 +16,13 @@ from multiprocessing.process import BaseProcess
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default_collate
 
 from daemons.worker.failures import KILLED, ProcessLost, how_it_ended
 from daemons.worker.orders import Draw, Order, Rows
+from daemons.worker.replica import seed_of
 from daemons.worker.task import TaskError, blame, calling
 from dlctl.clients import Clients
 from dlctl.flat import slice_bounds
@@ -41,12 +41,6 @@ def no_errors_from_signals() -> None:
     at any point of the main thread, also in dlctl's code. The missing batch shows it as well.
     """
     _utils.signal_handling._SIGCHLD_handler_set = True
-
-
-class LoaderLost(ProcessLost):
-    """A data loader process has exited: torch checks for that every 5 s. Its unfinished batch is
-    lost, and torch does not start another process: the worker is replaced.
-    """
 
 
 class PortionLoader:
@@ -82,9 +76,6 @@ class PortionLoader:
         self.batch_size = batch_size
         self._accumulate, self._pieces = accumulate, pieces
         self._seed = seed
-        self.bad: tuple[BadSample, ...] = ()
-        """The samples that the batches of the newest step leave out; it may have no batches then.
-        """
         self._batches: list[Any] = []
         """Of the current pass. The loader has this list."""
         # With a shared generator every portion would shift the replica's dropout.
@@ -93,7 +84,7 @@ class PortionLoader:
         self._place = place
         self._processes: list[BaseProcess] = []
         self._waits = False
-        self._stream: Iterator[Any] = iter(())
+        self._stream: Iterator[Made | TaskError] = iter(())
         self._next: tuple[int, ...] | None = None
         """The arguments of the step whose batches come next from the stream."""
 
@@ -113,53 +104,38 @@ class PortionLoader:
 
         The order of the samples depends on the job's seed alone, and does not change.
         """
-        sequence = np.random.SeedSequence([self._seed, slot, epoch])
-        self._generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        self._generator.manual_seed(seed_of(self._seed, slot, epoch))
 
     shards = 0
     """Of a stream; 0: this is none."""
-    samples = 0
-    """Of the newest step, including those that failed to load."""
-    ended_after: int | None = None
-    """The samples of the newest step, if a stream ended within it; always None here."""
 
-    def step(
-        self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1
-    ) -> list[tuple[Any, float]]:
-        """The batches of step `number` (from 0) of samples [start, stop), cut by `slice_bounds`,
-        each with its fraction of the step's samples.
+    def step(self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1) -> Loaded:
+        """The batches of step `number` (from 0) of samples [start, stop), cut by `slice_bounds`.
 
         The batches of a portion are prefetched in order; any other order costs a restart. shard:
-        the client, if the dataset is cut into clients. Raises TaskError for what the dataset
-        raises, LoaderLost if a loader process has exited.
+        of the stream, or the client, if the dataset is cut into clients. Raises TaskError for what
+        the dataset raises, ProcessLost if a loader process has exited.
         """
-        shard = shard if self.clients is not None else -1
-        assert shard >= 0 or stop <= self.order.length
-        sizes = [hi - lo for lo, hi in self._seek(data_epoch, start, stop, number, shard)]
-        samples = self.samples = sum(sizes)
-        loaded = [self._load() for _ in sizes]
-        self.bad = tuple(bad for each in loaded if type(each) is Sifted for bad in each.bad)
-        if not self.bad:
-            return [(batch, size / samples) for batch, size in zip(loaded, sizes, strict=True)]
-        left = [
-            (each.batch, size - len(each.bad)) if type(each) is Sifted else (each, size)
-            for each, size in zip(loaded, sizes, strict=True)
-        ]
-        samples = sum(size for _, size in left)
-        return [(batch, size / samples) for batch, size in left if size]
-
-    def _seek(
-        self, data_epoch: int, start: int, stop: int, number: int, shard: int
-    ) -> list[tuple[int, int]]:
-        """Have the stream continue with this step. Returns the bounds of its batches."""
         assert 0 <= start < stop
-        if self._next != (data_epoch, start, stop, number, shard):
-            self._next = None
+        comes_next, self._next = self._next, None
+        if comes_next != (data_epoch, start, stop, number, shard):
             steps = range(number, self._steps(stop - start))
             bounds = [bound for step in steps for bound in self._bounds(stop - start, step)]
             self._begin(self._wanted(data_epoch, start, stop, shard, bounds))
-        self._next = (data_epoch, start, stop, number + 1, shard)
-        return self._bounds(stop - start, number)
+        found: list[tuple[Any, int]] = []
+        bad: tuple[BadSample, ...] = ()
+        for lo, hi in self._bounds(stop - start, number):
+            made = self._load()
+            bad += made.bad
+            if made.samples:
+                found.append((made.batch, made.samples))
+            if made.samples + len(made.bad) < hi - lo:
+                break  # The stream has ended.
+        else:
+            self._next = (data_epoch, start, stop, number + 1, shard)
+        samples = sum(count for _, count in found)
+        batches = [(batch, count / samples) for batch, count in found]
+        return Loaded(batches, samples, bad, samples if self._next is None else None)
 
     def _steps(self, samples: int) -> int:
         return -(-samples // (self.batch_size * self._accumulate))
@@ -180,26 +156,25 @@ class PortionLoader:
     ) -> list[Any]:
         """What `Batching.batch` needs for each of these batches of a portion."""
         if self.clients is None or shard < 0:
+            assert stop <= self.order.length
             rows = self.order.rows(data_epoch, start, stop)
         else:
             rows = self.clients.rows(data_epoch, shard, start, stop)
         return [rows[lo:hi] for lo, hi in bounds]
 
-    def _load(self) -> Any:
+    def _load(self) -> Made:
         try:
             self._waits = True
-            batch = next(self._stream)
+            made = next(self._stream)
         except Exception as error:
-            self._next = None
             if not self._processes:
                 raise
             raise self._blame(error) from error
         finally:
             self._waits = False
-        if isinstance(batch, TaskError):
-            self._next = None
-            raise batch
-        return batch
+        if isinstance(made, TaskError):
+            raise made
+        return made
 
     def waits_for(self) -> tuple[str, str] | None:
         """(file:line of the dataset, text for the log), while a batch of the processes is awaited;
@@ -213,16 +188,18 @@ class PortionLoader:
     def _pids(self) -> str:
         return f"pids {', '.join(str(process.pid) for process in self._processes)}"
 
-    def _blame(self, error: Exception) -> LoaderLost:
-        """The cause of an error that torch raises while it waits for the processes."""
+    def _blame(self, error: Exception) -> ProcessLost:
+        """The cause of an error that torch raises while it waits for the processes. It checks every
+        5 s whether one has exited, and does not start another: the worker is replaced.
+        """
         wait([process.sentinel for process in self._processes], BLAME_S)
         for process in self._processes:
             if (status := process.exitcode) is not None:
                 text = f"data loader process {process.pid} {how_it_ended(status)}"
                 if status == KILLED[0]:
                     text += "; if memory ran out (dmesg shows it), lower workers.loader_processes"
-                return LoaderLost(text, by_itself=status not in KILLED)
-        return LoaderLost(f"no batch from the data loaders, {self._pids}: {error}")
+                return ProcessLost(text, by_itself=status not in KILLED)
+        return ProcessLost(f"no batch from the data loaders, {self._pids}: {error}")
 
     def close(self) -> None:
         """End the loader's processes."""
@@ -249,20 +226,15 @@ class PortionLoader:
         # Its generator is on the CPU. Setting the device slows its processes down, so this is done
         # only if the task has changed the default device.
         is_default = torch.get_default_device().type == "cpu"
-        with nullcontext() if is_default else _CPU:
-            self._begin_pass(self._loader)
-
-    def _begin_pass(self, loader: DataLoader[Any]) -> None:
-        if self._processes:
-            try:
-                self._stream = iter(loader)
-            except Exception as error:
-                raise self._blame(error) from error
-            return
         others = {*multiprocessing.active_children()}
-        with calling("starting to load the data"):
-            self._stream = iter(loader)
-        self._processes = [*{*multiprocessing.active_children()} - others]
+        try:
+            with nullcontext() if is_default else _CPU:
+                self._stream = iter(self._loader)
+        except Exception as error:
+            if self._processes:
+                raise self._blame(error) from error
+            raise blame("starting to load the data", error) from error
+        self._processes += {*multiprocessing.active_children()} - others
 
 
 class BadSample(NamedTuple):
@@ -274,12 +246,26 @@ class BadSample(NamedTuple):
     """The traceback."""
 
 
-class Sifted(NamedTuple):
-    """A batch without the samples that failed to load."""
+class Made(NamedTuple):
+    """A batch, from `Batching`."""
 
     batch: Any
-    """None: no sample is left."""
+    """None: it has no samples."""
+    samples: int
+    """Fewer than wanted, if some are bad or a stream's shard has ended."""
+    bad: tuple[BadSample, ...] = ()
+
+
+class Loaded(NamedTuple):
+    """The batches of a step."""
+
+    batches: list[tuple[Any, float]]
+    """Each with its fraction of the step's samples."""
+    samples: int
     bad: tuple[BadSample, ...]
+    """Those that the batches leave out."""
+    ended_after: int | None
+    """The step's samples, if a stream's shard ended within it."""
 
 
 class Batching(Dataset[Any], ABC):
@@ -294,15 +280,15 @@ class Batching(Dataset[Any], ABC):
         """One batch, collated, as a list of one: the interface of torch's DataLoader."""
         return [self.batch(wanted)]
 
-    def batch(self, wanted: Any) -> Any:
-        """The wanted samples, collated; a TaskError is returned."""
+    def batch(self, wanted: Any) -> Made | TaskError:
+        """The wanted samples, collated."""
         try:
             return self._made(wanted)
         except TaskError as error:
             return error.with_traceback(None)
 
     @abstractmethod
-    def _made(self, wanted: Any) -> Any:
+    def _made(self, wanted: Any) -> Made:
         """Raises TaskError."""
 
 
@@ -326,20 +312,19 @@ class _Guarded(Batching):
             is_plain = all(type(t) is Tensor and t.layout is torch.strided for t in dataset.tensors)
             self._tensors = dataset.tensors if is_plain else ()
 
-    def _made(self, rows: Rows) -> Any:
-        """The samples at `rows`, collated; `Sifted` if some failed to load and the job tolerates
-        that."""
+    def _made(self, rows: Rows) -> Made:
+        """The samples at `rows`; some are left out if the job tolerates that they fail to load."""
         if self._tensors:
             # Converting a list of numbers would take as long as all the rest.
             where = torch.from_numpy(rows)
             with calling("making a batch of samples", self._place):
-                return [t.index_select(0, where.to(t.device)) for t in self._tensors]
+                batch = [t.index_select(0, where.to(t.device)) for t in self._tensors]
+            return Made(batch, len(rows))
         samples, bad = self._sifted(rows.tolist())
         if not samples:
-            return Sifted(None, bad)
+            return Made(None, 0, bad)
         with calling("making a batch of samples", self._place):
-            batch = self._collate(samples)
-        return Sifted(batch, bad) if bad else batch
+            return Made(self._collate(samples), len(rows) - len(bad), bad)
 
     def _sifted(self, indices: list[int]) -> tuple[list[Any], tuple[BadSample, ...]]:
         """The samples, and those whose failure is tolerated."""
@@ -349,33 +334,26 @@ class _Guarded(Batching):
                 with calling("task.dataset().__getitems__", self._place):
                     return list(at_once(indices)), ()
         except TaskError as error:
-            if not self._may_fail(error):
+            if not self._may_fail(error.__cause__):
                 raise
         samples, bad = [], []
         for index in indices:
             try:
-                samples.append(self._sample(index))
-            except TaskError as error:
+                samples.append(self._dataset[index])
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                failed = blame(f"task.dataset()[{index}]", error, self._place)
                 if not self._may_fail(error):
-                    raise
-                where = f" ({error.where})" if error.where else ""
-                bad.append(BadSample(index, f"{error.message}{where}", error.detail))
+                    raise failed from error
+                where = f" ({failed.where})" if failed.where else ""
+                bad.append(BadSample(index, f"{failed.message}{where}", failed.detail))
         return samples, tuple(bad)
 
-    def _may_fail(self, error: TaskError) -> bool:
+    def _may_fail(self, error: BaseException | None) -> bool:
         """Whether the batch leaves out the sample; not if the process may be the cause."""
-        cause = error.__cause__
-        return (
-            self._tolerant and isinstance(cause, Exception) and not isinstance(cause, MemoryError)
-        )
-
-    def _sample(self, index: int) -> Any:
-        try:
-            return self._dataset[index]
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise blame(f"task.dataset()[{index}]", error, self._place) from error
+        is_of_process = not isinstance(error, Exception) or isinstance(error, MemoryError)
+        return self._tolerant and not is_of_process
 
 
 def _leave_signals_to_the_worker(_: int) -> None:

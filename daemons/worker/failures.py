@@ -6,16 +6,10 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import torch
-
-from daemons.worker.task import TaskError, blame
-from dlctl.config import JobFile
+from daemons.worker.task import blame, is_for_want_of_memory
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.roles.protocol.effects import TaskFailed
-from dlctl.util.text import plural
 
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 """Return codes of a process that another process has terminated."""
@@ -45,6 +39,8 @@ def how_it_ended(status: int) -> str:
 
 def failure_of(error: BaseException) -> TaskFailed:
     """The event for an error; call this in its `except` block."""
+    if is_for_want_of_memory(error) and not isinstance(error, DlctlError):
+        error = blame("computing", error)
     if isinstance(error, DlctlError):
         where = f" ({error.where})" if error.where else ""
         hint = f"; {error.hint}" if error.hint else ""
@@ -53,49 +49,3 @@ def failure_of(error: BaseException) -> TaskFailed:
     if isinstance(error, Exception):
         return TaskFailed(f"a bug in dlctl: {what}", traceback.format_exc())
     return TaskFailed(f"the compute thread was interrupted by {what}", traceback.format_exc())
-
-
-CPU_ALLOCATOR = "DefaultCPUAllocator"
-"""If torch cannot allocate a tensor on the CPU, it raises a RuntimeError that contains this."""
-
-
-@contextmanager
-def explained(job: JobFile, batch_size: int) -> Iterator[None]:
-    """Around a step: raises TaskError with advice if memory ran out, and other errors unchanged.
-    batch_size: of this worker.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not is_for_want_of_memory(error):
-            raise
-        is_of_task = isinstance(error, TaskError)
-        failed = error if isinstance(error, TaskError) else blame("a step", error)
-        failed.hint = advice(job, batch_size)
-        raise failed from (error.__cause__ if is_of_task else error)
-
-
-def is_for_want_of_memory(error: BaseException | None) -> bool:
-    """Whether it is an out-of-memory error, or a TaskError caused by one."""
-    if isinstance(error, TaskError):
-        error = error.__cause__
-    if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
-        return True
-    return isinstance(error, MemoryError | torch.OutOfMemoryError)
-
-
-def advice(job: JobFile, batch_size: int) -> str:
-    """Settings that need less memory; the first ones do not change the result of a step."""
-    size, accumulate = batch_size, job.gradient.accumulate
-    tries = []
-    if size > 1:
-        parts = next((n for n in range(2, size) if size % n == 0), size)
-        tries.append(
-            f"workers.batch_size = {size // parts} with gradient.accumulate = "
-            f"{accumulate * parts}, for the same samples per step"
-        )
-    if job.gradient.precision == "fp32":
-        tries.append('gradient.precision = "bf16"')
-    tries.append("fewer workers on this device")
-    batch = f"a batch has {plural(size, 'sample')} (workers.batch_size)"
-    return f"{batch}: try {', or '.join(tries)}"

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from daemons.worker.data import PortionLoader
-from daemons.worker.failures import explained, is_for_want_of_memory
+from daemons.worker.data import Loaded, PortionLoader
 from daemons.worker.replica import Replica
+from daemons.worker.task import is_for_want_of_memory
 from dlctl import placement
 from dlctl.config import JobFile
 
@@ -51,23 +51,23 @@ def limit(job: JobFile, samples: int, device: str) -> int:
 
 def batch_size(job: JobFile, replica: Replica, loader: PortionLoader) -> int:
     """The size for this run. loader: of its data, with one batch per step. Raises TaskError for
-    what the task raises, and if not even one sample fits into memory.
+    what the task raises, also if not even one sample fits into memory.
     """
     most = limit(job, loader.order.length, replica.device.type)
     memory = _Memory(replica, _sharers(job))
     size, found = min(FIRST, most), 0
     while 0 < size <= most:
         begun = time.monotonic()
-        fits = _fits(job, replica, loader, size, memory)
+        loaded = _that_fits(replica, loader, size, memory)
         took_s = time.monotonic() - begun
-        if not fits:
+        if loaded is None:
             if found or size == 1:
                 break
             most = size = size // 2
             continue
         found = size
         if (
-            loader.ended_after is not None
+            loaded.ended_after is not None
             or not memory.has_room_for_twice
             or (memory.is_of_cpu and took_s > SLOW_S)
         ):
@@ -88,24 +88,24 @@ def _sharers(job: JobFile) -> int:
     return -(-workers // max(1, gpus))
 
 
-def _fits(
-    job: JobFile, replica: Replica, loader: PortionLoader, size: int, memory: _Memory
-) -> bool:
-    """Try one size. Raises TaskError if not even one sample fits."""
+def _that_fits(
+    replica: Replica, loader: PortionLoader, size: int, memory: _Memory
+) -> Loaded | None:
+    """A step of this size; None: it does not fit. Raises if not even one sample fits."""
     loader.resize(size)
     try:
-        with explained(job, size):
-            memory.begin()
-            for batch, _ in loader.step(0, 0, size, 0, shard=0):
-                replica.try_batch(batch)
-            return memory.end()
+        memory.begin()
+        loaded = loader.step(0, 0, size, 0, shard=0)
+        for batch, _ in loaded.batches:
+            replica.try_batch(batch)
+        return loaded if memory.end() else None
     except Exception as error:
         if size == 1 or not is_for_want_of_memory(error):
             raise
     finally:
         replica.forget_gradients()
     gc.collect()  # Free what the error references.
-    return False
+    return None
 
 
 class _Memory:

@@ -26,12 +26,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch.distributed
 
 from daemons.loop import Loop
 from daemons.process import in_words
+from daemons.worker.early_sum import EarlySum
 from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.machine import Event
@@ -58,9 +60,7 @@ from dlctl.roles.worker.services.sums import (
     row_of,
 )
 
-if TYPE_CHECKING:
-    from daemons.worker.early_sum import EarlySum
-
+dist: Any = torch.distributed  # Its types lack the stores.
 WORD_S = 1.0
 """Interval between reports of the members that are still missing; within it an abandoned generation
 ends its wait.
@@ -239,7 +239,6 @@ class _Member:
     # ------------------------------------------------------------ the effects
 
     def open(self) -> None:
-        dist = _torch()
         # If the store opened a socket itself, it would listen on all addresses of this machine.
         family = socket.AF_INET6 if ":" in self._owner.host else socket.AF_INET
         listener = socket.create_server((self._owner.host, 0), family=family)
@@ -252,7 +251,6 @@ class _Member:
         self._owner.post(self, StoreOpened(self.generation, f"{self._owner.host}:{port}"))
 
     def join(self, effect: JoinGroup) -> None:
-        dist = _torch()
         self._rank, self._size = effect.rank, effect.size
         self._timeout_s = effect.timeout_s
         timeout = timedelta(seconds=effect.timeout_s)
@@ -275,10 +273,6 @@ class _Member:
 
     def begin_sum(self, size: int, weight: float) -> EarlySum | None:
         """Called in the compute thread."""
-        import torch
-
-        from daemons.worker.early_sum import EarlySum
-
         with self._in_group:
             if self._early is not None:  # That gradient was discarded.
                 self._early.is_void = True
@@ -295,7 +289,7 @@ class _Member:
         with self._in_group:
             if self._group is None:
                 raise ConnectionError("the group is not there any more")
-            options = _torch().AllreduceOptions()
+            options = dist.AllreduceOptions()
             options.timeout = NEVER
             return self._group.allreduce([part], options)
 
@@ -334,8 +328,6 @@ class _Member:
 
     def _summed(self, own: Array, plan: Plan) -> Array:
         """float32[plan.size], the sum over all members, bitwise identical on each of them."""
-        import torch
-
         total = 1.0 if plan.dtype == "float32" else sum(plan.weights)
         weight = plan.weights[self._rank]
         # Zero times NaN or infinity is not zero.
@@ -349,11 +341,7 @@ class _Member:
 
     def _summed_early(self, early: EarlySum | None, own: Array, plan: Plan) -> Array | None:
         """The sum that some members have started early; None: a member has discarded its part."""
-        import torch
-
         if early is None:
-            from daemons.worker.early_sum import EarlySum
-
             weight = 0.0 if plan.is_void else plan.weights[self._rank]
             memory = torch.empty(plan.begun, dtype=torch.float32, device="cpu")
             early = EarlySum(self._start, memory, weight)
@@ -380,7 +368,7 @@ class _Member:
             try:
                 found = self._store.multi_get(keys)  # Waits for all of them.
                 break
-            except _torch().DistStoreError:
+            except dist.DistStoreError:
                 self._report_missing(keys, until)
         if self._is_over.is_set():
             raise _GivenUp
@@ -400,7 +388,7 @@ class _Member:
             try:
                 self._store.wait([have_all], timedelta(seconds=WORD_S))
                 return False
-            except _torch().DistStoreError:
+            except dist.DistStoreError:
                 if self._is_over.is_set():
                     raise _GivenUp from None
                 if time.monotonic() > until:
@@ -418,10 +406,3 @@ class _Member:
         if time.monotonic() >= until:
             raise TimeoutError(f"rank {', '.join(map(str, missing))} did not arrive in time")
         self._owner.post(self, GroupWaits(self.generation, missing))
-
-
-def _torch() -> Any:
-    """torch.distributed, imported only if the method uses a group."""
-    import torch.distributed as dist
-
-    return dist

@@ -122,15 +122,15 @@ class Later:
         if of["step_samples"]:
             self._loader.resize(of["step_samples"] // self._accumulate)
         data_epoch, start, stop, shard = of["portion"]
-        batches = self._loader.step(data_epoch, start, stop, of["number"], shard)
+        loaded = self._loader.step(data_epoch, start, stop, of["number"], shard)
         found: dict[str, Any] = {
             "loss": float("nan"), "norm": float("nan"), "is_usable": False, "is_skipped": True,
-            "metrics": {}, "failed": self._loader.bad,
+            "metrics": {}, "failed": loaded.bad,
         }  # fmt: skip
-        if not batches:
+        if not loaded.batches:
             return {"result": found}, ()
         step = self._stepper.step(
-            batches, own_lr=of["own_lr"], norm_max=of["norm_max"], epoch=data_epoch
+            loaded.batches, own_lr=of["own_lr"], norm_max=of["norm_max"], epoch=data_epoch
         )
         if step.gradient is not None:
             np.copyto(self._gradient, step.gradient)

@@ -210,18 +210,15 @@ class InnerOptimizer:
         not check it.
         """
         sizes = [t.numel() for group in optimizer.param_groups for t in group["params"]]
-        if optimizer.defaults.get("fused"):
-            return all(
-                value.numel() == (1 if key == "step" else sizes[place])
-                for place, kept in state.items()
-                for key, value in kept.items()
-                if isinstance(value, Tensor)
-            )
-        return all(
-            max((v.numel() for v in kept.values() if isinstance(v, Tensor)), default=0)
-            <= max(1, sizes[place])
+        found = [
+            (key, value.numel(), sizes[place])
             for place, kept in state.items()
-        )
+            for key, value in kept.items()
+            if isinstance(value, Tensor)
+        ]
+        if optimizer.defaults.get("fused"):
+            return all(own == (1 if key == "step" else size) for key, own, size in found)
+        return all(own <= max(1, size) for _, own, size in found)
 
 
 _FUSED = {torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from daemons.worker.task import TaskError, calling
+from daemons.worker.task import TaskError, calling, dtype_name
 from dlctl import frozen
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
 
@@ -28,26 +28,17 @@ def layout_of(model: nn.Module, tables: tuple[Entry, ...] = ()) -> Layout:
     A tensor with several names has one entry; its other names are aliases. Raises TaskError for a
     model that cannot be laid out; the caller sets its `where`.
     """
-    tensors, names = _tensors(model)
-    _check_complete(model, tensors, may_be_empty=bool(tables))
-    _check_no_overlap(
-        (names[key][0], tensor) for key, tensor in tensors.items() if kind(tensor) == TRAINED
-    )
-    for key, tensor in tensors.items():
-        _check(names[key][0], tensor)
-    return Layout(
-        tuple(
-            Entry(
-                names[key][0],
-                kind(tensor),
-                tuple(tensor.shape),
-                str(tensor.dtype).removeprefix("torch."),
-                tuple(names[key][1:]),
-            )
-            for key, tensor in tensors.items()
-        )
-        + tables
-    )
+    found = _tensors(model)
+    trained = [(names[0], tensor) for tensor, names in found if kind(tensor) == TRAINED]
+    _check_complete(model, {id(tensor) for tensor, _ in found}, is_empty=not (trained or tables))
+    _check_no_overlap(trained)
+    for tensor, (name, *_) in found:
+        _check(name, tensor)
+    entries = [
+        Entry(name, kind(tensor), tuple(tensor.shape), dtype_name(tensor), tuple(aliases))
+        for tensor, (name, *aliases) in found
+    ]
+    return Layout((*entries, *tables))
 
 
 def kind(tensor: Tensor) -> str:
@@ -79,26 +70,23 @@ def describe(tensor: Tensor) -> str:
     return "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
 
 
-def _tensors(model: nn.Module) -> tuple[dict[int, Tensor], dict[int, list[str]]]:
-    """id -> tensor, and id -> all its names."""
+def _tensors(model: nn.Module) -> list[tuple[Tensor, list[str]]]:
+    """Each tensor, with all its names."""
     with calling("model.state_dict()"):
         state = model.state_dict(keep_vars=True)
-    tensors: dict[int, Tensor] = {}
-    names: dict[int, list[str]] = {}
+    found: dict[int, tuple[Tensor, list[str]]] = {}
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             continue
         if _look_up(model, name) is not tensor:
             raise TaskError(f'model.state_dict() has "{name}", which is no tensor of the model')
-        tensors[id(tensor)] = tensor
-        names.setdefault(id(tensor), []).append(name)
-    return tensors, names
+        found.setdefault(id(tensor), (tensor, []))[1].append(name)
+    return [*found.values()]
 
 
-def _check_complete(
-    model: nn.Module, tensors: dict[int, Tensor], *, may_be_empty: bool = False
-) -> None:
-    if not may_be_empty and not any(kind(tensor) == TRAINED for tensor in tensors.values()):
+def _check_complete(model: nn.Module, tensors: set[int], *, is_empty: bool) -> None:
+    """tensors: the ids of those in the state_dict."""
+    if is_empty:
         raise TaskError(
             "the model has nothing to train", hint="no parameter of it has requires_grad=True"
         )
@@ -115,18 +103,18 @@ def _check(name: str, tensor: Tensor) -> None:
             hint="let model() run one batch through its lazy modules before it returns the model",
         )
     if tensor.is_complex() or tensor.is_quantized or tensor.layout is not torch.strided:
-        kind_ = str(tensor.dtype).removeprefix("torch.")
         layout = str(tensor.layout).removeprefix("torch.")
-        raise TaskError(f"{what} is {kind_} ({layout}); only real, dense tensors can be trained")
+        raise TaskError(
+            f"{what} is {dtype_name(tensor)} ({layout}); only real, dense tensors can be trained"
+        )
     if kind(tensor) == TRAINED and tensor.dtype not in _TRAINED_DTYPES:
         raise TaskError(
-            f"{what} is {tensor.dtype}".replace("torch.", ""),
+            f"{what} is {dtype_name(tensor)}",
             hint="train in float32, bfloat16, float16 or float64, or set requires_grad=False",
         )
     if kind(tensor) == CONSTANT:
-        if str(tensor.dtype).removeprefix("torch.") not in frozen.DTYPES:
-            text = f"{what} is {tensor.dtype}, which cannot be stored"
-            raise TaskError(text.replace("torch.", ""))
+        if dtype_name(tensor) not in frozen.DTYPES:
+            raise TaskError(f"{what} is {dtype_name(tensor)}, which cannot be stored")
     elif not tensor.is_floating_point() and tensor.dtype is not torch.bool and tensor.numel():
         largest = max(abs(int(tensor.min())), abs(int(tensor.max())))
         if largest > _INTEGER_MAX:

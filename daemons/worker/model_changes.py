@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from daemons.worker.layout import describe
+from daemons.worker.layout import describe, kind
 from daemons.worker.task import Task, TaskError
+from dlctl.flat import CONSTANT, TRAINED
 
 SAMPLE = 256
 """Elements of a tensor, evenly spread, that are compared."""
@@ -39,14 +40,12 @@ class ModelChanges:
     def __init__(self, task: Task, model: nn.Module) -> None:
         self._task = task
         self._model = model
-        tensors = _tensors(model)
-        self._names = {key: describe(tensor) for key, tensor in tensors.items()}
-        self._parameters = {k: p for k, p in tensors.items() if isinstance(p, nn.Parameter)}
-        self._frozen = {k: p for k, p in self._parameters.items() if not p.requires_grad}
+        self._tensors = _tensors(model)
+        self._frozen = {k: p for k, p in self._tensors.items() if kind(p) == CONSTANT}
         self._trained = {
             key: parameter
-            for key, parameter in self._parameters.items()
-            if parameter.requires_grad and parameter.dtype is torch.float32
+            for key, parameter in self._tensors.items()
+            if kind(parameter) == TRAINED and parameter.dtype is torch.float32
         }
         self._steps, self._look_at = 0, 0.0
         self._before: dict[str, bytes] | None = None
@@ -88,39 +87,27 @@ class ModelChanges:
         """
         now = _tensors(self._model)
         for key, tensor in now.items():
-            if key in self._names:
-                continue
+            was = self._tensors.get(key)
+            if was is None or (was is not tensor and isinstance(was, nn.Parameter)):
+                how = "made" if was is None else "replaced"
+                raise self._error(
+                    f'{describe(tensor)} "{key}" was {how} after model() had returned: it {_MADE}',
+                    "make it in model(), or let model() run one batch before it returns the model, "
+                    'and change its values in place ("copy_"); a buffer that is not to be saved, '
+                    "with persistent=False",
+                )
+        for key in sorted(self._tensors.keys() - now.keys()):
+            what = describe(self._tensors[key])
             raise self._error(
-                f'{describe(tensor)} "{key}" was made after model() had returned: it {_MADE}',
-                "make it in model(), or let model() run one batch before it returns the model; a "
-                "buffer that is not to be saved, with persistent=False",
-            )
-        for key in sorted(self._names.keys() - now.keys()):
-            raise self._error(
-                f'{self._names[key]} "{key}" was removed after model() had returned, and would '
-                "still be saved",
+                f'{what} "{key}" was removed after model() had returned, and would still be saved',
                 "remove it in model()",
             )
-        for key, parameter in self._parameters.items():
-            if now[key] is not parameter:
-                raise self._error(
-                    f'parameter "{key}" was replaced after model() had returned: the new one '
-                    f"{_MADE}",
-                    'make it in model(), and change its values in place ("copy_")',
-                )
         for key, parameter in self._frozen.items():
-            if parameter.requires_grad:
-                raise self._error(
-                    f'parameter "{key}" was frozen, and has been trained (requires_grad=True): the '
-                    "servers still treat it as frozen",
-                    "set requires_grad in model(); to change it, stop and start a new run from the "
-                    "exported model",
-                )
-            if self._values[key] != _some(parameter):
+            if parameter.requires_grad or self._values[key] != _some(parameter):
                 raise self._error(
                     f'the task changes parameter "{key}", which is frozen (requires_grad=False): '
                     "the values of the workers differ then, and none of them are saved",
-                    _AS_BUFFER,
+                    f"{_AS_BUFFER}; or set requires_grad=True in model()",
                 )
 
     def _error(self, message: str, hint: str) -> TaskError:

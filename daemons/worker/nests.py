@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from daemons.worker.task import TaskError
+from daemons.worker.task import TaskError, dtype_name
 from dlctl.messages import Array
 
 
@@ -56,10 +56,6 @@ def dtype_of(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-def dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def packed(value: Any) -> tuple[Any, list[Array]]:

@@ -9,8 +9,7 @@ replacement.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from daemons.worker.replica import generators_kept, seed_of
 from daemons.worker.task import Task, TaskError, is_stream
 
 Rows = npt.NDArray[np.int64]
@@ -99,7 +99,11 @@ class _Sampler:
         self._length: int | None = None
 
     def __call__(self, data_epoch: int) -> Rows:
-        with _drawing([self._seed, data_epoch]):
+        seed = seed_of(self._seed, data_epoch)  # So every worker draws the same.
+        with generators_kept():
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.default_generator.manual_seed(seed)
             rows = self._task.sampler(self._dataset, data_epoch)
         self._length = len(rows) if self._length is None else self._length
         if len(rows) != self._length:
@@ -120,21 +124,3 @@ class _Weighted:
     def __call__(self, data_epoch: int) -> Rows:
         drawn = np.random.default_rng([self._seed, data_epoch]).random(len(self._ends))
         return np.searchsorted(self._ends, drawn, side="right")
-
-
-@contextmanager
-def _drawing(seed: list[int]) -> Iterator[None]:
-    """Seed all generators inside, so that every worker draws the same, and restore their states:
-    torch on the CPU, numpy, random.
-    """
-    state = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1
-    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    random.seed(int(state))
-    np.random.seed(int(state) % 2**32)
-    torch.default_generator.manual_seed(int(state))
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.default_generator.set_state(before[2])

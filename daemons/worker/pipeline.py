@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_leaves
 
 from daemons.worker.cutting import Piece, move_untrained, piece
 from daemons.worker.layout import find
-from daemons.worker.nests import dtype_name, dtype_of, put_together, taken_apart
+from daemons.worker.nests import dtype_of, put_together, taken_apart
 from daemons.worker.part import Part, Weighted
 from daemons.worker.replica import Measured, in_numbers
 from daemons.worker.sequences import Cut, uses_of
-from daemons.worker.task import TaskError, calling
+from daemons.worker.task import TaskError, calling, dtype_name
 from dlctl.flat import TRAINED, Layout
 
 FORM_BYTES = 4096

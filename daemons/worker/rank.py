@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from daemons.process import read_job
-from daemons.worker.rank_group import ALIVE_S, BUILT, MET, Said, receive, send
+from daemons.worker.building import build_replica, make_engine
+from daemons.worker.failures import failure_of
+from daemons.worker.hogwild_ranks import Later
+from daemons.worker.rank_group import ALIVE_S, BUILT, MET, Said, join_group, receive, send
 from dlctl import registry
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
@@ -48,8 +51,6 @@ class Rank:
 
     def run(self) -> None:
         """Serve until the worker exits, and report errors to it."""
-        from daemons.worker.failures import failure_of
-
         try:
             self._serve()
         except BaseException as error:
@@ -61,8 +62,6 @@ class Rank:
     def _serve(self) -> None:
         begin = self._calls.get().header
         if self.job.replica.hogwild > 1:
-            from daemons.worker.hogwild_ranks import Later
-
             later = Later(self.job, begin, self.rank, self._run)
             self._report_step(BUILT)
             self._calls.get()
@@ -77,9 +76,6 @@ class Rank:
 
     def _join(self, begin: dict[str, Any]) -> Make:
         """Build the model and join the group. Returns what performs the calls of rank 0."""
-        from daemons.worker.building import build_replica, make_engine
-        from daemons.worker.rank_group import join_group
-
         replica = build_replica(self.job, begin["slot"], self.rank, self._run)
         replica.reseed(begin["slot"], begin["epoch"], self.rank * (self.job.replica.ranks > 1))
         self._report_step(BUILT)

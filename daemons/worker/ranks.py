@@ -26,7 +26,7 @@ from typing import Any
 
 from daemons.log_tail import LINE_CHARS_MAX, LINES
 from daemons.worker.failures import KILLED, ProcessLost, how_it_ended
-from daemons.worker.rank_group import BUILT, MET, Said, receive, send
+from daemons.worker.rank_group import BUILT, MET, Said, join_group, receive, send
 from dlctl.machine import Event
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import TaskFailed
@@ -44,17 +44,13 @@ Call = tuple[Sequence[Array], Mapping[str, Any]]
 """The arrays and the header of a call to a rank."""
 
 
-class RankLost(ProcessLost):
-    """A rank has exited, or does not answer."""
-
-
 class RanksEnded(Exception):
     """A rank has failed, and the failure has been reported."""
 
 
 class Ranks:
     """All ranks but rank 0. A failure is reported at once, whatever rank 0 does: `fail` gets a
-    RankLost, `post` what the engine or the task of a rank has raised.
+    ProcessLost, `post` what the engine or the task of a rank has raised.
     """
 
     def __init__(
@@ -83,7 +79,7 @@ class Ranks:
         self._begun = 0.0
         self._calls = 0
         self.turn = threading.RLock()  # Held by the thread that makes a call to the ranks.
-        self.error = RankLost("a rank has failed")  # Why they were ended.
+        self.error = ProcessLost("a rank has failed")  # Why they were ended.
 
     # ------------------------------------------------------------ from the compute thread
 
@@ -97,7 +93,7 @@ class Ranks:
             for rank in range(1, self.count):
                 self._ranks.append(_Rank(self, rank, [*self._argv, str(rank)], self.order))
         except OSError as error:
-            raise RankLost(f"cannot start rank {rank} of {self.count}: {error}") from error
+            raise ProcessLost(f"cannot start rank {rank} of {self.count}: {error}") from error
         for each in self._ranks:
             each.watch()
 
@@ -105,8 +101,6 @@ class Ranks:
         """torch.distributed's group, once all ranks have joined it; device: of its tensors. Raises
         RanksEnded.
         """
-        from daemons.worker.rank_group import join_group
-
         self._await(BUILT, "to build its model", self._begun + self._ready_s)
         deadline = time.monotonic() + MEET_S
         self._send_all("meet", [((), {"limit_s": MEET_S, "device": device})] * len(self._ranks))
@@ -207,19 +201,19 @@ class Ranks:
         if not in_time:
             self._lose(self._late(step, what))
 
-    def _late(self, step: int, what: str, more: str = "") -> RankLost:
+    def _late(self, step: int, what: str, more: str = "") -> ProcessLost:
         missing = [str(each.rank) for each in self._ranks if each.step < step] or ["0"]
         took_s = time.monotonic() - self._begun
         late = f"rank {' and '.join(missing)} of {self.count}"
-        return RankLost(f"{late} took too long {what}: {took_s:.0f} s{more}")
+        return ProcessLost(f"{late} took too long {what}: {took_s:.0f} s{more}")
 
-    def _lose(self, error: RankLost) -> None:
+    def _lose(self, error: ProcessLost) -> None:
         self.lost(error)
         raise RanksEnded
 
     # ------------------------------------------------------------ from the watching threads
 
-    def lost(self, error: RankLost) -> None:
+    def lost(self, error: ProcessLost) -> None:
         with self._changed:
             is_news, self._is_over = not self._is_over, True
             self._changed.notify_all()
@@ -233,7 +227,7 @@ class Ranks:
             self._changed.wait_for(lambda: self._is_over, BLAME_S)
             is_news, self._is_over = not self._is_over, True
             if is_news:
-                self.error = RankLost(event.error)
+                self.error = ProcessLost(event.error)
             self._changed.notify_all()
         if is_news:
             self._post(event)
@@ -324,14 +318,14 @@ class _Rank:
                 failed = TaskFailed(f"rank {self.rank}: {error}", detail)
                 threading.Thread(target=self._owner.failed, args=(failed,), daemon=True).start()
         silent = f"has sent nothing for {self._owner.silent_s:g} s: it is stopped, or hangs"
-        self._owner.lost(RankLost(f"{self._named()} {silent}"))
+        self._owner.lost(ProcessLost(f"{self._named()} {silent}"))
 
-    def _how_it_ended(self) -> RankLost:
+    def _how_it_ended(self) -> ProcessLost:
         self.process.kill()  # If it has only closed its socket.
         status = self.process.wait()
         self._threads[0].join(DRAIN_S)
         how, last = how_it_ended(status), "\n".join(self._last)
-        return RankLost(f"{self._named()} {how}", last, by_itself=status not in KILLED)
+        return ProcessLost(f"{self._named()} {how}", last, by_itself=status not in KILLED)
 
     def _named(self) -> str:
         return f"rank {self.rank} of {self._owner.count} (pid {self.process.pid})"

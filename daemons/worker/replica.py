@@ -11,7 +11,6 @@ Autograd keeps its own gradient tensors, which are copied to the flat vector onc
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,10 +33,6 @@ from dlctl.frozen import entries
 from dlctl.messages import Array
 from dlctl.vector import Vector
 
-log = logging.getLogger("dlctl")
-
-SWAPPED = 1 << 20
-"""Elements that are swapped at a time."""
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -100,7 +95,6 @@ class Replica:
         self.parameters: Vector = _own(self._vector)
         self._autocast = AUTOCAST[precision]
         self._compiled: Any = torch.compile(self.model) if compiled else None
-        self._is_shared = False
         self._parts: GradientParts | None = None
         """If gradients are summed while they are computed."""
 
@@ -110,7 +104,6 @@ class Replica:
         """
         self._place(vector)
         self._vector, self.parameters = vector, _own(vector)
-        self._is_shared = True
         self._changes.others_step()
 
     def _place(self, vector: Tensor) -> None:
@@ -119,6 +112,7 @@ class Replica:
             value.data = view
             if parameter.dtype is torch.float32:
                 parameter.data = view
+        self._cast()
 
     @cached_property
     def _gradient(self) -> Tensor:
@@ -155,13 +149,10 @@ class Replica:
 
         The loader processes have their own seed: `PortionLoader.reseed`.
         """
-        sequence = np.random.SeedSequence([self.seed, slot, epoch, *[rank][: rank > 0]])
-        seed_all(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        seed_all(seed_of(self.seed, slot, epoch, *[rank][: rank > 0]))
 
     def check_finite(self) -> None:
         """Raises TaskError naming a parameter with a value that is NaN or infinite in float32."""
-        if all(bool(torch.isfinite(part).all()) for part in torch.split(self._vector, SWAPPED)):
-            return
         for entry, lo, hi in self.layout.slices(TRAINED):
             wrong = hi - lo - int(torch.isfinite(self._vector[lo:hi]).sum())
             if wrong:
@@ -177,7 +168,7 @@ class Replica:
     def try_batch(self, batch: Any) -> None:
         """Compute the gradient of one batch to measure its memory, and discard it. Raises
         TaskError."""
-        with self._restored():
+        with self._placed(self._vector.clone()):
             self.forget_gradients()
             self.backward(batch, is_trial=True)
             self.gradients()
@@ -222,10 +213,16 @@ class Replica:
 
     def gradients(self) -> list[Tensor | None]:
         """Take the gradients from autograd: float32, one for each of `values`."""
-        return [
-            gradient if gradient is None or gradient.dtype is torch.float32 else gradient.float()
-            for gradient in self._gradients()
-        ]
+        self._changes.end()
+        found = []
+        for parameter, view in self._bound:
+            gradient, parameter.grad = parameter.grad, None
+            if parameter.dtype is torch.float32 and parameter.data_ptr() != view.data_ptr():
+                # The user's code has moved the parameter to other memory (`flatten_parameters`).
+                view.copy_(parameter.detach())
+                parameter.data = view
+            found.append(gradient if gradient is None else gradient.float())
+        return found
 
     def gathered(self, gradients: Sequence[Tensor | None]) -> Vector:
         """The flat gradient, float32[d], with zeros for missing ones."""
@@ -269,18 +266,6 @@ class Replica:
         for parameter, view in self._bound:
             if parameter.dtype is not torch.float32:
                 parameter.data.copy_(view)
-
-    def _gradients(self) -> Iterator[Tensor | None]:
-        """Take the gradient of each parameter."""
-        self._changes.end()
-        for parameter, view in self._bound:
-            gradient, parameter.grad = parameter.grad, None
-            is_view = parameter.dtype is torch.float32
-            if is_view and parameter.data_ptr() != view.data_ptr():
-                # The user's code has moved the parameter to other memory (`flatten_parameters`).
-                view.copy_(parameter.detach())
-                parameter.data = view
-            yield gradient
 
     # ---------------------------------------------------------------- buffers and what is frozen
 
@@ -356,77 +341,37 @@ class Replica:
 
     @contextmanager
     def _at(self, parameters: Array, averaged: Array) -> Iterator[None]:
-        """Within this, the model has these values and is in eval mode. Meanwhile `parameters` holds
-        the model's own values: there may be no memory for another copy.
+        """Within this, the model has these values and is in eval mode. On the CPU they are where
+        `parameters` is: there may be no memory for another copy.
         """
         values = torch.from_numpy(parameters if parameters.flags.writeable else parameters.copy())
-        with self._apart(), self._restored(values), torch.no_grad():
-            self._swap(values)
+        with self._placed(values.to(self.device)), torch.no_grad():
             self.load_averaged(averaged)
-            self._cast()
             self._set_mode(training=False)
             yield
 
-    def _swap(self, values: Tensor) -> None:
-        """Swap these values with the model's."""
-        _swap(self._vector, values)
-
     @contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Within this, a shared model is private: other processes do not see what is written."""
-        if not self._is_shared:
-            yield
-            return
-        shared = self._vector
-        self._vector = torch.zeros_like(shared)
-        self._place(self._vector)
-        try:
-            yield
-        finally:
-            self._vector = shared
-            self._place(shared)
-
-    @contextmanager
-    def _restored(self, swapped: Tensor | None = None) -> Iterator[None]:
-        """Restore values, modes and RNG states at the end. swapped: the vector that will hold the
-        parameters meanwhile; None: clone them.
+    def _placed(self, vector: Tensor) -> Iterator[None]:
+        """Within this, the model's values are in this vector. At the end its own are back, with the
+        buffers, modes and RNG states.
         """
-        vector = self._vector.clone() if swapped is None else swapped
-        masters = [(p, p.detach().clone()) for p, _ in self._bound if p.dtype is not torch.float32]
         buffers = [
             (module, key, buffer, buffer.detach().clone())
             for module in self.model.modules()
             for key, buffer in module.named_buffers(recurse=False)
         ]
         modes = [(module, module.training) for module in self.model.modules()]
-        devices = [self.device] if self.device.type == "cuda" else []
-        python_state, numpy_state = random.getstate(), np.random.get_state()
         try:
-            with torch.random.fork_rng(devices=devices):
+            with generators_kept([self.device] if self.device.type == "cuda" else []):
+                self._place(vector)
                 yield
         finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
-            self._swap(vector)
-            for parameter, view in self._bound:
-                if parameter.dtype is torch.float32:
-                    parameter.data = view
-            for parameter, values in masters:
-                parameter.data.copy_(values)
+            self._place(self._vector)
             for module, key, buffer, values in buffers:
                 buffer.detach().copy_(values)
                 setattr(module, key, buffer)
             for module, mode in modes:
                 module.training = mode
-
-
-def _swap(a: Tensor, b: Tensor) -> None:
-    """Swap the values of two vectors, on any devices."""
-    for lo in range(0, len(a), SWAPPED):
-        cut = slice(lo, lo + SWAPPED)
-        before = a[cut].clone()
-        a[cut] = b[cut].to(a.device)
-        b[cut] = before.to(b.device)
 
 
 def in_numbers(loss: Loss) -> Measured:
@@ -489,6 +434,25 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
+
+
+def seed_of(*numbers: int) -> int:
+    """A seed that depends on all of these."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+@contextmanager
+def generators_kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Restore the states of all generators at the end: torch's on the CPU and on these GPUs,
+    numpy's and Python's.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 # ---------------------------------------------------------------- vectors

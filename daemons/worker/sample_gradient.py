@@ -1,21 +1,19 @@
-"""One real gradient of a job: `python -m daemons.worker.sample_gradient OUTPUT`.
+"""One real gradient of a job: `python -m daemons.worker.sample_gradient OUTPUT [CHECKPOINT]`.
 
 `dlctl compressors --job` runs this.
 
 The job is read as JSON from standard input. The gradient is computed at the parameters of the
-checkpoint, with --checkpoint DIR, otherwise at the model's initial ones. The task is loaded as in a
-worker, and so are the samples, those of the run's first batches. OUTPUT is a .npy file with a
-float32 vector: the sum of their gradients, of which each server gets a slice in a push; for local
+checkpoint in the directory CHECKPOINT, without it at the model's initial ones. The task is loaded
+as in a worker, and so are the samples, those of the run's first batches. OUTPUT is a .npy file with
+a float32 vector: the sum of their gradients, of which each server gets a slice in a push; for local
 SGD and EASGD the sum of a replica's own steps.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +32,12 @@ from dlctl.runs.manifest import FROZEN
 from dlctl.vector import copy_into, euclidean_norm, to_host
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(output: str, checkpoint: str = "") -> int:
     """Run the command; returns its exit code. An error is one line of JSON on standard error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m daemons.worker.sample_gradient",
-        description="Write one real gradient of a job.",
-    )
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--checkpoint", type=Path, metavar="DIR")
-    chosen = parser.parse_args(arguments)
     try:
         job = from_dict(JobFile, json.load(sys.stdin))
-        np.save(chosen.output, gradient(job, chosen.checkpoint), allow_pickle=False)
+        at = Path(checkpoint) if checkpoint else None
+        np.save(output, gradient(job, at), allow_pickle=False)
     except DlctlError as error:
         print_error(error)
         return error.exit_code
@@ -74,7 +66,7 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     total = np.zeros(replica.layout.size(), np.float32)
     before = to_host(replica.parameters).copy()
     for number in range(-(-samples // step_samples)):
-        loaded = loader.step(0, 0, samples, number, shard=0)
+        loaded = loader.step(0, 0, samples, number, shard=0).batches
         if not loaded:
             continue  # All samples are bad, or the stream has ended.
         step = stepper.step(loaded, own_lr=own_lr, gather=own_lr is None)
@@ -106,4 +98,4 @@ def _load(replica: Replica, checkpoint: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -58,8 +58,6 @@ class Share:
             match op:
                 case "copy":
                     np.copyto(first, rest[0])
-                case "swap":
-                    first[:], rest[0][:] = rest[0], first.copy()
                 case "squares":
                     return {"squares": squared_norm(first)}, ()
                 case "take":

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from daemons.worker.data import Batching, Collate, PortionLoader
+from daemons.worker.data import Batching, Collate, Made, PortionLoader
 from daemons.worker.task import TaskError, calling
 
 OPEN_MAX = 4
@@ -54,25 +54,6 @@ class StreamLoader(PortionLoader):
     def _with(self, processes: int) -> DataLoader[Any]:
         return super()._with(1)  # One process reads a shard, in order.
 
-    def step(
-        self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1
-    ) -> list[tuple[Any, float]]:
-        """The batches of step `number` of samples [start, stop) of a shard. If the shard ends
-        earlier, `ended_after` is the number of samples in this step, which may be 0.
-        """
-        bounds, self.ended_after = self._seek(data_epoch, start, stop, number, shard), None
-        found: list[tuple[Any, int]] = []
-        for lo, hi in bounds:
-            batch, samples = self._load()
-            if samples:
-                found.append((batch, samples))
-            if samples < hi - lo:
-                self.ended_after = sum(n for _, n in found)
-                self._next = None
-                break
-        total = self.samples = sum(n for _, n in found)
-        return [(batch, samples / total) for batch, samples in found]
-
     def _wanted(
         self, data_epoch: int, start: int, stop: int, shard: int, bounds: list[tuple[int, int]]
     ) -> list[Any]:
@@ -88,13 +69,12 @@ class _Guarded(Batching):
         super().__init__(collate, place)
         self._stream = stream
 
-    def _made(self, wanted: Wanted) -> Any:
-        """(the samples, collated, or None; how many)"""
+    def _made(self, wanted: Wanted) -> Made:
         samples = self._stream.read(wanted)
         if not samples:
-            return None, 0
+            return Made(None, 0)
         with calling("making a batch of samples", self._place):
-            return self._collate(samples), len(samples)
+            return Made(self._collate(samples), len(samples))
 
 
 class _Open:

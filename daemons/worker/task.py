@@ -39,7 +39,6 @@ the user's files. This includes SystemExit and the like; only KeyboardInterrupt 
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import inspect
 import numbers
@@ -52,7 +51,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,28 +64,23 @@ from daemons.worker.kept_code import KeptSource, import_kept
 from dlctl.errors import JobFailed
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
 from dlctl.runs import task_code
+from dlctl.util.did_you_mean import did_you_mean
 
 _LOSS_RETURNS = 'it returns the loss, or (the loss, {"name": value})'
 MESSAGE_CHARS_MAX = 2_000
 DETAIL_CHARS_MAX = 7_000
 """At most 4 bytes each: message and detail fit into a message's header."""
+CPU_ALLOCATOR = "DefaultCPUAllocator"
+"""If torch cannot allocate a tensor on the CPU, it raises a RuntimeError that contains this."""
 TOLD = ("step", "epoch", "rows")
 """Arguments that a task's loss gets by name, behind model and batch, if it takes them."""
 
 
 class TaskError(JobFailed):
-    """The user's code failed. `detail` is its traceback, without dlctl's own frames."""
+    """The user's code failed."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        where: str | None = None,
-        hint: str | None = None,
-        detail: str = "",
-    ) -> None:
-        super().__init__(message, where=where, hint=hint)
-        self.detail = detail
+    detail = ""
+    """Its traceback, without dlctl's own frames."""
 
 
 class Loss(NamedTuple):
@@ -102,23 +96,13 @@ ReadRows = Callable[[str, Tensor], Tensor]
 """Name of a table and row indices -> these rows: float32[shape of the indices, width]."""
 
 
-class UserTask(Protocol):
-    """What a user writes; the other functions above are optional."""
-
-    def model(self) -> nn.Module: ...
-
-    def dataset(self) -> Any: ...
-
-    def loss(self, model: nn.Module, batch: Any) -> Any: ...
-
-
 class Task:
     """A user's task with every call guarded and every result checked.
 
     Raises only TaskError for errors of the user's code, and for a missing part.
     """
 
-    def __init__(self, user: UserTask, name: str = "task") -> None:
+    def __init__(self, user: Any, name: str = "task") -> None:
         self._user = user
         self.has_rows = self.has("tables")
         self.has_change = self.has_rows and self.has("change")
@@ -258,7 +242,7 @@ class Task:
     def client_dataset(self, client: int, size: int) -> Any:
         """What the task's dataset(client) returns; size: its length by `client_sizes`."""
         with calling(f"task.dataset({client})", self.at("dataset")):
-            dataset = self._user.dataset(client)  # type: ignore[call-arg]
+            dataset = self._user.dataset(client)
             samples = len(dataset)
         if samples != size:
             raise TaskError(
@@ -273,19 +257,19 @@ class Task:
         if not self.has_rows:
             return {}
         with calling("task.tables", self.at("tables")):
-            return dict(self._user.tables())  # type: ignore[attr-defined]
+            return dict(self._user.tables())
 
     def rows(self, batch: Any) -> dict[str, Tensor]:
         """As the user's `rows` returns them."""
         with calling("task.rows", self.at("rows")):
-            return dict(self._user.rows(batch))  # type: ignore[attr-defined]
+            return dict(self._user.rows(batch))
 
     def change(
         self, model: nn.Module, batch: Any, rows: dict[str, Tensor], lr: float
     ) -> tuple[float, dict[str, Tensor], dict[str, Any]]:
         """The loss, what is added to the rows, and other numbers."""
         with calling("task.change", self.at("change")), torch.no_grad():
-            returned = self._user.change(model, batch, rows, lr)  # type: ignore[attr-defined]
+            returned = self._user.change(model, batch, rows, lr)
             if type(returned) is not tuple or len(returned) not in (2, 3):
                 wanted = "(loss, changes) or (loss, changes, dict of numbers)"
                 raise self._wrong("change", returned, wanted)
@@ -307,10 +291,8 @@ class Task:
         """step: the number of steps that this worker has made before. epoch: of the data. rows:
         those that the batch has named."""
         values = {"step": step, "epoch": epoch, "rows": rows} if self._loss_takes else {}
-        with calling("task.loss", self.at("loss")):
-            returned = self._user.loss(
-                model, batch, **{name: values[name] for name in self._loss_takes}
-            )
+        taken = {name: values[name] for name in self._loss_takes}
+        returned = self._call("loss", model, batch, **taken)
         loss, metrics = returned, dict[str, Any]()
         if type(returned) is tuple and len(returned) == 2:
             loss, metrics = returned
@@ -330,7 +312,7 @@ class Task:
     def stages(self, model: nn.Module) -> list[list[str]]:
         """The names of the modules of each stage."""
         with calling("task.stages", self.at("stages")):
-            returned = self._user.stages(model)  # type: ignore[attr-defined]
+            returned = self._user.stages(model)
             stages = [list(stage) for stage in returned]
         if not all(isinstance(name, str) for stage in stages for name in stage) or any(
             isinstance(stage, str) for stage in returned
@@ -351,9 +333,7 @@ class Task:
         self._call("parallelize", model, mesh)
 
     def evaluate(self, model: nn.Module, rows: ReadRows | None = None) -> dict[str, float]:
-        """The task's metrics, at most `METRICS_MAX`; {} if it has no `evaluate`."""
-        if not self.has("evaluate"):
-            return {}
+        """The task's metrics, at most `METRICS_MAX`."""
         metrics = self._call("evaluate", model, **self._with_rows("evaluate", 1, rows))
         self._check_metrics("evaluate", metrics)
         return {key: number_of(value) for key, value in metrics.items()}
@@ -420,7 +400,9 @@ def load_task(spec: str, directory: Path, run: Path | None = None) -> Task:
         user = attrgetter(attribute)(module)
     except AttributeError:
         raise TaskError(
-            f'{file} has no "{attribute}"', where=str(path), hint=_meant(attribute, module)
+            f'{file} has no "{attribute}"',
+            where=str(path),
+            hint=did_you_mean(attribute, _own_names(module)),
         ) from None
     if isinstance(user, type):
         with calling(f"{attribute}()"):
@@ -461,16 +443,12 @@ def _import(path: Path, directory: Path, run: Path | None) -> ModuleType:
     return module
 
 
-def _meant(attribute: str, module: ModuleType) -> str:
-    close = difflib.get_close_matches(attribute, vars(module), n=1)
-    if close:
-        return f'did you mean "{close[0]}"?'
-    own = [
+def _own_names(module: ModuleType) -> list[str]:
+    return [
         name
         for name, value in vars(module).items()
         if not name.startswith("_") and not isinstance(value, ModuleType)
     ]
-    return f"it has {', '.join(own[:20])}" if own else "the file defines nothing"
 
 
 # ---------------------------------------------------------------- guarding
@@ -504,13 +482,15 @@ def blame(what: str, error: BaseException, place: Place = None) -> TaskError:
     """The TaskError for an error of the user's code."""
     report = traceback.TracebackException.from_exception(error)
     _cut(report)
-    return TaskError(
-        plain(f"{what} raised {type(error).__name__}: {_text(error)}", MESSAGE_CHARS_MAX),
+    text = (error.msg if isinstance(error, SyntaxError) else str(report)) or "(it gives no reason)"
+    failed = TaskError(
+        plain(f"{what} raised {type(error).__name__}: {text}", MESSAGE_CHARS_MAX),
         where=_where(error, report.stack, place),
         hint=_hint(error),
-        # The end of a long traceback is more useful than its beginning.
-        detail=plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX),
     )
+    # The end of a long traceback is more useful than its beginning.
+    failed.detail = plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX)
+    return failed
 
 
 def _cut(report: traceback.TracebackException | None) -> None:
@@ -581,23 +561,26 @@ def _line_of(stack: traceback.StackSummary, beyond: tuple[str, ...]) -> str | No
     return None
 
 
-def _text(error: BaseException) -> str:
-    if isinstance(error, SyntaxError):
-        return error.msg
-    try:
-        return str(error) or "(it gives no reason)"
-    except Exception:  # a broken __str__ must not hide the error itself
-        return "(its text cannot be printed)"
-
-
 def _hint(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f'install what provides "{error.name}" for {sys.executable}'
-    if isinstance(error, torch.OutOfMemoryError):
-        return "make workers.batch_size smaller, or run fewer workers on this GPU"
+    if is_for_want_of_memory(error):
+        return (
+            "try a smaller workers.batch_size, with a larger gradient.accumulate for the same "
+            'samples per step; gradient.precision = "bf16"; or fewer workers on this device'
+        )
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return "remove compile from [gradient]: torch cannot compile this model here"
     return None
+
+
+def is_for_want_of_memory(error: BaseException | None) -> bool:
+    """Whether it is an out-of-memory error, or a TaskError caused by one."""
+    if isinstance(error, TaskError):
+        error = error.__cause__
+    if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
+        return True
+    return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def plain(text: str, chars_max: int) -> str:
@@ -647,8 +630,12 @@ def _place(thing: object) -> str | None:
 def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         shape = ", ".join(map(str, value.shape))
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape [{shape}]"
+        return f"a {dtype_name(value)} tensor of shape [{shape}]"
     return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _taken(function: Callable[..., Any], behind_them: int = 2) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -26,23 +26,6 @@ SHOWN_MAX = 10
 """Names of each kind in an error."""
 
 
-class Mismatch(NamedTuple):
-    missing: list[str]
-    """In the model, but not in the files."""
-    unexpected: list[str]
-    """In the files, but not in the model."""
-    shapes: dict[str, str]
-    """Name -> as in "fc.weight [3, 4], and not [4, 4]"."""
-
-    def __str__(self) -> str:
-        kinds = (
-            ("missing", self.missing),
-            ("not in the model", self.unexpected),
-            ("of another shape", [*self.shapes.values()]),
-        )
-        return "; ".join(f"{what}: {_shown(names)}" for what, names in kinds if names)
-
-
 def load(model: nn.Module, place: Path, *, strict: bool, warns: bool = True) -> None:
     """Load the values of a file, or of all files in a directory, into a model.
 
@@ -55,10 +38,10 @@ def load(model: nn.Module, place: Path, *, strict: bool, warns: bool = True) -> 
     with calling("model.state_dict()"):
         state = model.state_dict(keep_vars=True)
     tensors = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
-    found = _compare(tensors, {n: s for of_file in shapes.values() for n, s in of_file.items()})
-    unfit = {*found.unexpected, *found.shapes}
-    if any(found):
-        what, where = f"the weights do not fit the model: {found}", str(place)
+    given = {name: shape for of_file in shapes.values() for name, shape in of_file.items()}
+    unfit, faults = _compare(tensors, given)
+    if faults:
+        what, where = f"the weights do not fit the model: {faults}", str(place)
         if strict:
             hint = "strict = false in [job] loads those that fit"
             raise DlctlError(what, where=where, hint=hint)
@@ -110,7 +93,8 @@ def _check_once(shapes: dict[Path, dict[str, list[int]]]) -> None:
                 raise DlctlError(f"the weights are ambiguous: {words}", where=str(path.parent))
 
 
-def _compare(tensors: dict[str, Tensor], shapes: dict[str, list[int]]) -> Mismatch:
+def _compare(tensors: dict[str, Tensor], shapes: dict[str, list[int]]) -> tuple[set[str], str]:
+    """The names in the files that do not fit, and all faults in words; "": there are none."""
     present = {id(tensors[name]) for name in shapes if name in tensors}
     missing: dict[int, str] = {}
     for name, tensor in tensors.items():
@@ -122,7 +106,13 @@ def _compare(tensors: dict[str, Tensor], shapes: dict[str, list[int]]) -> Mismat
         for name, tensor in tensors.items()
         if name in shapes and not is_lazy(tensor) and [*tensor.shape] != shapes[name]
     }
-    return Mismatch([*missing.values()], unexpected, wrong)
+    kinds = {
+        "missing": [*missing.values()],
+        "not in the model": unexpected,
+        "of another shape": [*wrong.values()],
+    }
+    words = (f"{kind}: {_shown(names)}" for kind, names in kinds.items() if names)
+    return {*unexpected, *wrong}, "; ".join(words)
 
 
 def _shown(names: Sequence[str]) -> str:

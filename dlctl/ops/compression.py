@@ -46,7 +46,7 @@ def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
     """float32[d]. A separate process computes it: it needs torch and runs the user's code."""
     with tempfile.TemporaryDirectory(prefix="dlctl-gradient-") as directory:
         file = Path(directory) / "gradient.npy"
-        arguments = [str(file)] + (["--checkpoint", str(checkpoint)] if checkpoint else [])
+        arguments = [str(file)] + ([str(checkpoint)] if checkpoint else [])
         other_process.run(
             "daemons.worker.sample_gradient", arguments, Path(job.job.task),
             "the gradient could not be computed",

@@ -262,7 +262,7 @@ class Run:
             case NameRows():
                 place = (effect.data_epoch, effect.start, effect.stop)
                 numbers = range(effect.number, effect.number + effect.count)
-                self.ahead = [self.loader.step(*place, number) for number in numbers]
+                self.ahead = [self.loader.step(*place, number).batches for number in numbers]
                 named = self.replica.rows.name([[b for b, _ in each] for each in self.ahead])
                 yield RowsNamed(named)
             case Compute():

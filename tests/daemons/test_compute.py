@@ -15,7 +15,7 @@ import pytest
 from daemons.loop import Loop
 from daemons.worker import compute
 from daemons.worker.compute import ComputeThread
-from daemons.worker.data import LoaderLost
+from daemons.worker.failures import ProcessLost
 from dlctl import config
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.machine import Effect, Event, Exit, Started
@@ -223,7 +223,7 @@ def test_a_process_that_loads_data_and_is_killed_ends_the_worker_and_not_the_run
     loop = prepared("return nn.Linear(2, 1)", "Deadly(range(4))", 1)
     of_torch = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Other tests have loaders in here.
     try:
-        with pytest.raises(LoaderLost, match="was killed by SIGKILL") as caught:
+        with pytest.raises(ProcessLost, match="was killed by SIGKILL") as caught:
             run_script(loop, BuildModel(0, 1), Compute(0, 0, 4, 0), awaited=3)
     finally:
         signal.signal(signal.SIGCHLD, of_torch)

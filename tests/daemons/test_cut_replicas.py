@@ -179,7 +179,7 @@ def agrees(at: House, accumulate: int = 1) -> None:
 
     def step(number: int, **how: Any) -> None:
         a, b = (
-            each.stepper.step(each.loader.step(0, 0, 60, number), norm_max=1e9, **how)
+            each.stepper.step(each.loader.step(0, 0, 60, number).batches, norm_max=1e9, **how)
             for each in both
         )
         assert b.loss == pytest.approx(a.loss, rel=1e-5)
@@ -222,7 +222,7 @@ def memory_comes_back(at: House, cut: Built) -> None:
     def taken() -> int:
         return os.fstat(at.ranks.memory).st_blocks
 
-    gradient = cut.stepper.step(cut.loader.step(0, 0, 60, 5), norm_max=1e9).gradient
+    gradient = cut.stepper.step(cut.loader.step(0, 0, 60, 5).batches, norm_max=1e9).gradient
     part, before = gradient[2:4], taken()
     del gradient
     assert taken() == before
@@ -262,7 +262,7 @@ def test_a_rank_that_dies_in_a_step_ends_the_replica(house) -> None:
     (pid,) = at.pids()
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RanksEnded):
-        cut.stepper.step(cut.loader.step(0, 0, 60, 0), norm_max=1e9)
+        cut.stepper.step(cut.loader.step(0, 0, 60, 0).batches, norm_max=1e9)
     assert at.told[0].message == f"rank 1 of 2 (pid {pid}) was killed by SIGKILL"
     assert at.told[0].exit_code == 5
 
@@ -280,7 +280,7 @@ def test_a_rank_without_memory_is_one_error_that_says_what_to_try(house) -> None
 
     def step() -> None:
         with pytest.raises(RanksEnded) as caught:
-            cut.stepper.step(cut.loader.step(0, 0, 60, 0), norm_max=1e9)
+            cut.stepper.step(cut.loader.step(0, 0, 60, 0).batches, norm_max=1e9)
         ended.append(caught.value)
 
     thread = threading.Thread(target=step)

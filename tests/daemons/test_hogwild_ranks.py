@@ -67,7 +67,8 @@ def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
             effect = Compute(0, 0, BATCH * BATCHES, number, LR, shard=shard)
             computed = ahead.take(effect, number, BATCHES, np.zeros(0))
             if computed is None:
-                step = stepper.step(loader.step(0, 0, BATCH * BATCHES, number, shard), own_lr=LR)
+                loaded = loader.step(0, 0, BATCH * BATCHES, number, shard)
+                step = stepper.step(loaded.batches, own_lr=LR)
                 gradient: Any = step.gradient
             else:
                 by_others.append(number)

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from dlctl_toys.engine import Twin
 
 from daemons.worker.building import build_replica, make_engine
+from daemons.worker.failures import ProcessLost
 from daemons.worker.rank_group import BUILT
-from daemons.worker.ranks import RankLost, Ranks, RanksEnded
+from daemons.worker.ranks import Ranks, RanksEnded
 from dlctl import config
 from dlctl.algorithms.engines import Operations
 from dlctl.roles.protocol.effects import TaskFailed
@@ -152,7 +153,7 @@ def test_a_rank_that_ends_by_itself_is_told_of_with_its_last_lines(house) -> Non
     with pytest.raises(RanksEnded):
         at.until_built()
     (lost,) = at.told
-    assert isinstance(lost, RankLost)
+    assert isinstance(lost, ProcessLost)
     assert lost.message == f"rank 1 of 2 (pid {at.pid()}) exited with code 3"
     assert lost.detail == "no disk"
     assert lost.exit_code == 1

@@ -94,7 +94,7 @@ def test_a_portion_is_a_client_s_samples() -> None:
         range(SAMPLES), batch_size=4, seed=4, shuffle=True, processes=0, clients=found
     )
     for client in (1, 2, 1):
-        batches = [data.step(5, 0, 20, number, client) for number in range(5)]
+        batches = [data.step(5, 0, 20, number, client).batches for number in range(5)]
         rows = np.concatenate([batch.numpy() for ((batch, _),) in batches])
         assert np.array_equal(rows, found.rows(5, client, 0, 20))
         assert set(owners[rows]) == {client}
@@ -153,7 +153,7 @@ def test_of_clients_that_stay_where_they_are_only_those_are_made_that_are_used()
     found = clients_of(job, task, whole)
     assert (found.sizes, len(whole)) == ((4, 6, 5), 15)
     data = PortionLoader(whole, batch_size=9, seed=0, shuffle=True, processes=0, clients=found)
-    ((batch, _),) = data.step(0, 0, 6, 0, 1)
+    ((batch, _),) = data.step(0, 0, 6, 0, 1).batches
     assert sorted(batch.tolist()) == [100, 101, 102, 103, 104, 105]
     assert made == [1]
     with pytest.raises(

@@ -135,7 +135,7 @@ def test_batches_are_cut_into_pieces_and_steps_stay_as_they_are() -> None:
     loader = PortionLoader(
         data, batch_size=5, seed=0, shuffle=False, processes=0, pieces=3, accumulate=2
     )
-    steps = [loader.step(0, 0, 17, number) for number in range(2)]
+    steps = [loader.step(0, 0, 17, number).batches for number in range(2)]
     assert [[x.tolist() for (x,), _ in step] for step in steps] == [
         [[0], [1], [2, 3], [4], [5], [6, 7]], [[8], [9, 10], [11], [12, 13], [14], [15, 16]]
     ]  # fmt: skip

@@ -18,7 +18,8 @@ import torch
 from stepping import batch_of
 from torch.utils.data import Dataset, TensorDataset
 
-from daemons.worker.data import LoaderLost, PortionLoader
+from daemons.worker.data import PortionLoader
+from daemons.worker.failures import ProcessLost
 from daemons.worker.task import TaskError
 
 # torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.
@@ -122,7 +123,7 @@ def test_a_portion_may_be_cut_into_larger_or_smaller_batches(loader):
     assert data.batch_size == 4
     for size in (2, 8, 4):
         data.resize(size)
-        steps = [data.step(0, 0, 16, number) for number in range(8 // size)]
+        steps = [data.step(0, 0, 16, number).batches for number in range(8 // size)]
         cut = [batch.tolist() for step in steps for batch, _ in step]
         assert cut == [order_of(0)[i : i + size] for i in range(0, 16, size)]
 
@@ -251,7 +252,7 @@ def leave_this_process() -> None:
 )
 def test_a_loader_process_that_ends_is_no_error_of_the_task(does, how, code):
     data = PortionLoader(Faulty(does), batch_size=4, seed=0, shuffle=False, processes=1)
-    with pytest.raises(LoaderLost) as caught:
+    with pytest.raises(ProcessLost) as caught:
         batch_of(data, 0, 12, 16, 0)
     data.close()
     error = caught.value
@@ -277,7 +278,7 @@ def test_what_is_waited_for_is_named_while_no_batch_comes():
         pid = int(text.rpartition(" ")[2])
         assert text == f"waiting for a batch from the data loaders, pids {pid}"
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(LoaderLost, match=rf"process {pid} was killed by SIGKILL"):
+        with pytest.raises(ProcessLost, match=rf"process {pid} was killed by SIGKILL"):
             batch.result(timeout=30)
     assert data.waits_for() is None
     data.close()
@@ -307,20 +308,19 @@ class TornAtOnce(Torn):
 def test_a_batch_goes_on_without_the_samples_that_fail_to_load(loader, kind):
     dataset = kind(1, 5, 6, 8, 9, 10, 11)
     data = loader(dataset, shuffle=False, accumulate=2, tolerant=True, place="train.py:7")
-    (one, part), (two, rest) = data.step(0, 0, 16, 0)
+    ((one, part), (two, rest)), samples, bad, _ = data.step(0, 0, 16, 0)
     assert (one.tolist(), two.tolist()) == ([0, 2, 3], [4, 7])
-    assert (part, rest) == (3 / 5, 2 / 5)
-    assert [bad.row for bad in data.bad] == [1, 5, 6]
+    assert (part, rest, samples) == (3 / 5, 2 / 5, 5)
+    assert [each.row for each in bad] == [1, 5, 6]
     where = f"({__file__}:{decode_error.__code__.co_firstlineno + 1})"
     what = "task.dataset()[1] raised ValueError: cannot decode image"
-    assert data.bad[0].error == f"{what} {where}"
-    assert "decode_error" in data.bad[0].detail
-    ((left, part),) = data.step(0, 0, 16, 1)
+    assert bad[0].error == f"{what} {where}"
+    assert "decode_error" in bad[0].detail
+    ((left, part),) = data.step(0, 0, 16, 1).batches
     assert (left.tolist(), part) == ([12, 13, 14, 15], 1.0)
-    assert data.step(0, 8, 12, 0) == [], "nothing is left"
-    assert len(data.bad) == 4
+    batches, samples, bad, _ = data.step(0, 8, 12, 0)
+    assert (batches, samples, len(bad)) == ([], 0, 4), "nothing is left"
     assert batch_of(data, 0, 12, 16, 0).tolist() == [12, 13, 14, 15]
-    assert data.bad == ()
 
 
 def test_a_collate_that_fails_is_no_failure_of_a_sample(loader):

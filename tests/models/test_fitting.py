@@ -98,7 +98,7 @@ def test_it_doubles_until_there_is_no_memory(built, room, found, tried):
     stepper, loader, _, size, *_ = built(NO_ROOM.format(room))
     assert (size, loader.batch_size) == (found, found)
     assert sizes_tried() == tried
-    step = stepper.step(loader.step(0, 0, 4096, 0))
+    step = stepper.step(loader.step(0, 0, 4096, 0).batches)
     assert step.is_usable
 
 
@@ -106,7 +106,7 @@ def test_without_memory_for_one_sample_the_error_is_that_of_any_step(built):
     with pytest.raises(TaskError, match="raised OutOfMemoryError") as caught:
         built(NO_ROOM.format(0))
     assert sizes_tried()[:4] == [8, 4, 2, 1]
-    assert "a batch has 1 sample (workers.batch_size): try" in (caught.value.hint or "")
+    assert "try a smaller workers.batch_size" in (caught.value.hint or "")
 
 
 def test_of_a_stream_the_first_samples_are_tried(built, monkeypatch):
@@ -166,7 +166,7 @@ def test_nothing_of_it_stays(built):
         replica = stepper.replica
         drawn = [float(torch.rand(())), random.random(), float(np.random.random())]
         before = [replica.parameters.tolist(), replica.averaged().tolist(), replica.model.training]
-        step = stepper.step(loader.step(1, 0, 64, 0))
+        step = stepper.step(loader.step(1, 0, 64, 0).batches)
         assert step.gradient is not None
         after = [step.loss, step.gradient.tolist(), replica.averaged().tolist()]
         return [*drawn, *before, *after]

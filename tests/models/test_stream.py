@@ -90,12 +90,12 @@ def portion(
     """All steps of a portion, as a worker asks for them."""
     found: list[list[int]] = []
     for number in range(-((start - stop) // step)):
-        batches = stream.step(epoch, start, stop, number, shard)
-        values = [n for batch, _ in batches for n in _numbers(batch)]
-        assert sum(part for _, part in batches) == pytest.approx(float(bool(batches)))
+        loaded = stream.step(epoch, start, stop, number, shard)
+        values = [n for batch, _ in loaded.batches for n in _numbers(batch)]
+        assert sum(part for _, part in loaded.batches) == pytest.approx(float(bool(values)))
         found.append(values)
-        if stream.ended_after is not None:
-            assert stream.ended_after == len(values)
+        if loaded.ended_after is not None:
+            assert loaded.ended_after == len(values)
             break
         assert len(values) == step
     return found
@@ -157,16 +157,16 @@ def test_the_epoch_is_told(parts: int, start: int) -> None:
     """What `shard` and `skip` of `datasets` give does not have it from what they were called on."""
     stream = loader(Streaming([range(20)] * parts))
     for epoch in (0, 3):
-        (batch, _), *_ = stream.step(epoch, start, start + 8, 0, parts - 1)
+        (batch, _), *_ = stream.step(epoch, start, start + 8, 0, parts - 1).batches
         assert batch["epoch"].tolist() == [epoch] * 4
 
 
 def test_batches_are_collected_to_steps_up_to_the_end() -> None:
     stream = loader(Plain(22), accumulate=2)
     assert portion(stream, 0, 16, 0, step=8) == [list(range(8)), list(range(8, 16))]
-    parts = [part for _, part in stream.step(0, 16, 32, 0, 0)]
-    assert parts == [4 / 6, 2 / 6]
-    assert stream.ended_after == 6
+    batches, *_, ended_after = stream.step(0, 16, 32, 0, 0)
+    assert [part for _, part in batches] == [4 / 6, 2 / 6]
+    assert ended_after == 6
 
 
 class Failing(Plain):
@@ -225,10 +225,7 @@ def test_what_is_a_stream() -> None:
 
 def test_a_portion_that_is_no_multiple_of_the_batches_is_cut_into_even_ones() -> None:
     stream = loader(Plain(17))
-    sizes = []
-    for number in range(3):
-        ((batch, _),) = stream.step(0, 0, 10, number, 0)
-        sizes.append(len(batch))
-    assert (sizes, stream.ended_after) == ([3, 3, 4], None)
-    sizes = [len(batch) for n in range(3) for batch, _ in stream.step(0, 10, 20, n, 0)]
-    assert (sizes, stream.ended_after) == ([3, 3, 1], 1)
+    for start, sizes, ended_after in ((0, [3, 3, 4], None), (10, [3, 3, 1], 1)):
+        steps = [stream.step(0, start, start + 10, number, 0) for number in range(3)]
+        assert [len(batch) for step in steps for batch, _ in step.batches] == sizes
+        assert steps[-1].ended_after == ended_after

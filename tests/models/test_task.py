@@ -107,7 +107,6 @@ def test_a_file_of_functions_is_a_task_and_so_is_a_module_in_it(write):
     )
     task = load_task("helper.py", directory)
     assert not task.has("evaluate")
-    assert task.evaluate(task.model()) == {}
     assert task.collate is not None
     assert task.collate([1, 2]) == 2
     write("import helper")
@@ -179,7 +178,7 @@ def test_a_name_that_is_not_there_gets_a_suggestion(write):
     assert failing("train.py:tsak", directory).hint == 'did you mean "task"?'
     error = failing("train.py:zzz", directory)
     assert error.message == 'train.py has no "zzz"'
-    assert error.hint == "it has Digits, task"
+    assert error.hint == "known: Digits, task"
 
 
 def test_what_the_task_lacks_is_listed_at_once(write):
@@ -240,7 +239,7 @@ def test_whatever_an_exception_says_can_be_sent():
         def __str__(self) -> str:
             raise RuntimeError
 
-    with pytest.raises(TaskError, match=r"MuteError: \(its text cannot be printed\)"), calling("f"):
+    with pytest.raises(TaskError, match=r"MuteError: <exception str\(\) failed>"), calling("f"):
         raise MuteError
     with pytest.raises(TaskError) as caught, calling("f"):
         raise ValueError("\ud800" + "x" * 100_000)
@@ -252,7 +251,8 @@ def test_whatever_an_exception_says_can_be_sent():
 
 
 def test_a_task_error_survives_the_way_out_of_a_loader_process():
-    error = TaskError("what", where="train.py:3", hint="do", detail="trace")
+    error = TaskError("what", where="train.py:3", hint="do")
+    error.detail = "trace"
     again = pickle.loads(pickle.dumps(error))
     assert (again.message, again.where, again.hint, again.detail) == (
         "what",
