@@ -18,11 +18,9 @@ from typing import Any, TypeVar
 
 import zmq
 
-from daemons.transport.chunking import Arriving
 from daemons.transport.sockets import Transport
 from dlctl.machine import (
     Admit,
-    Coming,
     Configure,
     Connect,
     DeadlineReached,
@@ -32,13 +30,10 @@ from dlctl.machine import (
     Hush,
     Machine,
     Note,
-    Peer,
-    Received,
     Send,
     Started,
     StopRequested,
 )
-from dlctl.messages import Message
 
 log = logging.getLogger("dlctl")
 EffectT = TypeVar("EffectT", bound=Effect)
@@ -189,18 +184,6 @@ class Loop:
         self._failure = error
         os.eventfd_write(self._wakeup, 1)
 
-    def hear_early(self, kind: type[Message]) -> None:
-        """Also pass partial large messages of this kind to the machine while they arrive."""
-        self.transport.early = partial(self._on_coming, kind)
-
-    def _on_coming(
-        self, kind: type[Message], peer: Peer, identity: str, arriving: Arriving
-    ) -> None:
-        message = arriving.of_kind(kind)
-        if message is not None and self._machine is not None and self.exit_code is None:
-            part = Coming(peer, message, tuple(arriving.come[1:]), identity)
-            self._handle(self._machine, part)
-
     def stop_on_signals(self, signals: Signals | None = None) -> None:
         """Turn SIGTERM and SIGINT into events for the machine. signals: required if the loop does
         not run in the main thread.
@@ -284,8 +267,8 @@ class Loop:
         elif source in self._watched:
             self._watched[source]()
         elif not isinstance(source, int) and not source.closed:  # It may be unwatched by now.
-            for peer, message, identity in self.transport.receive(source):
-                self._handle(machine, Received(peer, message, identity))
+            for event in self.transport.receive(source):
+                self._handle(machine, event)
                 if self.exit_code is not None:
                     return
 

@@ -79,18 +79,14 @@ class Arriving:
     """Bytes already reported to the reader."""
     message: Message | None = None
     """The decoded message, for its reader."""
-    is_of_interest: bool = True
-    """Whether the reader wants further reports."""
 
     def of_kind(self, kind: type[Message]) -> Message | None:
         """The message, if it is of this kind, whose large fields are arrays: nothing is copied. An
         invalid message is refused when all of it has arrived.
         """
-        if self.message is None and self.is_of_interest:
-            with suppress(RemoteProtocolError):
-                if wire.kind(self.frames) is kind:
-                    self.message = wire.decode(self.frames)
-            self.is_of_interest = self.message is not None
+        with suppress(RemoteProtocolError):
+            if self.message is None and wire.kind(self.frames) is kind:
+                self.message = wire.decode(self.frames)
         return self.message
 
     def put(self, place: int, data: Frame) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -22,14 +22,14 @@ import zmq
 from daemons.transport import connections
 from daemons.transport.backpressure import Backpressure, Tracker
 from daemons.transport.bind_errors import cannot_listen
-from daemons.transport.chunking import SEGMENTS_MAX, Arriving
+from daemons.transport.chunking import SEGMENTS_MAX
 from daemons.transport.connection_limit import ConnectionLimit
 from daemons.transport.large_messages import LargeMessages
 from daemons.transport.reconnect import Handshakes, Target
 from daemons.transport.zap import DOMAIN, Gatekeeper
 from dlctl import wire
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
-from dlctl.machine import Peer
+from dlctl.machine import Coming, Peer, Received
 from dlctl.messages import Message
 from dlctl.util.buffer_pool import BufferPool
 
@@ -84,8 +84,8 @@ class Transport:
         """Sockets that only reach processes of this machine and this user."""
         self._bytes_max = wire.FRAME_BYTES_MAX
         """Of a segmented or lent message that the ROUTER receives."""
-        self.early: Callable[[Peer, str, Arriving], None] | None = None
-        """Called with large messages while they are still arriving."""
+        self.early: type[Message] | None = None
+        """Large messages of this kind are also received while they are still arriving."""
         self.crowd: ConnectionLimit | None = None
         self._muted: dict[str, float] = {}
         """Name -> time until which its messages are discarded."""
@@ -257,10 +257,8 @@ class Transport:
         copy[:] = np.frombuffer(frame, np.uint8)
         return copy.data
 
-    def receive(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Peer, Message, str]]:
-        """At most `RECEIVE_BATCH` messages that have arrived on one socket: the peer, the message,
-        and the name that belongs to the sender's key.
-        """
+    def receive(self, socket: zmq.Socket[bytes]) -> Iterator[Received | Coming]:
+        """At most `RECEIVE_BATCH` messages that have arrived on one socket."""
         if self.handshakes.look(socket) or (self.crowd and self.crowd.look(socket)):
             return
         for _ in range(RECEIVE_BATCH):
@@ -281,9 +279,13 @@ class Transport:
                     with suppress(zmq.ZMQError):
                         _send_frames(socket, [*connections.address(peer), *answer])
                 if whole is not None:
-                    yield peer, wire.decode(whole), identity
-                elif self.early is not None and (part := self.bulk.assembly.coming(peer)):
-                    self.early(peer, identity, part)
+                    yield Received(peer, wire.decode(whole), identity)
+                elif (
+                    self.early is not None
+                    and (part := self.bulk.assembly.coming(peer))
+                    and (message := part.of_kind(self.early))
+                ):
+                    yield Coming(peer, message, tuple(part.come[1:]), identity)
             except RemoteProtocolError as error:
                 self.refused += 1
                 log.warning(

@@ -223,7 +223,7 @@ def test_without_keys_a_connection_that_has_ended_is_begun_again_too() -> None:
         there.check()
         for source, _ in there.poller.poll(0):
             list(there.receive(source))
-        return [peer for source, _ in here.poller.poll(100) for peer, *_ in here.receive(source)]
+        return [e.peer for source, _ in here.poller.poll(100) for e in here.receive(source)]
 
     try:
         there.connect(HERE, proxy.address)

@@ -214,7 +214,7 @@ def test_without_keys_each_connection_is_counted_by_itself(tmp_path: Path) -> No
         while len(peers) < 2:
             assert time.monotonic() < deadline
             for source, _ in here.poller.poll(100):
-                peers |= {peer for peer, *_ in here.receive(source)}  # type: ignore[misc]
+                peers |= {came.peer for came in here.receive(source)}  # type: ignore[misc]
         first, second = peers
         for _ in range(backpressure.MESSAGES_FREE):
             here.unread.add(first, zmq.MessageTracker(threading.Event()), backpressure.BYTES_MAX)

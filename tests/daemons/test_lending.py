@@ -394,7 +394,7 @@ def test_where_proc_is_closed_one_message_is_lost_and_then_all_are_sent(
         def serve() -> None:
             for transport in (here, there):
                 for source, _ in transport.poller.poll(50):
-                    came.extend(message for _, message, _ in transport.receive(source))
+                    came.extend(event.message for event in transport.receive(source))
 
         deadline = time.monotonic() + COME_S
         there.send("server-0", message)
@@ -435,6 +435,6 @@ def next_message(transport: Transport) -> tuple[object, m.Message]:
     deadline = time.monotonic() + COME_S
     while time.monotonic() < deadline:
         for source, _ in transport.poller.poll(100):
-            for peer, message, _ in transport.receive(source):
-                return peer, message
+            for came in transport.receive(source):
+                return came.peer, came.message
     pytest.fail("no message came")
