@@ -16,13 +16,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-import numpy as np
 import zmq
 
 from daemons.transport import connections
 from daemons.transport.backpressure import Backpressure, Tracker
 from daemons.transport.bind_errors import cannot_listen
-from daemons.transport.chunking import SEGMENTS_MAX
 from daemons.transport.connection_limit import ConnectionLimit
 from daemons.transport.large_messages import LargeMessages
 from daemons.transport.reconnect import Handshakes, Target
@@ -31,7 +29,6 @@ from dlctl import wire
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
 from dlctl.machine import Coming, Peer, Received
 from dlctl.messages import Message
-from dlctl.util.buffer_pool import BufferPool
 
 LINGER_MS = 500
 """For the last messages of a daemon that exits."""
@@ -49,8 +46,6 @@ ZERO_COPY_BYTES = 64 * 1024
 """Below this a copy is cheaper than the bookkeeping of sharing."""
 FRAMES_KEPT = wire.FRAMES_MAX + 4
 """Of one message: the peer, two of a large message, and one to detect an excess."""
-COPIES_KEPT = SEGMENTS_MAX
-"""Buffers for copies: the segments of one message."""
 RECEIVE_BATCH = 64
 """Messages taken from one socket before the machine's deadlines are checked again."""
 
@@ -78,8 +73,6 @@ class Transport:
         self.handshakes = Handshakes(poller)
         self.unread = Backpressure()
         self.bulk = LargeMessages()
-        self._copies = BufferPool(COPIES_KEPT)
-        """Of frames that the caller will overwrite."""
         self._local: set[zmq.Socket[bytes]] = set()
         """Sockets that only reach processes of this machine and this user."""
         self._bytes_max = wire.FRAME_BYTES_MAX
@@ -155,7 +148,6 @@ class Transport:
             raise RuntimeError("the thread that authenticates connections (ZAP) has ended")
         self.unread.check()
         self.bulk.check()
-        self._copies.check()
         if self.crowd is not None:
             self.crowd.check()
         for target in self.handshakes.take_ended():
@@ -185,7 +177,9 @@ class Transport:
         self._names[socket] = peer
 
     def send(self, peer: Peer, message: Message) -> None:
-        """Queue a message; drop it if the peer is unknown, the queue full, or it is too large."""
+        """Queue a message; drop it if the peer is unknown, its backlog or the message too large, or
+        the queue full.
+        """
         try:
             frames = wire.encode(message)
         except LocalProtocolError as error:
@@ -193,69 +187,43 @@ class Transport:
             log.error("dropped a message for %s: %s", peer, error.message)
             return
         if isinstance(peer, bytes):
-            self._answer(peer, frames, message)
-            return
-        socket = self._dealers.get(peer)
+            socket, nbytes = self._router, self.unread.counts(peer, frames)
+            if nbytes and not self.unread.has_space(peer, nbytes):
+                log.debug("dropped %s: its receiver does not read", type(message).__name__)
+                return
+        else:
+            socket, nbytes = self._dealers.get(peer), 0
         if socket is None:
             return
         try:
-            self._send(socket, peer, frames, borrowed=message.borrows)
-        except zmq.ZMQError as error:
-            log.debug("dropped %s for %s: %s", type(message).__name__, peer, error)
-
-    def _answer(self, peer: bytes, frames: wire.Frames, message: Message) -> None:
-        """Send to a peer that has connected to this daemon, unless its backlog is too large."""
-        if self._router is None:
-            return
-        nbytes = self.unread.counts(peer, frames)
-        if nbytes and not self.unread.has_space(peer, nbytes):
-            log.debug("dropped %s: its receiver does not read", type(message).__name__)
-            return
-        try:
-            tracker = self._send(
-                self._router, peer, frames, borrowed=message.borrows, track=nbytes > 0
-            )
+            tracker = self._send(socket, peer, frames, copied=message.borrows, track=nbytes > 0)
         except zmq.ZMQError as error:
             log.debug("dropped %s for %r: %s", type(message).__name__, peer, error)
             return
-        if tracker is not None:
+        if tracker is not None and isinstance(peer, bytes):
             self.unread.add(peer, tracker, nbytes)
 
     def _send(
-        self,
-        socket: zmq.Socket[bytes],
-        peer: Peer,
-        frames: wire.Frames,
-        *,
-        borrowed: bool,
-        track: bool = False,
+        self, socket: zmq.Socket[bytes], peer: Peer, frames: wire.Frames, copied: bool, track: bool
     ) -> Tracker | None:
         """Send one message. A large one goes through shared memory on this machine, and in segments
         over the network. Raises ZMQError; the receiver discards what was sent until then.
 
-        borrowed: the caller will overwrite the frames, so a copy is sent.
+        copied: the caller will overwrite the frames.
         track: return a tracker of when the message has left this process's memory.
         """
         parts, loan = self.bulk.outgoing(peer, frames, socket in self._local)
         to = connections.address(peer)
-        newest: Tracker | None = None
         try:
-            for part in parts:
-                if borrowed and loan is None:
-                    part = [self._copied(frame) for frame in part]
-                newest = _send_frames(socket, [*to, *part], track and loan is None) or newest
+            *others, last = parts  # They leave in this order.
+            for part in others:
+                _send_frames(socket, [*to, *part], copied)
+            tracker = _send_frames(socket, [*to, *last], copied, track and loan is None)
         except zmq.ZMQError:
             if loan is not None:
                 loan.cancel()
             raise
-        return loan or newest
-
-    def _copied(self, frame: wire.Frame) -> wire.Frame:
-        if len(frame) < ZERO_COPY_BYTES:
-            return frame  # ZeroMQ copies it.
-        copy = self._copies.take(len(frame))
-        copy[:] = np.frombuffer(frame, np.uint8)
-        return copy.data
+        return loan or tracker
 
     def receive(self, socket: zmq.Socket[bytes]) -> Iterator[Received | Coming]:
         """At most `RECEIVE_BATCH` messages that have arrived on one socket."""
@@ -266,7 +234,7 @@ class Transport:
             if received is None:
                 return
             frames, identity = received
-            if self._muted and self._is_muted(identity):
+            if self._muted and time.monotonic() < self._muted.get(identity, 0.0):
                 continue
             peer: Peer = self._names.get(socket, "")
             bytes_max = wire.FRAME_BYTES_MAX
@@ -277,7 +245,7 @@ class Transport:
                 whole, answer = self.bulk.incoming(peer, frames, bytes_max, socket in self._local)
                 if answer is not None:
                     with suppress(zmq.ZMQError):
-                        _send_frames(socket, [*connections.address(peer), *answer])
+                        _send_frames(socket, [*connections.address(peer), *answer], copied=True)
                 if whole is not None:
                     yield Received(peer, wire.decode(whole), identity)
                 elif (
@@ -294,13 +262,6 @@ class Transport:
             # Checking is cheaper than a receive that raises.
             if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 return
-
-    def _is_muted(self, identity: str) -> bool:
-        until = self._muted.get(identity)
-        if until is not None and time.monotonic() >= until:
-            del self._muted[identity]
-            return False
-        return until is not None
 
     def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[wire.Frames, str] | None:
         """One multipart message and the name of the sender's key, or None. Frames beyond the limit
@@ -338,21 +299,18 @@ class Transport:
 
 
 def _send_frames(
-    socket: zmq.Socket[bytes], frames: wire.Frames, track: bool = False
+    socket: zmq.Socket[bytes], frames: wire.Frames, copied: bool, track: bool = False
 ) -> zmq.MessageTracker | None:
     """Send one multipart message atomically. Raises ZMQError; then nothing was sent.
 
-    track: return a tracker of when its last frame has left this process's memory.
+    copied, track: see `_send`. The last frame is tracked.
     """
-    tracker: zmq.MessageTracker | None = None
-    last = len(frames) - 1
-    for i, frame in enumerate(frames):
-        flags, is_tracked = _LAST if i == last else _MORE, track and i == last
-        if len(frame) >= ZERO_COPY_BYTES:
-            tracker = socket.send(frame, flags, copy=False, track=is_tracked)
-        elif is_tracked:  # The caller may overwrite a small frame.
-            own = zmq.Frame(bytes(frame), track=True, copy=False)
-            tracker = socket.send(own, flags, copy=False, track=True)
-        else:
-            socket.send(frame, flags)
-    return tracker if track else None
+    *others, last = frames
+    for frame in others:
+        socket.send(frame, _MORE, copied or len(frame) < ZERO_COPY_BYTES)
+    is_copied = copied or len(last) < ZERO_COPY_BYTES
+    if not track:
+        socket.send(last, _LAST, is_copied)
+        return None
+    own = zmq.Frame(bytes(last) if is_copied else last, track=True, copy=False)
+    return socket.send(own, _LAST, copy=False, track=True)
