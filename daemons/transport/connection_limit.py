@@ -41,14 +41,11 @@ Socket = zmq.Socket[bytes]
 
 
 def raise_limit() -> int:
-    """Raise the limit of file descriptors if permitted; returns the resulting limit."""
+    """Raise the limit of file descriptors as far as permitted; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(DESCRIPTORS_WANTED, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return wanted
-    return DESCRIPTORS_WANTED if soft == resource.RLIM_INFINITY else soft
+    limit = max(soft, min(DESCRIPTORS_WANTED, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 def descriptors() -> int:
