@@ -11,7 +11,9 @@ The roles retry what matters.
 
 from __future__ import annotations
 
+import errno
 import logging
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -20,13 +22,12 @@ import zmq
 
 from daemons.transport import connections
 from daemons.transport.backpressure import Backpressure, Tracker
-from daemons.transport.bind_errors import cannot_listen
 from daemons.transport.connection_limit import ConnectionLimit
 from daemons.transport.large_messages import LargeMessages
 from daemons.transport.reconnect import Handshakes, Target
 from daemons.transport.zap import DOMAIN, Gatekeeper
 from dlctl import wire
-from dlctl.errors import LocalProtocolError, RemoteProtocolError
+from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
 from dlctl.machine import Coming, Peer, Received
 from dlctl.messages import Message
 
@@ -48,6 +49,11 @@ FRAMES_KEPT = wire.FRAMES_MAX + 4
 """Of one message: the peer, two of a large message, and one to detect an excess."""
 RECEIVE_BATCH = 64
 """Messages taken from one socket before the machine's deadlines are checked again."""
+NOT_FREE = "choose another port in [network], or 0 for any free one"
+NOT_OURS = (
+    "no interface of this machine has this address: correct data and bind of this host in "
+    "[[hosts]], and address in [network]; ip -brief address shows those that it has"
+)
 
 # Plain integers: combining zmq's enums is slower than the calls that use them.
 _READABLE = int(zmq.POLLIN)
@@ -123,7 +129,7 @@ class Transport:
             if crowd is not None:
                 crowd.close()
             self._forget(socket)
-            raise cannot_listen(address, error) from error
+            raise _cannot_listen(address, error) from error
         self._router, self.crowd = socket, crowd
         if crowd is not None:
             crowd.begin()
@@ -314,3 +320,17 @@ def _send_frames(
         return None
     own = zmq.Frame(bytes(last) if is_copied else last, track=True, copy=False)
     return socket.send(own, _LAST, copy=False, track=True)
+
+
+def _cannot_listen(address: str, error: zmq.ZMQError) -> DlctlError:
+    """Names the address and, if known, the process that holds it."""
+    from daemons.node.owners import owner_of
+
+    port, holder = address.rpartition(":")[2], ""
+    if address.startswith("tcp:") and port.isdigit() and (owner := owner_of(int(port))):
+        command = " ".join(shlex.join(owner["command"]).split())
+        holder = f" (held by pid {owner['pid']}, {command:.100})"
+    return DlctlError(
+        f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}{holder}",
+        hint=NOT_OURS if error.errno == errno.EADDRNOTAVAIL else NOT_FREE,
+    )
