@@ -228,7 +228,7 @@ class Loop:
         self.after_events()
 
     def _work_off(self, machine: Machine, ready: list[Any]) -> float | None:
-        """Handle all pending work, unless the machine exits. Returns its next deadline."""
+        """Handle all pending work. Returns the machine's next deadline."""
         while self._unperformed:
             effect = self._unperformed.popleft()
             self._performers[type(effect)](effect)
@@ -240,15 +240,13 @@ class Loop:
             for chore in self.chores:
                 chore()
         for event in self.transport.handshakes.take_reconnected():
-            if self.exit_code is None:
-                self._handle(machine, event)
+            self._handle(machine, event)
         deadline = machine.deadline()
-        if self.exit_code is None and deadline is not None and deadline <= time.monotonic():
+        if deadline is not None and deadline <= time.monotonic():
             self._handle(machine, DeadlineReached())
             deadline = machine.deadline()
-        if self.exit_code is None:
-            self.after_events()
-            self.transport.bulk.give_back()
+        self.after_events()
+        self.transport.bulk.give_back()
         return deadline
 
     def _wait(self, deadline: float | None) -> list[Any]:
@@ -262,17 +260,18 @@ class Loop:
             os.eventfd_read(self._wakeup)
             if self._failure is not None:
                 raise self._failure
-            while self._posted and self.exit_code is None:
+            while self._posted:
                 self._handle(machine, self._posted.popleft())
         elif source in self._watched:
             self._watched[source]()
         elif not isinstance(source, int) and not source.closed:  # It may be unwatched by now.
             for event in self.transport.receive(source):
                 self._handle(machine, event)
-                if self.exit_code is not None:
-                    return
 
     def _handle(self, machine: Machine, event: Event) -> None:
+        """Handle an event and perform its effects, unless the machine has exited."""
+        if self.exit_code is not None:
+            return
         for effect in self._effects(machine, event):
             self._performers[type(effect)](effect)
 
