@@ -28,7 +28,7 @@ from dlctl import wire
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Message
 from dlctl.util.buffer_pool import BufferPool
-from dlctl.wire import FRAMES_MAX, Frame, Frames
+from dlctl.wire import Frame, Frames
 
 SEGMENT_BYTES = 512 << 10
 """libzmq declares a peer dead if no whole frame arrives within `HEARTBEAT_TIMEOUT_MS`
@@ -165,16 +165,11 @@ class Assembly:
         self._memory.check()
 
     def _begun(self, number: int, packed: Frame, rest: Frames, bytes_max: int) -> Arriving:
-        if len(rest) > FRAMES_MAX:
-            raise RemoteProtocolError(f"{len(rest)} frames; at most {FRAMES_MAX}")
-        lengths = shm_layout.unpack(packed, len(rest))
+        lengths = shm_layout.unpack(packed, rest, bytes_max)
         are_both = any(n and len(frame) for n, frame in zip(lengths, rest, strict=True))
         if not any(lengths) or lengths[0] or are_both:  # Segmented, yet not empty.
             raise RemoteProtocolError("the frame lengths of a segmented message are invalid")
         places, total = shm_layout.places(lengths)
-        nbytes = total + sum(map(len, rest))
-        if nbytes > bytes_max:
-            raise RemoteProtocolError(f"a message of {nbytes} bytes; at most {bytes_max}")
         try:
             memory = self._memory.take(total)
         except MemoryError:

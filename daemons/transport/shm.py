@@ -43,7 +43,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
 from dlctl.util import pages, threads
 from dlctl.util.buffer_pool import is_unused
-from dlctl.wire import FRAMES_MAX, Frames
+from dlctl.wire import Frames
 
 SHARED, MISSED = b"\xc1shm", b"\xc1mis"
 FRAME_BYTES_MIN = 128 * 1024
@@ -289,13 +289,11 @@ class Borrower:
         Raises RemoteProtocolError for what `Slot.lend` never makes, and for a message of more than
         `bytes_max` bytes.
         """
-        if len(frames) < 2 or len(frames[0]) != _HEAD.size or len(frames) > FRAMES_MAX + 2:
+        if len(frames) < 2 or len(frames[0]) != _HEAD.size:
             raise RemoteProtocolError("this is no loan of a message")
         _, pid, fd, cookie, number = _HEAD.unpack(frames[0])
-        lengths = shm_layout.unpack(frames[1], len(frames) - 2)
+        lengths = shm_layout.unpack(frames[1], frames[2:], bytes_max)
         _, total = shm_layout.places(lengths)
-        if total > bytes_max:
-            raise RemoteProtocolError(f"a message of {total} bytes; at most {bytes_max}")
         key = pid, fd, cookie
         seen = self._seen.get(key) or _open(*key)
         if seen is None:
