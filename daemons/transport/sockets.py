@@ -5,7 +5,7 @@ Over TCP every connection is encrypted with the keys of its two ends (CURVE), an
 are admitted; unix sockets lie in a directory that only this user can enter.
 
 `ZMQ_ROUTING_ID` stays unset: with a fixed id, libzmq silently ignores a reconnect after a half-open
-connection. A message that cannot be queued is dropped; an invalid message is dropped and counted.
+connection. A message that cannot be queued is dropped; an invalid message is dropped and logged.
 The roles retry what matters.
 """
 
@@ -67,8 +67,6 @@ class Transport:
     def __init__(self, poller: zmq.Poller, secret: str = "") -> None:
         """`secret`: this daemon's key; "": no encryption."""
         self.poller = poller
-        self.refused = 0
-        """Invalid messages received."""
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
@@ -259,7 +257,6 @@ class Transport:
                 ):
                     yield Coming(peer, message, tuple(part.come[1:]), identity)
             except RemoteProtocolError as error:
-                self.refused += 1
                 log.warning(
                     "refused a message%s: %s", identity and f" of {identity}", error.message
                 )

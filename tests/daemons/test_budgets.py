@@ -54,9 +54,25 @@ sys.stdin.read()
 """
 
 
+class Ledger(backpressure.Backpressure):
+    """Knows how many messages were dropped and followed."""
+
+    dropped, followed = 0, 0
+
+    def has_space(self, peer: bytes, nbytes: int) -> bool:
+        fits = super().has_space(peer, nbytes)
+        self.dropped += not fits
+        return fits
+
+    def add(self, peer: bytes, tracker: backpressure.Tracker, nbytes: int) -> None:
+        self.followed += 1
+        super().add(peer, tracker, nbytes)
+
+
 @pytest.fixture
 def house() -> Iterator[House]:
     made = House({KEYS.public(GUEST): GUEST, KEYS.public(OTHER): OTHER})
+    made.transport.unread = Ledger()
     yield made
     made.transport.close()
 
@@ -149,16 +165,6 @@ def test_small_answers_that_nobody_reads_are_dropped_over_all_connections_of_a_k
             house.transport.send(house.comes(COME_S), HEARD)
             assert house.is_heard_by(transport, COME_S)
     house.until(lambda: not house.transport.unread._waiting, 3 * COME_S)
-
-
-class Ledger(backpressure.Backpressure):
-    """Knows how many messages were followed."""
-
-    followed = 0
-
-    def add(self, peer: bytes, tracker: backpressure.Tracker, nbytes: int) -> None:
-        self.followed += 1
-        super().add(peer, tracker, nbytes)
 
 
 def test_one_that_reads_gets_all_small_answers_and_few_of_them_are_followed(house: House) -> None:

@@ -308,7 +308,7 @@ def test_a_frame_that_is_too_large_costs_its_sender_the_connection():
         house.transport.close()
 
 
-def test_a_message_of_a_hundred_thousand_frames_is_read_and_thrown_away(house):
+def test_a_message_of_a_hundred_thousand_frames_is_read_and_thrown_away(house, caplog):
     import psutil
 
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
@@ -323,7 +323,7 @@ def test_a_message_of_a_hundred_thousand_frames_is_read_and_thrown_away(house):
         dealer.send_multipart(wire.encode(HEARD))
         assert dealer_done == []
         assert house.hears(COME_S) == [(HEARD, GUEST)]
-        assert house.transport.refused == 1
+        assert caplog.text.count(f"refused a message of {GUEST}") == 1
         assert psutil.Process().memory_info().rss - before < 64 << 20
 
 
@@ -336,5 +336,4 @@ def test_what_is_not_ours_is_counted_with_the_name_of_its_sender(house, caplog):
             dealer.send_multipart([header])
         dealer.send_multipart(wire.encode(HEARD))
         assert house.hears(COME_S) == [(HEARD, GUEST)]
-    assert house.transport.refused == 4
     assert caplog.text.count(f"refused a message of {GUEST}") == 4
