@@ -158,10 +158,7 @@ class Assembly:
         """A chore: discard messages whose next segment is overdue."""
         now = time.monotonic()
         self._begun_at = {k: at for k, at in self._begun_at.items() if now < at + shm.KEEP_S}
-        oldest = now - PATIENCE_S
-        for source, arriving in list(self._arriving.items()):
-            if arriving.seen_at < oldest:
-                del self._arriving[source]
+        self._arriving = {k: a for k, a in self._arriving.items() if now < a.seen_at + PATIENCE_S}
         self._memory.check()
 
     def _begun(self, number: int, packed: Frame, rest: Frames, bytes_max: int) -> Arriving:

@@ -156,10 +156,6 @@ class Loan(NamedTuple):
         """Whether the receiver has opened the slot: the message is no longer in flight."""
         return self.slot.was_found(self.number)
 
-    def cancel(self) -> None:
-        """The message could not be sent."""
-        self.slot.notes[_RETURNED] = self.number
-
 
 class Lender:
     """The slots of one process, for all its receivers."""

@@ -216,15 +216,10 @@ class Transport:
         """
         parts, loan = self.bulk.outgoing(peer, frames, socket in self._local)
         to = connections.address(peer)
-        try:
-            *others, last = parts  # They leave in this order.
-            for part in others:
-                _send_frames(socket, [*to, *part], copied)
-            tracker = _send_frames(socket, [*to, *last], copied, track and loan is None)
-        except zmq.ZMQError:
-            if loan is not None:
-                loan.cancel()
-            raise
+        *others, last = parts  # They leave in this order.
+        for part in others:
+            _send_frames(socket, [*to, *part], copied)
+        tracker = _send_frames(socket, [*to, *last], copied, track and loan is None)
         return loan or tracker
 
     def receive(self, socket: zmq.Socket[bytes]) -> Iterator[Received | Coming]:
