@@ -69,11 +69,9 @@ class Signals:
         return self._ours.fileno()
 
     def read(self) -> list[str]:
-        """The names of received signals, some twice. Other signals are ignored."""
-        with suppress(BlockingIOError):
-            came = self._ours.recv(SIGNALS_READ)
-            return [signal.Signals(number).name for number in came if number in ENDING]
-        return []
+        """The names of received signals, some twice, once there are any. Others are ignored."""
+        came = self._ours.recv(SIGNALS_READ)
+        return [signal.Signals(number).name for number in came if number in ENDING]
 
 
 def _leave(handlers: Mapping[signal.Signals, Any]) -> None:
