@@ -99,14 +99,14 @@ class Gatekeeper:
 
     def _answer(self, question: list[bytes]) -> list[bytes]:
         """RFC 27: version, request id, status, text, user id, metadata."""
-        request = question[1] if len(question) > 1 else b""
+        # Only listeners with CURVE keys and `DOMAIN` ask; another question would end this thread.
+        _, request, _, address, _, _, key = question
         names = self._names
-        name = _name(question, names or {})
+        name = names.get(key) if names is not None else None
         if names is None:
             status = LATER
         elif name is None:
-            status = UNKNOWN
-            source = question[3].decode(errors="replace") if len(question) > 3 else "?"
+            status, source = UNKNOWN, address.decode(errors="replace")
             self._warn(source, f"refused a connection from {source}: unknown key")
         elif not self._comings.takes(name, time.monotonic()):
             status = LATER
@@ -128,10 +128,3 @@ class Gatekeeper:
             self._warned_at.clear()
         self._warned_at[source] = now
         log.warning("%s", text)
-
-
-def _name(question: list[bytes], names: Mapping[bytes, bytes]) -> bytes | None:
-    match question:
-        case [_, _, domain, _, _, b"CURVE", key] if domain == DOMAIN:
-            return names.get(key)
-    return None
