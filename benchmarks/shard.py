@@ -56,9 +56,9 @@ class End:
         self.transport.bulk.give_back()
         while ready := self.poller.poll(ANSWER_LIMIT_MS):
             for socket, _ in ready:
-                for peer, message, _ in self.transport.receive(socket):
-                    if isinstance(message, kinds):
-                        return peer, message
+                for came in self.transport.receive(socket):
+                    if isinstance(came.message, kinds):
+                        return came.peer, came.message
         raise TimeoutError(f"no {kinds[0].__name__} came")
 
 

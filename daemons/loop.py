@@ -18,11 +18,9 @@ from typing import Any, TypeVar
 
 import zmq
 
-from daemons.transport.chunking import Arriving
 from daemons.transport.sockets import Transport
 from dlctl.machine import (
     Admit,
-    Coming,
     Configure,
     Connect,
     DeadlineReached,
@@ -32,13 +30,10 @@ from dlctl.machine import (
     Hush,
     Machine,
     Note,
-    Peer,
-    Received,
     Send,
     Started,
     StopRequested,
 )
-from dlctl.messages import Message
 
 log = logging.getLogger("dlctl")
 EffectT = TypeVar("EffectT", bound=Effect)
@@ -74,11 +69,9 @@ class Signals:
         return self._ours.fileno()
 
     def read(self) -> list[str]:
-        """The names of received signals, some twice. Other signals are ignored."""
-        with suppress(BlockingIOError):
-            came = self._ours.recv(SIGNALS_READ)
-            return [signal.Signals(number).name for number in came if number in ENDING]
-        return []
+        """The names of received signals, some twice, once there are any. Others are ignored."""
+        came = self._ours.recv(SIGNALS_READ)
+        return [signal.Signals(number).name for number in came if number in ENDING]
 
 
 def _leave(handlers: Mapping[signal.Signals, Any]) -> None:
@@ -189,18 +182,6 @@ class Loop:
         self._failure = error
         os.eventfd_write(self._wakeup, 1)
 
-    def hear_early(self, kind: type[Message]) -> None:
-        """Also pass partial large messages of this kind to the machine while they arrive."""
-        self.transport.early = partial(self._on_coming, kind)
-
-    def _on_coming(
-        self, kind: type[Message], peer: Peer, identity: str, arriving: Arriving
-    ) -> None:
-        message = arriving.of_kind(kind)
-        if message is not None and self._machine is not None and self.exit_code is None:
-            part = Coming(peer, message, tuple(arriving.come[1:]), identity)
-            self._handle(self._machine, part)
-
     def stop_on_signals(self, signals: Signals | None = None) -> None:
         """Turn SIGTERM and SIGINT into events for the machine. signals: required if the loop does
         not run in the main thread.
@@ -245,7 +226,7 @@ class Loop:
         self.after_events()
 
     def _work_off(self, machine: Machine, ready: list[Any]) -> float | None:
-        """Handle all pending work, unless the machine exits. Returns its next deadline."""
+        """Handle all pending work. Returns the machine's next deadline."""
         while self._unperformed:
             effect = self._unperformed.popleft()
             self._performers[type(effect)](effect)
@@ -257,15 +238,13 @@ class Loop:
             for chore in self.chores:
                 chore()
         for event in self.transport.handshakes.take_reconnected():
-            if self.exit_code is None:
-                self._handle(machine, event)
+            self._handle(machine, event)
         deadline = machine.deadline()
-        if self.exit_code is None and deadline is not None and deadline <= time.monotonic():
+        if deadline is not None and deadline <= time.monotonic():
             self._handle(machine, DeadlineReached())
             deadline = machine.deadline()
-        if self.exit_code is None:
-            self.after_events()
-            self.transport.bulk.give_back()
+        self.after_events()
+        self.transport.bulk.give_back()
         return deadline
 
     def _wait(self, deadline: float | None) -> list[Any]:
@@ -279,17 +258,18 @@ class Loop:
             os.eventfd_read(self._wakeup)
             if self._failure is not None:
                 raise self._failure
-            while self._posted and self.exit_code is None:
+            while self._posted:
                 self._handle(machine, self._posted.popleft())
         elif source in self._watched:
             self._watched[source]()
         elif not isinstance(source, int) and not source.closed:  # It may be unwatched by now.
-            for peer, message, identity in self.transport.receive(source):
-                self._handle(machine, Received(peer, message, identity))
-                if self.exit_code is not None:
-                    return
+            for event in self.transport.receive(source):
+                self._handle(machine, event)
 
     def _handle(self, machine: Machine, event: Event) -> None:
+        """Handle an event and perform its effects, unless the machine has exited."""
+        if self.exit_code is not None:
+            return
         for effect in self._effects(machine, event):
             self._performers[type(effect)](effect)
 

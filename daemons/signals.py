@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import logging
 import signal
-import sqlite3
 from pathlib import Path
 
 from daemons.loop import Loop, Signals
 from daemons.process import DaemonContext
-from dlctl.errors import DlctlError
+from dlctl.launch import local
 from dlctl.machine import StopRequested
-from dlctl.runs import database
 from dlctl.util import processes
 
 log = logging.getLogger("dlctl")
@@ -44,10 +42,11 @@ def stop_the_run(loop: Loop, context: DaemonContext) -> None:
 
 
 def _signal_coordinator(directory: Path) -> bool:
-    """Whether a coordinator was signalled; False if it is unknown."""
+    """Whether a coordinator was signalled; False if none is found."""
     try:
-        run = database.read(directory)
-    except (DlctlError, OSError, sqlite3.Error) as error:
-        log.warning("cannot read the coordinator's pid: %s", error)
+        leaders = [each for each in local.living(directory) if each.role == "coordinator"]
+        sent = [processes.send_signal(each.pid, each.start, signal.SIGTERM) for each in leaders]
+        return any(sent)
+    except OSError as error:
+        log.warning("cannot find the coordinator: %s", error)
         return False
-    return processes.send_signal(run.get("pid"), run.get("pid_start"), signal.SIGTERM)

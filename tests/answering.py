@@ -72,9 +72,9 @@ def coordinator_with_keys(
     def serve() -> None:
         while not is_over.is_set():
             for source, _ in listener.poller.poll(50):
-                for peer, request, _ in listener.receive(source):
-                    for reply in answer(request):
-                        listener.send(peer, reply)
+                for asked in listener.receive(source):
+                    for reply in answer(asked.message):
+                        listener.send(asked.peer, reply)
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -234,10 +234,10 @@ def test_a_broken_handshake_is_no_wrong_key(run_directory, monkeypatch):
     def serve() -> None:
         while not asked or asked[-1] is not None:
             for source, _ in listener.poller.poll(1000):
-                for peer, question, _ in listener.receive(source):
-                    asked.append(question)
+                for came in listener.receive(source):
+                    asked.append(came.message)
                     if len(asked) >= 10:
-                        listener.send(peer, done(question, new=1))
+                        listener.send(came.peer, done(came.message, new=1))
                         asked.append(None)
 
     thread = threading.Thread(target=serve, daemon=True)

@@ -29,7 +29,7 @@ def serve(context: process.DaemonContext) -> int:
     point = failpoint.from_environment(os.environ)
     storages = choose_storages(context.directory, job.servers, point)
     loop.chores.append(Watch(storages, context.directory))
-    loop.hear_early(Push)
+    loop.transport.early = Push
     machine = Server(
         birth,
         job,

@@ -41,7 +41,6 @@ class Tracker(Protocol):
 
 class Backpressure:
     def __init__(self) -> None:
-        self.dropped = 0
         self._waiting: dict[bytes, list[tuple[Tracker, int]]] = {}
         """Owner of connections -> queued messages, in no order."""
         self._untracked: dict[bytes, int] = {}
@@ -67,10 +66,9 @@ class Backpressure:
         is_large = nbytes >= LARGE_BYTES
         left = self._left(connections.owner(peer))
         alike = [n for _, n in left if (n >= LARGE_BYTES) == is_large]
-        fits = sum(alike) + nbytes <= (BYTES_MAX if is_large else SMALL_BYTES_MAX)
-        fits |= is_large and len(alike) < MESSAGES_FREE
-        self.dropped += not fits
-        return fits
+        if is_large and len(alike) < MESSAGES_FREE:
+            return True
+        return sum(alike) + nbytes <= (BYTES_MAX if is_large else SMALL_BYTES_MAX)
 
     def add(self, peer: bytes, tracker: Tracker, nbytes: int) -> None:
         """Count queued bytes until `tracker` reports that they have left this process's memory."""

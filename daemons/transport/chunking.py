@@ -28,7 +28,7 @@ from dlctl import wire
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Message
 from dlctl.util.buffer_pool import BufferPool
-from dlctl.wire import FRAMES_MAX, Frame, Frames
+from dlctl.wire import Frame, Frames
 
 SEGMENT_BYTES = 512 << 10
 """libzmq declares a peer dead if no whole frame arrives within `HEARTBEAT_TIMEOUT_MS`
@@ -79,18 +79,14 @@ class Arriving:
     """Bytes already reported to the reader."""
     message: Message | None = None
     """The decoded message, for its reader."""
-    is_of_interest: bool = True
-    """Whether the reader wants further reports."""
 
     def of_kind(self, kind: type[Message]) -> Message | None:
         """The message, if it is of this kind, whose large fields are arrays: nothing is copied. An
         invalid message is refused when all of it has arrived.
         """
-        if self.message is None and self.is_of_interest:
-            with suppress(RemoteProtocolError):
-                if wire.kind(self.frames) is kind:
-                    self.message = wire.decode(self.frames)
-            self.is_of_interest = self.message is not None
+        with suppress(RemoteProtocolError):
+            if self.message is None and wire.kind(self.frames) is kind:
+                self.message = wire.decode(self.frames)
         return self.message
 
     def put(self, place: int, data: Frame) -> bool:
@@ -162,23 +158,15 @@ class Assembly:
         """A chore: discard messages whose next segment is overdue."""
         now = time.monotonic()
         self._begun_at = {k: at for k, at in self._begun_at.items() if now < at + shm.KEEP_S}
-        oldest = now - PATIENCE_S
-        for source, arriving in list(self._arriving.items()):
-            if arriving.seen_at < oldest:
-                del self._arriving[source]
+        self._arriving = {k: a for k, a in self._arriving.items() if now < a.seen_at + PATIENCE_S}
         self._memory.check()
 
     def _begun(self, number: int, packed: Frame, rest: Frames, bytes_max: int) -> Arriving:
-        if len(rest) > FRAMES_MAX:
-            raise RemoteProtocolError(f"{len(rest)} frames; at most {FRAMES_MAX}")
-        lengths = shm_layout.unpack(packed, len(rest))
+        lengths = shm_layout.unpack(packed, rest, bytes_max)
         are_both = any(n and len(frame) for n, frame in zip(lengths, rest, strict=True))
         if not any(lengths) or lengths[0] or are_both:  # Segmented, yet not empty.
             raise RemoteProtocolError("the frame lengths of a segmented message are invalid")
         places, total = shm_layout.places(lengths)
-        nbytes = total + sum(map(len, rest))
-        if nbytes > bytes_max:
-            raise RemoteProtocolError(f"a message of {nbytes} bytes; at most {bytes_max}")
         try:
             memory = self._memory.take(total)
         except MemoryError:

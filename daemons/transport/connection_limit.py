@@ -30,7 +30,6 @@ GUESTS_MIN = 32
 """Connections that are always admitted, however few descriptors are available."""
 _COMING = int(zmq.Event.ACCEPTED)
 _LISTENING = int(zmq.Event.LISTENING)
-LISTEN_MS = 1000
 ATTACH_FILTER, DETACH_FILTER = 26, 27
 """SO_ATTACH_FILTER and SO_DETACH_FILTER of Linux, which the socket module lacks."""
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
@@ -41,14 +40,11 @@ Socket = zmq.Socket[bytes]
 
 
 def raise_limit() -> int:
-    """Raise the limit of file descriptors if permitted; returns the resulting limit."""
+    """Raise the limit of file descriptors as far as permitted; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(DESCRIPTORS_WANTED, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return wanted
-    return DESCRIPTORS_WANTED if soft == resource.RLIM_INFINITY else soft
+    limit = max(soft, min(DESCRIPTORS_WANTED, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 def descriptors() -> int:
@@ -75,12 +71,9 @@ class ConnectionLimit:
         poller.register(self._monitor, zmq.POLLIN)
 
     def begin(self) -> None:
-        """Start after the listener was bound."""
-        if self._monitor.poll(LISTEN_MS):
-            _, descriptor = socket_events.receive(self._monitor)
-            self._door = socket.socket(fileno=os.dup(descriptor))
-        else:
-            log.warning("the listener's descriptor is unknown: connections cannot be limited")
+        """Start after the listener was bound: its first event has its descriptor."""
+        _, descriptor = socket_events.receive(self._monitor)
+        self._door = socket.socket(fileno=os.dup(descriptor))
 
     def look(self, source: Socket) -> bool:
         """Handle new connections; False if this socket is not the monitor."""

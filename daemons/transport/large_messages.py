@@ -78,10 +78,10 @@ class LargeMessages:
         if not is_local:
             raise RemoteProtocolError("a message in shared memory from another machine")
         if kind == shm.MISSED:
-            self._lender.missed(frames[0], source)
+            self._lender.missed(source)
             return None, None
         whole = self.borrower.read(frames, bytes_max)
-        return whole, shm.not_found(frames) if whole is None else None
+        return whole, [shm.MISSED] if whole is None else None
 
     def give_back(self) -> None:
         """Return unreferenced slots to their lenders, and release unneeded memory."""

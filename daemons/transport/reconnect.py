@@ -8,6 +8,7 @@ flip in a frame length), libzmq never reconnects: that takes a new socket.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,92 +51,87 @@ class Target(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Refusals:
-    """Every attempt has failed since then."""
+class _Link:
+    """A watched socket."""
 
-    since: float
-    say_at: float
+    socket: Socket
+    target: Target
+    is_open: bool = False
+    """Whether its connection is established."""
+    ended_at: float = math.inf
+    """Since when libzmq does not re-establish it."""
+    lost_at: float | None = None
+    """When the connection before was lost: messages sent until then may be lost, too."""
 
 
 class Handshakes:
     def __init__(self, poller: zmq.Poller) -> None:
         self.poller = poller
-        self._by_monitor: dict[Socket, tuple[Socket, Target]] = {}
-        self._refusals: dict[str, _Refusals] = {}
-        self._ended: dict[str, tuple[Target, float]] = {}
-        """Peer -> connection that libzmq does not re-establish, if known, and since when."""
-        self._open: set[str] = set()
-        """Peers whose connection is established."""
-        self._lost_at: dict[str, float] = {}
-        """Peer -> when its connection was lost: messages sent before may be lost, too."""
+        self._links: dict[Socket, _Link] = {}
+        """By monitor."""
+        self._refusals: dict[str, tuple[float, float]] = {}
+        """Peer -> (since when every attempt has failed, when to log it)."""
         self._reconnected: dict[str, Reconnected] = {}
         """Peer -> report that is not taken yet."""
 
     def watch(self, socket: Socket, target: Target) -> None:
         monitor = socket_events.monitor(socket, _EVENTS)
-        self._by_monitor[monitor] = socket, target
+        self._links[monitor] = _Link(socket, target)
         self.poller.register(monitor, zmq.POLLIN)
 
     def forget(self, socket: Socket) -> None:
-        for monitor, (watched, target) in list(self._by_monitor.items()):
-            if watched is socket:
+        for monitor, link in list(self._links.items()):
+            if link.socket is socket:
                 self.poller.unregister(monitor)
-                del self._by_monitor[monitor]
-                self._open.discard(target.peer)
-                for by_peer in (self._ended, self._lost_at, self._reconnected):
-                    by_peer.pop(target.peer, None)
+                del self._links[monitor]
+                self._reconnected.pop(link.target.peer, None)
                 socket_events.stop(socket, monitor)
 
     def replaced(self, peer: str) -> None:
         """The peer has a new socket: messages queued in the old one are lost."""
-        self._lost_at[peer] = time.monotonic()
+        for link in self._links.values():
+            if link.target.peer == peer:
+                link.lost_at = time.monotonic()
 
     def look(self, monitor: Socket) -> bool:
         """Handle the events of a monitor; False if this socket is not a monitor."""
-        if monitor not in self._by_monitor:
-            return False
-        _, target = self._by_monitor[monitor]
-        while monitor.poll(0):
-            self._take(target, *socket_events.receive(monitor))
-        return True
+        link = self._links.get(monitor)
+        while link is not None and monitor.poll(0):
+            self._take(link, *socket_events.receive(monitor))
+        return link is not None
 
     def take_ended(self) -> list[Target]:
         """Peers that need a new socket to reconnect."""
         # libzmq may have reconnected since, while the daemon was busy.
-        for monitor in self._by_monitor:
+        for monitor in self._links:
             self.look(monitor)
         latest = time.monotonic() - SURE_S
-        targets = [target for target, since in self._ended.values() if since <= latest]
-        for target in targets:
-            del self._ended[target.peer]
-        return targets
+        return [link.target for link in self._links.values() if link.ended_at <= latest]
 
     def take_reconnected(self) -> list[Reconnected]:
         """Peers whose TCP connection was lost and re-established since the last call."""
         taken, self._reconnected = self._reconnected, {}
         return list(taken.values())
 
-    def _take(self, target: Target, event: int, value: int) -> None:
-        if event in _CONTINUES:  # A new socket would lose in-flight messages.
-            self._ended.pop(target.peer, None)
-        else:
-            self._ended.setdefault(target.peer, (target, time.monotonic()))
+    def _take(self, link: _Link, event: int, value: int) -> None:
+        target, now = link.target, time.monotonic()
+        # Where libzmq continues, a new socket would lose in-flight messages.
+        link.ended_at = math.inf if event in _CONTINUES else min(link.ended_at, now)
         if event == _SUCCEEDED:
             self._refusals.pop(target.peer, None)
-            self._open.add(target.peer)
-            if (lost_at := self._lost_at.pop(target.peer, None)) is not None:
-                self._reconnected[target.peer] = Reconnected(target.peer, lost_at)
-        elif event == _ENDED and target.peer in self._open:
-            self._open.remove(target.peer)
-            self._lost_at[target.peer] = time.monotonic()
+            link.is_open = True
+            if link.lost_at is not None:
+                self._reconnected[target.peer] = Reconnected(target.peer, link.lost_at)
+                link.lost_at = None
+        elif event == _ENDED and link.is_open:
+            link.is_open, link.lost_at = False, now
         elif event in _FAILED:
             why = _FAILED[event] if value != COME_LATER else _LATER
-            self._note_refusal(target, why if target.key else _NO_KEYS)
+            self._note_refusal(target, why if target.key else _NO_KEYS, now)
 
-    def _note_refusal(self, target: Target, why: str) -> None:
-        now = time.monotonic()
-        found = self._refusals.setdefault(target.peer, _Refusals(now, now + SAY_S))
-        if now >= found.say_at:
-            found.say_at = now + AGAIN_S
-            where, seconds = f"{target.peer} at {target.address}", now - found.since
+    def _note_refusal(self, target: Target, why: str, now: float) -> None:
+        since, say_at = self._refusals.setdefault(target.peer, (now, now + SAY_S))
+        if now >= say_at:
+            self._refusals[target.peer] = since, now + AGAIN_S
+            where, seconds = f"{target.peer} at {target.address}", now - since
             log.warning("%s has refused every connection for %.0f s: %s", where, seconds, why)

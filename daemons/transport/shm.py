@@ -15,7 +15,7 @@ inherit neither the mappings nor the descriptors.
                  bytes
     on the wire  [head, lengths of the frames in the slot, frames ...]; the frames in the slot are
                  empty here
-    the answer   [the same head, marked as missed] from a receiver that has not found the slot
+    the answer   [`MISSED`] from a receiver that has not found the slot
 
 A slot may be as large as the model. So its pages are mapped on access, and each side drops the
 pages that it no longer needs: the sender after sending, the receiver after handling the message.
@@ -30,7 +30,6 @@ import math
 import mmap
 import os
 import secrets
-import stat
 import struct
 import time
 from collections.abc import Hashable
@@ -44,7 +43,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
 from dlctl.util import pages, threads
 from dlctl.util.buffer_pool import is_unused
-from dlctl.wire import FRAMES_MAX, Frame, Frames
+from dlctl.wire import Frames
 
 SHARED, MISSED = b"\xc1shm", b"\xc1mis"
 FRAME_BYTES_MIN = 128 * 1024
@@ -157,10 +156,6 @@ class Loan(NamedTuple):
         """Whether the receiver has opened the slot: the message is no longer in flight."""
         return self.slot.was_found(self.number)
 
-    def cancel(self) -> None:
-        """The message could not be sent."""
-        self.slot.notes[_RETURNED] = self.number
-
 
 class Lender:
     """The slots of one process, for all its receivers."""
@@ -213,15 +208,10 @@ class Lender:
         total = sum(slot.nbytes for slot in self._slots)
         return len(self._slots) < SLOTS_MAX and total + nbytes <= BYTES_MAX
 
-    def missed(self, head: Frame, receiver: Hashable) -> None:
-        """`receiver` reports that it has not found this loan: the loan was abandoned, or the
-        receiver has no access to the slot.
+    def missed(self, receiver: Hashable) -> None:
+        """`receiver` reports that it has not found a loan: the loan was abandoned, or the receiver
+        has no access to the slot.
         """
-        if len(head) != _HEAD.size:
-            return
-        *_, cookie, number = _HEAD.unpack(head)
-        for slot in [s for s in self._slots if (s.cookie, s.number) == (cookie, number)]:
-            self._close(slot)
         self._missed[receiver] = time.monotonic()
         who = receiver if isinstance(receiver, str) else "a peer"
         text = "%s cannot read from shared memory; its messages go over the socket for %.0f s"
@@ -257,11 +247,6 @@ class Lender:
 # ---------------------------------------------------------------- receiver
 
 
-def not_found(frames: Frames) -> Frames:
-    """The answer to a loan that could not be read."""
-    return [MISSED + bytes(frames[0])[len(SHARED) :]]
-
-
 _Key = tuple[int, int, bytes]
 """The sender's pid, its descriptor, the slot's cookie."""
 
@@ -289,7 +274,8 @@ class Borrower:
         self.is_sparing = False
         """See `Lender`."""
         self._seen: dict[_Key, _Seen] = {}
-        self._lent: list[_Key] = []
+        self._lent: dict[_Key, _Seen] = {}
+        """Those of them that this process has not returned."""
         self._used: dict[int, float] = {}
         """Pid of a sender -> time of its latest loan."""
 
@@ -299,13 +285,11 @@ class Borrower:
         Raises RemoteProtocolError for what `Slot.lend` never makes, and for a message of more than
         `bytes_max` bytes.
         """
-        if len(frames) < 2 or len(frames[0]) != _HEAD.size or len(frames) > FRAMES_MAX + 2:
+        if len(frames) < 2 or len(frames[0]) != _HEAD.size:
             raise RemoteProtocolError("this is no loan of a message")
         _, pid, fd, cookie, number = _HEAD.unpack(frames[0])
-        lengths = shm_layout.unpack(frames[1], len(frames) - 2)
+        lengths = shm_layout.unpack(frames[1], frames[2:], bytes_max)
         _, total = shm_layout.places(lengths)
-        if total > bytes_max:
-            raise RemoteProtocolError(f"a message of {total} bytes; at most {bytes_max}")
         key = pid, fd, cookie
         seen = self._seen.get(key) or _open(*key)
         if seen is None:
@@ -318,38 +302,29 @@ class Borrower:
         seen.is_kept = is_soon and not self.is_sparing
         seen.number, seen.used_at, self._used[pid] = number, now, now
         seen.notes[_FOUND] = number
-        self._lent.append(key)
+        self._lent[key] = seen
         return shm_layout.join(seen.arrays[0].data, lengths, frames[2:])
 
     def drop_pages(self) -> None:
         """Release the resident pages of messages that were handled."""
-        for seen in filter(None, map(self._seen.get, self._lent)):
+        for seen in self._lent.values():
             if not seen.is_kept:
                 seen.memory.madvise(mmap.MADV_DONTNEED)
 
     def give_back(self) -> None:
         """Mark slots as returned that this process holds no reference to."""
-        if not self._lent:
-            return
-        still = []
-        for key in self._lent:
-            seen = self._seen.get(key)
-            if seen is None:  # A faulty sender has lent it twice.
-                continue
-            if not is_unused(seen.arrays, 0):
-                still.append(key)
-                continue
-            seen.notes[_RETURNED] = seen.number
-            if not seen.is_kept:
-                del self._seen[key]
-        self._lent = still
+        for key, seen in list(self._lent.items()):
+            if is_unused(seen.arrays, 0):
+                seen.notes[_RETURNED] = seen.number
+                del self._lent[key]
+                if not seen.is_kept:
+                    del self._seen[key]
 
     def check(self) -> None:
         """A chore: close slots that were not used for `KEEP_S`."""
         oldest = time.monotonic() - KEEP_S
-        for key, seen in list(self._seen.items()):
-            # Whether its loan was returned. Other receivers may have had later loans.
-            if seen.used_at < oldest and int(seen.notes[_RETURNED]) >= seen.number:
+        for key in [key for key, seen in self._seen.items() if seen.used_at < oldest]:
+            if key not in self._lent:
                 del self._seen[key]
         self._used = {pid: at for pid, at in self._used.items() if at >= oldest}
 
@@ -363,22 +338,20 @@ def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:
         log.debug("a message in shared memory is gone: %s", error)
         return None
     try:
-        about = os.fstat(ours)
-        if not stat.S_ISREG(about.st_mode) or about.st_size <= _PAGE:
-            return None
-        if fcntl.fcntl(ours, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        size, seals = os.fstat(ours).st_size, fcntl.fcntl(ours, fcntl.F_GET_SEALS)
+        if size <= _PAGE or seals & _SEALS != _SEALS:
             return None
         page = mmap.mmap(ours, _PAGE)
         page.madvise(mmap.MADV_DONTFORK)
         if page[:16] != cookie:
             return None
-        memory = mmap.mmap(ours, about.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+        memory = mmap.mmap(ours, size, mmap.MAP_SHARED, mmap.PROT_READ)
         memory.madvise(mmap.MADV_DONTFORK)
     except OSError as error:
         log.debug("a message in shared memory cannot be read: %s", error)
         return None
     finally:
         os.close(ours)
-    content = np.frombuffer(memory, np.uint8, about.st_size - _PAGE, _PAGE)
+    content = np.frombuffer(memory, np.uint8, size - _PAGE, _PAGE)
     notes = np.frombuffer(page, np.uint64, 2, _NOTES_AT)
     return _Seen(notes, memory, [content], number=int(notes[_RETURNED]))

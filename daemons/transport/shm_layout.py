@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 
 from dlctl.errors import RemoteProtocolError
-from dlctl.wire import Frame, Frames
+from dlctl.wire import FRAMES_MAX, Frame, Frames
 
 ALIGNMENT = 64
 """Of each frame in the memory, so that it may hold an array of any dtype."""
@@ -51,8 +51,14 @@ def pack(lengths: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(lengths)}Q", *lengths)
 
 
-def unpack(packed: Frame, count: int) -> list[int]:
-    """Raises RemoteProtocolError unless these are the lengths of `count` frames."""
-    if len(packed) != 8 * count:
-        raise RemoteProtocolError("the frame lengths of a message are missing or incomplete")
-    return list(struct.unpack(f"<{count}Q", packed))
+def unpack(packed: Frame, rest: Frames, bytes_max: int) -> list[int]:
+    """Raises RemoteProtocolError unless these are the frame lengths of a message with this rest,
+    and of at most `bytes_max` bytes.
+    """
+    if len(rest) > FRAMES_MAX or len(packed) != 8 * len(rest):
+        raise RemoteProtocolError(f"{len(packed)} bytes are not the lengths of {len(rest)} frames")
+    lengths = list(struct.unpack(f"<{len(rest)}Q", packed))
+    nbytes = places(lengths)[1] + sum(map(len, rest))
+    if nbytes > bytes_max:
+        raise RemoteProtocolError(f"a message of {nbytes} bytes; at most {bytes_max}")
+    return lengths

@@ -27,11 +27,11 @@ def monitor(socket: Socket, events: int) -> Socket:
 
 
 def receive(reader: Socket) -> tuple[int, int]:
-    """The next event and its value (a file descriptor, an errno, milliseconds).
+    """The next event and its value (a file descriptor, an errno, milliseconds). Raises zmq.Again.
 
     pyzmq's own function would import asyncio and ssl at each start of each daemon.
     """
-    event, value = struct.unpack("=Hi", reader.recv_multipart()[0])
+    event, value = struct.unpack("=Hi", reader.recv_multipart(zmq.NOBLOCK)[0])
     return event, value
 
 

@@ -5,33 +5,31 @@ Over TCP every connection is encrypted with the keys of its two ends (CURVE), an
 are admitted; unix sockets lie in a directory that only this user can enter.
 
 `ZMQ_ROUTING_ID` stays unset: with a fixed id, libzmq silently ignores a reconnect after a half-open
-connection. A message that cannot be queued is dropped; an invalid message is dropped and counted.
+connection. A message that cannot be queued is dropped; an invalid message is dropped and logged.
 The roles retry what matters.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-import numpy as np
 import zmq
 
 from daemons.transport import connections
 from daemons.transport.backpressure import Backpressure, Tracker
-from daemons.transport.bind_errors import cannot_listen
-from daemons.transport.chunking import SEGMENTS_MAX, Arriving
 from daemons.transport.connection_limit import ConnectionLimit
 from daemons.transport.large_messages import LargeMessages
 from daemons.transport.reconnect import Handshakes, Target
 from daemons.transport.zap import DOMAIN, Gatekeeper
 from dlctl import wire
-from dlctl.errors import LocalProtocolError, RemoteProtocolError
-from dlctl.machine import Peer
+from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
+from dlctl.machine import Coming, Peer, Received
 from dlctl.messages import Message
-from dlctl.util.buffer_pool import BufferPool
 
 LINGER_MS = 500
 """For the last messages of a daemon that exits."""
@@ -49,10 +47,13 @@ ZERO_COPY_BYTES = 64 * 1024
 """Below this a copy is cheaper than the bookkeeping of sharing."""
 FRAMES_KEPT = wire.FRAMES_MAX + 4
 """Of one message: the peer, two of a large message, and one to detect an excess."""
-COPIES_KEPT = SEGMENTS_MAX
-"""Buffers for copies: the segments of one message."""
 RECEIVE_BATCH = 64
 """Messages taken from one socket before the machine's deadlines are checked again."""
+NOT_FREE = "choose another port in [network], or 0 for any free one"
+NOT_OURS = (
+    "no interface of this machine has this address: correct data and bind of this host in "
+    "[[hosts]], and address in [network]; ip -brief address shows those that it has"
+)
 
 # Plain integers: combining zmq's enums is slower than the calls that use them.
 _READABLE = int(zmq.POLLIN)
@@ -66,8 +67,6 @@ class Transport:
     def __init__(self, poller: zmq.Poller, secret: str = "") -> None:
         """`secret`: this daemon's key; "": no encryption."""
         self.poller = poller
-        self.refused = 0
-        """Invalid messages received."""
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
@@ -78,14 +77,12 @@ class Transport:
         self.handshakes = Handshakes(poller)
         self.unread = Backpressure()
         self.bulk = LargeMessages()
-        self._copies = BufferPool(COPIES_KEPT)
-        """Of frames that the caller will overwrite."""
         self._local: set[zmq.Socket[bytes]] = set()
         """Sockets that only reach processes of this machine and this user."""
         self._bytes_max = wire.FRAME_BYTES_MAX
         """Of a segmented or lent message that the ROUTER receives."""
-        self.early: Callable[[Peer, str, Arriving], None] | None = None
-        """Called with large messages while they are still arriving."""
+        self.early: type[Message] | None = None
+        """Large messages of this kind are also received while they are still arriving."""
         self.crowd: ConnectionLimit | None = None
         self._muted: dict[str, float] = {}
         """Name -> time until which its messages are discarded."""
@@ -123,19 +120,17 @@ class Transport:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        crowd = ConnectionLimit(socket, self.poller) if address.startswith("tcp:") else None
+        self._router = socket
+        if address.startswith("tcp:"):
+            self.crowd = ConnectionLimit(socket, self.poller)
+        elif address.startswith("ipc:"):
+            self._local.add(socket)
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
-            if crowd is not None:
-                crowd.close()
-            self._forget(socket)
-            raise cannot_listen(address, error) from error
-        self._router, self.crowd = socket, crowd
-        if crowd is not None:
-            crowd.begin()
-        elif address.startswith("ipc:"):
-            self._local.add(socket)
+            raise _cannot_listen(address, error) from error
+        if self.crowd is not None:
+            self.crowd.begin()
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def hush(self, name: str, for_s: float) -> None:
@@ -155,7 +150,6 @@ class Transport:
             raise RuntimeError("the thread that authenticates connections (ZAP) has ended")
         self.unread.check()
         self.bulk.check()
-        self._copies.check()
         if self.crowd is not None:
             self.crowd.check()
         for target in self.handshakes.take_ended():
@@ -185,7 +179,9 @@ class Transport:
         self._names[socket] = peer
 
     def send(self, peer: Peer, message: Message) -> None:
-        """Queue a message; drop it if the peer is unknown, the queue full, or it is too large."""
+        """Queue a message; drop it if the peer is unknown, its backlog or the message too large, or
+        the queue full.
+        """
         try:
             frames = wire.encode(message)
         except LocalProtocolError as error:
@@ -193,74 +189,41 @@ class Transport:
             log.error("dropped a message for %s: %s", peer, error.message)
             return
         if isinstance(peer, bytes):
-            self._answer(peer, frames, message)
-            return
-        socket = self._dealers.get(peer)
+            socket, nbytes = self._router, self.unread.counts(peer, frames)
+            if nbytes and not self.unread.has_space(peer, nbytes):
+                log.debug("dropped %s: its receiver does not read", type(message).__name__)
+                return
+        else:
+            socket, nbytes = self._dealers.get(peer), 0
         if socket is None:
             return
         try:
-            self._send(socket, peer, frames, borrowed=message.borrows)
-        except zmq.ZMQError as error:
-            log.debug("dropped %s for %s: %s", type(message).__name__, peer, error)
-
-    def _answer(self, peer: bytes, frames: wire.Frames, message: Message) -> None:
-        """Send to a peer that has connected to this daemon, unless its backlog is too large."""
-        if self._router is None:
-            return
-        nbytes = self.unread.counts(peer, frames)
-        if nbytes and not self.unread.has_space(peer, nbytes):
-            log.debug("dropped %s: its receiver does not read", type(message).__name__)
-            return
-        try:
-            tracker = self._send(
-                self._router, peer, frames, borrowed=message.borrows, track=nbytes > 0
-            )
+            tracker = self._send(socket, peer, frames, copied=message.borrows, track=nbytes > 0)
         except zmq.ZMQError as error:
             log.debug("dropped %s for %r: %s", type(message).__name__, peer, error)
             return
-        if tracker is not None:
+        if tracker is not None and isinstance(peer, bytes):
             self.unread.add(peer, tracker, nbytes)
 
     def _send(
-        self,
-        socket: zmq.Socket[bytes],
-        peer: Peer,
-        frames: wire.Frames,
-        *,
-        borrowed: bool,
-        track: bool = False,
+        self, socket: zmq.Socket[bytes], peer: Peer, frames: wire.Frames, copied: bool, track: bool
     ) -> Tracker | None:
         """Send one message. A large one goes through shared memory on this machine, and in segments
         over the network. Raises ZMQError; the receiver discards what was sent until then.
 
-        borrowed: the caller will overwrite the frames, so a copy is sent.
+        copied: the caller will overwrite the frames.
         track: return a tracker of when the message has left this process's memory.
         """
         parts, loan = self.bulk.outgoing(peer, frames, socket in self._local)
         to = connections.address(peer)
-        newest: Tracker | None = None
-        try:
-            for part in parts:
-                if borrowed and loan is None:
-                    part = [self._copied(frame) for frame in part]
-                newest = _send_frames(socket, [*to, *part], track and loan is None) or newest
-        except zmq.ZMQError:
-            if loan is not None:
-                loan.cancel()
-            raise
-        return loan or newest
+        *others, last = parts  # They leave in this order.
+        for part in others:
+            _send_frames(socket, [*to, *part], copied)
+        tracker = _send_frames(socket, [*to, *last], copied, track and loan is None)
+        return loan or tracker
 
-    def _copied(self, frame: wire.Frame) -> wire.Frame:
-        if len(frame) < ZERO_COPY_BYTES:
-            return frame  # ZeroMQ copies it.
-        copy = self._copies.take(len(frame))
-        copy[:] = np.frombuffer(frame, np.uint8)
-        return copy.data
-
-    def receive(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Peer, Message, str]]:
-        """At most `RECEIVE_BATCH` messages that have arrived on one socket: the peer, the message,
-        and the name that belongs to the sender's key.
-        """
+    def receive(self, socket: zmq.Socket[bytes]) -> Iterator[Received | Coming]:
+        """At most `RECEIVE_BATCH` messages that have arrived on one socket."""
         if self.handshakes.look(socket) or (self.crowd and self.crowd.look(socket)):
             return
         for _ in range(RECEIVE_BATCH):
@@ -268,7 +231,7 @@ class Transport:
             if received is None:
                 return
             frames, identity = received
-            if self._muted and self._is_muted(identity):
+            if self._muted and time.monotonic() < self._muted.get(identity, 0.0):
                 continue
             peer: Peer = self._names.get(socket, "")
             bytes_max = wire.FRAME_BYTES_MAX
@@ -279,26 +242,22 @@ class Transport:
                 whole, answer = self.bulk.incoming(peer, frames, bytes_max, socket in self._local)
                 if answer is not None:
                     with suppress(zmq.ZMQError):
-                        _send_frames(socket, [*connections.address(peer), *answer])
+                        _send_frames(socket, [*connections.address(peer), *answer], copied=True)
                 if whole is not None:
-                    yield peer, wire.decode(whole), identity
-                elif self.early is not None and (part := self.bulk.assembly.coming(peer)):
-                    self.early(peer, identity, part)
+                    yield Received(peer, wire.decode(whole), identity)
+                elif (
+                    self.early is not None
+                    and (part := self.bulk.assembly.coming(peer))
+                    and (message := part.of_kind(self.early))
+                ):
+                    yield Coming(peer, message, tuple(part.come[1:]), identity)
             except RemoteProtocolError as error:
-                self.refused += 1
                 log.warning(
                     "refused a message%s: %s", identity and f" of {identity}", error.message
                 )
             # Checking is cheaper than a receive that raises.
             if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 return
-
-    def _is_muted(self, identity: str) -> bool:
-        until = self._muted.get(identity)
-        if until is not None and time.monotonic() >= until:
-            del self._muted[identity]
-            return False
-        return until is not None
 
     def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[wire.Frames, str] | None:
         """One multipart message and the name of the sender's key, or None. Frames beyond the limit
@@ -336,21 +295,32 @@ class Transport:
 
 
 def _send_frames(
-    socket: zmq.Socket[bytes], frames: wire.Frames, track: bool = False
+    socket: zmq.Socket[bytes], frames: wire.Frames, copied: bool, track: bool = False
 ) -> zmq.MessageTracker | None:
     """Send one multipart message atomically. Raises ZMQError; then nothing was sent.
 
-    track: return a tracker of when its last frame has left this process's memory.
+    copied, track: see `_send`. The last frame is tracked.
     """
-    tracker: zmq.MessageTracker | None = None
-    last = len(frames) - 1
-    for i, frame in enumerate(frames):
-        flags, is_tracked = _LAST if i == last else _MORE, track and i == last
-        if len(frame) >= ZERO_COPY_BYTES:
-            tracker = socket.send(frame, flags, copy=False, track=is_tracked)
-        elif is_tracked:  # The caller may overwrite a small frame.
-            own = zmq.Frame(bytes(frame), track=True, copy=False)
-            tracker = socket.send(own, flags, copy=False, track=True)
-        else:
-            socket.send(frame, flags)
-    return tracker if track else None
+    *others, last = frames
+    for frame in others:
+        socket.send(frame, _MORE, copied or len(frame) < ZERO_COPY_BYTES)
+    is_copied = copied or len(last) < ZERO_COPY_BYTES
+    if not track:
+        socket.send(last, _LAST, is_copied)
+        return None
+    own = zmq.Frame(bytes(last) if is_copied else last, track=True, copy=False)
+    return socket.send(own, _LAST, copy=False, track=True)
+
+
+def _cannot_listen(address: str, error: zmq.ZMQError) -> DlctlError:
+    """Names the address and, if known, the process that holds it."""
+    from daemons.node.owners import owner_of
+
+    port, holder = address.rpartition(":")[2], ""
+    if address.startswith("tcp:") and port.isdigit() and (owner := owner_of(int(port))):
+        command = " ".join(shlex.join(owner["command"]).split())
+        holder = f" (held by pid {owner['pid']}, {command:.100})"
+    return DlctlError(
+        f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}{holder}",
+        hint=NOT_OURS if error.errno == errno.EADDRNOTAVAIL else NOT_FREE,
+    )

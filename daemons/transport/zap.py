@@ -24,7 +24,6 @@ from dlctl.roles.protocol.authz import COME_LATER
 
 ADDRESS = "inproc://zeromq.zap.01"
 DOMAIN = b"dlctl"
-STOP = "inproc://gatekeeper-stop"
 VERSION = b"1.0"
 WELCOME, UNKNOWN = (b"200", b"OK"), (b"400", b"unknown key")
 LATER = (str(COME_LATER).encode(), b"later")
@@ -69,10 +68,6 @@ class Gatekeeper:
         self._questions = context.socket(zmq.REP)
         self._questions.setsockopt(zmq.LINGER, 0)
         self._questions.bind(ADDRESS)
-        self._stopped = context.socket(zmq.PAIR)
-        self._stopped.bind(STOP)
-        self._stop = context.socket(zmq.PAIR)
-        self._stop.connect(STOP)
         self._thread = threading.Thread(target=self._serve, name="gatekeeper", daemon=True)
         self._thread.start()
 
@@ -85,44 +80,33 @@ class Gatekeeper:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._stop.send(b"")
-            self._decided.set()
-            self._thread.join()
-        for socket in (self._questions, self._stopped, self._stop):
-            socket.close(linger=0)
+        """From now on the thread ends when its context is terminated."""
+        self._decided.set()
 
     # ------------------------------------------------------------ in the thread
 
     def _serve(self) -> None:
-        # A connection that arrives before the keys are set is admitted then, without a retry.
-        while not self._decided.wait(UNDECIDED_S):
-            while self._questions.poll(0) and not self._decided.is_set():
+        with self._questions, contextlib.suppress(zmq.ContextTerminated):
+            # A connection that arrives before the keys are set is admitted then, without a retry.
+            while not self._decided.wait(UNDECIDED_S):
+                while self._questions.poll(0) and not self._decided.is_set():
+                    self._answer_next()
+            while True:
                 self._answer_next()
-        poller = zmq.Poller()
-        poller.register(self._questions, zmq.POLLIN)
-        poller.register(self._stopped, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll())
-            if self._stopped in ready:
-                return
-            self._answer_next()
 
     def _answer_next(self) -> None:
-        # Only libzmq can send here. After any error, the next request must still get an answer.
-        with contextlib.suppress(zmq.ZMQError):
-            self._questions.send_multipart(self._answer(self._questions.recv_multipart()))
+        self._questions.send_multipart(self._answer(self._questions.recv_multipart()))
 
     def _answer(self, question: list[bytes]) -> list[bytes]:
         """RFC 27: version, request id, status, text, user id, metadata."""
-        request = question[1] if len(question) > 1 else b""
+        # Only listeners with CURVE keys and `DOMAIN` ask; another question would end this thread.
+        _, request, _, address, _, _, key = question
         names = self._names
-        name = _name(question, names or {})
+        name = names.get(key) if names is not None else None
         if names is None:
             status = LATER
         elif name is None:
-            status = UNKNOWN
-            source = question[3].decode(errors="replace") if len(question) > 3 else "?"
+            status, source = UNKNOWN, address.decode(errors="replace")
             self._warn(source, f"refused a connection from {source}: unknown key")
         elif not self._comings.takes(name, time.monotonic()):
             status = LATER
@@ -144,10 +128,3 @@ class Gatekeeper:
             self._warned_at.clear()
         self._warned_at[source] = now
         log.warning("%s", text)
-
-
-def _name(question: list[bytes], names: Mapping[bytes, bytes]) -> bytes | None:
-    match question:
-        case [_, _, domain, _, _, b"CURVE", key] if domain == DOMAIN:
-            return names.get(key)
-    return None

@@ -11,6 +11,7 @@ import zmq
 from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl.control.keys import CurveKeys
+from dlctl.machine import Coming, Received
 
 KEYS = CurveKeys(b"k" * 32)
 HERE, GUEST = "server-0", "worker-0"
@@ -27,6 +28,8 @@ class House:
         self.poller = zmq.Poller()
         self.transport = Transport(self.poller, KEYS.secret(HERE))
         self.address = self.transport.listen(address, **options)
+        self.parts: list[Coming] = []
+        """What has come of messages before all of them had."""
         if names is not None:
             self.transport.admit(names)
 
@@ -40,7 +43,11 @@ class House:
         deadline = time.monotonic() + for_s
         while len(heard) < until and (left_s := deadline - time.monotonic()) > 0:
             for source, _ in self.poller.poll(left_s * 1000):
-                heard += [(message, who) for _, message, who in self.transport.receive(source)]
+                for event in self.transport.receive(source):
+                    if isinstance(event, Received):
+                        heard.append((event.message, event.identity))
+                    else:
+                        self.parts.append(event)
         return heard
 
     def comes(self, for_s: float) -> bytes:
@@ -48,9 +55,9 @@ class House:
         deadline = time.monotonic() + for_s
         while time.monotonic() < deadline:
             for source, _ in self.poller.poll(100):
-                for peer, *_ in self.transport.receive(source):
-                    assert isinstance(peer, bytes)
-                    return peer
+                for event in self.transport.receive(source):
+                    assert isinstance(event.peer, bytes)
+                    return event.peer
         raise AssertionError("nobody has come")
 
     def is_heard_by(self, transport: Transport, for_s: float) -> bool:

@@ -131,6 +131,10 @@ def test_a_bit_that_flips_on_the_way_to_who_has_connected_does_not_cut_it_off_fo
         assert begun <= told[0].lost_at, "what was sent to the old socket is lost with it"
 
 
+def is_open(transport: Transport) -> bool:
+    return any(link.is_open for link in transport.handshakes._links.values())
+
+
 def test_who_is_lost_and_reached_again_is_named_with_the_time_of_the_end(house: House) -> None:
     """What was sent until then may not have come; what was sent later waits in the socket."""
     ends = []
@@ -147,7 +151,7 @@ def test_who_is_lost_and_reached_again_is_named_with_the_time_of_the_end(house: 
 
         transport.send(HERE, HEARD)
         assert house.hears(COME_S) == [(HEARD, GUEST)]
-        serve(house, transport, lambda: HERE in transport.handshakes._open)
+        serve(house, transport, lambda: is_open(transport))
         assert not is_told(), "it is the first one"
         ends.append(proxy.connections)
         begun = time.monotonic()
@@ -168,12 +172,12 @@ def test_who_is_connected_to_elsewhere_is_nobody_who_was_lost(house: House) -> N
 
     ended = False
     with between(house, end) as proxy, guest(house, address=proxy.address) as transport:
-        serve(house, transport, lambda: HERE in transport.handshakes._open)
+        serve(house, transport, lambda: is_open(transport))
         ended = True
         transport.send(HERE, HEARD)
-        serve(house, transport, lambda: HERE in transport.handshakes._lost_at)
+        serve(house, transport, lambda: not is_open(transport))
         transport.connect(HERE, house.address, KEYS.public(HERE))
-        serve(house, transport, lambda: HERE in transport.handshakes._open)
+        serve(house, transport, lambda: is_open(transport))
         assert transport.handshakes.take_reconnected() == []
 
 
@@ -223,7 +227,7 @@ def test_without_keys_a_connection_that_has_ended_is_begun_again_too() -> None:
         there.check()
         for source, _ in there.poller.poll(0):
             list(there.receive(source))
-        return [peer for source, _ in here.poller.poll(100) for peer, *_ in here.receive(source)]
+        return [e.peer for source, _ in here.poller.poll(100) for e in here.receive(source)]
 
     try:
         there.connect(HERE, proxy.address)
@@ -269,7 +273,7 @@ def test_that_a_connection_goes_on_is_seen_before_it_is_replaced(monkeypatch) ->
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         watched.watch(dealer, target)
-        [(monitor, _)] = watched.poller.sockets
+        [(monitor, link)] = watched._links.items()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             dealer.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
             listener.accept()[0].close()
@@ -278,7 +282,7 @@ def test_that_a_connection_goes_on_is_seen_before_it_is_replaced(monkeypatch) ->
                 assert monitor.poll(COME_S * 1000)
                 news = recv_monitor_message(monitor)
                 ended = news["event"] == zmq.Event.DISCONNECTED
-                watched._take(target, int(news["event"]), int(news["value"]))
+                watched._take(link, int(news["event"]), int(news["value"]))
             assert monitor.poll(COME_S * 1000), "it goes on"
             assert watched.take_ended() == []
         watched.forget(dealer)

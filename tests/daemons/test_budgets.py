@@ -54,9 +54,25 @@ sys.stdin.read()
 """
 
 
+class Ledger(backpressure.Backpressure):
+    """Knows how many messages were dropped and followed."""
+
+    dropped, followed = 0, 0
+
+    def has_space(self, peer: bytes, nbytes: int) -> bool:
+        fits = super().has_space(peer, nbytes)
+        self.dropped += not fits
+        return fits
+
+    def add(self, peer: bytes, tracker: backpressure.Tracker, nbytes: int) -> None:
+        self.followed += 1
+        super().add(peer, tracker, nbytes)
+
+
 @pytest.fixture
 def house() -> Iterator[House]:
     made = House({KEYS.public(GUEST): GUEST, KEYS.public(OTHER): OTHER})
+    made.transport.unread = Ledger()
     yield made
     made.transport.close()
 
@@ -151,16 +167,6 @@ def test_small_answers_that_nobody_reads_are_dropped_over_all_connections_of_a_k
     house.until(lambda: not house.transport.unread._waiting, 3 * COME_S)
 
 
-class Ledger(backpressure.Backpressure):
-    """Knows how many messages were followed."""
-
-    followed = 0
-
-    def add(self, peer: bytes, tracker: backpressure.Tracker, nbytes: int) -> None:
-        self.followed += 1
-        super().add(peer, tracker, nbytes)
-
-
 def test_one_that_reads_gets_all_small_answers_and_few_of_them_are_followed(house: House) -> None:
     with guest(house) as transport:
         transport.send(HERE, HEARD)
@@ -214,7 +220,7 @@ def test_without_keys_each_connection_is_counted_by_itself(tmp_path: Path) -> No
         while len(peers) < 2:
             assert time.monotonic() < deadline
             for source, _ in here.poller.poll(100):
-                peers |= {peer for peer, *_ in here.receive(source)}  # type: ignore[misc]
+                peers |= {came.peer for came in here.receive(source)}  # type: ignore[misc]
         first, second = peers
         for _ in range(backpressure.MESSAGES_FREE):
             here.unread.add(first, zmq.MessageTracker(threading.Event()), backpressure.BYTES_MAX)

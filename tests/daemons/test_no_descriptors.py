@@ -28,7 +28,6 @@ def test_who_cannot_even_count_descriptors_takes_it_that_there_are_too_many(monk
 
 @pytest.mark.parametrize("is_home", [True, False])
 def test_who_cannot_see_whether_he_is_led_goes_on(tmp_path, monkeypatch, is_home):
-    monkeypatch.setattr(parent_watch.database, "read", too_many)
     monkeypatch.setattr(parent_watch.local, "living", too_many)
     monkeypatch.setattr(parent_watch, "LOOK_S", 0.0)
     monkeypatch.setattr(parent_watch, "ALONE_S", 0.0)
@@ -43,9 +42,9 @@ def test_who_cannot_see_whether_he_is_led_goes_on(tmp_path, monkeypatch, is_home
 
 def test_a_signal_finds_no_coordinator_where_nothing_can_be_read(tmp_path, monkeypatch, caplog):
     assert not signals._signal_coordinator(tmp_path)
-    monkeypatch.setattr(signals.database, "read", too_many)
+    monkeypatch.setattr(signals.local, "living", too_many)
     assert not signals._signal_coordinator(tmp_path)
-    assert "cannot read the coordinator's pid: [Errno 24]" in caplog.text
+    assert "cannot find the coordinator: [Errno 24]" in caplog.text
 
 
 def test_a_log_that_cannot_begin_anew_keeps_its_name_and_does_so_later(tmp_path, monkeypatch):

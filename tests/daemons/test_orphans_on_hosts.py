@@ -78,7 +78,7 @@ def test_while_an_agent_lives_nothing_is_amiss(
         agent.wait()
 
 
-def test_at_home_a_database_that_cannot_be_read_says_nothing(
+def test_at_home_a_directory_that_cannot_be_read_says_nothing(
     heard: Callable[[bool], list[Event]], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

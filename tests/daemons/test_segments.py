@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,13 +13,12 @@ from hypothesis import strategies as st
 from repeated import times
 
 from daemons.transport import chunking, shm_layout
-from daemons.transport.chunking import Arriving, Assembly, cut
+from daemons.transport.chunking import Assembly, cut
 from daemons.transport.shm import KEEP_S
 from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Coming, Peer
 from dlctl.wire import Frames, decode, encode
 
 MAX = 1 << 40
@@ -232,25 +230,15 @@ def test_a_message_that_nobody_cuts_like_this_is_refused_at_its_beginning(
         Assembly().take(b"a", [head, packed, *rest], MAX)
 
 
-def early(parts: list[Coming]) -> Callable[[Peer, str, Arriving], None]:
-    """What a loop does with pushes that are coming."""
-
-    def hear(peer: Peer, identity: str, arriving: Arriving) -> None:
-        if (message := arriving.of_kind(m.Push)) is not None:
-            parts.append(Coming(peer, message, tuple(arriving.come[1:]), identity))
-
-    return hear
-
-
 def test_a_large_push_is_heard_of_while_it_comes(house: House) -> None:
-    parts: list[Coming] = []
-    house.transport.early = early(parts)
+    house.transport.early = m.Push
     values = np.arange(5_000_000, dtype=np.float32)
     push = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", values.size, (values,)))
     with guest(house) as transport:
         transport.send(HERE, push)
         ((came, _),) = house.hears(COME_S)
     assert isinstance(came, m.Push)
+    parts = house.parts
     steps = [part.come for part in parts]
     assert steps == [(i * chunking.STEP_BYTES,) for i in range(1, len(steps) + 1)]
     assert len(steps) == values.nbytes // chunking.STEP_BYTES
@@ -264,8 +252,7 @@ def test_what_is_no_push_is_not_looked_at_before_it_has_come(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes of a message are copied when it is read: of what has not come, too."""
-    parts: list[Coming] = []
-    house.transport.early = early(parts)
+    house.transport.early = m.Push
     read: list[Frames] = []
     monkeypatch.setattr(wire, "decode", lambda frames: read.append(frames) or HEARD)
     push = wire.encode(m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", 0, ())))[0]
@@ -277,7 +264,7 @@ def test_what_is_no_push_is_not_looked_at_before_it_has_come(
             house.hears(COME_S)
             assert len(read) == 1, "only when all of it is there"
             read.clear()
-    assert parts == []
+    assert house.parts == []
 
 
 @pytest.mark.usefixtures("small")
@@ -331,8 +318,8 @@ def next_message(transport: Transport) -> m.Message:
     deadline = time.monotonic() + COME_S
     while time.monotonic() < deadline:
         for source, _ in transport.poller.poll(100):
-            for _, message, _ in transport.receive(source):
-                return message
+            for came in transport.receive(source):
+                return came.message
     pytest.fail("no message came")
 
 

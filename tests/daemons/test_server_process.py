@@ -114,9 +114,9 @@ class Run:
         """Whether an ack comes; False: the server is dead."""
         while self.processes[-1].poll() is None:
             for socket, _ in self.worker.poller.poll(20):
-                for _, message, _ in self.worker.transport.receive(socket):
-                    if isinstance(message, m.Ack):
-                        assert message.outcome in outcomes, message
+                for came in self.worker.transport.receive(socket):
+                    if isinstance(came.message, m.Ack):
+                        assert came.message.outcome in outcomes, came
                         return True
         return False
 
@@ -303,9 +303,9 @@ def test_a_server_whose_update_comes_to_infinity_ends_and_has_nothing_of_it(
     assert failed.error.startswith('an update would have made "w" infinite or NaN')
     assert run.processes[-1].wait(20) == 1
     told = [
-        message
+        came.message
         for socket, _ in run.worker.poller.poll(100)
-        for _, message, _ in run.worker.transport.receive(socket)
+        for came in run.worker.transport.receive(socket)
     ]
     assert not [message for message in told if isinstance(message, m.Ack)]
     assert run.start(keep=True).initialised

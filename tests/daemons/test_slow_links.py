@@ -99,5 +99,5 @@ def _next(transport: Transport) -> m.Message:
     """What comes next to a guest."""
     while True:
         for source, _ in transport.poller.poll(100):
-            for _, message, _ in transport.receive(source):
-                return message
+            for came in transport.receive(source):
+                return came.message

@@ -165,9 +165,9 @@ class Desk:
         deadline = time.monotonic() + HEAR_S
         while (left_s := deadline - time.monotonic()) > 0:
             for source, _ in self.poller.poll(left_s * 1000):
-                for peer, message, identity in self.transport.receive(source):
-                    if isinstance(message, kind) and what(message):
-                        return peer, message, identity
+                for came in self.transport.receive(source):
+                    if isinstance(came.message, kind) and what(came.message):
+                        return came.peer, came.message, came.identity
         raise TimeoutError(f"no {kind.__name__} came")
 
     def welcome(self, name: str) -> tuple[Peer, m.Register]:
