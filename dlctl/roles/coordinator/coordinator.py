@@ -351,7 +351,7 @@ class Coordinator:
     def _on_register(self, peer: Peer, message: m.Register, now: float) -> None:
         daemon = self.registration.on_register(peer, message, now)
         if daemon is not None and daemon.role == "agent" and daemon.state == "starting":
-            daemon.change_state(daemon_states.WORK)
+            daemon.change_state(daemon_states.RUNNING)
             self.host_failures.is_back(daemon)
             for hosted in self.members.hosted_by(daemon):
                 if hosted.state == "pending" and self.run.shutdown is None:

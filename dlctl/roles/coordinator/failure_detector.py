@@ -144,7 +144,7 @@ class FailureDetector(Part):
         silent_s = now - daemon.heard_at
         daemon.out_of_touch = daemon.role == "agent" and self.host_failures.is_away(daemon)
         if daemon.state == "running" and silent_s > self.slow_s:
-            daemon.change_state(daemon_states.FALL_SILENT)
+            daemon.change_state(daemon_states.SLOW)
         if not daemon.alive or not daemon.registered or silent_s <= self.limit_s or is_cut_off:
             return
         if self.host_failures.is_away(daemon):
@@ -349,7 +349,7 @@ class FailureDetector(Part):
         self.control.end("failed", f"{reason}{blame}", now)
 
     def _quarantine(self, worker: Daemon, error: str, now: float) -> None:
-        worker.change_state(daemon_states.QUARANTINE)
+        worker.change_state(daemon_states.QUARANTINED)
         worker.error = error
         text = f"{worker.name} is quarantined: {worker.error}"
         self.context.event("quarantine", worker.name, text, code="daemon-quarantined")

@@ -105,7 +105,7 @@ class HostFailures(Part):
         others = [d for d in self.members.daemons.values() if d.agent != HOME_AGENT]
         self._gone(others, "gone with its host", now)
         for daemon in others:
-            daemon.change_state(daemon_states.GIVE_UP)
+            daemon.change_state(daemon_states.FAILED)
             daemon.retry_at = None
         self.checkpointing.on_host_gone([daemon.name for daemon in others], now)
         for agent in others:
@@ -128,7 +128,7 @@ class HostFailures(Part):
             self.evaluations.gone(daemon.name)
 
     def _give_up(self, agent: Daemon, now: float) -> None:
-        agent.change_state(daemon_states.GIVE_UP)
+        agent.change_state(daemon_states.FAILED)
         agent.retry_at = None
         hosted = self.members.hosted_by(agent)
         servers = [daemon.name for daemon in hosted if daemon.role == "server"]

@@ -239,7 +239,7 @@ class Persistence(Part):
             elif not daemon.alive or not is_there:
                 self.control.start_daemon(daemon, now)
         elif daemon.state in ("stopped", "failed") and not is_ending:
-            daemon.change_state(daemon_states.BACK_OFF)
+            daemon.change_state(daemon_states.BACKOFF)
             daemon.retry_at = now
         elif daemon.alive and daemon.pid is None:
             self.registration.request_spawn(daemon, now)

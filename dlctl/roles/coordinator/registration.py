@@ -251,7 +251,7 @@ class Registration:
             return
         self.context.retries.done(("assign", server.name), now)
         server.address = message.address
-        server.change_state(daemon_states.WORK)
+        server.change_state(daemon_states.RUNNING)
         if server.has_served:
             self.notify_moved(server, now)
         server.has_served = True

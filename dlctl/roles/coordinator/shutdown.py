@@ -263,7 +263,7 @@ class RunShutdown:
         for daemon in self._leavers():
             if not daemon.alive and daemon.state in ("backoff", "pending"):
                 is_lost = daemon.out_of_touch
-                daemon.change_state(daemon_states.GIVE_UP if is_lost else daemon_states.CANCEL)
+                daemon.change_state(daemon_states.FAILED if is_lost else daemon_states.STOPPED)
                 daemon.retry_at = None
             elif daemon.alive and not daemon.registered:
                 self.context.kill(daemon, 15, now)
