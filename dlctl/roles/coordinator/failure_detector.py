@@ -151,7 +151,7 @@ class FailureDetector(Part):
             # No agent can be reached to kill it, and it may be alive; stop waiting for it.
             daemon.out_of_touch = True
             if daemon.role == "worker":
-                self.checkpointing.on_host_gone([daemon.name], now)
+                self.checkpointing.on_gone(daemon.name, now, lost="its host is unreachable")
                 self.evaluations.gone(daemon.name)
             return
         if self.members.agent_of(daemon).killed_for:

@@ -107,7 +107,7 @@ class HostFailures(Part):
         for daemon in others:
             daemon.change_state(daemon_states.FAILED)
             daemon.retry_at = None
-        self.checkpointing.on_host_gone([daemon.name for daemon in others], now)
+            self.checkpointing.on_gone(daemon.name, now, lost=reason)
         for agent in others:
             if agent.role == "agent":
                 self._lose_files(agent, reason, now)
@@ -134,7 +134,8 @@ class HostFailures(Part):
         servers = [daemon.name for daemon in hosted if daemon.role == "server"]
         text = f"the host {self.host(agent)} has not been reached for {self.limit_s:.0f} s"
         self.context.event("lost", agent.name, f"{text}: it is given up")
-        self.checkpointing.on_host_gone([daemon.name for daemon in hosted], now)
+        for daemon in hosted:
+            self.checkpointing.on_gone(daemon.name, now, lost=text)
         self._lose_files(agent, text, now)
         if servers:
             self._gone(hosted, "given up with its host", now)

@@ -216,16 +216,12 @@ class RunShutdown:
                 return [f"another attempt: {self.checkpointing.last_error}"]
             if self._saved and not self.checkpointing.active:
                 return []
-            return self._saving()
+            return self.checkpointing.waits_for()
         if self.step == RECORDING:
             return self._unrecorded()
         if self.step == COLLECTING:
             return self.mirror.pending()
         return [d.name for d in self._leavers() if d.alive and self._is_observable(d)]
-
-    def _saving(self) -> list[str]:
-        """Daemons whose files the checkpoint waits for; if none, what is being written."""
-        return self.checkpointing.late() or [self.checkpointing.at_work_on()]
 
     def _unrecorded(self) -> list[str]:
         """A failed run needs no record: its recovery uses the servers' state in any case."""
@@ -291,10 +287,8 @@ class RunShutdown:
             return False
         if self.step == FINISHING:
             return True
-        late = self.pending()
-        self.context.event("late", "", f"{self.step}: gave up waiting for {', '.join(late)}")
-        if self.step == DRAINING:
-            self.checkpointing.give_up(late)
+        late = ", ".join(self.pending())
+        self.context.event("late", "", f"{self.step}: gave up waiting for {late}")
         self._keeps_state |= self.step == RECORDING
         return True
 
@@ -316,7 +310,7 @@ class RunShutdown:
         """If it failed, only the shards have the newest state: they stay, so the run can resume."""
         error = self.checkpointing.last_error if self._saved else ""
         if not is_killed and (not self._saved or self.checkpointing.active):
-            error = f"gave up waiting for {', '.join(self._saving())}"
+            error = f"gave up waiting for {', '.join(self.checkpointing.waits_for())}"
         if error and self.keeps_shards and self.state != "failed":
             self.reason = f"{self.reason}, but its last checkpoint failed: {error}"
             self.state = "failed"
