@@ -9,8 +9,6 @@ message is in flight and the files fit together exactly.
 A file saved on another host counts once it has arrived here, complete and durable (`Transfers`);
 then it is removed there. A worker's file saved on this machine counts once it has been verified: a
 complete checkpoint supersedes older ones.
-
-Also defines the contents of a checkpoint and of its manifest.
 """
 
 from __future__ import annotations
@@ -21,9 +19,7 @@ from functools import partial
 from typing import Any
 
 from dlctl import messages as m
-from dlctl import registry
 from dlctl.config import Checkpoints, JobFile
-from dlctl.flat import Layout
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Membership
@@ -37,7 +33,6 @@ from dlctl.roles.coordinator.records import (
 )
 from dlctl.roles.protocol.files import Transfers, Wanted, checkpoint_file, saved_file
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.runs.manifest import FAILURE, MEAN
 from dlctl.util.names import HOME_AGENT
 
 SAVE_S_MAX = 120.0
@@ -355,45 +350,11 @@ class Checkpointing:
 
 # ---------------------------------------------------------------- the manifest
 
-FAILURE_CHARS = 500
-
 
 def leaves_residuals(job: JobFile) -> bool:
     """Whether a push leaves a residual for the next one."""
     choice = job.compression
     return choice.name != "none" or choice.options.get("values", "float32") != "float32"
-
-
-def manifest_of(
-    run_id: str,
-    job: JobFile,
-    layout: Layout,
-    data: Json,
-    evaluation: Json | None,
-    failure: str,
-    frozen: Json | None,
-) -> Json:
-    """The manifest of a checkpoint that begins now, without its files.
-
-    `data`: the run's progress (`LeaseScheduler.to_json`). `failure`: why the run has failed, or "".
-    `frozen`: the file of its frozen parameters (`FrozenParameters.part`), if there are any.
-    """
-    is_mean = registry.load("algorithms", job.algorithm.name).shape.model == "mean"
-    return {
-        "run_id": run_id,
-        "job": job.job.name,
-        "samples": data["samples"],
-        "layout": layout.to_rows(),
-        "size": layout.size(),
-        "algorithm": job.algorithm.name,
-        "optimizer": job.optimizer.name,
-        "inner": job.inner.name,
-        "data": data,
-        "evaluation": evaluation,
-        **({"frozen": frozen} if frozen else {}),
-        **({MEAN: True} if is_mean else {}),
-        **({FAILURE: failure[:FAILURE_CHARS]} if failure else {}),
-    }
 
 
 def part_of(saved: m.Saved) -> Json:

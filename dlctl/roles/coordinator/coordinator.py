@@ -37,7 +37,7 @@ from dlctl.machine import (
 )
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
-from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals, manifest_of
+from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
@@ -79,6 +79,9 @@ from dlctl.roles.protocol.files import (
 )
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.runs.best import Best, Target
+from dlctl.runs.manifest import FAILURE, MEAN
+
+FAILURE_CHARS = 500
 
 
 class Coordinator:
@@ -461,14 +464,27 @@ class Coordinator:
         (self.transfers if is_whole else self.mirror).on_data(message, now)
 
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None = None) -> None:
+        """Begin one with the run's state now, or join the current one."""
         end, layout = self.run.shutdown, self.registration.layout
         assert layout is not None
         is_last = end is not None and end.step == shutdown.SAVING
-        failure = end.reason if end is not None and end.state == "failed" else ""
-        manifest = manifest_of(
-            self.run.run_id, self.run.job, layout, self.scheduler.to_json(),
-            self.evaluations.newest, failure, self.frozen.part,
-        )  # fmt: skip
+        job, frozen = self.run.job, self.frozen.part
+        manifest: Json = {
+            "run_id": self.run.run_id,
+            "job": job.job.name,
+            "samples": self.scheduler.samples,
+            "layout": layout.to_rows(),
+            "size": layout.size(),
+            "algorithm": job.algorithm.name,
+            "optimizer": job.optimizer.name,
+            "inner": job.inner.name,
+            "data": self.scheduler.to_json(),
+            "evaluation": self.evaluations.newest,
+            **({"frozen": frozen} if frozen else {}),
+            **({MEAN: True} if self.run.algorithm.shape.model == "mean" else {}),
+        }
+        if end is not None and end.state == "failed":
+            manifest[FAILURE] = end.reason[:FAILURE_CHARS]
         self.checkpointing.begin(self.scheduler.steps, manifest, now, listener, is_last)
 
     # ------------------------------------------------------------ the end
