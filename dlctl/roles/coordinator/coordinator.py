@@ -378,7 +378,8 @@ class Coordinator:
             worker.model_ready = True
             self.evaluations.has_finish = message.has_finish
             self.peers.advance(now)  # A worker needs the list of peers before it starts.
-            self.registration.on_model(worker, now)
+            self.registration.assign(now)
+            self.registration.introduce()
         except DlctlError as error:
             self.end("failed", f"{error.message}; {error.hint}", now)
 

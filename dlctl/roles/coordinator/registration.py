@@ -28,7 +28,6 @@ from dlctl.roles.protocol.token import sign
 from dlctl.settings import EVERY_RUN
 
 FINDS_BATCH_SIZE = "worker-0"
-FRESH = "start with --fresh to begin a new run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,6 @@ class Registration:
         self.layout: Layout | None = None
         self._bytes, self._samples = b"", 0
         self._rows: list[Any] = []
-        self._built_by = ""
-        """The first worker that built the model since this coordinator started."""
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
         self.frozen: Callable[[], bytes | None] = lambda: b""
@@ -209,28 +206,14 @@ class Registration:
         """The layout that a worker has built. Raises DlctlError if it differs from that of the
         other workers, of this run so far or of its checkpoint.
         """
-        built = Layout.from_bytes(layout)
-        if self._built_by:
-            if layout != self._bytes:
-                first = self._built_by
-                other = "the one before it" if first == worker.name else first
-                raise DlctlError(
-                    f"{worker.name} built another model than {other}",
-                    hint="model() must build the same layers every time it is called",
-                )
-        elif self.layout is not None and built != self.layout:
-            raise DlctlError("the task builds another model than this run has had", hint=FRESH)
-        elif self._before is not None and built != self._before:
+        built, known = Layout.from_bytes(layout), self.layout or self._before
+        if known is not None and built != known:
             raise DlctlError(
-                "the task builds another model than the one in the checkpoint", hint=FRESH
+                f"{worker.name} builds another model than this run has had",
+                hint="model() must build the same layers every time it is called; after a change "
+                "start with --fresh to begin a new run",
             )
         return built
-
-    def on_model(self, worker: Daemon, now: float) -> None:
-        """A worker has built the run's model."""
-        self._built_by = self._built_by or worker.name
-        self.assign(now)
-        self.introduce()
 
     def assign(self, now: float) -> None:
         """Assign every server its slice, as soon as the size of the model is known."""
