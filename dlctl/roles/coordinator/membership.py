@@ -184,9 +184,9 @@ class Daemon:
         text = self.killed_for if is_ours else describe_exit(status, cause)
         self.last_exit = {"code": status, "text": text, "at": now, "last_lines": list(last_lines)}
         if alike:
-            self.last_exit |= {"in_row": alike, "blame": crash_loops.blame(status, alike, said)}
-            self.last_exit["had_lived"] = has_lived
-            if crash_loops.is_of_task(status, alike, said):
+            self.last_exit |= {"in_row": alike, "had_lived": has_lived}
+            # Never claimed of a crash: its cause may be in the last lines of the log.
+            if status >= 0 and not said:
                 self.last_exit["cause"] = "task"
 
     def forgive(self) -> None:
