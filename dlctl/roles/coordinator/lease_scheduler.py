@@ -70,7 +70,6 @@ class LeaseScheduler:
         """The dataset of `pool`."""
         self._built = Dataset()
         """As the first worker that reported built it."""
-        self._step_samples_min = 1
         self._counts_steps = any(host.batch_size for host in job.places)
         """The steps of a portion are known only when it is done."""
         self._order: str | None = None
@@ -110,13 +109,17 @@ class LeaseScheduler:
     def restore(self, data: Json) -> None:
         """Restore the data and the steps from a checkpoint's manifest."""
         self._restore = data
+        self._resume(data)
+
+    def _resume(self, data: Json) -> None:
+        """data: of a checkpoint, or of a predecessor."""
         self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
-        self.loss, self.metrics = data.get("loss"), data.get("metrics", {})
+        self.loss, self.metrics = data.get("loss"), dict(data.get("metrics", {}))
         self.side.steps_done = self.steps
         self.find_batch_size(data.get("batch_size", 0))
         if "lead" in data:
             self.restore_lead(data["lead"])
-        if self.scale is not None and "scale" in data:
+        if self.scale is not None and data.get("scale"):
             self.scale = schedule.Scale(*data["scale"])
 
     def lead(self) -> list[Any]:
@@ -156,10 +159,9 @@ class LeaseScheduler:
         return self.steps, self.samples, self.loss, self.dataset.samples, next_
 
     def recall(self, memory: Json, now: float) -> None:
-        self.find_batch_size(memory.get("batch_size", 0))
-        self.steps, self.samples, self.loss, samples, next_ = memory["work"][:5]
-        self.side.steps_done = self.steps
-        dataset = Dataset(samples, memory.get("stream", 0), tuple(memory.get("clients", ())))
+        steps, samples, loss, size, next_ = memory["work"][:5]
+        self._resume({**memory, "steps": steps, "samples": samples, "loss": loss})
+        dataset = Dataset(size, memory.get("stream", 0), tuple(memory.get("clients", ())))
         if any(dataset):
             self._restore = {}
             self.open_dataset(dataset)
@@ -168,11 +170,6 @@ class LeaseScheduler:
             self.pool.go_on((next_[0], next_[1]), standing)
             self._end_reported = dataset.shards > 0 and next_[0] > 0
             self.evaluated_at = memory.get("evaluation", [0.0])[0]
-        self.metrics = dict(memory.get("metrics", {}))
-        if "lead" in memory:
-            self.restore_lead(memory["lead"])
-        if scale := memory.get("scale"):
-            self.scale = schedule.Scale(*scale)
         for key, value in memory.items():
             if key.startswith("answer/"):
                 self.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
@@ -197,6 +194,7 @@ class LeaseScheduler:
             )
         if self._pool is None and not batches.is_open(self.run.job):
             self.open_dataset(dataset)
+            self.rescale(self.run.job.workers.count)
         self._built = dataset
         if self._order is None:
             self._order = order
@@ -242,9 +240,7 @@ class LeaseScheduler:
             method = registry.load("algorithms", job.algorithm.name)
             for path, what, instead in method.check_steps(job, steps):
                 raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
-        self._step_samples_min = batches.smallest(job)
         self.evaluated_at = self._evaluation_clock()
-        self.rescale(job.workers.count)
 
     def _check_stream(self) -> None:
         """Raises DlctlError if the job needs a dataset of known length."""
@@ -523,7 +519,7 @@ class LeaseScheduler:
 
     def _check(self, done: m.PortionDone) -> None:
         start, stop = self.pool.bounds(done.portion)
-        steps = -(-(stop - start) // self._step_samples_min)
+        steps = -(-(stop - start) // batches.smallest(self.run.job))
         if done.steps > steps or done.samples > stop - start:
             said = f"{done.steps} steps and {done.samples} samples"
             raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
