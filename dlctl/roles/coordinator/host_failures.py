@@ -102,18 +102,18 @@ class HostFailures(Part):
 
     def _lose_all(self, reason: str, now: float) -> None:
         """All other hosts are gone: no process there can finish, or be asked to exit."""
-        others = [d for d in self.members.daemons.values() if d.agent != HOME_AGENT]
-        self._gone(others, "gone with its host", now)
-        for daemon in others:
-            daemon.change_state(daemon_states.FAILED)
-            daemon.retry_at = None
-            self.checkpointing.on_gone(daemon.name, now, lost=reason)
-        for agent in others:
-            if agent.role == "agent":
-                self._lose_files(agent, reason, now)
+        for agent in self.members.of_role("agent"):
+            if agent.name != HOME_AGENT:
+                self._gone([agent, *self.members.hosted_by(agent)], "gone with its host", now)
+                self._lose_host(agent, reason, now)
         self.control.end("failed", reason, now, at_once=True)
 
-    def _lose_files(self, agent: Daemon, why: str, now: float) -> None:
+    def _lose_host(self, agent: Daemon, why: str, now: float) -> None:
+        """It is not tried again; the files there are lost."""
+        agent.change_state(daemon_states.FAILED)
+        agent.retry_at = None
+        for daemon in self.members.hosted_by(agent):
+            self.checkpointing.on_gone(daemon.name, now, lost=why)
         self.transfers.fail_all(agent.name, why, now)
         self.mirror.lose(agent.name)
 
@@ -123,20 +123,18 @@ class HostFailures(Part):
             if daemon.alive:
                 daemon.killed_for = why
                 daemon.ended(STATUS_UNKNOWN, (), now)
+            daemon.change_state(daemon_states.FAILED)
+            daemon.retry_at = None
             if daemon.role == "worker":
                 self.scheduler.gone(daemon.index, now)
             self.evaluations.gone(daemon.name)
 
     def _give_up(self, agent: Daemon, now: float) -> None:
-        agent.change_state(daemon_states.FAILED)
-        agent.retry_at = None
         hosted = self.members.hosted_by(agent)
         servers = [daemon.name for daemon in hosted if daemon.role == "server"]
         text = f"the host {self.host(agent)} has not been reached for {self.limit_s:.0f} s"
         self.context.event("lost", agent.name, f"{text}: it is given up")
-        for daemon in hosted:
-            self.checkpointing.on_gone(daemon.name, now, lost=text)
-        self._lose_files(agent, text, now)
+        self._lose_host(agent, text, now)
         if servers:
             self._gone(hosted, "given up with its host", now)
             shards = "its shard is" if len(servers) == 1 else "their shards are"
