@@ -516,7 +516,6 @@ class Coordinator:
             self.members, self.evaluations, self.checkpointing, self.begin_checkpoint,
             self.run.keeps_shards(), self.mirror,
         )  # fmt: skip
-        self.scheduler.stopped = True
         self.change_state("stopping", reason, now)
         self.run.shutdown.begin(now)
         self.scheduler.grant(now)

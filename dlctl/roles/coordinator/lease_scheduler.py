@@ -61,7 +61,6 @@ class LeaseScheduler:
         """What else the task's loss returns, as running means like that of the loss."""
         self.released_at: float | None = None
         """When the workers were released to train."""
-        self.stopped = False
         self.driving: DrivenMethod | None = None
         self._pool: PortionPool | StreamPool | None = None
         self._end_reported = False
@@ -339,7 +338,7 @@ class LeaseScheduler:
 
     def drive(self, now: float) -> None:
         """Let the driven method make its next request, if one is waiting."""
-        if self.driving is not None and not self.stopped:
+        if self.driving is not None:
             self.driving.advance(now)
             self.grant(now)
 
@@ -349,15 +348,11 @@ class LeaseScheduler:
 
     def on_request(self, request: m.LeaseRequest, now: float) -> None:
         answered = self.answered.get(request.slot)
-        daemon = self.members.worker(request.slot, request.epoch)
-        if daemon is None:
-            return
         if answered is not None and request.request <= answered.request:
             # Resent, or overtaken by a newer request: then the worker does not need the answer.
             if request.request == answered.request:
-                self.context.send(daemon.name, answered)
+                self.context.send(f"worker-{request.slot}", answered)
             return
-        daemon.asked_for_data = True
         if isinstance(self._pool, StreamPool):
             for at in range(0, len(request.ends) - 2, 3):
                 self._pool.ended(*request.ends[at : at + 3])
@@ -375,42 +370,37 @@ class LeaseScheduler:
         slots = self.members.live_slots()
         first = min(slots, default=0)
         self._end_epochs(frozenset(slots))
+        if self.run.shutdown is not None:
+            for slot in list(self._pending):
+                self._answer(slot, None)
+            return
         for slot, request in list(self._pending.items()):
-            if not self.stopped and self.side.may_lease(slot, first):
+            if self.side.may_lease(slot, first):
                 if self._cuts_epochs:
                     # It has had its share; an empty lease makes it push what it has accumulated.
-                    del self._pending[slot]
-                    self._answer(slot, request, None)
+                    self._answer(slot, None)
                 continue
             too_much = request.ahead and not self.pool.may_hoard(slot, len(slots))
-            taken = None if self.stopped or too_much else self.pool.take(slot)
-            if taken is None and not self.stopped and (self.is_driven or not request.ahead):
+            taken = None if too_much else self.pool.take(slot)
+            if taken is None and (self.is_driven or not request.ahead):
                 taken = self._doubtful(slot, now)
             else:
                 self._in_vain_since.pop(slot, None)
             if self.is_driven and isinstance(self._pool, PortionPool):
-                taken = self._or_copy(self._pool, slot, taken, now)
-            if taken is not None or self.stopped or not self.is_driven:
-                del self._pending[slot]
-                self._answer(slot, request, taken)
+                # Of a batch: the portion it took, or a backup copy of a late one.
+                if taken is not None:
+                    self._lateness.leased((taken.data_epoch, taken.portion), now)
+                elif late := self._lateness.first(self._pool.without_copy(slot), now):
+                    taken = self._pool.copy(slot, late)
+            if taken is not None or not self.is_driven:
+                self._answer(slot, taken)
                 self._update_epoch()
         if isinstance(self._pool, StreamPool) and not self._end_reported:
             self._report_end(self._pool)
 
-    def _or_copy(
-        self, pool: PortionPool, slot: int, taken: Range | None, now: float
-    ) -> Range | None:
-        """What a worker gets of a batch: the portion it took, or a backup copy of a late one."""
-        if taken is not None:
-            self._lateness.leased((taken.data_epoch, taken.portion), now)
-        elif not self.stopped:
-            late = self._lateness.first(pool.without_copy(slot), now)
-            taken = pool.copy(slot, late) if late is not None else None
-        return taken
-
     def copy_due(self) -> float | None:
         """When a worker that waits for data gets a backup copy, if nothing else happens before."""
-        if not self.is_driven or self.stopped or not isinstance(self._pool, PortionPool):
+        if not self.is_driven or not isinstance(self._pool, PortionPool):
             return None
         first = min(self.members.live_slots(), default=0)
         due = [
@@ -461,8 +451,8 @@ class LeaseScheduler:
         del self._in_vain_since[slot]
         return self.pool.take(slot)
 
-    def _answer(self, slot: int, request: m.LeaseRequest, taken: Range | None) -> None:
-        taken = taken or Range(0, 0, 0, 0)
+    def _answer(self, slot: int, taken: Range | None) -> None:
+        request, taken = self._pending.pop(slot), taken or Range(0, 0, 0, 0)
         lease = m.Lease(
             request.request, taken.portion, taken.data_epoch, taken.start, taken.stop,
             self.samples, taken.shard,
