@@ -43,7 +43,7 @@ from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.lease_scheduler import BadSamples, Dataset, LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import Dataset, LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
@@ -109,7 +109,6 @@ class Coordinator:
         self.scheduler = LeaseScheduler(run)
         content = asdict(job)
         live = settings.of_job(content, algorithm.live)
-        self.bad_samples = BadSamples(context, job.data.bad_samples_max)
         self.settings = SettingChanges(context, members, live, content)
         self.settings.go_on(past.settings)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
@@ -252,24 +251,23 @@ class Coordinator:
         return [Send(daemon.peer, effect.message)]
 
     def deadline(self) -> float | None:
-        times = [self.context.retries.deadline(), self.run.status_due_at]
-        times += [
+        end, is_saving = self.run.shutdown, self.checkpointing.active
+        times = [
+            self.run.status_due_at,
+            self.context.retries.deadline(),
             self.settings.deadline(),
             self.failure_detector.deadline(),
             self.transfers.deadline(),
             self.mirror.deadline(),
+            self.groups.deadline(),
+            self.quorums.deadline(),
+            self.scaling.deadline(),
+            self.checkpointing.deadline() if end is None or is_saving else None,
         ]
-        times += [self.groups.deadline(), self.quorums.deadline()]
-        if self.run.shutdown is None:
-            times += [
-                self.checkpointing.deadline(),
-                self.scheduler.deadline(),
-                None if self.checkpointing.active else self.scheduler.copy_due(),
-                self.scaling.deadline(),
-            ]
+        if end is None:
+            times += [self.scheduler.deadline(), None if is_saving else self.scheduler.copy_due()]
         else:
-            times += [self.run.shutdown.until]
-            times += [self.checkpointing.deadline()] if self.checkpointing.active else []
+            times.append(end.until)
         times += [d.retry_at for d in self.members.daemons.values() if self._may_begin(d)]
         return min((t for t in times if t is not None), default=None)
 
@@ -386,13 +384,17 @@ class Coordinator:
     # ------------------------------------------------------------ training
 
     def _on_lease_request(self, peer: Peer, message: m.LeaseRequest, now: float) -> None:
-        worker = self.members.worker(message.slot, message.epoch)
+        if worker := self._worker(peer, message.slot, message.epoch):
+            self.reports.heard(worker, peer, now)
+            self.reports.is_at_work(worker, now)
+            self.scheduler.on_request(message, now)
+
+    def _worker(self, peer: Peer, slot: int, epoch: int) -> Daemon | None:
+        """The live worker; a process that it has replaced is dismissed."""
+        worker = self.members.worker(slot, epoch)
         if worker is None:
-            self.context.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
-            return
-        self.reports.heard(worker, peer, now)
-        self.reports.is_at_work(worker, now)
-        self.scheduler.on_request(message, now)
+            self.context.send(peer, m.Dismiss(f"worker-{slot} has been replaced"))
+        return worker
 
     def _advance_run(self, now: float) -> None:
         if self.run.state == "starting":
@@ -442,19 +444,16 @@ class Coordinator:
             self.context.send(receiver.name, members)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:
-        worker = self.members.worker(done.slot, done.epoch)
-        if worker is None:
-            self.context.send(peer, m.Dismiss(f"worker-{done.slot} has been replaced"))
-            return
-        self.scheduler.on_portion_done(done, now)
-        self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
+        if self._worker(peer, done.slot, done.epoch):
+            self.scheduler.on_portion_done(done, now)
+            self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
     def _on_sample_failed(self, peer: Peer, message: m.SampleFailed, now: float) -> None:
         self.context.send(peer, m.SampleNoted(message.data_epoch, message.sample))
-        worker = self.members.worker(message.slot, message.epoch)
+        worker = self._worker(peer, message.slot, message.epoch)
         if worker is None:
             return
-        if error := self.bad_samples.failed(worker.name, message):
+        if error := self.scheduler.sample_failed(worker.name, message):
             worker.error = error
             self.context.event("error", worker.name, error, detail=message.detail)
             self.end("failed", f"{worker.name}: {error}", now)

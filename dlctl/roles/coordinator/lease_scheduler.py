@@ -18,7 +18,6 @@ from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.portions import ClientPool, Lateness, PortionPool, Range
-from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
@@ -29,6 +28,8 @@ DOUBT_S = 10.0
 SCHEDULE = "correct [schedule]: warmup, or over"
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
+EPOCHS_KEPT = 2
+"""Around the end of a data epoch, portions of two epochs are leased."""
 
 
 class Dataset(NamedTuple):
@@ -89,6 +90,8 @@ class LeaseScheduler:
         self._lateness = Lateness()
         """Of the portions of a driven method's batch."""
         self._cuts_epochs = type(self.side).cut_epoch is not Lead.cut_epoch
+        self._bad_samples: dict[int, set[int]] = {}
+        """Data epoch -> the samples that could not be loaded."""
 
     @property
     def is_driven(self) -> bool:
@@ -514,6 +517,25 @@ class LeaseScheduler:
             said = f"{done.steps} steps and {done.samples} samples"
             raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
 
+    def sample_failed(self, worker: str, message: m.SampleFailed) -> str:
+        """A worker has skipped a sample. A portion that is leased again has the same ones, so each
+        counts once per epoch. Returns why the run must fail; "" if it continues.
+        """
+        epoch, most = message.data_epoch, self.run.job.data.bad_samples_max
+        found = self._bad_samples.setdefault(epoch, set())
+        for old in sorted(self._bad_samples)[:-EPOCHS_KEPT]:
+            del self._bad_samples[old]
+        if message.sample in found:
+            return ""
+        found.add(message.sample)
+        count = f"{len(found)} of at most {most} in epoch {epoch}"
+        text = f"sample {message.sample} could not be loaded ({count}): {message.error}"
+        self.context.event("sample", worker, text, detail=message.detail)
+        if len(found) != most + 1:
+            return ""
+        which = f"{len(found)} samples of epoch {epoch} could not be loaded"
+        return f"{message.error}; {which}, and data.bad_samples_max is {most}"
+
     def enough(self, now: float) -> str:
         """Why the run has finished; "" if it has not."""
         stop = self.run.job.job.stop
@@ -606,38 +628,3 @@ def _until(wanted: int | None, per_epoch: int, before: Callable[[int], int]) -> 
         return math.inf
     epochs, rest = divmod(wanted, before(per_epoch))
     return epochs * per_epoch + bisect_left(range(per_epoch), rest, hi=per_epoch, key=before)
-
-
-EPOCHS_KEPT = 2
-"""Around the end of a data epoch, portions of two epochs are leased."""
-
-
-class BadSamples:
-    """Counts the samples of an epoch that could not be loaded; a run tolerates a limited number.
-
-    A portion that is leased again has the same ones, so each counts once per epoch.
-    """
-
-    def __init__(self, context: History, limit: int) -> None:
-        """limit: samples of one data epoch."""
-        self.context = context
-        self.limit = limit
-        self._found: dict[int, set[int]] = {}
-        """Data epoch -> samples."""
-
-    def failed(self, worker: str, message: m.SampleFailed) -> str:
-        """A worker has skipped a sample. Returns why the run must fail; "" if it continues."""
-        data_epoch = message.data_epoch
-        found = self._found.setdefault(data_epoch, set())
-        for epoch in sorted(self._found)[:-EPOCHS_KEPT]:
-            del self._found[epoch]
-        if message.sample in found:
-            return ""
-        found.add(message.sample)
-        count = f"{len(found)} of at most {self.limit} in epoch {data_epoch}"
-        text = f"sample {message.sample} could not be loaded ({count}): {message.error}"
-        self.context.event("sample", worker, text, detail=message.detail)
-        if len(found) != self.limit + 1:
-            return ""
-        which = f"{len(found)} samples of epoch {data_epoch} could not be loaded"
-        return f"{message.error}; {which}, and data.bad_samples_max is {self.limit}"
