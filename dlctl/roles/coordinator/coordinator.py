@@ -214,7 +214,7 @@ class Coordinator:
             case DeadlineReached():
                 self._on_deadline(now)
             case ProcessEnded():
-                self.process_ended(event, now)
+                self.failure_detector.on_exit(event, now)
             case AgentWaits() | HostsTaken():
                 self.host_failures.on_event(event, now)
             case CheckpointBegun() | CheckpointEnded():
@@ -317,8 +317,8 @@ class Coordinator:
         else:
             self.registration.spawn(daemon, now)
 
-    def process_ended(self, end: ProcessEnded, now: float) -> None:
-        self.failure_detector.on_exit(end, now)
+    def presume_dead(self, daemon: Daemon, now: float) -> None:
+        self.failure_detector.presume_dead(daemon, now)
 
     def _advance(self, now: float) -> None:
         """Do what the current state requires."""
@@ -353,7 +353,7 @@ class Coordinator:
         daemon = self.registration.on_register(peer, message, now)
         if daemon is not None and daemon.role == "agent" and daemon.state == "starting":
             daemon.change_state(daemon_states.RUNNING)
-            self.host_failures.is_back(daemon)
+            daemon.has_worked, daemon.given_up_at = True, None
             for hosted in self.members.hosted_by(daemon):
                 if hosted.state == "pending" and self.run.shutdown is None:
                     self.registration.spawn(hosted, now)

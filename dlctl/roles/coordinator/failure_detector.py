@@ -27,7 +27,7 @@ from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
-from dlctl.util.names import WAITS_FOR_SPACE
+from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
 from dlctl.util.text import ENDED_BY_ITSELF, plural
 
 DEATHS_MAX = 20
@@ -176,7 +176,7 @@ class FailureDetector(Part):
                 if known.incarnation == incarnation:
                     continue
                 if self._catch_up(known, incarnation):
-                    self.on_exit(ProcessEnded(name, incarnation, STATUS_UNKNOWN, ()), now)
+                    self.presume_dead(known, now)
             self.context.send(agent.name, m.Kill(name, incarnation, 9))
         for daemon in self.members.hosted_by(agent):
             is_old = daemon.agent_incarnation != agent.incarnation
@@ -184,8 +184,7 @@ class FailureDetector(Part):
                 continue
             daemon.agent_incarnation = agent.incarnation
             if children.get(daemon.name) != daemon.incarnation:
-                unseen = ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ())
-                self.on_exit(unseen, now)
+                self.presume_dead(daemon, now)
 
     def _catch_up(self, daemon: Daemon, incarnation: int) -> bool:
         """Whether its agent reports a newer process than the one on record.
@@ -220,6 +219,9 @@ class FailureDetector(Part):
             ),
             now,
         )
+
+    def presume_dead(self, daemon: Daemon, now: float) -> None:
+        self.on_exit(ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ()), now)
 
     def on_exit(self, end: ProcessEnded, now: float) -> None:
         name = end.name
@@ -291,7 +293,7 @@ class FailureDetector(Part):
         """The next agent adopts the daemons that are alive, and reports those that are not."""
         if self.run.shutdown is not None and self.run.shutdown.is_leaving():
             return
-        if self.host_failures.is_known(agent):
+        if agent.name != HOME_AGENT and agent.has_worked:  # Then its host may come back.
             self.host_failures.lose(agent, end.last_lines, now)
         elif end.status <= 0 and agent.deaths_in_row <= DEATHS_MAX:
             self._restart(agent, "starts again; its daemons keep running", now)

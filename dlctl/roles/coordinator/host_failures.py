@@ -20,7 +20,7 @@ from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import Part
-from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
+from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
 from dlctl.roles.protocol.files import Transfers
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
@@ -40,18 +40,9 @@ class HostFailures(Part):
         self.limit_s = self.run.job.timeouts.host_s
         self._agents = placement.agents(self.run.job.places)
 
-    def is_known(self, agent: Daemon) -> bool:
-        """Whether this host was reachable before: then it may come back."""
-        return agent.name != HOME_AGENT and agent.has_worked
-
     def is_away(self, daemon: Daemon) -> bool:
         """Whether its host is unreachable, so that no request arrives there now."""
         return self.members.agent_of(daemon).given_up_at is not None
-
-    def is_back(self, agent: Daemon) -> None:
-        """Its agent has registered."""
-        agent.has_worked = True
-        agent.given_up_at = None
 
     def lose(self, agent: Daemon, words: tuple[str, ...], now: float) -> None:
         """An attempt to reach the host has failed, or its agent is silent."""
@@ -144,5 +135,4 @@ class HostFailures(Part):
         for worker in hosted:
             worker.agent = self.members.least_busy()
             worker.killed_for = "given up with its host"
-            unseen = ProcessEnded(worker.name, worker.incarnation, STATUS_UNKNOWN, ())
-            self.control.process_ended(unseen, now)
+            self.control.presume_dead(worker, now)
