@@ -121,7 +121,6 @@ class Coordinator:
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
         self.quorums = Quorums(run, self.scheduler.side)
         self.norms = Norms(run)
-        self.registration.on_start = self.mirror.follow
         self.checkpointing = Checkpointing(
             context, members, job.checkpoints, past.checkpoints,
             self.transfers, leaves_residuals=leaves_residuals(job),
@@ -309,13 +308,15 @@ class Coordinator:
     def start_daemon(self, daemon: Daemon, now: float) -> None:
         """Start the next incarnation of a daemon; `status` shows it at once."""
         self.run.status_due_at = now
+        daemon.begin(now)
+        self.mirror.follow(daemon)
         if daemon.role == "agent":
-            daemon.begin(now)
-            self.mirror.follow(daemon)
             secret = self.run.keyring.secret(daemon.name)
             self.context.do(LaunchAgent(daemon.name, daemon.incarnation, secret))
         else:
-            self.registration.spawn(daemon, now)
+            text = f"{daemon.name} starts, incarnation {daemon.incarnation}"
+            self.context.event("start", daemon.name, text)
+            self.registration.request_spawn(daemon, now)
 
     def presume_dead(self, daemon: Daemon, now: float) -> None:
         self.failure_detector.presume_dead(daemon, now)
@@ -356,7 +357,7 @@ class Coordinator:
             daemon.has_worked, daemon.given_up_at = True, None
             for hosted in self.members.hosted_by(daemon):
                 if hosted.state == "pending" and self.run.shutdown is None:
-                    self.registration.spawn(hosted, now)
+                    self.start_daemon(hosted, now)
 
     def _on_model_ready(self, peer: Peer, message: m.ModelReady, now: float) -> None:
         worker = self.members.get(message.name)

@@ -82,8 +82,6 @@ class Registration:
         self._terms = dict(past.terms)
         self.frozen: Callable[[], bytes | None] = lambda: b""
         """The digests of the run's frozen parameters; None: not settled yet, so not to be sent."""
-        self.on_start: Callable[[Daemon], None] = lambda daemon: None
-        """Called for each process that is to be started, with its incarnation."""
 
     def memory(self) -> Iterator[tuple[str, Any]]:
         if self.layout is not None:
@@ -121,15 +119,8 @@ class Registration:
 
     # ------------------------------------------------------------ processes
 
-    def spawn(self, daemon: Daemon, now: float) -> None:
-        """Have the agent start the next incarnation."""
-        daemon.begin(now)
-        self.on_start(daemon)
-        text = f"{daemon.name} starts, incarnation {daemon.incarnation}"
-        self.context.event("start", daemon.name, text)
-        self.request_spawn(daemon, now)
-
     def request_spawn(self, daemon: Daemon, now: float) -> None:
+        """Have the agent start this incarnation."""
         daemon.agent_incarnation = self.members.agent_of(daemon).incarnation
         secret = self.keyring.secret(daemon.name)
         message = m.Spawn(daemon.name, daemon.role, daemon.incarnation, secret)
