@@ -318,8 +318,8 @@ class Checkpointing:
 
     def _saved(self, role: str) -> list[m.Saved]:
         assert self._current is not None
-        found = (self._current.saved.get(d.name) for d in self.members.of_role(role))
-        return [saved for saved in found if saved is not None]
+        saved = self._current.saved
+        return [saved[d.name] for d in self.members.of_role(role) if d.name in saved]
 
     def _end(self, error: str, now: float) -> None:
         current, self._current = self._current, None

@@ -297,13 +297,10 @@ class Coordinator:
 
     def _may_begin(self, daemon: Daemon) -> bool:
         """Whether another incarnation is still useful."""
-        if self.run.shutdown is None:
-            return True
-        needed = {
-            "agent": not self.run.shutdown.is_leaving(),
-            "server": self.run.shutdown.needs_servers(),
-        }
-        return needed.get(daemon.role, False)
+        end = self.run.shutdown
+        if end is None or daemon.role == "agent":
+            return end is None or not end.is_leaving()
+        return daemon.role == "server" and end.needs_servers()
 
     def start_daemon(self, daemon: Daemon, now: float) -> None:
         """Start the next incarnation of a daemon; `status` shows it at once."""

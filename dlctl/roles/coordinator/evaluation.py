@@ -144,7 +144,6 @@ class Evaluations:
             self._begun = now
 
     def overdue(self, now: float) -> bool:
-        """Whether the evaluation has timed out."""
         asked = self.asked
         return asked is not None and not asked.finishes and now >= self._begun + EVALUATE_S_MAX
 

@@ -87,7 +87,6 @@ class FailureDetector(Part):
         return self._checked_at + self.slow_s / 2
 
     def watch(self, now: float) -> None:
-        """Check for late heartbeats."""
         if now - self._checked_at > self.slow_s:
             # The coordinator itself was paused or starved; heartbeats are still unread.
             for daemon in self.members.daemons.values():

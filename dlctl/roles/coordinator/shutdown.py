@@ -91,7 +91,6 @@ class RunShutdown:
         return self.steps[0]
 
     def begin(self, now: float) -> None:
-        """Begin the current step."""
         self._killed = False
         saving_s = SAVE_S_MAX + SAVE_MORE_S
         limits_s = {
