@@ -272,7 +272,8 @@ def test_a_task_that_ends_its_own_process_is_blamed_for_it_whatever_the_code_is(
     assert "died 2 times before or soon after it was ready: exit 0, for the 2nd time" in ended.err
     last = place.daemon("worker-0")["last_exit"]
     assert (last["code"], last["in_row"]) == (0, 2)
-    assert "something in the task ends the process (os._exit, or a library)" in last["blame"]
+    assert last["cause"] == "task"
+    assert "something in the task ends the process (os._exit, or a library)" in ended.err
     step = "find what ends the process in train.py and fix it first, then"
     assert step in place.dlctl("status").out
     place.nothing_left()

@@ -9,7 +9,7 @@ from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
-from dlctl.util.text import ALIKE_LIFE_S, ordinal
+from dlctl.util.text import ALIKE_LIFE_S, BLAMED, ordinal
 
 LIVED_S = 20.0
 """At work for twice as long as a death at the start would be."""
@@ -19,11 +19,13 @@ def worker(role: str = "worker") -> Daemon:
     return Membership([HOME_AGENT], {f"{role}-0": HOME_AGENT}, before={}).daemons[f"{role}-0"]
 
 
-def die(daemon: Daemon, status: int, lived_s: float = LIVED_S, cause: str = "") -> float:
+def die(
+    daemon: Daemon, status: int, lived_s: float = LIVED_S, cause: str = "", said: str = ""
+) -> float:
     """One life and its end; returns the pause before the next one."""
     daemon.begin(1000.0)
     daemon.restore_state("running")
-    daemon.ended(status, (), 1000.0 + lived_s, cause)
+    daemon.ended(status, (), 1000.0 + lived_s, cause, said)
     daemon.back_off(1000.0 + lived_s)
     assert daemon.retry_at is not None
     return daemon.retry_at - 1000.0 - lived_s
@@ -77,13 +79,24 @@ def test_what_was_before_a_restart_on_request_does_not_count() -> None:
     assert daemon.deaths_in_row == 1
 
 
-def test_an_end_is_blamed_on_the_task_only_if_nobody_has_said_another_reason() -> None:
-    why = "something in the task ends the process"
-    assert blame(3, 1, "").startswith(f": {why} (os._exit, ")
-    assert blame(3, 4, "").startswith(f", for the 4th time in a row: {why} (os._exit, ")
-    assert blame(1, 2, "No such file") == ", for the 2nd time in a row"
-    assert blame(-11, 2, "") == ", for the 2nd time in a row", "nobody knows whose fault it is"
-    assert blame(-9, 0, "") == ""
+@pytest.mark.parametrize(
+    ("status", "times", "said", "words"),
+    [
+        (3, 1, "", f": {BLAMED} (os._exit, or a library)"),
+        (3, 4, "", f", for the 4th time in a row: {BLAMED} (os._exit, or a library)"),
+        (1, 2, "No such file", ", for the 2nd time in a row"),
+        (-11, 2, "", ", for the 2nd time in a row"),  # Nobody knows whose fault it is.
+        (-9, 1, "", ""),
+    ],
+)
+def test_an_end_is_blamed_on_the_task_only_if_nobody_has_said_another_reason(
+    status: int, times: int, said: str, words: str
+) -> None:
+    daemon = worker()
+    for _ in range(times):
+        die(daemon, status, said=said)
+    assert daemon.last_exit is not None
+    assert blame(daemon.last_exit) == words
 
 
 def test_numbers_in_a_row_are_told_in_words() -> None:

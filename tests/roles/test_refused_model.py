@@ -67,9 +67,9 @@ class Led:
 @pytest.mark.parametrize(
     ("size", "samples", "why"),
     [
-        (4, 64, "the task builds another model than the one in the checkpoint"),
+        (4, 64, "worker-0 builds another model than this run has had"),
         (3, 63, "the dataset has 63 samples; at the checkpoint it had 64"),
-        (4, 63, "the task builds another model than the one in the checkpoint"),
+        (4, 63, "worker-0 builds another model than this run has had"),
     ],
 )
 def test_a_refused_model_or_dataset_is_forgotten_and_the_run_goes_on(
@@ -88,7 +88,7 @@ def test_a_refused_model_or_dataset_is_forgotten_and_the_run_goes_on(
 @pytest.mark.parametrize(
     ("size", "samples", "order", "why"),
     [
-        (4, 64, "ab", "worker-1 built another model than worker-0"),
+        (4, 64, "ab", "worker-1 builds another model than this run has had"),
         (3, 65, "ab", "the dataset of worker-1 has 65 samples; in this run it has 64"),
         (3, 64, "cd", "the samples of worker-1 come in another order than those of the other"),
     ],
@@ -107,4 +107,4 @@ def test_a_run_that_was_not_at_work_yet_says_that_it_had_another_model() -> None
     first.builds(3)
     changed = Led({**first.memory, "run": ["failed", "the task failed", None]})
     assert changed.builds(4) == "failed"
-    assert "the task builds another model than this run has had" in changed.reason
+    assert "worker-0 builds another model than this run has had" in changed.reason

@@ -13,7 +13,7 @@ from simulated import Watcher, job_file
 from dlctl import messages as m
 from dlctl import registry
 from dlctl.machine import Received, Send, Started
-from dlctl.roles.coordinator.shutdown import SAVE_AGAIN_S
+from dlctl.roles.coordinator.shutdown import SAVE_PAUSE_S, SAVES_MAX
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED, Birth
 from dlctl.roles.protocol.effects import LoadArrays
 from dlctl.roles.protocol.files import CheckFile, FileSealed, StillReading
@@ -111,10 +111,10 @@ def test_a_last_checkpoint_that_took_long_to_fail_is_tried_again() -> None:
     job = job_file(workers=2, epochs=1000.0)
     simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=0.05))
     disk = simulation.world.disk
-    disk.save_s = 1.5 * SAVE_AGAIN_S
+    disk.save_s = 30.0
     simulation.request(2.0, "stop", STOP)
     simulation.at(disk.save_s + 1.0, lambda: setattr(disk, "full", 1))
-    simulation.at(disk.save_s + 4.0, lambda: setattr(disk, "full", 0))
+    simulation.at(disk.save_s + 3.0, lambda: setattr(disk, "full", 0))
     outcome = simulation.run()
     assert outcome.state == "stopped"
     assert [bool(row["error"]) for row in outcome.store.checkpoints.values()] == [True, False]
@@ -122,7 +122,7 @@ def test_a_last_checkpoint_that_took_long_to_fail_is_tried_again() -> None:
 
 
 def test_a_coordinator_that_stood_still_between_last_checkpoints_has_all_of_its_time_to_try():
-    frozen_s = 0.9 * SAVE_AGAIN_S
+    frozen_s = 0.9 * SAVES_MAX * SAVE_PAUSE_S
     job = job_file(workers=2, epochs=1000.0)
     simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=0.05))
     world = simulation.world

@@ -173,7 +173,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_with_a_reason():
     for when in (1.0, 3.0, 6.0):
         simulation.at(when, lambda: simulation.world.kill("worker-1"))
     outcome = simulation.run()
-    reason = "worker-1 died 3 times before or soon after it was ready"
+    reason = "worker-1 died 3 times before or soon after it was ready: killed by SIGKILL"
     assert (outcome.state, outcome.reason) == ("failed", reason)
     assert outcome.left_behind == []
 

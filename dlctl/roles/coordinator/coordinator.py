@@ -37,13 +37,13 @@ from dlctl.machine import (
 )
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
-from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals, manifest_of
+from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.lease_scheduler import BadSamples, Dataset, LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import Dataset, LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
@@ -79,6 +79,9 @@ from dlctl.roles.protocol.files import (
 )
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.runs.best import Best, Target
+from dlctl.runs.manifest import FAILURE, MEAN
+
+FAILURE_CHARS = 500
 
 
 class Coordinator:
@@ -106,7 +109,6 @@ class Coordinator:
         self.scheduler = LeaseScheduler(run)
         content = asdict(job)
         live = settings.of_job(content, algorithm.live)
-        self.bad_samples = BadSamples(context, job.data.bad_samples_max)
         self.settings = SettingChanges(context, members, live, content)
         self.settings.go_on(past.settings)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
@@ -119,7 +121,6 @@ class Coordinator:
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
         self.quorums = Quorums(run, self.scheduler.side)
         self.norms = Norms(run)
-        self.registration.on_start = self.mirror.follow
         self.checkpointing = Checkpointing(
             context, members, job.checkpoints, past.checkpoints,
             self.transfers, leaves_residuals=leaves_residuals(job),
@@ -212,7 +213,7 @@ class Coordinator:
             case DeadlineReached():
                 self._on_deadline(now)
             case ProcessEnded():
-                self.process_ended(event, now)
+                self.failure_detector.on_exit(event, now)
             case AgentWaits() | HostsTaken():
                 self.host_failures.on_event(event, now)
             case CheckpointBegun() | CheckpointEnded():
@@ -249,24 +250,23 @@ class Coordinator:
         return [Send(daemon.peer, effect.message)]
 
     def deadline(self) -> float | None:
-        times = [self.context.retries.deadline(), self.run.status_due_at]
-        times += [
+        end, is_saving = self.run.shutdown, self.checkpointing.active
+        times = [
+            self.run.status_due_at,
+            self.context.retries.deadline(),
             self.settings.deadline(),
             self.failure_detector.deadline(),
             self.transfers.deadline(),
             self.mirror.deadline(),
+            self.groups.deadline(),
+            self.quorums.deadline(),
+            self.scaling.deadline(),
+            self.checkpointing.deadline() if end is None or is_saving else None,
         ]
-        times += [self.groups.deadline(), self.quorums.deadline()]
-        if self.run.shutdown is None:
-            times += [
-                self.checkpointing.deadline(),
-                self.scheduler.deadline(),
-                None if self.checkpointing.active else self.scheduler.copy_due(),
-                self.scaling.deadline(),
-            ]
+        if end is None:
+            times += [self.scheduler.deadline(), None if is_saving else self.scheduler.copy_due()]
         else:
-            times += [self.run.shutdown.until]
-            times += [self.checkpointing.deadline()] if self.checkpointing.active else []
+            times.append(end.until)
         times += [d.retry_at for d in self.members.daemons.values() if self._may_begin(d)]
         return min((t for t in times if t is not None), default=None)
 
@@ -297,27 +297,26 @@ class Coordinator:
 
     def _may_begin(self, daemon: Daemon) -> bool:
         """Whether another incarnation is still useful."""
-        if self.run.shutdown is None:
-            return True
-        needed = {
-            "agent": not self.run.shutdown.is_leaving(),
-            "server": self.run.shutdown.needs_servers(),
-        }
-        return needed.get(daemon.role, False)
+        end = self.run.shutdown
+        if end is None or daemon.role == "agent":
+            return end is None or not end.is_leaving()
+        return daemon.role == "server" and end.needs_servers()
 
     def start_daemon(self, daemon: Daemon, now: float) -> None:
         """Start the next incarnation of a daemon; `status` shows it at once."""
         self.run.status_due_at = now
+        daemon.begin(now)
+        self.mirror.follow(daemon)
         if daemon.role == "agent":
-            daemon.begin(now)
-            self.mirror.follow(daemon)
             secret = self.run.keyring.secret(daemon.name)
             self.context.do(LaunchAgent(daemon.name, daemon.incarnation, secret))
         else:
-            self.registration.spawn(daemon, now)
+            text = f"{daemon.name} starts, incarnation {daemon.incarnation}"
+            self.context.event("start", daemon.name, text)
+            self.registration.request_spawn(daemon, now)
 
-    def process_ended(self, end: ProcessEnded, now: float) -> None:
-        self.failure_detector.on_exit(end, now)
+    def presume_dead(self, daemon: Daemon, now: float) -> None:
+        self.failure_detector.presume_dead(daemon, now)
 
     def _advance(self, now: float) -> None:
         """Do what the current state requires."""
@@ -351,11 +350,11 @@ class Coordinator:
     def _on_register(self, peer: Peer, message: m.Register, now: float) -> None:
         daemon = self.registration.on_register(peer, message, now)
         if daemon is not None and daemon.role == "agent" and daemon.state == "starting":
-            daemon.change_state(daemon_states.WORK)
-            self.host_failures.is_back(daemon)
+            daemon.change_state(daemon_states.RUNNING)
+            daemon.has_worked, daemon.given_up_at = True, None
             for hosted in self.members.hosted_by(daemon):
                 if hosted.state == "pending" and self.run.shutdown is None:
-                    self.registration.spawn(hosted, now)
+                    self.start_daemon(hosted, now)
 
     def _on_model_ready(self, peer: Peer, message: m.ModelReady, now: float) -> None:
         worker = self.members.get(message.name)
@@ -375,20 +374,25 @@ class Coordinator:
             worker.model_ready = True
             self.evaluations.has_finish = message.has_finish
             self.peers.advance(now)  # A worker needs the list of peers before it starts.
-            self.registration.on_model(worker, now)
+            self.registration.assign(now)
+            self.registration.introduce()
         except DlctlError as error:
             self.end("failed", f"{error.message}; {error.hint}", now)
 
     # ------------------------------------------------------------ training
 
     def _on_lease_request(self, peer: Peer, message: m.LeaseRequest, now: float) -> None:
-        worker = self.members.worker(message.slot, message.epoch)
+        if worker := self._worker(peer, message.slot, message.epoch):
+            self.reports.heard(worker, peer, now)
+            self.reports.is_at_work(worker, now)
+            self.scheduler.on_request(message, now)
+
+    def _worker(self, peer: Peer, slot: int, epoch: int) -> Daemon | None:
+        """The live worker; a process that it has replaced is dismissed."""
+        worker = self.members.worker(slot, epoch)
         if worker is None:
-            self.context.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
-            return
-        self.reports.heard(worker, peer, now)
-        self.reports.is_at_work(worker, now)
-        self.scheduler.on_request(message, now)
+            self.context.send(peer, m.Dismiss(f"worker-{slot} has been replaced"))
+        return worker
 
     def _advance_run(self, now: float) -> None:
         if self.run.state == "starting":
@@ -438,19 +442,16 @@ class Coordinator:
             self.context.send(receiver.name, members)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:
-        worker = self.members.worker(done.slot, done.epoch)
-        if worker is None:
-            self.context.send(peer, m.Dismiss(f"worker-{done.slot} has been replaced"))
-            return
-        self.scheduler.on_portion_done(done, now)
-        self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
+        if self._worker(peer, done.slot, done.epoch):
+            self.scheduler.on_portion_done(done, now)
+            self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
     def _on_sample_failed(self, peer: Peer, message: m.SampleFailed, now: float) -> None:
         self.context.send(peer, m.SampleNoted(message.data_epoch, message.sample))
-        worker = self.members.worker(message.slot, message.epoch)
+        worker = self._worker(peer, message.slot, message.epoch)
         if worker is None:
             return
-        if error := self.bad_samples.failed(worker.name, message):
+        if error := self.scheduler.sample_failed(worker.name, message):
             worker.error = error
             self.context.event("error", worker.name, error, detail=message.detail)
             self.end("failed", f"{worker.name}: {error}", now)
@@ -461,14 +462,27 @@ class Coordinator:
         (self.transfers if is_whole else self.mirror).on_data(message, now)
 
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None = None) -> None:
+        """Begin one with the run's state now, or join the current one."""
         end, layout = self.run.shutdown, self.registration.layout
         assert layout is not None
         is_last = end is not None and end.step == shutdown.SAVING
-        failure = end.reason if end is not None and end.state == "failed" else ""
-        manifest = manifest_of(
-            self.run.run_id, self.run.job, layout, self.scheduler.to_json(),
-            self.evaluations.newest, failure, self.frozen.part,
-        )  # fmt: skip
+        job, frozen = self.run.job, self.frozen.part
+        manifest: Json = {
+            "run_id": self.run.run_id,
+            "job": job.job.name,
+            "samples": self.scheduler.samples,
+            "layout": layout.to_rows(),
+            "size": layout.size(),
+            "algorithm": job.algorithm.name,
+            "optimizer": job.optimizer.name,
+            "inner": job.inner.name,
+            "data": self.scheduler.to_json(),
+            "evaluation": self.evaluations.newest,
+            **({"frozen": frozen} if frozen else {}),
+            **({MEAN: True} if self.run.algorithm.shape.model == "mean" else {}),
+        }
+        if end is not None and end.state == "failed":
+            manifest[FAILURE] = end.reason[:FAILURE_CHARS]
         self.checkpointing.begin(self.scheduler.steps, manifest, now, listener, is_last)
 
     # ------------------------------------------------------------ the end
@@ -499,7 +513,6 @@ class Coordinator:
             self.members, self.evaluations, self.checkpointing, self.begin_checkpoint,
             self.run.keeps_shards(), self.mirror,
         )  # fmt: skip
-        self.scheduler.stopped = True
         self.change_state("stopping", reason, now)
         self.run.shutdown.begin(now)
         self.scheduler.grant(now)

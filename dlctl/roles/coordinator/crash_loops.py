@@ -50,20 +50,12 @@ def in_row(before: Mapping[str, Any] | None, status: int, cause: str, lived_s: f
     return number + 1 if type(number) is int else 1
 
 
-def blame(status: int, number: int, said: str) -> str:
-    """How often in a row that was (`in_row`), and the cause: the rest of a sentence about an exit,
-    as in ", for the 4th time in a row: something in the task ends the process"; "" if there is
-    nothing to add.
-
-    `said`: the error that the process logged before its exit.
+def blame(last_exit: Mapping[str, Any]) -> str:
+    """How often in a row its process has ended like that, and the cause: the rest of a sentence
+    about an exit, as in ", for the 4th time in a row: something in the task ends the process"; ""
+    if there is nothing to add.
     """
+    number = last_exit.get("in_row", 0)
     times = f", for the {ordinal(number)} time in a row" if number > 1 else ""
-    why = f": {BLAMED} (os._exit, or a library)" if is_of_task(status, number, said) else ""
+    why = f": {BLAMED} (os._exit, or a library)" if last_exit.get("cause") == "task" else ""
     return f"{times}{why}"
-
-
-def is_of_task(status: int, number: int, said: str) -> bool:
-    """Whether something in the task has ended the process. Never claimed of a crash: its cause may
-    be in the last lines of the log.
-    """
-    return status >= 0 and number > 0 and not said

@@ -11,7 +11,6 @@ A state belongs to a name, across all processes of that name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 PENDING = "pending"
 """No process has been started yet."""
@@ -38,46 +37,29 @@ AT_WORK = frozenset((RUNNING, SLOW))
 ENDED = frozenset((STOPPED, FAILED))
 
 
+SOURCES: Mapping[str, frozenset[str]] = {
+    # An earlier process, if any, has been replaced, or was started by an earlier coordinator.
+    STARTING: STATES,
+    # Its agent has registered, its server serves, its worker has asked for data.
+    RUNNING: ALIVE,
+    SLOW: AT_WORK,
+    DRAINING: ALIVE,
+    # It has exited with code 0, or as requested; or the run ends before its next process started.
+    STOPPED: ALIVE | {PENDING, BACKOFF},
+    # It has exited in any other way; or its host, or its shard, is lost.
+    FAILED: STATES,
+    # It has ended; or the run has a new key, and all processes that have the old one are replaced.
+    BACKOFF: STATES - {QUARANTINED},
+    QUARANTINED: ENDED,
+}
+"""State -> the states that it may follow on."""
+
+
 class ImpossibleTransition(AssertionError):
     """A bug of the coordinator: no message or exit of a daemon can cause it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
-    sources: frozenset[str]
-    target: str
-
-
-START, WORK, FALL_SILENT, RECOVER, DRAIN = "start", "work", "fall silent", "recover", "drain"
-EXIT, DIE, BACK_OFF, RENEW = "exit", "die", "back off", "renew"
-QUARANTINE, GIVE_UP, CANCEL = "quarantine", "give up", "cancel"
-
-TRANSITIONS: Mapping[str, Transition] = {
-    # An earlier process, if any, has been replaced, or was started by an earlier coordinator.
-    START: Transition(STATES, STARTING),
-    # Its agent has registered, its server serves, its worker has asked for data.
-    WORK: Transition(ALIVE, RUNNING),
-    FALL_SILENT: Transition(AT_WORK, SLOW),
-    RECOVER: Transition(AT_WORK, RUNNING),
-    DRAIN: Transition(ALIVE, DRAINING),
-    # With code 0, or as requested; in any other way.
-    EXIT: Transition(ALIVE, STOPPED),
-    DIE: Transition(ALIVE, FAILED),
-    BACK_OFF: Transition(ENDED, BACKOFF),
-    # The run has a new key: all processes that have the old one are replaced.
-    RENEW: Transition(STATES - {QUARANTINED}, BACKOFF),
-    QUARANTINE: Transition(ENDED, QUARANTINED),
-    # Its host, or its shard, is lost.
-    GIVE_UP: Transition(STATES, FAILED),
-    # The run ends before its next process was started.
-    CANCEL: Transition(frozenset((PENDING, BACKOFF)), STOPPED),
-}
-"""Event -> the states in which it may occur, and the state that follows."""
-
-
-def after(state: str, event: str) -> str:
-    """The state that follows. Raises ImpossibleTransition."""
-    transition = TRANSITIONS[event]
-    if state not in transition.sources:
-        raise ImpossibleTransition(f'"{event}" cannot follow on the state "{state}"')
-    return transition.target
+def check(before: str, after: str) -> None:
+    """Raises ImpossibleTransition."""
+    if before not in SOURCES[after]:
+        raise ImpossibleTransition(f'"{after}" cannot follow on the state "{before}"')

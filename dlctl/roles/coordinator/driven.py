@@ -109,7 +109,6 @@ class DrivenMethod:
     # ------------------------------------------------------------ the generator
 
     def _replay(self, journal: Json) -> None:
-        """Replay the journal."""
         self._resume(None)
         for fingerprint, result in journal.get("results", []):
             if self.over or self.failed:

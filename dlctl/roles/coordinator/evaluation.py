@@ -76,26 +76,21 @@ class Evaluations:
         """The worker that evaluates now; "" if none does."""
         return self.asked.worker if self.asked is not None else ""
 
-    def begin(self, now: float, *, is_last: bool = False) -> None:
-        """Ask the first healthy worker, unless an evaluation is in progress."""
-        able = self._able()
-        if able and self.asked is None:
-            worker = min(able, key=_seems_to_hang)
-            self._ask(
-                Asked(worker.name, self.context.next_number(), self.steps_done(), is_last), now
-            )
-
-    def finish(self, now: float) -> None:
-        """Run the task's `finish`, unless it has run or is running: on the worker that evaluated
-        last if that is healthy, else on another one.
+    def begin(self, now: float, *, is_last: bool = False, finishes: bool = False) -> None:
+        """Ask the worker that evaluated last, or the first one, if it is healthy, else another one;
+        unless an evaluation is in progress.
         """
         able = self._able()
-        if not able or self.asked is not None or self.finished or self.finishes >= FINISHES_MAX:
-            return
-        self.finishes += 1
-        worker = min(able, key=lambda d: (_seems_to_hang(d), d.name != self._evaluated_by))
-        number = self.context.next_number()
-        self._ask(Asked(worker.name, number, self.steps_done(), is_last=True, finishes=True), now)
+        if able and self.asked is None:
+            worker = min(able, key=lambda d: (_seems_to_hang(d), d.name != self._evaluated_by))
+            number = self.context.next_number()
+            self._ask(Asked(worker.name, number, self.steps_done(), is_last, finishes), now)
+
+    def finish(self, now: float) -> None:
+        """Run the task's `finish`, unless it has run or is running."""
+        if self.asked is None and not self.finished and self.finishes < FINISHES_MAX:
+            self.begin(now, is_last=True, finishes=True)
+            self.finishes += self.asked is not None
 
     def finish_until(self) -> float:
         """Deadline of the running `finish`."""
@@ -149,7 +144,6 @@ class Evaluations:
             self._begun = now
 
     def overdue(self, now: float) -> bool:
-        """Whether the evaluation has timed out."""
         asked = self.asked
         return asked is not None and not asked.finishes and now >= self._begun + EVALUATE_S_MAX
 

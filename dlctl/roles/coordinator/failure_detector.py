@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
-from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
+from dlctl.roles.coordinator.crash_loops import blame
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.host_failures import HostFailures
@@ -27,7 +27,7 @@ from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
-from dlctl.util.names import WAITS_FOR_SPACE
+from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
 from dlctl.util.text import ENDED_BY_ITSELF, plural
 
 DEATHS_MAX = 20
@@ -37,8 +37,8 @@ UNSEEN_MAX = 10_000
 SLOW_S_MAX = 5.0
 """Upper bound of the time without a heartbeat after which a daemon's state is `slow`."""
 
-
 _ERROR = "ERROR "
+_LEVELS = (_ERROR, "WARNING ", "INFO ")
 _BUG = 70
 
 
@@ -48,23 +48,22 @@ def last_error(status: int, last_lines: tuple[str, ...]) -> str:
     `last_lines`: the end of its log, "LEVEL text" each; traceback lines are unchanged.
     """
     if status == _BUG and last_lines:
-        return f"a bug in dlctl: {_end_of_error(last_lines)}"
+        # The last line of its traceback; output of the task's exit functions may follow it.
+        plain = [line for line in last_lines if not line.startswith(_LEVELS)]
+        return f"a bug in dlctl: {(plain or last_lines)[-1]}"
     errors = [line.removeprefix(_ERROR) for line in last_lines if line.startswith(_ERROR)]
     return errors[-1] if errors and status > 0 else ""
 
 
-def _end_of_error(last_lines: tuple[str, ...]) -> str:
-    """The last line of its traceback; output of the task's exit functions may follow it."""
-    errors = [number for number, line in enumerate(last_lines) if line.startswith(_ERROR)]
-    for number in range(errors[-1] + 1 if errors else len(last_lines), len(last_lines)):
-        if last_lines[number].startswith(("INFO ", "WARNING ")):
-            return last_lines[number - 1]
-    return last_lines[-1]
+def _text(daemon: Daemon) -> str:
+    """How its last process ended."""
+    assert daemon.last_exit is not None
+    return str(daemon.last_exit["text"])
 
 
-def in_full(last_exit: Json) -> str:
-    """How a process ended, how often in a row, and the cause if known."""
-    return f"{last_exit['text']}{last_exit.get('blame', '')}"
+def _why(daemon: Daemon, said: str) -> str:
+    """Why a run fails without this daemon: the last error that it logged, if any."""
+    return f"{daemon.name}: {said}" if said else f"{daemon.name} ended: {_text(daemon)}"
 
 
 @dataclass(eq=False)
@@ -88,7 +87,6 @@ class FailureDetector(Part):
         return self._checked_at + self.slow_s / 2
 
     def watch(self, now: float) -> None:
-        """Check for late heartbeats."""
         if now - self._checked_at > self.slow_s:
             # The coordinator itself was paused or starved; heartbeats are still unread.
             for daemon in self.members.daemons.values():
@@ -144,14 +142,14 @@ class FailureDetector(Part):
         silent_s = now - daemon.heard_at
         daemon.out_of_touch = daemon.role == "agent" and self.host_failures.is_away(daemon)
         if daemon.state == "running" and silent_s > self.slow_s:
-            daemon.change_state(daemon_states.FALL_SILENT)
+            daemon.change_state(daemon_states.SLOW)
         if not daemon.alive or not daemon.registered or silent_s <= self.limit_s or is_cut_off:
             return
         if self.host_failures.is_away(daemon):
             # No agent can be reached to kill it, and it may be alive; stop waiting for it.
             daemon.out_of_touch = True
             if daemon.role == "worker":
-                self.checkpointing.on_host_gone([daemon.name], now)
+                self.checkpointing.on_gone(daemon.name, now, lost="its host is unreachable")
                 self.evaluations.gone(daemon.name)
             return
         if self.members.agent_of(daemon).killed_for:
@@ -173,24 +171,21 @@ class FailureDetector(Part):
             if not isinstance(incarnation, int):
                 continue
             known = self.members.get(name)
-            is_ours = known is not None and known.agent == agent.name
-            if known is not None and is_ours and self._is_unseen(known, incarnation):
-                known.incarnation = incarnation
-                self.on_exit(ProcessEnded(name, incarnation, STATUS_UNKNOWN, ()), now)
-            elif known is not None and is_ours and known.incarnation == incarnation:
-                continue
+            if known is not None and known.agent == agent.name:
+                if known.incarnation == incarnation:
+                    continue
+                if self._catch_up(known, incarnation):
+                    self.presume_dead(known, now)
             self.context.send(agent.name, m.Kill(name, incarnation, 9))
         for daemon in self.members.hosted_by(agent):
-            if not daemon.alive or daemon.pid is None:
-                continue
-            if daemon.agent_incarnation == agent.incarnation:
+            is_old = daemon.agent_incarnation != agent.incarnation
+            if not daemon.alive or daemon.pid is None or not is_old:
                 continue
             daemon.agent_incarnation = agent.incarnation
             if children.get(daemon.name) != daemon.incarnation:
-                unseen = ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ())
-                self.on_exit(unseen, now)
+                self.presume_dead(daemon, now)
 
-    def _is_unseen(self, daemon: Daemon, incarnation: int) -> bool:
+    def _catch_up(self, daemon: Daemon, incarnation: int) -> bool:
         """Whether its agent reports a newer process than the one on record.
 
         That process has no epoch or generation: these are issued only once the process is on
@@ -199,6 +194,7 @@ class FailureDetector(Part):
         newer = incarnation - daemon.incarnation
         if newer > UNSEEN_MAX:
             raise RemoteProtocolError(f"its incarnation is {newer} ahead of the one on record")
+        daemon.incarnation = max(daemon.incarnation, incarnation)
         return newer > 0
 
     def on_exited(self, peer: Peer, message: m.ProcessExited, now: float) -> None:
@@ -213,8 +209,8 @@ class FailureDetector(Part):
                 raise RemoteProtocolError("the sender is not the agent of this daemon")
             self.context.send(peer, m.ExitNoted(message.name, message.incarnation))
             return
-        if daemon is not None and self._is_unseen(daemon, message.incarnation):
-            daemon.incarnation = message.incarnation
+        if daemon is not None:
+            self._catch_up(daemon, message.incarnation)
         self.context.send(peer, m.ExitNoted(message.name, message.incarnation))
         self.on_exit(
             ProcessEnded(
@@ -222,6 +218,9 @@ class FailureDetector(Part):
             ),
             now,
         )
+
+    def presume_dead(self, daemon: Daemon, now: float) -> None:
+        self.on_exit(ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ()), now)
 
     def on_exit(self, end: ProcessEnded, now: float) -> None:
         name = end.name
@@ -235,8 +234,7 @@ class FailureDetector(Part):
         said = last_error(end.status, end.last_lines)
         daemon.ended(end.status, end.last_lines, now, end.cause, said, is_planned=planned)
         self._drop_requests(name)
-        assert daemon.last_exit is not None
-        text = f"{name} ended: {in_full(daemon.last_exit)}"
+        text = f"{name} ended: {_text(daemon)}{blame(daemon.last_exit or {})}"
         kind = "stop" if planned else "exit"
         last_lines = [] if planned else list(end.last_lines[-5:])
         if daemon.role != "agent" or not self.host_failures.is_away(daemon):
@@ -248,30 +246,38 @@ class FailureDetector(Part):
         if self.scaling.on_exit(daemon, now):
             return
         if daemon.role == "worker":
-            self.lose_worker(daemon, end.status, end.last_lines, now)
+            self._lose_worker(daemon, end.status, said, now)
         elif daemon.role == "server":
-            self._lose_server(daemon, end, now)
+            self._lose_server(daemon, said, now)
         else:
-            self._lose_agent(daemon, end, now)
+            self._lose_agent(daemon, end, said, now)
 
     def _drop_requests(self, name: str) -> None:
         """Drop the pending requests that only this process could have answered."""
-        servers = range(len(self.members.of_role("server")))
-        asked = ("spawn", "assign", "guests", "shutdown", "kill", "drain")
-        keys = [(what, name) for what in asked]
-        for key in [*keys, *((f"moved{shard}", name) for shard in servers)]:
-            self.context.retries.drop(key)
+        moved = [f"moved{server.index}" for server in self.members.of_role("server")]
+        for what in ("spawn", "assign", "guests", "shutdown", "kill", "drain", *moved):
+            self.context.retries.drop((what, name))
         self.settings.gone(name)
 
-    def _lose_server(self, server: Daemon, end: ProcessEnded, now: float) -> None:
+    def _restart(self, daemon: Daemon, text: str, now: float) -> None:
+        daemon.back_off(now)
+        text = f"{daemon.name} {text}"
+        self.context.event("lost", daemon.name, text, code="daemon-restarting")
+
+    def _lose_server(self, server: Daemon, said: str, now: float) -> None:
+        """Its next process resumes with its state. Without one the run fails."""
         if self.run.shutdown is not None and not self.run.shutdown.needs_servers():
             return
         if self._has_state(server) and server.deaths_in_row <= DEATHS_MAX:
-            server.back_off(now)
-            text = f"{server.name} resumes with its state: nothing acknowledged is lost"
-            self.context.event("lost", server.name, text, code="daemon-restarting")
-        else:
-            self.control.end("failed", self._loss(server, end.last_lines), now)
+            self._restart(server, "resumes with its state: nothing acknowledged is lost", now)
+            return
+        reason = _why(server, said)
+        if self.scheduler.released_at is not None and self.run.keeps_shards():
+            died = plural(server.deaths_in_row, "time")
+            reason += f"; it has died {died} in a row, and the state of its shard is kept"
+        elif self.scheduler.released_at is not None:
+            reason += "; its shard is lost"
+        self.control.end("failed", reason, now)
 
     def _has_state(self, server: Daemon) -> bool:
         """Whether the next process of this shard can resume from its state."""
@@ -282,74 +288,52 @@ class FailureDetector(Part):
         may_serve = server.has_served or code < 0 or code == EXIT_FENCED
         return self.run.keeps_shards() and may_serve and not server.error
 
-    def _lose_agent(self, agent: Daemon, end: ProcessEnded, now: float) -> None:
+    def _lose_agent(self, agent: Daemon, end: ProcessEnded, said: str, now: float) -> None:
         """The next agent adopts the daemons that are alive, and reports those that are not."""
         if self.run.shutdown is not None and self.run.shutdown.is_leaving():
             return
-        if self.host_failures.is_known(agent):
+        if agent.name != HOME_AGENT and agent.has_worked:  # Then its host may come back.
             self.host_failures.lose(agent, end.last_lines, now)
-        elif end.status > 0 or agent.deaths_in_row > DEATHS_MAX:
-            self.control.end("failed", self._loss(agent, end.last_lines), now)
+        elif end.status <= 0 and agent.deaths_in_row <= DEATHS_MAX:
+            self._restart(agent, "starts again; its daemons keep running", now)
+        elif agent.has_worked:
+            self.control.end("failed", f"{_why(agent, said)}; its daemons are orphans", now)
         else:
-            agent.back_off(now)
-            text = f"{agent.name} starts again; its daemons keep running"
-            self.context.event("lost", agent.name, text, code="daemon-restarting")
+            host = self.host_failures.host(agent)
+            words = said or (end.last_lines or (_text(agent),))[-1]
+            self.control.end("failed", f"{agent.name} cannot be started on {host}: {words}", now)
 
-    def _loss(self, daemon: Daemon, last_lines: tuple[str, ...]) -> str:
-        """Why a run fails without this server or agent: its last logged error, if any."""
-        assert daemon.last_exit is not None
-        said = last_error(daemon.last_exit["code"], last_lines)
-        text = f"{daemon.name}: {said}"
-        if not said:
-            text = f"{daemon.name} ended: {daemon.last_exit['text']}"
-        if daemon.role == "agent" and not daemon.has_worked:
-            words = said or (last_lines[-1] if last_lines else daemon.last_exit["text"])
-            return f"{daemon.name} cannot be started on {self.host_failures.host(daemon)}: {words}"
-        if daemon.role == "agent":
-            return f"{text}; its daemons are orphans"
-        if self.scheduler.released_at is None:
-            return text
-        if not self.run.keeps_shards():
-            return f"{text}; its shard is lost"
-        died = plural(daemon.deaths_in_row, "time")
-        return f"{text}; it has died {died} in a row, and the state of its shard is kept"
-
-    def lose_worker(
-        self, worker: Daemon, status: int, last_lines: tuple[str, ...], now: float
-    ) -> None:
+    def _lose_worker(self, worker: Daemon, status: int, said: str, now: float) -> None:
         """The others continue: its portions are leased again, barriers no longer count it."""
         portions = self.scheduler.gone(worker.index, now)
         self.control.notify_members()
         if self.run.shutdown is not None:
             return
         if status == EXIT_POISONED:
-            self._quarantine(worker, last_error(status, last_lines), now)
+            self._quarantine(worker, said, now)
         elif worker.error:
             self.control.end("failed", f"{worker.name}: {worker.error}", now)
         elif worker.deaths_in_row > self.run.job.workers.restarts_max:
-            self._give_up(worker, last_error(status, last_lines), now)
+            self._give_up(worker, said, now)
         else:
-            worker.back_off(now)
             again = f"; {plural(portions, 'portion')} of its data can be leased again"
-            text = f"{worker.name} starts again{again if portions else ''}"
-            self.context.event("lost", worker.name, text, code="daemon-restarting")
+            self._restart(worker, f"starts again{again if portions else ''}", now)
 
     def _give_up(self, worker: Daemon, said: str, now: float) -> None:
         """Restarts do not help. If the worker trained in between, it did no harm to the others:
         they continue without it, unless all workers end like that.
         """
         last = worker.last_exit or {}
-        died = plural(worker.deaths_in_row, "time")
-        if last.get("had_lived") and (last.get("in_row") or 0) > 1:
-            words = f"{ENDED_BY_ITSELF} ({last['text']}){last['blame']}"
+        if last.get("had_lived") and last["in_row"] > 1:
+            words = f"{ENDED_BY_ITSELF} ({last['text']}){blame(last)}"
             self._quarantine(worker, ": ".join(filter(None, (words, said))), now)
             return
+        died = plural(worker.deaths_in_row, "time")
         reason = f"{worker.name} died {died} before or soon after it was ready"
-        blame = f": {in_full(last)}" if last.get("blame") else ""
-        self.control.end("failed", f"{reason}{blame}", now)
+        self.control.end("failed", f"{reason}: {_text(worker)}{blame(last)}", now)
 
     def _quarantine(self, worker: Daemon, error: str, now: float) -> None:
-        worker.change_state(daemon_states.QUARANTINE)
+        worker.change_state(daemon_states.QUARANTINED)
         worker.error = error
         text = f"{worker.name} is quarantined: {worker.error}"
         self.context.event("quarantine", worker.name, text, code="daemon-quarantined")

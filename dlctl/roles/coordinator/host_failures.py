@@ -20,7 +20,7 @@ from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import Part
-from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
+from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
 from dlctl.roles.protocol.files import Transfers
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
@@ -40,18 +40,9 @@ class HostFailures(Part):
         self.limit_s = self.run.job.timeouts.host_s
         self._agents = placement.agents(self.run.job.places)
 
-    def is_known(self, agent: Daemon) -> bool:
-        """Whether this host was reachable before: then it may come back."""
-        return agent.name != HOME_AGENT and agent.has_worked
-
     def is_away(self, daemon: Daemon) -> bool:
         """Whether its host is unreachable, so that no request arrives there now."""
         return self.members.agent_of(daemon).given_up_at is not None
-
-    def is_back(self, agent: Daemon) -> None:
-        """Its agent has registered."""
-        agent.has_worked = True
-        agent.given_up_at = None
 
     def lose(self, agent: Daemon, words: tuple[str, ...], now: float) -> None:
         """An attempt to reach the host has failed, or its agent is silent."""
@@ -102,18 +93,18 @@ class HostFailures(Part):
 
     def _lose_all(self, reason: str, now: float) -> None:
         """All other hosts are gone: no process there can finish, or be asked to exit."""
-        others = [d for d in self.members.daemons.values() if d.agent != HOME_AGENT]
-        self._gone(others, "gone with its host", now)
-        for daemon in others:
-            daemon.change_state(daemon_states.GIVE_UP)
-            daemon.retry_at = None
-        self.checkpointing.on_host_gone([daemon.name for daemon in others], now)
-        for agent in others:
-            if agent.role == "agent":
-                self._lose_files(agent, reason, now)
+        for agent in self.members.of_role("agent"):
+            if agent.name != HOME_AGENT:
+                self._gone([agent, *self.members.hosted_by(agent)], "gone with its host", now)
+                self._lose_host(agent, reason, now)
         self.control.end("failed", reason, now, at_once=True)
 
-    def _lose_files(self, agent: Daemon, why: str, now: float) -> None:
+    def _lose_host(self, agent: Daemon, why: str, now: float) -> None:
+        """It is not tried again; the files there are lost."""
+        agent.change_state(daemon_states.FAILED)
+        agent.retry_at = None
+        for daemon in self.members.hosted_by(agent):
+            self.checkpointing.on_gone(daemon.name, now, lost=why)
         self.transfers.fail_all(agent.name, why, now)
         self.mirror.lose(agent.name)
 
@@ -123,19 +114,18 @@ class HostFailures(Part):
             if daemon.alive:
                 daemon.killed_for = why
                 daemon.ended(STATUS_UNKNOWN, (), now)
+            daemon.change_state(daemon_states.FAILED)
+            daemon.retry_at = None
             if daemon.role == "worker":
                 self.scheduler.gone(daemon.index, now)
             self.evaluations.gone(daemon.name)
 
     def _give_up(self, agent: Daemon, now: float) -> None:
-        agent.change_state(daemon_states.GIVE_UP)
-        agent.retry_at = None
         hosted = self.members.hosted_by(agent)
         servers = [daemon.name for daemon in hosted if daemon.role == "server"]
         text = f"the host {self.host(agent)} has not been reached for {self.limit_s:.0f} s"
         self.context.event("lost", agent.name, f"{text}: it is given up")
-        self.checkpointing.on_host_gone([daemon.name for daemon in hosted], now)
-        self._lose_files(agent, text, now)
+        self._lose_host(agent, text, now)
         if servers:
             self._gone(hosted, "given up with its host", now)
             shards = "its shard is" if len(servers) == 1 else "their shards are"
@@ -145,5 +135,4 @@ class HostFailures(Part):
         for worker in hosted:
             worker.agent = self.members.least_busy()
             worker.killed_for = "given up with its host"
-            unseen = ProcessEnded(worker.name, worker.incarnation, STATUS_UNKNOWN, ())
-            self.control.process_ended(unseen, now)
+            self.control.presume_dead(worker, now)

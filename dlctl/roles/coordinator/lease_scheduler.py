@@ -18,7 +18,6 @@ from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.portions import ClientPool, Lateness, PortionPool, Range
-from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
@@ -29,6 +28,8 @@ DOUBT_S = 10.0
 SCHEDULE = "correct [schedule]: warmup, or over"
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
+EPOCHS_KEPT = 2
+"""Around the end of a data epoch, portions of two epochs are leased."""
 
 
 class Dataset(NamedTuple):
@@ -61,7 +62,6 @@ class LeaseScheduler:
         """What else the task's loss returns, as running means like that of the loss."""
         self.released_at: float | None = None
         """When the workers were released to train."""
-        self.stopped = False
         self.driving: DrivenMethod | None = None
         self._pool: PortionPool | StreamPool | None = None
         self._end_reported = False
@@ -70,7 +70,6 @@ class LeaseScheduler:
         """The dataset of `pool`."""
         self._built = Dataset()
         """As the first worker that reported built it."""
-        self._step_samples_min = 1
         self._counts_steps = any(host.batch_size for host in job.places)
         """The steps of a portion are known only when it is done."""
         self._order: str | None = None
@@ -91,6 +90,8 @@ class LeaseScheduler:
         self._lateness = Lateness()
         """Of the portions of a driven method's batch."""
         self._cuts_epochs = type(self.side).cut_epoch is not Lead.cut_epoch
+        self._bad_samples: dict[int, set[int]] = {}
+        """Data epoch -> the samples that could not be loaded."""
 
     @property
     def is_driven(self) -> bool:
@@ -110,13 +111,17 @@ class LeaseScheduler:
     def restore(self, data: Json) -> None:
         """Restore the data and the steps from a checkpoint's manifest."""
         self._restore = data
+        self._resume(data)
+
+    def _resume(self, data: Json) -> None:
+        """data: of a checkpoint, or of a predecessor."""
         self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
-        self.loss, self.metrics = data.get("loss"), data.get("metrics", {})
+        self.loss, self.metrics = data.get("loss"), dict(data.get("metrics", {}))
         self.side.steps_done = self.steps
         self.find_batch_size(data.get("batch_size", 0))
         if "lead" in data:
             self.restore_lead(data["lead"])
-        if self.scale is not None and "scale" in data:
+        if self.scale is not None and data.get("scale"):
             self.scale = schedule.Scale(*data["scale"])
 
     def lead(self) -> list[Any]:
@@ -156,10 +161,9 @@ class LeaseScheduler:
         return self.steps, self.samples, self.loss, self.dataset.samples, next_
 
     def recall(self, memory: Json, now: float) -> None:
-        self.find_batch_size(memory.get("batch_size", 0))
-        self.steps, self.samples, self.loss, samples, next_ = memory["work"][:5]
-        self.side.steps_done = self.steps
-        dataset = Dataset(samples, memory.get("stream", 0), tuple(memory.get("clients", ())))
+        steps, samples, loss, size, next_ = memory["work"][:5]
+        self._resume({**memory, "steps": steps, "samples": samples, "loss": loss})
+        dataset = Dataset(size, memory.get("stream", 0), tuple(memory.get("clients", ())))
         if any(dataset):
             self._restore = {}
             self.open_dataset(dataset)
@@ -168,11 +172,6 @@ class LeaseScheduler:
             self.pool.go_on((next_[0], next_[1]), standing)
             self._end_reported = dataset.shards > 0 and next_[0] > 0
             self.evaluated_at = memory.get("evaluation", [0.0])[0]
-        self.metrics = dict(memory.get("metrics", {}))
-        if "lead" in memory:
-            self.restore_lead(memory["lead"])
-        if scale := memory.get("scale"):
-            self.scale = schedule.Scale(*scale)
         for key, value in memory.items():
             if key.startswith("answer/"):
                 self.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
@@ -197,6 +196,7 @@ class LeaseScheduler:
             )
         if self._pool is None and not batches.is_open(self.run.job):
             self.open_dataset(dataset)
+            self.rescale(self.run.job.workers.count)
         self._built = dataset
         if self._order is None:
             self._order = order
@@ -242,9 +242,7 @@ class LeaseScheduler:
             method = registry.load("algorithms", job.algorithm.name)
             for path, what, instead in method.check_steps(job, steps):
                 raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
-        self._step_samples_min = batches.smallest(job)
         self.evaluated_at = self._evaluation_clock()
-        self.rescale(job.workers.count)
 
     def _check_stream(self) -> None:
         """Raises DlctlError if the job needs a dataset of known length."""
@@ -343,7 +341,7 @@ class LeaseScheduler:
 
     def drive(self, now: float) -> None:
         """Let the driven method make its next request, if one is waiting."""
-        if self.driving is not None and not self.stopped:
+        if self.driving is not None:
             self.driving.advance(now)
             self.grant(now)
 
@@ -353,15 +351,11 @@ class LeaseScheduler:
 
     def on_request(self, request: m.LeaseRequest, now: float) -> None:
         answered = self.answered.get(request.slot)
-        daemon = self.members.worker(request.slot, request.epoch)
-        if daemon is None:
-            return
         if answered is not None and request.request <= answered.request:
             # Resent, or overtaken by a newer request: then the worker does not need the answer.
             if request.request == answered.request:
-                self.context.send(daemon.name, answered)
+                self.context.send(f"worker-{request.slot}", answered)
             return
-        daemon.asked_for_data = True
         if isinstance(self._pool, StreamPool):
             for at in range(0, len(request.ends) - 2, 3):
                 self._pool.ended(*request.ends[at : at + 3])
@@ -379,42 +373,37 @@ class LeaseScheduler:
         slots = self.members.live_slots()
         first = min(slots, default=0)
         self._end_epochs(frozenset(slots))
+        if self.run.shutdown is not None:
+            for slot in list(self._pending):
+                self._answer(slot, None)
+            return
         for slot, request in list(self._pending.items()):
-            if not self.stopped and self.side.may_lease(slot, first):
+            if self.side.may_lease(slot, first):
                 if self._cuts_epochs:
                     # It has had its share; an empty lease makes it push what it has accumulated.
-                    del self._pending[slot]
-                    self._answer(slot, request, None)
+                    self._answer(slot, None)
                 continue
             too_much = request.ahead and not self.pool.may_hoard(slot, len(slots))
-            taken = None if self.stopped or too_much else self.pool.take(slot)
-            if taken is None and not self.stopped and (self.is_driven or not request.ahead):
+            taken = None if too_much else self.pool.take(slot)
+            if taken is None and (self.is_driven or not request.ahead):
                 taken = self._doubtful(slot, now)
             else:
                 self._in_vain_since.pop(slot, None)
             if self.is_driven and isinstance(self._pool, PortionPool):
-                taken = self._or_copy(self._pool, slot, taken, now)
-            if taken is not None or self.stopped or not self.is_driven:
-                del self._pending[slot]
-                self._answer(slot, request, taken)
+                # Of a batch: the portion it took, or a backup copy of a late one.
+                if taken is not None:
+                    self._lateness.leased((taken.data_epoch, taken.portion), now)
+                elif late := self._lateness.first(self._pool.without_copy(slot), now):
+                    taken = self._pool.copy(slot, late)
+            if taken is not None or not self.is_driven:
+                self._answer(slot, taken)
                 self._update_epoch()
         if isinstance(self._pool, StreamPool) and not self._end_reported:
             self._report_end(self._pool)
 
-    def _or_copy(
-        self, pool: PortionPool, slot: int, taken: Range | None, now: float
-    ) -> Range | None:
-        """What a worker gets of a batch: the portion it took, or a backup copy of a late one."""
-        if taken is not None:
-            self._lateness.leased((taken.data_epoch, taken.portion), now)
-        elif not self.stopped:
-            late = self._lateness.first(pool.without_copy(slot), now)
-            taken = pool.copy(slot, late) if late is not None else None
-        return taken
-
     def copy_due(self) -> float | None:
         """When a worker that waits for data gets a backup copy, if nothing else happens before."""
-        if not self.is_driven or self.stopped or not isinstance(self._pool, PortionPool):
+        if not self.is_driven or not isinstance(self._pool, PortionPool):
             return None
         first = min(self.members.live_slots(), default=0)
         due = [
@@ -465,8 +454,8 @@ class LeaseScheduler:
         del self._in_vain_since[slot]
         return self.pool.take(slot)
 
-    def _answer(self, slot: int, request: m.LeaseRequest, taken: Range | None) -> None:
-        taken = taken or Range(0, 0, 0, 0)
+    def _answer(self, slot: int, taken: Range | None) -> None:
+        request, taken = self._pending.pop(slot), taken or Range(0, 0, 0, 0)
         lease = m.Lease(
             request.request, taken.portion, taken.data_epoch, taken.start, taken.stop,
             self.samples, taken.shard,
@@ -523,10 +512,29 @@ class LeaseScheduler:
 
     def _check(self, done: m.PortionDone) -> None:
         start, stop = self.pool.bounds(done.portion)
-        steps = -(-(stop - start) // self._step_samples_min)
+        steps = -(-(stop - start) // batches.smallest(self.run.job))
         if done.steps > steps or done.samples > stop - start:
             said = f"{done.steps} steps and {done.samples} samples"
             raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
+
+    def sample_failed(self, worker: str, message: m.SampleFailed) -> str:
+        """A worker has skipped a sample. A portion that is leased again has the same ones, so each
+        counts once per epoch. Returns why the run must fail; "" if it continues.
+        """
+        epoch, most = message.data_epoch, self.run.job.data.bad_samples_max
+        found = self._bad_samples.setdefault(epoch, set())
+        for old in sorted(self._bad_samples)[:-EPOCHS_KEPT]:
+            del self._bad_samples[old]
+        if message.sample in found:
+            return ""
+        found.add(message.sample)
+        count = f"{len(found)} of at most {most} in epoch {epoch}"
+        text = f"sample {message.sample} could not be loaded ({count}): {message.error}"
+        self.context.event("sample", worker, text, detail=message.detail)
+        if len(found) != most + 1:
+            return ""
+        which = f"{len(found)} samples of epoch {epoch} could not be loaded"
+        return f"{message.error}; {which}, and data.bad_samples_max is {most}"
 
     def enough(self, now: float) -> str:
         """Why the run has finished; "" if it has not."""
@@ -620,38 +628,3 @@ def _until(wanted: int | None, per_epoch: int, before: Callable[[int], int]) -> 
         return math.inf
     epochs, rest = divmod(wanted, before(per_epoch))
     return epochs * per_epoch + bisect_left(range(per_epoch), rest, hi=per_epoch, key=before)
-
-
-EPOCHS_KEPT = 2
-"""Around the end of a data epoch, portions of two epochs are leased."""
-
-
-class BadSamples:
-    """Counts the samples of an epoch that could not be loaded; a run tolerates a limited number.
-
-    A portion that is leased again has the same ones, so each counts once per epoch.
-    """
-
-    def __init__(self, context: History, limit: int) -> None:
-        """limit: samples of one data epoch."""
-        self.context = context
-        self.limit = limit
-        self._found: dict[int, set[int]] = {}
-        """Data epoch -> samples."""
-
-    def failed(self, worker: str, message: m.SampleFailed) -> str:
-        """A worker has skipped a sample. Returns why the run must fail; "" if it continues."""
-        data_epoch = message.data_epoch
-        found = self._found.setdefault(data_epoch, set())
-        for epoch in sorted(self._found)[:-EPOCHS_KEPT]:
-            del self._found[epoch]
-        if message.sample in found:
-            return ""
-        found.add(message.sample)
-        count = f"{len(found)} of at most {self.limit} in epoch {data_epoch}"
-        text = f"sample {message.sample} could not be loaded ({count}): {message.error}"
-        self.context.event("sample", worker, text, detail=message.detail)
-        if len(found) != self.limit + 1:
-            return ""
-        which = f"{len(found)} samples of epoch {data_epoch} could not be loaded"
-        return f"{message.error}; {which}, and data.bad_samples_max is {self.limit}"

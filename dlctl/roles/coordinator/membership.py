@@ -104,9 +104,10 @@ class Daemon:
         """One of `daemon_states`; only `change_state` changes it."""
         return self._state
 
-    def change_state(self, event: str) -> None:
-        """Raises ImpossibleTransition for an event that cannot occur in the current state."""
-        self._state = daemon_states.after(self._state, event)
+    def change_state(self, state: str) -> None:
+        """Raises ImpossibleTransition for a state that cannot follow on the current one."""
+        daemon_states.check(self._state, state)
+        self._state = state
 
     def restore_state(self, state: str) -> None:
         """Take over the state that an earlier coordinator has recorded."""
@@ -140,7 +141,7 @@ class Daemon:
     def begin(self, now: float) -> None:
         """A new incarnation is being started."""
         self.incarnation += 1
-        self.change_state(daemon_states.START)
+        self.change_state(daemon_states.STARTING)
         self.phase, self.waiting_for = "starting", ""
         self.peer = self.pid = self.retry_at = self.waiting_since = self.kill_at = None
         self.heard_at = self.started_at = now
@@ -176,16 +177,16 @@ class Daemon:
         counts = not has_lived or alike > 1
         self.deaths_in_row = self.deaths_in_row + 1 if counts else 1
         is_in_order = status == 0 or is_planned
-        self.change_state(daemon_states.EXIT if is_in_order else daemon_states.DIE)
+        self.change_state(daemon_states.STOPPED if is_in_order else daemon_states.FAILED)
         self.phase, self.waiting_for, self.waiting_since = "", "", None
         self.pid = self.peer = None
         is_ours = self.killed_for and status in (-9, STATUS_UNKNOWN)
         text = self.killed_for if is_ours else describe_exit(status, cause)
         self.last_exit = {"code": status, "text": text, "at": now, "last_lines": list(last_lines)}
         if alike:
-            self.last_exit |= {"in_row": alike, "blame": crash_loops.blame(status, alike, said)}
-            self.last_exit["had_lived"] = has_lived
-            if crash_loops.is_of_task(status, alike, said):
+            self.last_exit |= {"in_row": alike, "had_lived": has_lived}
+            # Never claimed of a crash: its cause may be in the last lines of the log.
+            if status >= 0 and not said:
                 self.last_exit["cause"] = "task"
 
     def forgive(self) -> None:
@@ -200,7 +201,7 @@ class Daemon:
         first_s, longest_s = BACKOFF_S[self.role]
         again = self.deaths_in_row - 2
         delay_s = min(first_s * 2**again, longest_s) if again >= 0 else 0.0
-        self.change_state(daemon_states.BACK_OFF)
+        self.change_state(daemon_states.BACKOFF)
         self.retry_at = now + delay_s
 
     def lasting(self) -> tuple[Any, ...]:

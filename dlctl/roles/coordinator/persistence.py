@@ -65,8 +65,6 @@ from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
-from dlctl.roles.protocol.effects import ProcessEnded
-from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 
 UNWRITTEN_S_MIN = 3.0
@@ -223,12 +221,11 @@ class Persistence(Part):
             is_here = self.past.agents.get(daemon.name) == daemon.incarnation
             is_there = is_here if daemon.name == HOME_AGENT else daemon.registered
             if daemon.alive and not is_there and daemon.name == HOME_AGENT:
-                unseen = ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ())
-                self.control.process_ended(unseen, now)
+                self.control.presume_dead(daemon, now)
             elif not daemon.alive or not is_there:
                 self.control.start_daemon(daemon, now)
         elif daemon.state in ("stopped", "failed") and not is_ending:
-            daemon.change_state(daemon_states.BACK_OFF)
+            daemon.change_state(daemon_states.BACKOFF)
             daemon.retry_at = now
         elif daemon.alive and daemon.pid is None:
             self.registration.request_spawn(daemon, now)

@@ -187,7 +187,7 @@ class History(Context):
 
     def drain(self, worker: Daemon, why: str, now: float) -> None:
         """Ask a worker to push what it has, and to take no more data."""
-        worker.change_state(daemon_states.DRAIN)
+        worker.change_state(daemon_states.DRAINING)
         self.ask(("drain", worker.name), worker.name, Drain(why), now)
 
     def leave(self, text: str) -> None:

@@ -28,7 +28,6 @@ from dlctl.roles.protocol.token import sign
 from dlctl.settings import EVERY_RUN
 
 FINDS_BATCH_SIZE = "worker-0"
-FRESH = "start with --fresh to begin a new run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +78,10 @@ class Registration:
         self.layout: Layout | None = None
         self._bytes, self._samples = b"", 0
         self._rows: list[Any] = []
-        self._built_by = ""
-        """The first worker that built the model since this coordinator started."""
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
         self.frozen: Callable[[], bytes | None] = lambda: b""
         """The digests of the run's frozen parameters; None: not settled yet, so not to be sent."""
-        self.on_start: Callable[[Daemon], None] = lambda daemon: None
-        """Called for each process that is to be started, with its incarnation."""
 
     def memory(self) -> Iterator[tuple[str, Any]]:
         if self.layout is not None:
@@ -124,15 +119,8 @@ class Registration:
 
     # ------------------------------------------------------------ processes
 
-    def spawn(self, daemon: Daemon, now: float) -> None:
-        """Have the agent start the next incarnation."""
-        daemon.begin(now)
-        self.on_start(daemon)
-        text = f"{daemon.name} starts, incarnation {daemon.incarnation}"
-        self.context.event("start", daemon.name, text)
-        self.request_spawn(daemon, now)
-
     def request_spawn(self, daemon: Daemon, now: float) -> None:
+        """Have the agent start this incarnation."""
         daemon.agent_incarnation = self.members.agent_of(daemon).incarnation
         secret = self.keyring.secret(daemon.name)
         message = m.Spawn(daemon.name, daemon.role, daemon.incarnation, secret)
@@ -209,28 +197,14 @@ class Registration:
         """The layout that a worker has built. Raises DlctlError if it differs from that of the
         other workers, of this run so far or of its checkpoint.
         """
-        built = Layout.from_bytes(layout)
-        if self._built_by:
-            if layout != self._bytes:
-                first = self._built_by
-                other = "the one before it" if first == worker.name else first
-                raise DlctlError(
-                    f"{worker.name} built another model than {other}",
-                    hint="model() must build the same layers every time it is called",
-                )
-        elif self.layout is not None and built != self.layout:
-            raise DlctlError("the task builds another model than this run has had", hint=FRESH)
-        elif self._before is not None and built != self._before:
+        built, known = Layout.from_bytes(layout), self.layout or self._before
+        if known is not None and built != known:
             raise DlctlError(
-                "the task builds another model than the one in the checkpoint", hint=FRESH
+                f"{worker.name} builds another model than this run has had",
+                hint="model() must build the same layers every time it is called; after a change "
+                "start with --fresh to begin a new run",
             )
         return built
-
-    def on_model(self, worker: Daemon, now: float) -> None:
-        """A worker has built the run's model."""
-        self._built_by = self._built_by or worker.name
-        self.assign(now)
-        self.introduce()
 
     def assign(self, now: float) -> None:
         """Assign every server its slice, as soon as the size of the model is known."""
@@ -251,7 +225,7 @@ class Registration:
             return
         self.context.retries.done(("assign", server.name), now)
         server.address = message.address
-        server.change_state(daemon_states.WORK)
+        server.change_state(daemon_states.RUNNING)
         if server.has_served:
             self.notify_moved(server, now)
         server.has_served = True

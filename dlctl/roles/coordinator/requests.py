@@ -214,8 +214,8 @@ class Requests(Part):
         self._sent, self._send_at = key, now + NOTIFY_EVERY_S
         waiting = [self._stuck(name) or name for name in names]
         result: Json = {"phase": phase, "waiting": waiting, "state": self.run.state}
-        until = self.checkpointing.does_without_at() if phase == shutdown.SAVING else None
-        if until is not None:
+        until = self.checkpointing.gives_up_at() if phase == shutdown.SAVING else None
+        if until is not None and names and all(self._stuck(name) for name in names):
             result["left_s"] = max(0.0, until - now)
         for request in requests:
             self.clients.answer(request, False, "", result)

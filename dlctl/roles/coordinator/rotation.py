@@ -88,7 +88,7 @@ class Rotation(Part):
             daemon.leaving = daemon.address = ""
             daemon.peer = daemon.pid = None
             keeps = daemon.role == "worker" or self.run.keeps_shards()
-            daemon.change_state(daemon_states.RENEW if keeps else daemon_states.GIVE_UP)
+            daemon.change_state(daemon_states.BACKOFF if keeps else daemon_states.FAILED)
             daemon.retry_at = now if keeps else None
             daemon.restarts += 1
         if not self.run.keeps_shards():

@@ -16,7 +16,6 @@ from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.shutdown import RunShutdown
-from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.keyring import Keyring
 
 
@@ -52,8 +51,8 @@ class Control(Protocol):
     def notify_members(self, server: Daemon | None = None) -> None:
         """Send servers, or this one, the list of active workers."""
 
-    def process_ended(self, end: ProcessEnded, now: float) -> None:
-        """The process of a daemon has ended, or is presumed dead."""
+    def presume_dead(self, daemon: Daemon, now: float) -> None:
+        """The process of a daemon is gone; how it ended is unknown."""
 
 
 WORKING = frozenset(("running", "degraded"))

@@ -33,9 +33,8 @@ DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, L
     "draining", "evaluating", "saving", "finishing", "recording", "shutting down", "collecting",
     "leaving", "over",
 )  # fmt: skip
-SAVE_AGAIN_S, SAVE_PAUSE_S = 20.0, 2.0
-"""How long a failed last checkpoint is retried, and the pause between attempts: a full disk may be
-cleared."""
+SAVES_MAX, SAVE_PAUSE_S = 6, 4.0
+"""Attempts of the last checkpoint, and the pause after a failed one: a full disk may be cleared."""
 SAVE_MORE_S = 5.0
 """For the manifest, once all files are present or given up."""
 EVALUATIONS_MAX = 2
@@ -81,12 +80,8 @@ class RunShutdown:
     _keeps_state: bool = field(default=False, init=False)
     """That could not be recorded: the servers' state may be needed."""
     _killed: bool = field(default=False, init=False)
-    _saved: bool = field(default=False, init=False)
-    """The last checkpoint was started, or there is nothing to save."""
-    _evaluations_left: int = field(default=0, init=False)
-    _save_until: float | None = field(default=None, init=False)
-    """Deadline for further attempts; None if none has failed: the first has no deadline here."""
-    _save_again_at: float | None = field(default=None, init=False)
+    _attempts: int = field(default=0, init=False)
+    """Of the current step: last evaluations or last checkpoints that were started."""
 
     def __post_init__(self) -> None:
         self.steps += [RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
@@ -96,7 +91,6 @@ class RunShutdown:
         return self.steps[0]
 
     def begin(self, now: float) -> None:
-        """Begin the current step."""
         self._killed = False
         saving_s = SAVE_S_MAX + SAVE_MORE_S
         limits_s = {
@@ -108,10 +102,6 @@ class RunShutdown:
             return
         if self.step == DRAINING:
             self._drain(now)
-        elif self.step == EVALUATING:
-            self._evaluations_left = EVALUATIONS_MAX
-        elif self.step == SAVING:
-            self._saved, self._save_until = False, None
         elif self.step == RECORDING:
             self.context.do(PutOnRecord())
         elif self.step == COLLECTING:
@@ -144,7 +134,6 @@ class RunShutdown:
         self._work(now)
         while self.step != OVER and (not self.pending() or self._is_over(now)):
             self._finish_step()
-            self.steps.pop(0)
             self.begin(now)
             self._work(now)
 
@@ -164,8 +153,8 @@ class RunShutdown:
             return
         self.evaluations.pass_over()
         is_wanted = not self.evaluations.worker and not self.evaluations.has_last
-        if is_wanted and self._evaluations_left and now < self.until:
-            self._evaluations_left -= 1
+        if is_wanted and self._attempts < EVALUATIONS_MAX and now < self.until:
+            self._attempts += 1
             self.evaluations.begin(now, is_last=True)
             self.until = now + EVALUATE_S_MAX
 
@@ -173,28 +162,18 @@ class RunShutdown:
         """Start the last checkpoint once an earlier one has ended, which lacks newer pushes."""
         if self.step != SAVING or self.checkpointing.active:
             return
-        if not self._saved:
-            self._saved = True
+        has_paused = self.checkpointing.since_s(now) >= SAVE_PAUSE_S
+        if not self._attempts or (has_paused and self._saves_again()):
+            self._attempts += 1
             self.save(now)
-            return
-        if not self.checkpointing.last_error:
-            return
-        if self._save_until is None:
-            self._save_until = now + SAVE_AGAIN_S
-        if self._save_again_at is None:
-            if now < self._save_until:
-                self._save_again_at = now + SAVE_PAUSE_S
-        elif now >= self._save_again_at:
-            # A late retry means the coordinator was paused; that time does not count.
-            self._save_until += now - self._save_again_at
-            self._save_again_at = None
-            self.save(now)
+
+    def _saves_again(self) -> bool:
+        return bool(self.checkpointing.last_error) and self._attempts < SAVES_MAX
 
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""
         while self.needs_servers() or self.step in (FINISHING, RECORDING):
             self._finish_step(is_killed=True)
-            self.steps.pop(0)
         self.begin(now)
         self.until = now
 
@@ -209,20 +188,15 @@ class RunShutdown:
         if self.step in (EVALUATING, FINISHING):
             return [self.evaluations.worker] if self.evaluations.worker else []
         if self.step == SAVING:
-            if self._save_again_at is not None:
-                return [f"another attempt: {self.checkpointing.last_error}"]
-            if self._saved and not self.checkpointing.active:
-                return []
-            return self._saving()
+            if self._attempts and not self.checkpointing.active:
+                error = self.checkpointing.last_error
+                return [f"another attempt: {error}"] if self._saves_again() else []
+            return self.checkpointing.waits_for()
         if self.step == RECORDING:
             return self._unrecorded()
         if self.step == COLLECTING:
             return self.mirror.pending()
         return [d.name for d in self._leavers() if d.alive and self._is_observable(d)]
-
-    def _saving(self) -> list[str]:
-        """Daemons whose files the checkpoint waits for; if none, what is being written."""
-        return self.checkpointing.late() or [self.checkpointing.at_work_on()]
 
     def _unrecorded(self) -> list[str]:
         """A failed run needs no record: its recovery uses the servers' state in any case."""
@@ -260,7 +234,7 @@ class RunShutdown:
         for daemon in self._leavers():
             if not daemon.alive and daemon.state in ("backoff", "pending"):
                 is_lost = daemon.out_of_touch
-                daemon.change_state(daemon_states.GIVE_UP if is_lost else daemon_states.CANCEL)
+                daemon.change_state(daemon_states.FAILED if is_lost else daemon_states.STOPPED)
                 daemon.retry_at = None
             elif daemon.alive and not daemon.registered:
                 self.context.kill(daemon, 15, now)
@@ -288,10 +262,8 @@ class RunShutdown:
             return False
         if self.step == FINISHING:
             return True
-        late = self.pending()
-        self.context.event("late", "", f"{self.step}: gave up waiting for {', '.join(late)}")
-        if self.step == DRAINING:
-            self.checkpointing.give_up(late)
+        late = ", ".join(self.pending())
+        self.context.event("late", "", f"{self.step}: gave up waiting for {late}")
         self._keeps_state |= self.step == RECORDING
         return True
 
@@ -308,12 +280,14 @@ class RunShutdown:
             self.evaluations.end_finish()
         elif self.step == SAVING:
             self._check_last_checkpoint(is_killed)
+        self.steps.pop(0)
+        self._attempts = 0
 
     def _check_last_checkpoint(self, is_killed: bool) -> None:
         """If it failed, only the shards have the newest state: they stay, so the run can resume."""
-        error = self.checkpointing.last_error if self._saved else ""
-        if not is_killed and (not self._saved or self.checkpointing.active):
-            error = f"gave up waiting for {', '.join(self._saving())}"
+        error = self.checkpointing.last_error if self._attempts else ""
+        if not is_killed and (not self._attempts or self.checkpointing.active):
+            error = f"gave up waiting for {', '.join(self.checkpointing.waits_for())}"
         if error and self.keeps_shards and self.state != "failed":
             self.reason = f"{self.reason}, but its last checkpoint failed: {error}"
             self.state = "failed"

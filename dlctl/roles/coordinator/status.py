@@ -252,7 +252,7 @@ class Reports(Part):
         self.heard(daemon, peer, now)
         if daemon.state in daemon_states.AT_WORK:
             is_stuck = "stuck_s" in report.metrics
-            daemon.change_state(daemon_states.FALL_SILENT if is_stuck else daemon_states.RECOVER)
+            daemon.change_state(daemon_states.SLOW if is_stuck else daemon_states.RUNNING)
         daemon.report(report.phase, report.waiting_for, now)
         daemon.metrics = report.metrics
         if daemon.role == "worker":
@@ -283,7 +283,7 @@ class Reports(Part):
         if not worker.asked_for_data:
             worker.asked_for_data = True
             if self.run.shutdown is None:
-                worker.change_state(daemon_states.WORK)
+                worker.change_state(daemon_states.RUNNING)
             self.control.notify_members()
         if self.run.shutdown is not None:
             self.run.shutdown.drain_late(worker, now)
