@@ -52,10 +52,9 @@ from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
 from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
-from dlctl.roles.server.reporting import AsksLead, SharesNorm
+from dlctl.roles.server.reporting import Reporting
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
-from dlctl.roles.server.vectors import Vectors
 from dlctl.rows import RowSlice, RowTables
 from dlctl.schedule import Scale
 from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Storages, W
@@ -96,9 +95,7 @@ class Server:
         self._welcome: m.Welcome | None = None
         self._wanted: dict[str, Any] = {}
         """Live settings so far."""
-        self._vectors: Vectors | None = None
-        self._asks_lead: AsksLead | None = None
-        self._norms: SharesNorm | None = None
+        self._reporting: Reporting | None = None
         self._saving = Saving(self.context, birth.name)
         self._lifeline = Watchdog()
         self._gathering = Restoring(self.context)
@@ -122,8 +119,6 @@ class Server:
             case Reconnected(peer, lost_at):
                 self._report_at = now  # A report identifies this connection to the coordinator.
                 self.context.again(peer, lost_at, now)
-                for asks in self._asking():
-                    asks.report_again(now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
                 self._gathering.transfers.on_deadline(now)
@@ -142,19 +137,14 @@ class Server:
                 self._close()
                 self.context.do(Exit(0, reason))
         self._report_if_due(now)
-        for asks in self._asking():  # After a report, which identifies this connection.
-            asks.report_if_due(now)
+        if self._reporting is not None:
+            self._reporting.report_changes(now)
         return self.context.clear()
 
     def deadline(self) -> float | None:
         times = [self.context.retries.deadline(), self._report_at if self._welcome else None]
         times += [self._lifeline.deadline(), self._gathering.transfers.deadline()]
-        times += [asks.deadline() for asks in self._asking()]
         return min((t for t in times if t is not None), default=None)
-
-    def _asking(self) -> list[AsksLead | SharesNorm]:
-        """The repeated requests to the coordinator."""
-        return [asks for asks in (self._asks_lead, self._norms) if asks is not None]
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         try:
@@ -217,11 +207,7 @@ class Server:
                 self._on_unusable_shard(message, error)
                 return
             self._lacks_room = False
-            self._vectors = Vectors(self.serving.tables)
-            if self.serving.side.asks_lead:
-                self._asks_lead = AsksLead(self.context, self.serving)
-            if self.serving.shard.shares_norm:
-                self._norms = SharesNorm(self.context, self.serving)
+            self._reporting = Reporting(self.context, self.serving)
             self._apply(self._wanted)
             if message.restore and not message.keep:
                 self._restore(self.serving)
@@ -360,12 +346,10 @@ class Server:
 
     def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
         serving = self.serving
-        if serving is None or self._vectors is None or self._restoring:
+        if serving is None or not serving.is_open:
             return
-        if not serving.initialised or serving.last_checkpoint:
-            return
-        sums = self._vectors.run(message)
-        of = (message.number, serving.index, self._vectors.newest)
+        sums = serving.vectors.run(message)
+        of = (message.number, serving.index, serving.vectors.newest)
         self.context.send(COORDINATOR, m.VectorResult(*of, sums))
 
     def _on_change(self, message: m.Change, now: float) -> None:
@@ -477,9 +461,11 @@ class Server:
         m.Guests: _on_guests,
         m.VectorOp: _on_vector_op,
         m.Decided: lambda self, message, now: (
-            self._asks_lead and self._asks_lead.on_decided(message)
+            self._reporting and self._reporting.on_decided(message)
         ),
-        m.NormTotal: lambda self, message, now: self._norms and self._norms.on_total(message),
+        m.NormTotal: lambda self, message, now: (
+            self._reporting and self._reporting.on_total(message)
+        ),
         m.Change: _on_change,
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),

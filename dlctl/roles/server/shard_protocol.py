@@ -27,6 +27,7 @@ from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.protocol.token import is_genuine
 from dlctl.roles.server.dedup import NEW
 from dlctl.roles.server.table_shard import COUNTED, TableShard
+from dlctl.roles.server.vectors import Vectors
 from dlctl.shards.base import Extras, Shard
 
 FORGET_AFTER = 4
@@ -154,6 +155,7 @@ class ShardProtocol:
         self.parameters = self.tables[0]
         self.shard, self.side = self.parameters.shard, self.parameters.side
         """Of the parameters."""
+        self.vectors = Vectors(self.tables)
 
     def metrics(self, now: float) -> dict[str, Any]:
         refused = sum((table.refused for table in self.tables), Counter())
@@ -167,6 +169,11 @@ class ShardProtocol:
             **({"lr": lr} if (lr := self.shard.scheduled_lr) is not None else {}),
             **({"last_checkpoint": self.last_checkpoint} if self.last_checkpoint else {}),
         }
+
+    @property
+    def is_open(self) -> bool:
+        """False for a shard that is closed, or has no values yet: it takes part in nothing."""
+        return self.initialised and not self.last_checkpoint
 
     # ------------------------------------------------------------ what survives
 
