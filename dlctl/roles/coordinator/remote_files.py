@@ -61,6 +61,11 @@ class _File:
     """The newest request was sent after the writing process had exited."""
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Of the newest request, in `Retries`."""
+        return "log", self.request
+
+    @property
     def is_log(self) -> bool:
         return self.name.startswith(LOGS)
 
@@ -78,7 +83,6 @@ class LogMirror:
         self.members = members
         self.sizes = sizes
         self._files: dict[str, _File] = {}
-        self._outstanding = context.measures_apart()
         self._numbers = RequestNumbers()
         self._look_at = 0.0
         self._troubled: set[str] = set()
@@ -120,7 +124,7 @@ class LogMirror:
         """All processes but the agents have exited: request all files for the last time."""
         self._is_ending = True
         for file in self._files.values():
-            self._outstanding.drop(file.request)
+            self.context.retries.drop(file.key)
         self._look(now)
 
     def pending(self) -> list[str]:
@@ -129,19 +133,15 @@ class LogMirror:
 
     def _close(self, file: _File) -> None:
         del self._files[file.name]
-        self._outstanding.drop(file.request)
+        self.context.retries.drop(file.key)
         self._troubled.discard(file.name)
 
     # ------------------------------------------------------------ asking
 
     def deadline(self) -> float | None:
-        if not self._files:
-            return None
-        due = self._outstanding.deadline()
-        return self._look_at if due is None else min(self._look_at, due)
+        return self._look_at if self._files else None
 
     def on_deadline(self, now: float) -> None:
-        self.context.do(*self._outstanding.due(now))
         if now >= self._look_at:
             self._look(now)
 
@@ -149,7 +149,7 @@ class LogMirror:
         self._look_at = now + LOOK_S
         for file in self._files.values():
             is_due = file.look_at <= now or self._has_ended(file)
-            if is_due and file.request not in self._outstanding and self._is_there(file.agent):
+            if is_due and file.key not in self.context.retries and self._is_there(file.agent):
                 self._ask(file, now)
 
     def _is_there(self, agent: str) -> bool:
@@ -159,7 +159,7 @@ class LogMirror:
     def _ask(self, file: _File, now: float) -> None:
         file.request, file.is_last = self._numbers.next(now), self._has_ended(file)
         question = m.ReadFile(file.request, file.name, file.part, file.offset, PIECE_BYTES)
-        self.context.do(self._outstanding.add(file.request, file.agent, question, now))
+        self.context.ask(file.key, file.agent, question, now)
 
     def _has_ended(self, file: _File) -> bool:
         name, _, incarnation = file.label.rpartition(".")
@@ -175,7 +175,7 @@ class LogMirror:
             return
         if message.name != file.agent:
             raise RemoteProtocolError("it was not asked for this file")
-        if self._outstanding.done(file.request, now) is None:
+        if self.context.retries.done(file.key, now) is None:
             return
         has_news = bool(message.data) and message.data != file.data
         longer_s = min(2 * file.pause_s, LOOK_S_MAX)

@@ -243,7 +243,6 @@ class _Transfer:
 class Transfers:
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._outstanding = context.measures_apart()
         self._in_flight: dict[str, _Transfer] = {}
         self._piece_bytes: dict[str, int] = {}
         """By peer."""
@@ -272,19 +271,13 @@ class Transfers:
         transfer = self._in_flight.pop(file, None)
         if transfer is not None:
             for request in transfer.asked:
-                self._outstanding.drop(request)
+                self.context.retries.drop(_key(request))
             self.context.do(DiscardFile(file))
 
     def fail_all(self, peer: str, error: str, now: float) -> None:
         """Fail all transfers from this peer."""
         for transfer in [t for t in self._in_flight.values() if t.peer == peer]:
             self._fail(transfer, error, now)
-
-    def deadline(self) -> float | None:
-        return self._outstanding.deadline()
-
-    def on_deadline(self, now: float) -> None:
-        self.context.do(*self._outstanding.due(now))
 
     # ------------------------------------------------------------ pieces
 
@@ -295,7 +288,7 @@ class Transfers:
             return
         if message.name != transfer.peer:
             raise RemoteProtocolError("it was not asked for this file")
-        took_s = self._outstanding.done(message.request, now) or 0.0
+        took_s = self.context.retries.done(_key(message.request), now) or 0.0
         offset, nbytes = transfer.asked.pop(message.request)
         if error := _wrong(transfer, message, offset, nbytes):
             self._fail(transfer, error, now)
@@ -349,7 +342,7 @@ class Transfers:
         nbytes = self._piece_bytes.get(transfer.peer, PIECE_BYTES_FIRST)
         offset, nbytes = transfer.asked[number] = transfer.next_piece(nbytes)
         question = m.ReadFile(number, transfer.wanted.file, 0, offset, nbytes)
-        self.context.do(self._outstanding.add(number, transfer.peer, question, now, nbytes))
+        self.context.ask(_key(number), transfer.peer, question, now, nbytes)
 
     def _adapt(self, peer: str, nbytes: int, took_s: float) -> None:
         if took_s < QUICK_S:
@@ -357,6 +350,10 @@ class Transfers:
             self._piece_bytes[peer] = max(self._piece_bytes.get(peer, 0), larger)
         elif took_s > SLOW_S:
             self._piece_bytes[peer] = max(nbytes // 2, PIECE_BYTES_MIN)
+
+
+def _key(request: int) -> tuple[str, int]:
+    return "piece", request
 
 
 def _wrong(transfer: _Transfer, message: m.FileData, offset: int, nbytes: int) -> str:

@@ -118,10 +118,9 @@ class Server:
                 self._gathering.on_event(event, now)
             case Reconnected(peer, lost_at):
                 self._report_at = now  # A report identifies this connection to the coordinator.
-                self.context.again(peer, lost_at, now)
+                self.context.retries.again(peer, lost_at, now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
-                self._gathering.transfers.on_deadline(now)
                 if self._lifeline.is_over(now):
                     self.context.do(Exit(0, "no heartbeat from the coordinator for too long"))
             case ArraysLoaded(arrays, state):
@@ -143,7 +142,7 @@ class Server:
 
     def deadline(self) -> float | None:
         times = [self.context.retries.deadline(), self._report_at if self._welcome else None]
-        times += [self._lifeline.deadline(), self._gathering.transfers.deadline()]
+        times += [self._lifeline.deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
