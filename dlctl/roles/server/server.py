@@ -167,9 +167,8 @@ class Server:
     def _dispatch(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         if type(message) in self._FROM_WORKERS:
             if self.serving is not None and not self._restoring:
-                useless = self.serving.useless
-                self._FROM_WORKERS[type(message)](self.serving, peer, message)
-                if self.serving.useless != useless:
+                is_useless = self._FROM_WORKERS[type(message)](self.serving, peer, message)
+                if is_useless:
                     self._waste.add(identity, now)
             return
         handler = self._FROM_COORDINATOR.get(type(message))
@@ -472,7 +471,7 @@ class Server:
         m.Dismiss: lambda self, message, now: self.context.do(Exit(EXIT_FENCED, message.reason)),
         m.Shutdown: _on_shutdown,
     }
-    _FROM_WORKERS: ClassVar[dict[type, Callable[[ShardProtocol, Peer, Any], None]]] = {
+    _FROM_WORKERS: ClassVar[dict[type, Callable[[ShardProtocol, Peer, Any], bool | None]]] = {
         m.Join: ShardProtocol.on_join,
         m.Initialise: ShardProtocol.on_initialise,
         m.Push: ShardProtocol.on_push,

@@ -130,8 +130,6 @@ class ShardProtocol:
         self._members: frozenset[int] = frozenset()
         self._peers: dict[int, Peer] = {}
         """Slot -> the connection on which its newest epoch joined last."""
-        self.useless = 0
-        """Messages of workers that had no effect."""
         self.tables = [
             TableShard(
                 context=context,
@@ -309,20 +307,18 @@ class ShardProtocol:
             raise RemoteProtocolError(f"there is no table {number}")
         return self.tables[number]
 
-    def on_push(self, peer: Peer, push: m.Push) -> None:
+    def on_push(self, peer: Peer, push: m.Push) -> bool:
+        """Returns whether the push was useless."""
         self.rates.add("push_bytes", push.delta.nbytes)
         table = self._table(push.table)
         if self.last_checkpoint:
-            return
+            return False
         verdict = table.dedup.judge(push)
-        if verdict != NEW:
-            self.useless += 1
-        if verdict == FENCED:
-            table.fence(peer, push)
-        elif push.generation != self.generation:
+        if verdict != FENCED and push.generation != self.generation:
             self._ask_to_join(peer)
-        elif self._is_ready(peer, push.slot, push.epoch):
+        elif verdict == FENCED or self._is_ready(peer, push.slot, push.epoch):
             table.on_push(peer, push, verdict)
+        return verdict != NEW
 
     def on_push_coming(self, peer: Peer, push: m.Push, come: Sequence[int]) -> None:
         """`come` bytes of each array of a push have arrived."""

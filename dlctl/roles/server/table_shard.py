@@ -234,8 +234,8 @@ class TableShard:
     # ------------------------------------------------------------ pushes
 
     def on_push(self, peer: Peer, push: m.Push, verdict: str) -> None:
-        """Take a push of a worker that has joined on this connection; verdict: `Dedup.judge` of it.
-        Raises RemoteProtocolError for a table that no replica pushes to.
+        """Take a push, unless it is FENCED of a worker that has joined on this connection; verdict:
+        `Dedup.judge` of it. Raises RemoteProtocolError for a table that no replica pushes to.
         """
         if not self.side.takes_pushes:
             raise RemoteProtocolError(f'no replica pushes to table "{self.name}"')
@@ -308,10 +308,7 @@ class TableShard:
         at_once: something else has changed, too; commit even if nothing was settled.
         """
         for slot, epoch, seq, kind, *_ in outcomes:
-            if kind == m.HELD:
-                self.dedup.hold(slot, epoch, seq)
-            else:
-                self.dedup.settle(slot, epoch, seq, kind)
+            self.dedup.settle(slot, epoch, seq, kind)
             if kind == m.REFUSED:
                 self.refused[slot] += 1
         if at_once or any(outcome.kind != m.HELD for outcome in outcomes):
@@ -332,11 +329,6 @@ class TableShard:
         next_seq = self.dedup.next_seq(slot)
         of = (self.shard.version, staleness, next_seq, reason, self.table)
         self.context.send(peer, m.Ack(self.index, self.generation, seq, outcome, *of))
-
-    def fence(self, peer: Peer, push: m.Push) -> None:
-        """Notify a worker that its slot has a newer epoch."""
-        self.rates.add(COUNTED[m.FENCED], 1)
-        self.ack(peer, push.seq, m.FENCED, slot=push.slot)
 
     # ------------------------------------------------------------ reads
 
