@@ -32,7 +32,7 @@ OPS_MAX = 4096
 
 class Vectors:
     def __init__(self, tables: Sequence[TableShard]) -> None:
-        self._tables: Mapping[str, TableShard] = {table.name: table for table in tables}
+        self._tables: Mapping[str, TableShard] = {table.declared.name: table for table in tables}
 
     @property
     def newest(self) -> int:
