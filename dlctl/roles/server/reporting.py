@@ -58,8 +58,10 @@ class Reporting:
                 frozenset((slot, epoch) for slot, epoch in rows_in(numbers, 2))
                 for numbers in (message.used, message.gone)
             )
-            self.serving.parameters.decided(Decision(message.clock, used, gone))
+            outcomes = self.serving.side.decided(Decision(message.clock, used, gone))
+            self.serving.parameters.settle(outcomes)
 
     def on_total(self, message: m.NormTotal) -> None:
         if self.serving.is_open:
-            self.serving.parameters.norm_known(message.clock, message.squared)
+            outcomes = self.serving.side.norm_known(message.clock, message.squared)
+            self.serving.parameters.settle(outcomes)

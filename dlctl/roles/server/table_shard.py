@@ -22,7 +22,7 @@ from dataclasses import InitVar, dataclass, field
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Decision, Outcome, ShardSide, Table
+from dlctl.algorithms.base import Outcome, ShardSide, Table
 from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import expand, whole_values
 from dlctl.compress.values import Precision
@@ -125,6 +125,8 @@ class TableShard:
     def __post_init__(self, fetch_values: Precision) -> None:
         self.summary = Summary(fetch_values)
         self._early_apply = EarlyApply(self.shard)
+        self._committed = 0
+        """The version of the last commit."""
         if self.rows is not None:
             self.shard.remembers = False  # No worker has all of it.
         self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch | m.FetchRows]] = {}
@@ -139,6 +141,7 @@ class TableShard:
 
     def commit(self) -> None:
         """Make everything so far durable; nothing may be acknowledged before this."""
+        self._committed = self.shard.version
         if self.shard.storage.survives:
             self.shard.commit(
                 {
@@ -199,26 +202,14 @@ class TableShard:
         for key in [key for key in self._held_fetches if key[0] == slot]:
             del self._held_fetches[key]
         self._early_apply.ends(slot)
-        self._settle(self.side.joined(slot), at_once=True)
+        self.settle(self.side.joined(slot), has_changed=True)
         return True
 
     def members(self, slots: frozenset[int]) -> None:
         if self._ignores_members():
             return
         self._early_apply.keep(slots)
-        self._settle(self.side.members(slots), at_once=True)
-
-    def decided(self, decision: Decision) -> None:
-        """The lead has decided which of the held pushes count."""
-        before = self.shard.version
-        outcomes = self.side.decided(decision)
-        self._settle(outcomes, at_once=self.shard.version != before)
-
-    def norm_known(self, clock: int, squared: float) -> None:
-        """All shards have reported the norms of their parts of this clock's update."""
-        before = self.shard.version
-        outcomes = self.side.norm_known(clock, squared)
-        self._settle(outcomes, at_once=self.shard.version != before)
+        self.settle(self.side.members(slots), has_changed=True)
 
     def _ignores_members(self) -> bool:
         """Whether the table can ignore joins, which saves one commit per joining worker."""
@@ -265,7 +256,7 @@ class TableShard:
             return
         self.dedup.take(push)
         self.rates.add("pushes", 1)
-        self._settle(self.side.push(push, delta))
+        self.settle(self.side.push(push, delta))
 
     def _refuse(self, push: m.Push, why: str) -> None:
         """Reject an invalid push: it never gets into the shard, and its number is consumed."""
@@ -276,7 +267,7 @@ class TableShard:
         self.context.note("warning", reason)
         self._early_apply.ends(push.slot)
         self.dedup.take(push)
-        self._settle(self.side.left_out(push, reason))
+        self.settle(self.side.left_out(push, reason))
 
     def _expand(self, push: m.Push) -> Delta:
         """The delta of a push. Raises RemoteProtocolError for anything that must not get in."""
@@ -305,16 +296,17 @@ class TableShard:
         where = np.arange(length) if delta.indices is None else delta.indices
         return Delta(delta.values, where + push.at)
 
-    def _settle(self, outcomes: list[Outcome], *, at_once: bool = False) -> None:
+    def settle(self, outcomes: list[Outcome], *, has_changed: bool = False) -> None:
         """Commit the outcomes of pushes, ack them, and answer fetches that waited for them.
 
-        at_once: something else has changed, too; commit even if nothing was settled.
+        has_changed: something besides the shard has, so that it is committed in any case.
         """
         for slot, epoch, seq, kind, *_ in outcomes:
             self.dedup.settle(slot, epoch, seq, kind)
             if kind == m.REFUSED:
                 self.refused[slot] += 1
-        if at_once or any(outcome.kind != m.HELD for outcome in outcomes):
+        has_changed |= self.shard.version != self._committed
+        if has_changed or any(outcome.kind != m.HELD for outcome in outcomes):
             self.commit()
         for outcome in outcomes:
             peer = self.peers.get(outcome.slot)
