@@ -269,6 +269,9 @@ class Transfers:
         for transfer in [t for t in self._in_flight.values() if t.peer == peer]:
             self._fail(transfer, error, now)
 
+    def is_busy(self) -> bool:
+        return bool(self._in_flight)
+
     # ------------------------------------------------------------ pieces
 
     def on_data(self, message: m.FileData, now: float) -> None:

@@ -141,8 +141,8 @@ class Server:
         return self.context.clear()
 
     def deadline(self) -> float | None:
-        times = [self.context.retries.deadline(), self._report_at if self._welcome else None]
-        times += [self._lifeline.deadline()]
+        times = [self.context.retries.deadline(), self._lifeline.deadline()]
+        times += [self._report_at] if self._welcome else []
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
