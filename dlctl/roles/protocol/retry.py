@@ -136,20 +136,16 @@ class Retries:
     def drop(self, key: Hashable) -> None:
         self._items.pop(key, None)
 
-    def update(self, key: Hashable, message: Message) -> None:
-        """Replace the message under `key` for further copies, if it is unanswered."""
-        if key in self._items:
-            self._items[key].message = message
-
     def message(self, key: Hashable) -> Message | None:
         item = self._items.get(key)
         return item.message if item else None
 
-    def resend_now(self, key: Hashable, now: float) -> list[Send]:
-        """Resend one message without waiting for its timeout."""
+    def resend_now(self, key: Hashable, now: float, instead: Message | None = None) -> list[Send]:
+        """Resend one message, or another one in its place, without waiting for its timeout."""
         item = self._items.get(key)
         if item is None:
             return []
+        item.message = instead or item.message
         item.backoff = 1
         return [self._repeat(item, now)]
 
