@@ -28,7 +28,7 @@ from dlctl.launch.base import Credentials
 from dlctl.machine import Peer
 from dlctl.roles.protocol.authz import keys_of
 from dlctl.roles.protocol.context import COORDINATOR
-from dlctl.roles.protocol.keyring import Keyring, NoKeys
+from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.worker.basis import Basis, answer_bytes, slice_in
 from dlctl.runs import kept_shards, paths
@@ -196,7 +196,7 @@ def serving(
     (run / "logs").mkdir(parents=True)
     (run / "job.json").write_text(json.dumps(config.to_dict(job)))
     run_key = secrets.token_bytes(keys.KEY_BYTES)
-    keyring = keys.CurveKeys(run_key) if job.is_encrypted else NoKeys(run_key)
+    keyring = keys.CurveKeys(run_key) if job.is_encrypted else Keyring(run_key)
     coordinator = End(keyring.secret(COORDINATOR))
     control = coordinator.transport.listen(addresses.of_coordinator(run.name, job).bind)
     coordinator.transport.admit(keys_of(keyring, [SERVER]))

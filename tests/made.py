@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dlctl.algorithms.base import Method, ReplicaSide, ShardSide, Site
+from dlctl.algorithms.base import MODEL, Method, ReplicaSide, ShardSide, Site
 from dlctl.compress.base import Compressor
 from dlctl.compress.none import Dense
 from dlctl.compress.values import Precision
@@ -21,6 +20,7 @@ from dlctl.roles.protocol.context import Birth, Context
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
+from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.worker.progress import OwnRate
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Members
@@ -155,7 +155,8 @@ def server(
 
 
 def serving(
-    tables: Sequence[tuple[str, Shard, ShardSide]],
+    shard: Shard,
+    side: ShardSide,
     assigned: Assign,
     *,
     generation: int = 1,
@@ -164,9 +165,13 @@ def serving(
     run_id: str = "run-1",
     key: bytes = b"the key",
 ) -> ShardProtocol:
-    """A server at work on these tables."""
-    made = ShardProtocol(
-        Context(1.0), run_id, key, 0, generation, assigned, tables, compressor, 1e9, fetch_values
-    )
+    """A server at work on these parameters."""
+    context = Context(1.0)
+    table = TableShard(
+        context=context, declared=MODEL, table=0, index=0, generation=generation, lo=assigned.lo,
+        hi=assigned.hi, shard=shard, side=side, compressor_name=compressor[0],
+        compressor=compressor[1], push_norm_max=1e9, fetch_values=fetch_values,
+    )  # fmt: skip
+    made = ShardProtocol(context, run_id, key, assigned, [table])
     made.initialised = True
     return made

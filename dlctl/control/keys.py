@@ -13,12 +13,11 @@ import hmac
 import os
 import secrets
 import stat
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError, os_errors_as
-from dlctl.roles.protocol.keyring import Keyring, NoKeys, fingerprint
+from dlctl.roles.protocol.keyring import Keyring
 from dlctl.runs import paths
 
 FILE = "key"
@@ -32,20 +31,13 @@ class Pair(NamedTuple):
     secret: str
 
 
-class CurveKeys:
+class CurveKeys(Keyring):
     """The keyring of a run whose connections are encrypted."""
 
     def __init__(self, run_key: bytes) -> None:
+        super().__init__(token_key(run_key))
         self._run_key = run_key
         self._pairs: dict[str, Pair] = {}
-
-    @cached_property
-    def token_key(self) -> bytes:
-        return token_key(self._run_key)
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.token_key)
 
     def public(self, name: str) -> str:
         return self.pair(name).public
@@ -67,7 +59,7 @@ def token_key(run_key: bytes) -> bytes:
 def keyring(directory: Path, is_encrypted: bool) -> Keyring:
     """The keys of the run in `directory`. Raises DlctlError if other users may have read them."""
     run_key = read(directory)
-    return CurveKeys(run_key) if is_encrypted else NoKeys(token_key(run_key))
+    return CurveKeys(run_key) if is_encrypted else Keyring(token_key(run_key))
 
 
 def read(directory: Path) -> bytes:

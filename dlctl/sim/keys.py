@@ -6,22 +6,18 @@ not know which peers to admit. The simulator does not test whether keys can be f
 
 from __future__ import annotations
 
-from dlctl.roles.protocol.keyring import fingerprint
+from dlctl.roles.protocol.keyring import Keyring
 
 _SECRET, _PUBLIC = "secret ", "public key "
 
 
-class SimulatedKeys:
+class SimulatedKeys(Keyring):
     """The keyring of a coordinator (`dlctl.roles.protocol.keyring`)."""
 
     def __init__(self, token_key: bytes, number: int = 0) -> None:
         """`number`: how often the run's key has been renewed."""
-        self.token_key = token_key + bytes([number]) * bool(number)
+        super().__init__(token_key + bytes([number]) * bool(number))
         self._number = number
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.token_key)
 
     def public(self, name: str) -> str:
         return f"{_PUBLIC}{self._number} of {name}"

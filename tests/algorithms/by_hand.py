@@ -24,6 +24,7 @@ from dlctl.algorithms.base import (
     Method,
     Outcome,
     ShardSide,
+    Table,
     VectorRequest,
 )
 from dlctl.algorithms.engines import Operations
@@ -48,7 +49,6 @@ from dlctl.roles.protocol.effects import (
     RunEngine,
     StepAlong,
 )
-from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import Vectors
 from dlctl.roles.worker.send_queue import SendQueue
@@ -74,7 +74,8 @@ Which = tuple[int, int, int, int]
 class OfTable:
     """All shards of one table, with a shard side on each."""
 
-    def __init__(self, shards: list[Shard], sides: list[ShardSide]) -> None:
+    def __init__(self, declared: Table, shards: list[Shard], sides: list[ShardSide]) -> None:
+        self.declared = declared
         self.shards = shards
         self.sides = sides
         self.outcomes: defaultdict[Which, list[str]] = defaultdict(list)
@@ -113,7 +114,7 @@ class Shards:
                 rule = optimizer_of(table, algorithm, options, optimizer(), WORKERS)
                 shards.append(in_memory(rule, start[lo:hi].copy()))
             sides = [side_of(table, algorithm, options, shard) for shard in shards]
-            self.tables.append(OfTable(shards, sides))
+            self.tables.append(OfTable(table, shards, sides))
         self.vectors = [self._vectors(index) for index in range(self.count)]
         self.groups = Groups(np.random.default_rng(0))
         self.memory = np.ones(w.size, np.float32)
@@ -161,13 +162,13 @@ class Shards:
     def _vectors(self, index: int) -> Vectors:
         of_server = [
             TableShard(
-                context=Context(resend_s=1e6), table=number, name=name, index=index,
-                generation=GENERATION, shard=self.tables[number].shards[index],
-                side=self.tables[number].sides[index], compressor_name="none", compressor=Dense,
-                push_norm_max=1e9, fetch_values="float32", peers={}, rates=Rates(),
-                staleness=Staleness(), more_state=dict,
+                context=Context(resend_s=1e6), declared=self.tables[number].declared, table=number,
+                index=index, generation=GENERATION, lo=0, hi=0,
+                shard=self.tables[number].shards[index], side=self.tables[number].sides[index],
+                compressor_name="none", compressor=Dense, push_norm_max=1e9,
+                fetch_values="float32",
             )
-            for name, number in self.numbers.items()
+            for number in self.numbers.values()
         ]  # fmt: skip
         return Vectors(of_server)
 

@@ -324,7 +324,7 @@ class Taker:
             case FileSealed():
                 self.transfers.on_sealed(event, now)
             case DeadlineReached():
-                self.transfers.on_deadline(now)
+                self.context.do(*self.context.retries.due(now))
         effects = self.context.clear()
         return [Send(self.peer, e.message) if isinstance(e, Send) else e for e in effects]
 
@@ -333,7 +333,7 @@ class Taker:
         self.context.do(Send(self.peer, m.Shutdown("done")), Exit(0, "done"))
 
     def deadline(self):
-        return self.transfers.deadline()
+        return self.context.retries.deadline()
 
 
 def fetched(host: Path, home: Path, wanted: Wanted) -> tuple[str | None, float]:

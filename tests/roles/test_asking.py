@@ -56,6 +56,12 @@ class Replica:
         message = m.Peers(number, slots, joining, tuple(epochs.values()), addresses, keys)
         self.members.on_peers(message, self.slot)
 
+    def poll(self, now: float) -> tuple[bool, Any]:
+        """As a worker does, which resends what is due."""
+        result = self.asking.poll(now)
+        self.context.do(*self.context.retries.due(now))
+        return result
+
     def sent(self, kind: type) -> list[Any]:
         effects = self.context.clear()
         return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
@@ -87,10 +93,10 @@ def answer_of(replica: Replica, message: m.Ask) -> m.Answer:
 def test_a_question_gets_its_answer(pair):
     one, other = pair
     answer = answer_of(other, ask(one))
-    assert one.asking.poll(1.0) == (False, None)
+    assert one.poll(1.0) == (False, None)
     assert one.asking.phase() == ("asking", ("worker-1",))
     one.asking.on_answer("worker-1", answer, 1.0)
-    done, arrays = one.asking.poll(1.0)
+    done, arrays = one.poll(1.0)
     assert done
     assert arrays is not None
     assert arrays[0].tolist() == [0, 2, 4]
@@ -100,13 +106,13 @@ def test_a_question_gets_its_answer(pair):
 def test_a_lost_question_is_repeated_and_served_once(pair):
     one, other = pair
     first = ask(one)
-    assert one.asking.poll(4.0) == (False, None)
+    assert one.poll(4.0) == (False, None)
     assert one.sent(m.Ask) == [first]
     answers = [answer_of(other, message) for message in (first, first, first)]
     assert other.side.served == 1
     assert all(answer is answers[0] for answer in answers)
     one.asking.on_answer("worker-1", answers[0], 4.5)
-    assert one.asking.poll(100.0)[0]
+    assert one.poll(100.0)[0]
     assert one.sent(m.Ask) == [], "it is not sent again"
 
 
@@ -121,13 +127,13 @@ def test_a_question_that_waits_is_answered_between_two_steps_only(pair):
 def test_nobody_waits_beyond_the_deadline(pair):
     one, _ = pair
     ask(one, now=0.0, within_s=2.0)
-    assert one.asking.deadline() == pytest.approx(RESEND_S, abs=0.01)
-    assert one.asking.poll(1.9) == (False, None)
+    assert one.context.retries.deadline() == pytest.approx(RESEND_S, abs=0.01)
+    assert one.poll(1.9) == (False, None)
     assert one.asking.deadline() == 2.0
     one.context.clear()
-    assert one.asking.poll(2.0) == (True, None)
+    assert one.poll(2.0) == (True, None)
     assert one.asking.unanswered == 1
-    assert one.asking.poll(100.0) == (True, None)
+    assert one.poll(100.0) == (True, None)
     assert one.sent(m.Ask) == [], "it is not sent again"
 
 
@@ -136,9 +142,9 @@ def test_who_has_left_is_not_waited_for(pair, epochs):
     one, other = pair
     late = answer_of(other, ask(one))
     one.told(2, epochs)
-    assert one.asking.poll(0.1) == (True, None)
+    assert one.poll(0.1) == (True, None)
     one.asking.on_answer("worker-1", late, 0.2)
-    assert one.asking.poll(0.3) == (True, None), "a late answer is dropped"
+    assert one.poll(0.3) == (True, None), "a late answer is dropped"
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2], ids=["itself", "one that joins", "nobody"])
@@ -147,7 +153,7 @@ def test_who_cannot_answer_is_not_asked(pair, slot):
     one.told(2, {0: 1, 1: 1}, joining=(1,))
     one.context.clear()
     one.asking.begin(Ask(slot=slot, op="double"), 0.0)
-    assert one.asking.poll(0.0) == (True, None)
+    assert one.poll(0.0) == (True, None)
     assert one.sent(m.Ask) == []
 
 
@@ -171,7 +177,7 @@ def test_what_the_method_does_not_take_is_an_error_and_not_an_answer(pair):
     answer = answer_of(other, ask(one, op="halve"))
     assert "no halve" in answer.error
     one.asking.on_answer("worker-1", answer, 0.0)
-    assert one.asking.poll(0.0) == (True, None)
+    assert one.poll(0.0) == (True, None)
 
 
 def test_answers_of_others_and_to_other_questions_are_dropped(pair):
@@ -182,7 +188,7 @@ def test_answers_of_others_and_to_other_questions_are_dropped(pair):
     one.asking.on_answer("worker-1", before, 0.0)  # Of an old epoch.
     one.asking.on_answer("worker-1", old, 0.0)
     one.asking.on_answer("worker-2", old, 0.0)
-    assert one.asking.poll(0.0) == (False, None)
+    assert one.poll(0.0) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +358,7 @@ def test_an_answer_that_no_replica_would_give_is_none(pair, payload):
     question = ask(one)
     with pytest.raises(RemoteProtocolError):
         one.asking.on_answer("worker-1", m.Answer(1, 1, question.request, "", payload), 0.0)
-    assert one.asking.poll(0.0) == (True, None)
+    assert one.poll(0.0) == (True, None)
     assert one.asking.unanswered == 1
 
 
@@ -366,8 +372,7 @@ def test_a_replica_at_work_holds_answers_to_its_model_and_counts_what_it_sends_a
     work.asking.begin(Ask(slot=1, op="double", within_s=30.0), 0.0)
     (question,) = one.sent(m.Ask)
     before = work.metrics(1.0)["repeated"]
-    work.asking.poll(5.0)
-    assert one.sent(m.Ask) == [question]
+    assert one.context.retries.due(5.0) == [Send("worker-1", question)]
     assert work.metrics(5.0)["repeated"] == before + 1
     large = m.Answer(1, 1, question.request, "", Packed("raw", 10**5, (np.zeros(10**5),)))
     with pytest.raises(RemoteProtocolError, match="bytes; at most"):
@@ -397,7 +402,7 @@ def test_how_long_a_step_of_another_replica_takes_says_nothing_of_other_words(pa
         question = ask(one, now)
         for _ in range(20):
             now += 0.1
-            one.asking.poll(now)
+            one.poll(now)
         one.context.clear()
         one.asking.on_answer("worker-1", answer_of(other, question), now)
     one.context.ask("word", "coordinator", m.Drained("worker-0"), now)
@@ -407,8 +412,8 @@ def test_how_long_a_step_of_another_replica_takes_says_nothing_of_other_words(pa
 def test_what_was_asked_over_a_connection_that_has_ended_is_asked_again(pair):
     one, _ = pair
     question = ask(one, now=0.0)
-    one.context.again("worker-1", 0.1, 0.2)
-    assert one.asking.poll(0.2) == (False, None)
+    one.context.retries.again("worker-1", 0.1, 0.2)
+    assert one.poll(0.2) == (False, None)
     assert one.sent(m.Ask) == [question]
 
 
@@ -464,7 +469,7 @@ class House:
         if self.rng.random() < 0.3:  # between two steps
             replica.answering.serve()
         if slot in self.asked:
-            done, arrays = replica.asking.poll(self.now)
+            done, arrays = replica.poll(self.now)
             if done:
                 self._resumed(self.asked.pop(slot), arrays)
         if slot not in self.asked:

@@ -11,7 +11,7 @@ from dlctl.machine import Effect, Received, Send, Started
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import AddEvent
 from dlctl.roles.coordinator.registration import Past
-from dlctl.roles.protocol.keyring import NoKeys
+from dlctl.roles.protocol.keyring import Keyring
 
 JOB = JobFile(
     job=Job(name="torn", task="train.py:task"),
@@ -27,7 +27,7 @@ def is_of_sample(effect: Effect) -> TypeGuard[AddEvent]:
 class Led:
     def __init__(self) -> None:
         method = registry.load("algorithms", JOB.algorithm.name)
-        self.machine = Coordinator("run-1", JOB, NoKeys(b"key"), method, Past())
+        self.machine = Coordinator("run-1", JOB, Keyring(b"key"), method, Past())
         self.machine.handle(Started(), 1.0)
         for slot in (0, 1):
             worker = self.machine.members.daemons[f"worker-{slot}"]

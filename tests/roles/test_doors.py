@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from dlctl import messages as m
@@ -14,7 +16,7 @@ from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.registration import Past
 from dlctl.roles.protocol.authz import CLIENT, OFFENCES_MAX, READER, Authz, keys_of, offence
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.keyring import NoKeys
+from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.protocol.rows import packed
 from dlctl.roles.server.server import Server
 from dlctl.sim.keys import SimulatedKeys
@@ -145,15 +147,15 @@ def test_what_has_not_changed_is_not_put_in_force_again(doors: Authz) -> None:
 
 
 def test_without_keys_there_is_nobody_to_admit() -> None:
-    assert keys_of(NoKeys(b"token key"), NAMES) == {}
+    assert keys_of(Keyring(b"token key"), NAMES) == {}
 
 
 def test_every_message_that_a_listening_daemon_takes_has_a_rule() -> None:
     job = JobFile(job=Job(name="any", task="none"))
-    coordinator = Coordinator("run", job, NoKeys(b"key"), DOWNPOUR, Past())
+    coordinator = Coordinator("run", job, Keyring(b"key"), DOWNPOUR, Past())
     taken = {*coordinator._dispatch, *Server._FROM_WORKERS, Ask}
     for kind in MESSAGES.values():
-        message = kind.__new__(kind)
+        message = kind(*(0 for _ in fields(kind)))
         says = {offence(name, message) for name in NAMES}
         may = any("may not send" not in why for why in says)
         assert may == (kind in taken), kind.__name__

@@ -14,7 +14,7 @@ from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import AddEvent, History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.status import Reports, Totals
-from dlctl.roles.protocol.keyring import NoKeys
+from dlctl.roles.protocol.keyring import Keyring
 from dlctl.runs.best import Target
 from dlctl.util.names import HOME_AGENT
 
@@ -92,7 +92,7 @@ class Office:
         method = registry.load("algorithms", job.algorithm.name)
         evaluations.target = Target.parse(stop.target or "")
         self.evaluations, self.ends = evaluations, []
-        run = RunState("a-1", job, method, NoKeys(b""), evaluations.context, evaluations.members)
+        run = RunState("a-1", job, method, Keyring(b""), evaluations.context, evaluations.members)
         self.reports = Reports(run, self, None, evaluations, None, Totals({}, {}))  # type: ignore[arg-type]
 
     def end(self, state: str, reason: str, now: float) -> None:

@@ -263,7 +263,7 @@ def test_what_is_kept_goes_no_further_than_the_lowest_held_push() -> None:
     deliveries.join(0, 1)
     for seq in range(3):
         deliveries.take(push(seq=seq))
-    deliveries.hold(0, 1, 1)
+    deliveries.settle(0, 1, 1, HELD)
     assert deliveries.judge(push(seq=1)) == DUPLICATE
     assert deliveries.fate(push(seq=1)) == HELD
     next_server.load(deliveries.to_json(), [])
@@ -281,7 +281,7 @@ def test_a_new_epoch_forgets_what_was_held_of_the_old_one() -> None:
     deliveries = Dedup()
     deliveries.join(0, 1)
     deliveries.take(push(seq=0))
-    deliveries.hold(0, 1, 0)
+    deliveries.settle(0, 1, 0, HELD)
     deliveries.join(0, 2)
     deliveries.settle(0, 1, 0, APPLIED)
     assert deliveries.to_json() == [[0, 1, 0], [0, 2, 0]], "nothing held is in what is kept"
@@ -322,10 +322,9 @@ def test_what_became_of_the_newest_numbers_is_known_however_they_are_settled(
             deliveries.take(push(seq=seq))
             if what == HELD:
                 held.append(seq)
-                deliveries.hold(0, 1, seq)
             else:
                 known[seq] = DUPLICATE if what == APPLIED else what
-                deliveries.settle(0, 1, seq, what)
+            deliveries.settle(0, 1, seq, what)
     again = Dedup()
     again.load(deliveries.to_json(), deliveries.fates())
     for seq in range(max(0, deliveries.next_seq(0) - REACH), deliveries.next_seq(0)):
@@ -340,7 +339,7 @@ def test_behind_a_held_push_only_a_few_are_taken_until_it_is_settled() -> None:
     for seq in range(HELD_REACH):
         assert deliveries.judge(push(seq=seq)) == NEW
         deliveries.take(push(seq=seq))
-        deliveries.hold(0, 1, seq) if seq == 0 else deliveries.settle(0, 1, seq, LATE)
+        deliveries.settle(0, 1, seq, HELD if seq == 0 else LATE)
     assert deliveries.judge(push(seq=HELD_REACH)) == GAP
     assert deliveries.to_json() == [[0, 1, 0, *range(1, HELD_REACH)]]
     deliveries.settle(0, 1, 0, APPLIED)

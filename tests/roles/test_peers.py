@@ -22,7 +22,7 @@ from dlctl.roles.coordinator.peers import Peers, is_address
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR, Birth
-from dlctl.roles.protocol.keyring import Keyring, NoKeys
+from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.worker.services.asking import pack
 from dlctl.roles.worker.worker import Worker
 from dlctl.sim.keys import SimulatedKeys
@@ -115,7 +115,7 @@ def test_of_a_method_without_links_only_slots_and_epochs_are_told():
 
 
 def test_connections_without_keys_have_none_in_the_list():
-    assert set(Office(keyring=NoKeys(b"x")).told()["worker-0"].keys) == {""}
+    assert set(Office(keyring=Keyring(b"x")).told()["worker-0"].keys) == {""}
 
 
 def _dies(worker: Daemon) -> None:
@@ -285,7 +285,7 @@ def test_a_worker_connects_to_the_others_and_not_to_itself():
 
 
 def test_without_keys_nobody_is_let_in_by_name():
-    listener = Listener(NoKeys(b"x"))
+    listener = Listener(Keyring(b"x"))
     assert [e for e in listener.is_told(1, 0, 1, 2) if isinstance(e, Admit)] == []
     assert listener.refusals(QUESTION, "") == []
 

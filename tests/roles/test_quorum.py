@@ -22,8 +22,8 @@ from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.retry import BACKOFF_MAX
 from dlctl.roles.protocol.rows import packed, rows_in
-from dlctl.roles.server.reporting import PAUSE_MAX
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.util.names import HOME_AGENT
 
@@ -107,7 +107,7 @@ def test_all_that_is_held_is_told_at_every_change_and_again_while_nothing_change
             assert said == [(0, [[0, 0, 1], [0, 1, 1]])]
             pauses.append((deadline - now) / resend_s)
             now = deadline
-    assert pauses == [1, 2, PAUSE_MAX, PAUSE_MAX, PAUSE_MAX]
+    assert pauses == [1, 2, BACKOFF_MAX, BACKOFF_MAX, BACKOFF_MAX]
     assert holdings(server.tell(decided(0, [(0, 1), (1, 1)]))) == [(1, [])]
 
 
@@ -115,6 +115,8 @@ def test_over_a_new_connection_all_is_told_at_once_behind_a_report() -> None:
     server = Asking()
     server.pushes(0, 0, clock=0)
     effects = server.server.handle(Reconnected(COORDINATOR, 0.1), 0.2)
+    assert server.server.deadline() == 0.2
+    effects += server.server.handle(DeadlineReached(), 0.2)
     sent = [type(e.message) for e in effects if isinstance(e, Send)]
     assert sent[-2:] == [m.Report, m.Holding]
 
@@ -268,7 +270,6 @@ def test_a_server_of_another_method_asks_nobody() -> None:
     server.join()
     server.initialise()
     assert holdings(server.tell(server.message(0), b"worker")) == []
-    assert [type(e) for e in server.tell(decided(0, [(0, 1)]))] == []
 
 
 # ---------------------------------------------------------------- the coordinator

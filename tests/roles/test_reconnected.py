@@ -38,11 +38,9 @@ def test_pieces_of_files_are_asked_for_again_as_all_else() -> None:
     transfers = Transfers(context)
     transfers.fetch("agent-1", Wanted("ckpt/a", 1000), lambda error, now: None, 0.0)
     (first,) = context.clear()
-    transfers.on_deadline(0.4)
-    assert context.clear() == []
-    context.again("agent-1", 0.2, 0.5)
-    transfers.on_deadline(0.5)
-    assert context.clear() == [first]
+    assert context.retries.due(0.4) == []
+    context.retries.again("agent-1", 0.2, 0.5)
+    assert context.retries.due(0.5) == [first]
 
 
 def test_a_server_reports_so_that_the_coordinator_learns_whose_connection_it_is() -> None:

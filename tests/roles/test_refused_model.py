@@ -16,7 +16,7 @@ from dlctl.machine import Effect, Received, Started
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import Remember
 from dlctl.roles.coordinator.registration import Past
-from dlctl.roles.protocol.keyring import NoKeys
+from dlctl.roles.protocol.keyring import Keyring
 
 JOB = JobFile(
     job=Job(name="refused", task="train.py:task", stop=Stop(epochs=4)),
@@ -40,7 +40,7 @@ class Led:
             memory=memory or {},
         )
         method = registry.load("algorithms", JOB.algorithm.name)
-        self.machine = Coordinator("run-1", JOB, NoKeys(b"key"), method, past)
+        self.machine = Coordinator("run-1", JOB, Keyring(b"key"), method, past)
         self.memory: dict[str, Any] = memory or {}
         self._keep(self.machine.handle(Started(), 1.0))
         self.reason = ""

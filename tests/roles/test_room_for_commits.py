@@ -9,7 +9,7 @@ from test_server_restart import Keeping, Life, at_work
 from dlctl import messages as m
 from dlctl import registry
 from dlctl.config import COUNT_MAX
-from dlctl.messages import APPLIED, REFUSED, Packed
+from dlctl.messages import APPLIED, HELD, REFUSED, Packed
 from dlctl.roles.protocol.limits import REACH
 from dlctl.roles.server.dedup import HELD_REACH, PAST_KEPT, Dedup
 
@@ -28,10 +28,7 @@ def fill(deliveries: Dedup, slot: int, epoch: int) -> None:
     for seq in range(held - REACH, held + HELD_REACH):
         assert deliveries.judge(push(slot, epoch, seq)) == "new"
         deliveries.take(push(slot, epoch, seq))
-        if seq == held:
-            deliveries.hold(slot, epoch, seq)
-        else:
-            deliveries.settle(slot, epoch, seq, REFUSED)
+        deliveries.settle(slot, epoch, seq, HELD if seq == held else REFUSED)
 
 
 def fullest() -> Dedup:

@@ -56,7 +56,7 @@ def server_of(
     shard.version = version
     side = DOWNPOUR.shard(DOWNPOUR.Options(), shard)
     return serving(
-        [("w", shard, side)], m.Assign(0, SIZE, LAYOUT, ""), generation=generation,
+        shard, side, m.Assign(0, SIZE, LAYOUT, ""), generation=generation,
         compressor=("topk", TopK), fetch_values=precision, run_id=RUN, key=KEY,
     )  # fmt: skip
 

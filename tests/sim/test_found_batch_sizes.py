@@ -17,7 +17,7 @@ from dlctl.roles.coordinator.records import Remember
 from dlctl.roles.coordinator.registration import Past
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import BuildModel, Compute
-from dlctl.roles.protocol.keyring import NoKeys
+from dlctl.roles.protocol.keyring import Keyring
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.drivers import FOUND, ComputeOptions
 from dlctl.sim.faults import Faults
@@ -75,7 +75,7 @@ def test_all_workers_have_what_the_first_one_has_found(killed: tuple[str, ...]) 
 class Led:
     def __init__(self, past: Past) -> None:
         method = registry.load("algorithms", "downpour")
-        self.machine = Coordinator("run-1", auto_job(), NoKeys(b"key"), method, past)
+        self.machine = Coordinator("run-1", auto_job(), Keyring(b"key"), method, past)
         self.memory: dict[str, Any] = dict(past.memory)
         self._handle(Started())
         for name in ("worker-0", "worker-1"):

@@ -20,7 +20,7 @@ from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.effects import ProcessEnded
-from dlctl.roles.protocol.keyring import NoKeys
+from dlctl.roles.protocol.keyring import Keyring
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
@@ -137,7 +137,7 @@ def arrivals() -> Registration:
         "run",
         job_file(),
         registry.load("algorithms", "downpour"),
-        NoKeys(b"key"),
+        Keyring(b"key"),
         History(1.0),
         members,
     )

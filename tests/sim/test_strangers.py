@@ -20,7 +20,7 @@ from dlctl.messages import MESSAGES, Array, Json, Packed, Signed
 from dlctl.roles.coordinator.lease_scheduler import Dataset
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
-from dlctl.roles.server.abuse_guard import BURST, HUSH_S
+from dlctl.roles.server.abuse_guard import HUSH_S, USELESS_MAX
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
@@ -260,7 +260,7 @@ def test_who_plays_one_push_again_and_again_is_not_heard_for_a_moment():
     process = simulation.world.process("server-0")
     told = [
         effect
-        for message in [join, *[old] * (int(BURST) + 1)]
+        for message in [join, *[old] * USELESS_MAX]
         for effect in process.machine.handle(
             Received(b"worker-0", message, "worker-0"), process.clock()
         )

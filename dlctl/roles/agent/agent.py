@@ -106,7 +106,7 @@ class Agent:
                 self.context.send(peer, answer)
             case Reconnected(peer, lost_at):
                 self._report_at = now  # A report identifies the new connection.
-                self.context.again(peer, lost_at, now)
+                self.context.retries.again(peer, lost_at, now)
             case CoordinatorGone():
                 self._plan_restart(now)
             case Started():

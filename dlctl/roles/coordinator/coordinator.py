@@ -256,7 +256,6 @@ class Coordinator:
             self.context.retries.deadline(),
             self.settings.deadline(),
             self.failure_detector.deadline(),
-            self.transfers.deadline(),
             self.mirror.deadline(),
             self.groups.deadline(),
             self.quorums.deadline(),
@@ -285,7 +284,6 @@ class Coordinator:
 
     def _on_deadline(self, now: float) -> None:
         self.context.do(*self.context.retries.due(now))
-        self.transfers.on_deadline(now)
         self.mirror.on_deadline(now)
         self.settings.on_deadline(now)
         self.checkpointing.on_deadline(now)

@@ -57,6 +57,11 @@ class _File:
     """The newest request was sent after the writing process had exited."""
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Of the newest request, in `Retries`."""
+        return "log", self.request
+
+    @property
     def is_log(self) -> bool:
         return self.name.startswith(LOGS)
 
@@ -68,7 +73,6 @@ class LogMirror:
         self.members = members
         self.sizes = sizes
         self._files: dict[str, _File] = {}
-        self._outstanding = context.measures_apart()
         self._numbers = RequestNumbers()
         self._look_at = 0.0
         self._is_ending = False
@@ -108,7 +112,7 @@ class LogMirror:
         """All processes but the agents have exited: request all files for the last time."""
         self._is_ending = True
         for file in self._files.values():
-            self._outstanding.drop(file.request)
+            self.context.retries.drop(file.key)
         self._look(now)
 
     def pending(self) -> list[str]:
@@ -117,25 +121,21 @@ class LogMirror:
 
     def _close(self, file: _File) -> None:
         del self._files[file.name]
-        self._outstanding.drop(file.request)
+        self.context.retries.drop(file.key)
 
     # ------------------------------------------------------------ asking
 
     def deadline(self) -> float | None:
-        if not self._files:
-            return None
-        due = self._outstanding.deadline()
-        return self._look_at if due is None else min(self._look_at, due)
+        return self._look_at if self._files else None
 
     def on_deadline(self, now: float) -> None:
-        self.context.do(*self._outstanding.due(now))
         if now >= self._look_at:
             self._look(now)
 
     def _look(self, now: float) -> None:
         self._look_at = now + LOOK_S
         for file in self._files.values():
-            if file.request not in self._outstanding and self._is_there(file.agent):
+            if file.key not in self.context.retries and self._is_there(file.agent):
                 self._ask(file, now)
 
     def _is_there(self, agent: str) -> bool:
@@ -145,7 +145,7 @@ class LogMirror:
     def _ask(self, file: _File, now: float) -> None:
         file.request, file.is_last = self._numbers.next(now), self._has_ended(file)
         question = m.ReadFile(file.request, file.name, file.part, file.offset, PIECE_BYTES)
-        self.context.do(self._outstanding.add(file.request, file.agent, question, now))
+        self.context.ask(file.key, file.agent, question, now)
 
     def _has_ended(self, file: _File) -> bool:
         name, _, incarnation = file.label.rpartition(".")
@@ -161,7 +161,7 @@ class LogMirror:
             return
         if message.name != file.agent:
             raise RemoteProtocolError("it was not asked for this file")
-        if self._outstanding.done(file.request, now) is None:
+        if self.context.retries.done(file.key, now) is None:
             return
         if message.error not in ("", NOT_THERE):
             self._complain(file, message.error)

@@ -240,7 +240,7 @@ class Reports(Part):
         one may be lost: resend them.
         """
         if peer != daemon.peer:
-            self.context.again(daemon.name, now, now)
+            self.context.retries.again(daemon.name, now, now)
         daemon.heard(peer, now)
 
     def on_report(self, peer: Peer, report: m.Report, now: float) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from dlctl import messages as m
 from dlctl.errors import NotPermitted, RemoteProtocolError
@@ -33,8 +33,6 @@ libzmq does not report 300 to the peer, and may hold the connection until the ha
 """
 OFFENCES_MAX = 3
 WORKER, SERVER, AGENT = "worker", "server", "agent"
-_DAEMONS = frozenset({WORKER, SERVER, AGENT})
-_Rule = tuple[frozenset[str], Callable[[m.Message], str]]
 
 
 def role_of(name: str) -> str:
@@ -42,70 +40,34 @@ def role_of(name: str) -> str:
     return name.partition("-")[0]
 
 
-def _named(message: m.Message) -> str:
-    return str(getattr(message, "name", ""))
-
-
-def _slot(message: m.Message) -> str:
-    return f"{WORKER}-{getattr(message, 'slot', '')}"
-
-
-def _shard(message: m.Message) -> str:
-    return f"{SERVER}-{getattr(message, 'shard', '')}"
-
-
-def _any_daemon(message: m.Message) -> str:
-    return ""
-
-
-_WORKERS = frozenset({WORKER})
-_RULES: dict[type[m.Message], _Rule] = {
-    m.Register: (_DAEMONS, _named),
-    m.Report: (_DAEMONS, _named),
-    m.Changed: (_DAEMONS, _named),
-    m.Failed: (_DAEMONS, _named),
-    m.Saved: (frozenset({WORKER, SERVER}), _named),
-    m.ModelReady: (_WORKERS, _named),
-    m.Noted: (frozenset({WORKER, SERVER}), _named),
-    m.FrozenKept: (_WORKERS, _named),
-    m.Evaluated: (_WORKERS, _named),
-    m.Drained: (_WORKERS, _named),
-    m.LeaseRequest: (_WORKERS, _slot),
-    m.PortionDone: (_WORKERS, _slot),
-    m.SampleFailed: (_WORKERS, _slot),
-    m.Join: (_WORKERS, _slot),
-    m.Initialise: (_WORKERS, _slot),
-    m.Push: (_WORKERS, _slot),
-    m.Fetch: (_WORKERS, _slot),
-    m.FetchRows: (_WORKERS, _slot),
-    m.PushBuffers: (_WORKERS, _slot),
-    m.FetchBuffers: (_WORKERS, _slot),
-    m.GroupNoted: (_WORKERS, _named),
-    m.GroupBroken: (_WORKERS, _slot),
-    m.Listening: (_WORKERS, _slot),
-    m.Ask: (_WORKERS, _slot),
-    m.Serving: (frozenset({SERVER}), _named),
-    m.VectorResult: (frozenset({SERVER}), _shard),
-    m.Holding: (frozenset({SERVER}), _shard),
-    m.NormPart: (frozenset({SERVER}), _shard),
-    m.Spawned: (frozenset({AGENT}), _any_daemon),
-    m.ProcessExited: (frozenset({AGENT}), _any_daemon),
-    m.FileData: (frozenset({AGENT}), _named),
-    m.ReadFile: (frozenset({WORKER, SERVER}), _any_daemon),
-    m.Request: (frozenset({CLIENT, READER}), _any_daemon),
-}
-"""Message -> (roles that may send it, the daemon it is about). Other messages are never sent to a
-daemon that listens."""
+_SENDERS: tuple[tuple[tuple[str, ...], str, tuple[type[m.Message], ...]], ...] = (
+    ((WORKER, SERVER, AGENT), "{0.name}", (m.Register, m.Report, m.Changed, m.Failed)),
+    ((WORKER, SERVER), "{0.name}", (m.Saved, m.Noted)),
+    ((WORKER, SERVER), "", (m.ReadFile,)),
+    ((WORKER,), "{0.name}", (m.ModelReady, m.FrozenKept, m.Evaluated, m.Drained, m.GroupNoted)),
+    ((WORKER,), "worker-{0.slot}", (
+        m.Listening, m.LeaseRequest, m.PortionDone, m.SampleFailed, m.Join, m.Initialise,
+        m.Push, m.Fetch, m.FetchRows, m.PushBuffers, m.FetchBuffers, m.GroupBroken, m.Ask,
+    )),
+    ((SERVER,), "{0.name}", (m.Serving,)),
+    ((SERVER,), "server-{0.shard}", (m.VectorResult, m.Holding, m.NormPart)),
+    ((AGENT,), "{0.name}", (m.FileData,)),
+    ((AGENT,), "", (m.Spawned, m.ProcessExited)),
+    ((CLIENT, READER), "", (m.Request,)),
+)  # fmt: skip
+"""(Roles, the daemon that their messages are about ("": any), the messages). No other messages are
+sent to a daemon that listens."""
+_RULES = {kind: (roles, about) for roles, about, kinds in _SENDERS for kind in kinds}
 
 
 def offence(identity: str, message: m.Message) -> str:
     """Why `identity` may not send this message; "" if it may."""
     if not identity:
         return ""
-    roles, speaks_for = _RULES.get(type(message), (frozenset(), _any_daemon))
+    roles, about = _RULES.get(type(message), ((), ""))
     if role_of(identity) not in roles:
         return f"{identity} may not send {type(message).__name__}"
-    claimed = speaks_for(message)
+    claimed = about.format(message)
     return f"{identity} speaks for {claimed:.40}" if claimed not in ("", identity) else ""
 
 

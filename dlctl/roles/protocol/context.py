@@ -45,7 +45,6 @@ class Birth:
 class Context:
     def __init__(self, resend_s: float) -> None:
         self.retries = Retries(resend_s)
-        self._others: list[Retries] = []
         self._effects: list[Effect] = []
 
     def do(self, *effects: Effect) -> None:
@@ -66,21 +65,6 @@ class Context:
         newest = self.retries.message(key)
         if newest is not None and all(getattr(newest, k, None) == v for k, v in fields.items()):
             self.retries.done(key, now)
-
-    def measures_apart(self) -> Retries:
-        """A separate `Retries` for messages whose answer times must not affect other timeouts."""
-        self._others.append(Retries(self.retries.resend_s))
-        return self._others[-1]
-
-    @property
-    def repeated(self) -> int:
-        """Number of messages resent so far."""
-        return sum(outstanding.repeated for outstanding in (self.retries, *self._others))
-
-    def again(self, peer: str, lost_at: float, now: float) -> None:
-        """The connection was lost: messages sent to this peer until `lost_at` are due now."""
-        for outstanding in (self.retries, *self._others):
-            outstanding.again(peer, lost_at, now)
 
     def answer_change(self, change: Change, name: str, before: Json, after: Json) -> None:
         """Report to the coordinator old and new values of the changed keys that this daemon has."""

@@ -211,39 +211,25 @@ class _Transfer:
     done: Done
     progress: Progress
     nbytes: int | None
-    next_offset: int = 0
-    """Everything before it has been requested."""
+    left: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges that are still to be requested."""
     asked: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Request -> (offset, bytes) of the pieces in flight."""
 
-    def has_more(self) -> bool:
-        """Whether there are pieces left to request."""
-        if self.nbytes is None:
-            return not self.asked
-        return self.next_offset < self._ranges()[-1][1]
-
     def next_piece(self, nbytes: int) -> tuple[int, int]:
         """(offset, bytes) of the next piece, at most `nbytes` long; it then counts as requested."""
-        if self.nbytes is None:
-            offset = self.next_offset
-        else:
-            lo, hi = next(each for each in self._ranges() if self.next_offset < each[1])
-            offset = max(lo, self.next_offset)
-            nbytes = min(nbytes, hi - offset)
-        self.next_offset = offset + nbytes
-        return offset, nbytes
-
-    def _ranges(self) -> tuple[tuple[int, int], ...]:
-        return self.wanted.ranges or ((0, self.nbytes or 0),)
+        lo, hi = self.left.pop(0)
+        if hi - lo > nbytes:
+            self.left.insert(0, (lo + nbytes, hi))
+        return lo, min(nbytes, hi - lo)
 
     def is_complete(self) -> bool:
-        return self.nbytes is not None and not self.asked and not self.has_more()
+        return not self.asked and not self.left
 
 
 class Transfers:
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._outstanding = context.measures_apart()
         self._in_flight: dict[str, _Transfer] = {}
         self._piece_bytes: dict[str, int] = {}
         """By peer."""
@@ -255,16 +241,19 @@ class Transfers:
         """Fetch a file from `peer`; `done` is called once, unless it is cancelled."""
         self.cancel(wanted.file)
         progress = progress or (lambda now: None)
-        self._in_flight[wanted.file] = _Transfer(peer, wanted, done, progress, wanted.nbytes)
-        if wanted.nbytes == 0:
-            self._seal(self._in_flight[wanted.file])
+        # The first piece of a file of unknown size tells it.
+        whole = (0, PIECE_BYTES_MIN if wanted.nbytes is None else wanted.nbytes)
+        left = [(lo, hi) for lo, hi in wanted.ranges or (whole,) if lo < hi]
+        transfer = _Transfer(peer, wanted, done, progress, wanted.nbytes, left)
+        self._in_flight[wanted.file] = transfer
+        if transfer.is_complete():
+            self._seal(transfer)
         self._request_more(peer, now)
 
     def check(self, file: str, nbytes: int, sha256: str, done: Done, progress: Progress) -> None:
         """Verify a file that another process on this host wrote, as if it had been fetched."""
         wanted = Wanted(file, nbytes, sha256)
-        nothing_to_ask = nbytes
-        self._in_flight[file] = _Transfer("", wanted, done, progress, nbytes, nothing_to_ask)
+        self._in_flight[file] = _Transfer("", wanted, done, progress, nbytes)
         self.context.do(CheckFile(file, nbytes, sha256))
 
     def cancel(self, file: str) -> None:
@@ -272,7 +261,7 @@ class Transfers:
         transfer = self._in_flight.pop(file, None)
         if transfer is not None:
             for request in transfer.asked:
-                self._outstanding.drop(request)
+                self.context.retries.drop(_key(request))
             self.context.do(DiscardFile(file))
 
     def fail_all(self, peer: str, error: str, now: float) -> None:
@@ -280,11 +269,8 @@ class Transfers:
         for transfer in [t for t in self._in_flight.values() if t.peer == peer]:
             self._fail(transfer, error, now)
 
-    def deadline(self) -> float | None:
-        return self._outstanding.deadline()
-
-    def on_deadline(self, now: float) -> None:
-        self.context.do(*self._outstanding.due(now))
+    def is_busy(self) -> bool:
+        return bool(self._in_flight)
 
     # ------------------------------------------------------------ pieces
 
@@ -295,13 +281,14 @@ class Transfers:
             return
         if message.name != transfer.peer:
             raise RemoteProtocolError("it was not asked for this file")
-        took_s = self._outstanding.done(message.request, now) or 0.0
+        took_s = self.context.retries.done(_key(message.request), now) or 0.0
         offset, nbytes = transfer.asked.pop(message.request)
         if error := _wrong(transfer, message, offset, nbytes):
             self._fail(transfer, error, now)
             return
         if transfer.nbytes is None:
             transfer.nbytes = message.size
+            transfer.left = [(nbytes, message.size)] if message.size > nbytes else []
         self._adapt(transfer.peer, nbytes, took_s)
         self.context.do(TakeBytes(message.file, offset, message.data))
         transfer.progress(now)
@@ -340,7 +327,7 @@ class Transfers:
         """Send requests up to the peer's window, which all files from it share."""
         here = [t for t in self._in_flight.values() if t.peer == peer]
         free = WINDOW - sum(len(t.asked) for t in here)
-        while free > 0 and (ready := [t for t in here if t.has_more()]):
+        while free > 0 and (ready := [t for t in here if t.left]):
             self._request(min(ready, key=lambda t: len(t.asked)), now)
             free -= 1
 
@@ -349,14 +336,18 @@ class Transfers:
         nbytes = self._piece_bytes.get(transfer.peer, PIECE_BYTES_FIRST)
         offset, nbytes = transfer.asked[number] = transfer.next_piece(nbytes)
         question = m.ReadFile(number, transfer.wanted.file, 0, offset, nbytes)
-        self.context.do(self._outstanding.add(number, transfer.peer, question, now, nbytes))
+        self.context.ask(_key(number), transfer.peer, question, now, nbytes)
 
     def _adapt(self, peer: str, nbytes: int, took_s: float) -> None:
         if took_s < QUICK_S:
             larger = min(2 * nbytes, BYTES_MAX)
-            self._piece_bytes[peer] = max(self._piece_bytes.get(peer, 0), larger)
+            self._piece_bytes[peer] = max(self._piece_bytes.get(peer, PIECE_BYTES_FIRST), larger)
         elif took_s > SLOW_S:
             self._piece_bytes[peer] = max(nbytes // 2, PIECE_BYTES_MIN)
+
+
+def _key(request: int) -> tuple[str, int]:
+    return "piece", request
 
 
 def _wrong(transfer: _Transfer, message: m.FileData, offset: int, nbytes: int) -> str:

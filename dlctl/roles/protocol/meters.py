@@ -117,19 +117,17 @@ class Staleness:
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
         self._sum = 0
-        self._number = 0
 
     def add(self, staleness: int) -> None:
         self._counts[staleness.bit_length()] += 1
         self._sum += staleness
-        self._number += 1
 
     def report(self) -> dict[str, object]:
         """{"staleness": {"0": n, "1": n, "2-3": n, "4-7": n, ...}, "staleness_mean": x}."""
-        if not self._number:
+        if not (number := self._counts.total()):
             return {}
         histogram = {}
         for bits in sorted(self._counts):
             bucket = str(bits) if bits <= 1 else f"{2 ** (bits - 1)}-{2**bits - 1}"
             histogram[bucket] = self._counts[bits]
-        return {"staleness": histogram, "staleness_mean": round(self._sum / self._number, 2)}
+        return {"staleness": histogram, "staleness_mean": round(self._sum / number, 2)}

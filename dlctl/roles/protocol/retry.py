@@ -17,8 +17,11 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from dlctl.machine import Send
-from dlctl.messages import Message
+from dlctl.messages import Ask, Message, ReadFile
 
+APART = (Ask, ReadFile)
+"""They are answered between two steps, or from a disk: their round trips are measured apart from
+those of all other messages."""
 BACKOFF_MAX = 4
 PUT_OFF = 8
 """Multiple of `resend_s` for a message that the peer has, but cannot answer yet."""
@@ -49,6 +52,11 @@ class _Item:
     copies: int = 0
     backoff: int = 1
 
+    @property
+    def kind(self) -> type[Message]:
+        """`Message`, or its own type if that is measured apart."""
+        return type(self.message) if isinstance(self.message, APART) else Message
+
 
 class Retries:
     def __init__(self, resend_s: float) -> None:
@@ -56,7 +64,8 @@ class Retries:
         self.repeated = 0
         """Messages resent so far."""
         self._items: dict[Hashable, _Item] = {}
-        self._round_trip_s = 0.0
+        self._round_trip_s: dict[type[Message], float] = {}
+        """By `_Item.kind`."""
         self._bytes_per_s: dict[str, float] = {}
         """Peer -> measured throughput, which may fall at once, but at most doubles."""
         self.on_repeat: Callable[[Hashable, int, float], None] = lambda key, nbytes, now: None
@@ -88,14 +97,15 @@ class Retries:
         return now - item.first_sent
 
     def _measure(self, item: _Item, took_s: float) -> None:
+        known_s = self._round_trip_s.get(item.kind, 0.0)
         if item.nbytes >= MEASURED_BYTES_MIN:
             before = self._bytes_per_s.get(item.peer, PATIENCE * BYTES_PER_S_FIRST)
             self._bytes_per_s[item.peer] = min(item.nbytes / max(took_s, 1e-6), 2 * before)
         elif item.copies == 1:
-            weight = 0.1 if self._round_trip_s else 1.0
-            self._round_trip_s += weight * (took_s - self._round_trip_s)
+            weight = 0.1 if known_s else 1.0
+            self._round_trip_s[item.kind] = known_s + weight * (took_s - known_s)
         else:  # It is uncertain which copy was answered.
-            self._round_trip_s = max(self._round_trip_s, min(took_s, AGE_S_MAX) / PATIENCE)
+            self._round_trip_s[item.kind] = max(known_s, min(took_s, AGE_S_MAX) / PATIENCE)
 
     def _needs_s(self, item: _Item) -> float:
         """How long its bytes may take before they count as lost."""
@@ -126,20 +136,16 @@ class Retries:
     def drop(self, key: Hashable) -> None:
         self._items.pop(key, None)
 
-    def update(self, key: Hashable, message: Message) -> None:
-        """Replace the message under `key` for further copies, if it is unanswered."""
-        if key in self._items:
-            self._items[key].message = message
-
     def message(self, key: Hashable) -> Message | None:
         item = self._items.get(key)
         return item.message if item else None
 
-    def resend_now(self, key: Hashable, now: float) -> list[Send]:
-        """Resend one message without waiting for its timeout."""
+    def resend_now(self, key: Hashable, now: float, instead: Message | None = None) -> list[Send]:
+        """Resend one message, or another one in its place, without waiting for its timeout."""
         item = self._items.get(key)
         if item is None:
             return []
+        item.message = instead or item.message
         item.backoff = 1
         return [self._repeat(item, now)]
 
@@ -151,8 +157,9 @@ class Retries:
         return min((item.due for item in self._items.values()), default=None)
 
     def waiting(self) -> Iterator[tuple[Hashable, str, float]]:
-        """(key, peer, since) of all unanswered messages."""
-        return ((key, item.peer, item.first_sent) for key, item in self._items.items())
+        """(key, peer, since) of all unanswered messages that are not measured apart."""
+        every = self._items.items()
+        return ((k, item.peer, item.first_sent) for k, item in every if item.kind is Message)
 
     def count(self, kind: str) -> int:
         """Number of unanswered messages with keys (kind, ...)."""
@@ -171,7 +178,7 @@ class Retries:
         return Send(item.peer, item.message)
 
     def _rearm(self, item: _Item, now: float) -> None:
-        pause_s = max(self.resend_s, PATIENCE * self._round_trip_s)
+        pause_s = max(self.resend_s, PATIENCE * self._round_trip_s.get(item.kind, 0.0))
         longest_s = max(pause_s, AGE_S_MAX)
         item.sent_before = now if now > item.due + AWAY_S else item.sent
         item.sent = now

@@ -7,7 +7,6 @@ manifest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 from dlctl.machine import Exit
@@ -53,12 +52,9 @@ class Saving:
         if current is None or current.checkpoint != event.checkpoint:
             return
         self._current = None
-        self._reply(
-            replace(
-                current, file="" if event.error else current.file, sha256=event.sha256,
-                nbytes=event.nbytes, error=event.error,
-            )
-        )  # fmt: skip
+        file = "" if event.error else current.file
+        of = (event.sha256, event.nbytes, current.state, event.error)
+        self._reply(Saved(current.checkpoint, self.name, file, *of))
 
     def without_file(self, save: Save, error: str) -> None:
         """Answer that nothing is saved here, which is correct if there is no `error`."""
@@ -81,7 +77,6 @@ class Restoring:
         self.context = context
         self.transfers = Transfers(context)
         self._load: LoadArrays | LoadFrozen | None = None
-        self._missing: set[str] = set()
 
     def load(self, effect: LoadArrays | LoadFrozen) -> None:
         """Answered as the effect says; if a file cannot be fetched, the daemon exits with the
@@ -94,16 +89,14 @@ class Restoring:
         if isinstance(event, FileSealed):
             self.transfers.on_sealed(event, now)
             return
-        self._missing = {wanted.file for wanted in event.files}
         for wanted in event.files:
             done = partial(self._on_fetched, wanted.file)
             self.transfers.fetch(COORDINATOR, wanted, done, now)
 
     def _on_fetched(self, file: str, error: str, now: float) -> None:
-        self._missing.discard(file)
         if error:
             text = f"cannot fetch {file} from the coordinator: {error}"
             self.context.note("error", text)
             self.context.do(Exit(1, text))
-        elif not self._missing and self._load is not None:
+        elif self._load is not None and not self.transfers.is_busy():
             self.context.do(self._load)

@@ -7,41 +7,33 @@ unread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
 
 from dlctl.machine import Hush
 from dlctl.roles.protocol.context import Context
 
-PER_S, BURST = 100.0, 1000.0
-"""Useless messages of one key that are tolerated: sustained rate, and burst."""
+USELESS_MAX, WINDOW_S = 1000, 10.0
+"""Useless messages of one key that are tolerated in a window of this length."""
 HUSH_S = 2.0
-SAY_S = 60.0
-
-
-@dataclass(slots=True)
-class _Patience:
-    left: float
-    at: float
-    """Time of that value of `left`."""
-    say_at: float
 
 
 class AbuseGuard:
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._patience: dict[str, _Patience] = {}
+        self._useless: Counter[str] = Counter()
+        """Useless messages per key in this window."""
+        self._ends_at = 0.0
 
     def add(self, identity: str, now: float) -> None:
         """One more useless message of `identity` ("": no keys; then it is this user)."""
         if not identity:
             return
-        found = self._patience.setdefault(identity, _Patience(BURST, now, now))
-        found.left = min(BURST, found.left + (now - found.at) * PER_S) - 1.0
-        found.at = now
-        if found.left > 0.0:
-            return
-        self.context.do(Hush(identity, HUSH_S))
-        if now >= found.say_at:
-            found.say_at = now + SAY_S
+        if now >= self._ends_at:
+            self._useless.clear()
+            self._ends_at = now + WINDOW_S
+        self._useless[identity] += 1
+        if self._useless[identity] >= USELESS_MAX:
+            self.context.do(Hush(identity, HUSH_S))
+        if self._useless[identity] == USELESS_MAX:
             text = f"{identity} sends too many duplicates: its messages are discarded at times"
             self.context.note("warning", text)

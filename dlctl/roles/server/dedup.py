@@ -50,16 +50,9 @@ class _Slot:
     row: list[int] = field(default_factory=list)
     """As in `to_json`; empty after a change."""
 
-    def skip(self) -> None:
-        while self.next_seq in self.ahead:
-            self.ahead.remove(self.next_seq)
-            self.next_seq += 1
-
     def drop(self, seq: int, outcome: str) -> None:
-        if not self.fates or seq >= self.dropped + REACH:
-            self.dropped, self.fates = seq, 0
-        elif seq > self.dropped:
-            self.fates = self.fates << 2 * (seq - self.dropped) & _ALL_FATES
+        if seq > self.dropped:
+            self.fates = self.fates << 2 * min(seq - self.dropped, REACH) & _ALL_FATES
             self.dropped = seq
         if seq > self.dropped - REACH:
             self.fates |= _FATES.index(outcome) << 2 * (self.dropped - seq)
@@ -68,9 +61,9 @@ class _Slot:
         behind = self.dropped - seq
         return _FATES[self.fates >> 2 * behind & 3] if 0 <= behind < REACH else DUPLICATE
 
-    def has_space(self) -> bool:
-        """Whether the next number may be accepted."""
-        return not self.held or self.next_seq < min(self.held) + HELD_REACH
+
+_NOBODY = _Slot(slot=-1, epoch=-1)
+"""For a slot that no worker has joined with."""
 
 
 class Dedup:
@@ -82,65 +75,64 @@ class Dedup:
 
     def join(self, slot: int, epoch: int) -> bool:
         """A worker joins or rejoins. True if this is a new epoch of the slot."""
-        known = self._slots.get(slot)
-        if known is None or epoch > known.epoch:
-            if known is not None:
-                self._past.append(_row(known))
-            self._slots = dict(sorted((self._slots | {slot: _Slot(slot, epoch)}).items()))
-            return True
-        return False
+        known = self._of(slot)
+        if epoch <= known.epoch:
+            return False
+        if known is not _NOBODY:
+            self._past.append(_row(known))
+        self._slots = dict(sorted((self._slots | {slot: _Slot(slot, epoch)}).items()))
+        return True
+
+    def _of(self, slot: int) -> _Slot:
+        return self._slots.get(slot, _NOBODY)
 
     def is_current(self, slot: int, epoch: int) -> bool:
-        known = self._slots.get(slot)
-        return known is not None and epoch == known.epoch
+        return epoch == self._of(slot).epoch
 
     def is_fenced(self, slot: int, epoch: int) -> bool:
-        known = self._slots.get(slot)
-        return known is not None and epoch < known.epoch
+        return epoch < self._of(slot).epoch
 
     def next_seq(self, slot: int) -> int:
-        """The number expected next; 0 for a slot that no worker has joined with."""
-        known = self._slots.get(slot)
-        return known.next_seq if known is not None else 0
+        """The number expected next."""
+        return self._of(slot).next_seq
 
     def settled(self, slot: int) -> int:
         """Number of leading pushes of a slot's newest epoch that are settled without a gap."""
-        known = self._slots.get(slot)
-        return min(known.held, default=known.next_seq) if known is not None else 0
+        known = self._of(slot)
+        return min(known.held, default=known.next_seq)
 
     def judge(self, push: Push) -> str:
         """NEW, DUPLICATE, GAP, FENCED, or UNKNOWN for an epoch that has not joined."""
-        known = self._slots.get(push.slot)
-        if known is None or push.epoch > known.epoch:
+        known = self._of(push.slot)
+        if push.epoch > known.epoch:
             return UNKNOWN
         if push.epoch < known.epoch:
             return FENCED
         if push.seq < known.next_seq or push.seq in known.ahead:
             return DUPLICATE
-        return NEW if push.seq == known.next_seq and known.has_space() else GAP
+        has_space = known.next_seq < min(known.held, default=known.next_seq) + HELD_REACH
+        return NEW if push.seq == known.next_seq and has_space else GAP
 
     def take(self, push: Push) -> None:
         """The push that was judged NEW is being applied, held, or refused permanently."""
         known = self._slots[push.slot]
         assert (push.epoch, push.seq) == (known.epoch, known.next_seq)
         known.next_seq += 1
-        known.skip()
+        while known.next_seq in known.ahead:
+            known.ahead.remove(known.next_seq)
+            known.next_seq += 1
         known.row = []
 
-    def hold(self, slot: int, epoch: int, seq: int) -> None:
-        """An accepted push is not settled yet."""
-        if self.is_current(slot, epoch):
-            known = self._slots[slot]
-            known.held.add(seq)
-            known.row = []
-
     def settle(self, slot: int, epoch: int, seq: int, outcome: str) -> None:
-        """An accepted, perhaps held, push is settled with this outcome."""
+        """An accepted, perhaps held, push is settled with this outcome, or HELD until later."""
         if not self.is_current(slot, epoch):
             return
         known = self._slots[slot]
-        known.held.discard(seq)
         known.row = []
+        if outcome == HELD:
+            known.held.add(seq)
+            return
+        known.held.discard(seq)
         if outcome not in (APPLIED, BUFFERED):
             known.drop(seq, outcome)
 

@@ -10,7 +10,7 @@ slice is dropped: the worker resends it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from dlctl import parameter_groups, schedule
 from dlctl.algorithms.base import Method, Table
 from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Compressor
+from dlctl.compress.none import Dense
 from dlctl.config import COUNT_MAX, JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.flat import AVERAGED, Layout
@@ -52,10 +53,9 @@ from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
 from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
-from dlctl.roles.server.reporting import AsksLead, SharesNorm
+from dlctl.roles.server.reporting import Reporting
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
-from dlctl.roles.server.vectors import Vectors
 from dlctl.rows import RowSlice, RowTables
 from dlctl.schedule import Scale
 from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Storages, W
@@ -80,7 +80,6 @@ class Server:
         self.address = address
         self.algorithm = algorithm
         self.options = algorithm.Options(**job.algorithm.options)
-        self.declared = algorithm.shape.tables_of(self.options)
         self.make_optimizer = optimizer
         self.compressor = compressor
         # State shared by the coordinator and all shards cannot be resumed by a single shard.
@@ -96,9 +95,7 @@ class Server:
         self._welcome: m.Welcome | None = None
         self._wanted: dict[str, Any] = {}
         """Live settings so far."""
-        self._vectors: Vectors | None = None
-        self._asks_lead: AsksLead | None = None
-        self._norms: SharesNorm | None = None
+        self._reporting: Reporting | None = None
         self._saving = Saving(self.context, birth.name)
         self._lifeline = Watchdog()
         self._gathering = Restoring(self.context)
@@ -121,12 +118,9 @@ class Server:
                 self._gathering.on_event(event, now)
             case Reconnected(peer, lost_at):
                 self._report_at = now  # A report identifies this connection to the coordinator.
-                self.context.again(peer, lost_at, now)
-                for asks in self._asking():
-                    asks.report_again(now)
+                self.context.retries.again(peer, lost_at, now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
-                self._gathering.transfers.on_deadline(now)
                 if self._lifeline.is_over(now):
                     self.context.do(Exit(0, "no heartbeat from the coordinator for too long"))
             case ArraysLoaded(arrays, state):
@@ -142,19 +136,14 @@ class Server:
                 self._close()
                 self.context.do(Exit(0, reason))
         self._report_if_due(now)
-        for asks in self._asking():  # After a report, which identifies this connection.
-            asks.report_if_due(now)
+        if self._reporting is not None:
+            self._reporting.report_changes(now)
         return self.context.clear()
 
     def deadline(self) -> float | None:
-        times = [self.context.retries.deadline(), self._report_at if self._welcome else None]
-        times += [self._lifeline.deadline(), self._gathering.transfers.deadline()]
-        times += [asks.deadline() for asks in self._asking()]
+        times = [self.context.retries.deadline(), self._lifeline.deadline()]
+        times += [self._report_at] if self._welcome else []
         return min((t for t in times if t is not None), default=None)
-
-    def _asking(self) -> list[AsksLead | SharesNorm]:
-        """The repeated requests to the coordinator."""
-        return [asks for asks in (self._asks_lead, self._norms) if asks is not None]
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         try:
@@ -178,9 +167,8 @@ class Server:
     def _dispatch(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         if type(message) in self._FROM_WORKERS:
             if self.serving is not None and not self._restoring:
-                useless = self.serving.useless
-                self._FROM_WORKERS[type(message)](self.serving, peer, message)
-                if self.serving.useless != useless:
+                is_useless = self._FROM_WORKERS[type(message)](self.serving, peer, message)
+                if is_useless:
                     self._waste.add(identity, now)
             return
         handler = self._FROM_COORDINATOR.get(type(message))
@@ -217,11 +205,7 @@ class Server:
                 self._on_unusable_shard(message, error)
                 return
             self._lacks_room = False
-            self._vectors = Vectors(self.serving.tables)
-            if self.serving.side.asks_lead:
-                self._asks_lead = AsksLead(self.context, self.serving)
-            if self.serving.shard.shares_norm:
-                self._norms = SharesNorm(self.context, self.serving)
+            self._reporting = Reporting(self.context, self.serving)
             self._apply(self._wanted)
             if message.restore and not message.keep:
                 self._restore(self.serving)
@@ -230,36 +214,53 @@ class Server:
 
     def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> ShardProtocol:
         """Open the shard, new or as stored. Raises DlctlError if that is impossible."""
-        options, tables = self.options, []
-        for number, table in enumerate(self.declared):
-            shard = self._open(message, welcome.index, number, table, options)
-            side = side_of(table, self.algorithm, options, shard)
-            side.lo = message.lo if not number else 0
-            side.measures_noise = not number and self.algorithm.pushes_gradients(options)
-            tables.append((table.name, shard, side))
-        serving = ShardProtocol(
-            self.context, self.birth.run_id, welcome.token, welcome.index, welcome.term, message,
-            tables, (self.job.compression.name, self.compressor),
-            self.job.servers.push_norm_max, self.job.servers.fetch_values,
-        )  # fmt: skip
-        for served, table in zip(serving.tables, self.declared, strict=True):
-            if table.of_rows:
-                row_tables = RowTables(Layout.from_bytes(message.layout))
-                rows = RowSlice(row_tables, self.job.servers.count, welcome.index)
-                served.serve_rows(rows, self.job.job.seed)
+        declared = self.algorithm.shape.tables_of(self.options)
+        tables = [self._open(message, welcome, *each) for each in enumerate(declared)]
+        serving = ShardProtocol(self.context, self.birth.run_id, welcome.token, message, tables)
         if message.keep:
             serving.resume()
             version = serving.shard.version
             self.context.note("info", f"resumed the stored shard at version {version}")
         return serving
 
-    def _open(
-        self, message: m.Assign, index: int, number: int, table: Table, options: Any
-    ) -> Shard:
-        """Open one table's shard. Raises DlctlError."""
-        takes_gradients = table.rule == "optimizer" and self.algorithm.pushes_gradients(options)
+    def _open(self, message: m.Assign, welcome: m.Welcome, number: int, table: Table) -> TableShard:
+        """Open the shard of one table. Raises DlctlError."""
+        layout, servers, index = Layout.from_bytes(message.layout), self.job.servers, welcome.index
+        takes_gradients = self.algorithm.pushes_gradients(self.options)
+        follows = takes_gradients and table.rule == "optimizer"
+        optimizer = self._optimizer(message, layout, table, follows)
+        storages = self.storages.of_table(table.name) if number else self.storages
+        lo, hi = table.bounds(layout, servers.count, index) if number else (message.lo, message.hi)
+        # The most workers that `dlctl scale` accepts, whatever the job says.
+        spec = Spec(
+            self.birth.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
+            table=table.name if number else "", dtype=table.dtype,
+            averaged=0 if index or number else layout.size(AVERAGED),
+        )  # fmt: skip
+        shard = Shard(optimizer, storages.reopen(spec) if message.keep else storages.create(spec))
+        if follows:
+            if factor := schedule.factor(self.job, message.samples):
+                shard.follow(factor)
+            gradient = self.job.gradient
+            shard.clip_norm = gradient.clip_norm if gradient.clip == "global" else 0.0
+            shard.shares_norm = shard.clip_norm > 0 and servers.count > 1
+        side = side_of(table, self.algorithm, self.options, shard)
+        side.lo = lo
+        side.measures_noise = not number and takes_gradients
+        return TableShard(
+            context=self.context, declared=table, table=number, index=index,
+            generation=welcome.term, lo=lo, hi=hi, shard=shard, side=side,
+            push_norm_max=servers.push_norm_max, seed=self.job.job.seed,
+            rows=RowSlice(RowTables(layout), servers.count, index) if table.of_rows else None,
+            compressor_name="none" if number else self.job.compression.name,
+            compressor=Dense if number else self.compressor,
+            fetch_values="float32" if number else servers.fetch_values,
+        )  # fmt: skip
+
+    def _optimizer(
+        self, message: m.Assign, layout: Layout, table: Table, takes_gradients: bool
+    ) -> Optimizer:
         groups = self.job.parameters if takes_gradients else ()
-        layout = Layout.from_bytes(message.layout)
         runs = parameter_groups.runs(groups, layout, message.lo, message.hi)
         parameters: Optimizer = grouped.make(
             self.make_optimizer, self.job.optimizer.options, groups, runs
@@ -267,27 +268,7 @@ class Server:
         if ema := self.job.average.ema:
             parameters = Averaged(parameters, ema)
         workers = self.job.workers.count
-        optimizer = optimizer_of(table, self.algorithm, options, parameters, workers)
-        storages = self.storages.of_table(table.name) if number else self.storages
-        lo, hi = self._bounds(table, layout, index) if number else (message.lo, message.hi)
-        # The most workers that `dlctl scale` accepts, whatever the job says.
-        spec = Spec(
-            self.birth.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
-            table=table.name if number else "", dtype=table.dtype,
-            averaged=0 if index or number else layout.size(AVERAGED),
-        )  # fmt: skip
-        storage = storages.reopen(spec) if message.keep else storages.create(spec)
-        shard = Shard(optimizer, storage)
-        if takes_gradients:
-            if factor := schedule.factor(self.job, message.samples):
-                shard.follow(factor)
-            gradient = self.job.gradient
-            shard.clip_norm = gradient.clip_norm if gradient.clip == "global" else 0.0
-            shard.shares_norm = shard.clip_norm > 0 and self.job.servers.count > 1
-        return shard
-
-    def _bounds(self, table: Table, layout: Layout, index: int) -> tuple[int, int]:
-        return table.bounds(layout, self.job.servers.count, index)
+        return optimizer_of(table, self.algorithm, self.options, parameters, workers)
 
     def _on_unusable_shard(self, message: m.Assign, error: DlctlError) -> None:
         """There is no shard to serve. A stored shard without disk space waits for space: another
@@ -310,20 +291,22 @@ class Server:
         vectors = (W, *(f"slot.{s}" for s in serving.shard.slots))
         extras = ("averaged",) if serving.index == 0 else ()
         lo, hi = serving.assigned.lo, serving.assigned.hi
-        layout, tables = Layout.from_bytes(serving.assigned.layout), []
-        for table in self.declared[1:]:
-            bounds = self._bounds(table, layout, serving.index)
-            tables.append(SavedTable(table.name, table.size(layout), *bounds, table.dtype))
-        load = LoadArrays(serving.assigned.restore, vectors, extras, lo, hi, tuple(tables))
+        layout = Layout.from_bytes(serving.assigned.layout)
+        tables = tuple(
+            SavedTable(t.declared.name, t.declared.size(layout), t.lo, t.hi, t.declared.dtype)
+            for t in serving.tables[1:]
+        )
+        load = LoadArrays(serving.assigned.restore, vectors, extras, lo, hi, tables)
         self._gathering.load(load)
 
     def _on_restored(self, arrays: Any, state: m.Json) -> None:
         """Restore the state from before the stop (`TableShard.restore`)."""
         assert self.serving is not None
         serving = self.serving
-        for table, declared in self._more_tables(serving):
-            table.shard.storage.fill({W: arrays[f"table.{declared.name}"]}, None)
-            table.restore(state["tables"][declared.name])
+        for table in serving.tables[1:]:
+            name = table.declared.name
+            table.shard.storage.fill({W: arrays[f"table.{name}"]}, None)
+            table.restore(state["tables"][name])
         shard = serving.shard
         vectors = {W: arrays[W]}
         for name, first in shard.optimizer.slots.items():
@@ -336,10 +319,6 @@ class Server:
         self._restoring = False
         self.context.note("info", f"restored from {serving.assigned.restore}")
         self._answer_assign()
-
-    def _more_tables(self, serving: ShardProtocol) -> Iterator[tuple[TableShard, Table]]:
-        """All but the parameters."""
-        return zip(serving.tables[1:], self.declared[1:], strict=True)
 
     def _answer_assign(self) -> None:
         assert self.serving is not None
@@ -360,12 +339,10 @@ class Server:
 
     def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
         serving = self.serving
-        if serving is None or self._vectors is None or self._restoring:
+        if serving is None or not serving.is_open:
             return
-        if not serving.initialised or serving.last_checkpoint:
-            return
-        sums = self._vectors.run(message)
-        of = (message.number, serving.index, self._vectors.newest)
+        sums = serving.vectors.run(message)
+        of = (message.number, serving.index, serving.vectors.newest)
         self.context.send(COORDINATOR, m.VectorResult(*of, sums))
 
     def _on_change(self, message: m.Change, now: float) -> None:
@@ -405,20 +382,15 @@ class Server:
             serving.close(message.checkpoint)
         arrays = {W: shard.w.copy()}
         arrays |= {f"slot.{n}": a.copy() for n, a in shard.slots.items()}
-        for table, declared in self._more_tables(serving):
-            arrays[f"table.{declared.name}"] = table.shard.w.copy()
+        for table in serving.tables[1:]:
+            arrays[f"table.{table.declared.name}"] = table.shard.w.copy()
         if serving.buffers is not None:
             arrays["averaged"] = serving.buffers.average().copy()
         self._saving.begin(message, saved_file(self.birth.name), arrays, self._state(serving))
 
     def _state(self, serving: ShardProtocol) -> dict[str, Any]:
-        layout, tables = Layout.from_bytes(serving.assigned.layout), {}
-        for table, declared in self._more_tables(serving):
-            lo, hi = self._bounds(declared, layout, serving.index)
-            tables[declared.name] = {"lo": lo, "hi": hi, "dtype": declared.dtype, **table.state()}
+        tables = {table.declared.name: table.state() for table in serving.tables[1:]}
         return {
-            "lo": serving.assigned.lo,
-            "hi": serving.assigned.hi,
             "generation": serving.generation,
             **serving.parameters.state(),
             **({"tables": tables} if tables else {}),
@@ -452,7 +424,7 @@ class Server:
         if self.serving.last_checkpoint:
             return "closed for the last checkpoint", ""
         for table in self.serving.tables:
-            of = f' of table "{table.name}"' if table.table else ""
+            of = f' of table "{table.declared.name}"' if table.table else ""
             what = f"holding step {table.shard.version}{of}"
             if slots := sorted(table.side.waits_for()):
                 return what, ", ".join(f"worker-{slot}" for slot in slots)
@@ -477,9 +449,11 @@ class Server:
         m.Guests: _on_guests,
         m.VectorOp: _on_vector_op,
         m.Decided: lambda self, message, now: (
-            self._asks_lead and self._asks_lead.on_decided(message)
+            self._reporting and self._reporting.on_decided(message)
         ),
-        m.NormTotal: lambda self, message, now: self._norms and self._norms.on_total(message),
+        m.NormTotal: lambda self, message, now: (
+            self._reporting and self._reporting.on_total(message)
+        ),
         m.Change: _on_change,
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),
@@ -487,7 +461,7 @@ class Server:
         m.Dismiss: lambda self, message, now: self.context.do(Exit(EXIT_FENCED, message.reason)),
         m.Shutdown: _on_shutdown,
     }
-    _FROM_WORKERS: ClassVar[dict[type, Callable[[ShardProtocol, Peer, Any], None]]] = {
+    _FROM_WORKERS: ClassVar[dict[type, Callable[[ShardProtocol, Peer, Any], bool | None]]] = {
         m.Join: ShardProtocol.on_join,
         m.Initialise: ShardProtocol.on_initialise,
         m.Push: ShardProtocol.on_push,

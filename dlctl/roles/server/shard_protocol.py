@@ -14,20 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import ShardSide
-from dlctl.compress.base import Compressor
-from dlctl.compress.none import Dense
-from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import AVERAGED, Layout
 from dlctl.machine import Peer
 from dlctl.messages import FENCED, Array, Json
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.protocol.token import is_genuine
 from dlctl.roles.server.dedup import NEW
-from dlctl.roles.server.table_shard import COUNTED, TableShard
-from dlctl.shards.base import Extras, Shard
+from dlctl.roles.server.table_shard import TableShard
+from dlctl.roles.server.vectors import Vectors
+from dlctl.shards.base import Extras
 
 FORGET_AFTER = 4
 """Average number of pushes of buffers per replica after which the buffers of a replica that is no
@@ -102,21 +98,13 @@ class ShardProtocol:
         context: Context,
         run_id: str,
         key: bytes,
-        index: int,
-        generation: int,
         assigned: m.Assign,
-        tables: Sequence[tuple[str, Shard, ShardSide]],
-        compressor: tuple[str, type[Compressor]],
-        push_norm_max: float,
-        fetch_values: Precision = "float32",
+        tables: Sequence[TableShard],
     ) -> None:
-        """tables: name, shard and side of each table of the method, the parameters first."""
-        of_others: tuple[str, type[Compressor]] = ("none", Dense)
+        """tables: of the method, the parameters first."""
         self.context = context
         self.run_id = run_id
         self.key = key
-        self.index = index
-        self.generation = generation
         self.assigned = assigned
         self.initialised = False
         self.last_checkpoint = 0
@@ -124,36 +112,19 @@ class ShardProtocol:
         self.buffers: AveragedBuffers | None = None
         self._logged: dict[int, int] = {}
         """Slot -> its last epoch for which refused buffers were logged."""
-        self.rates = Rates("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
-        self.staleness = Staleness()
         self._members: frozenset[int] = frozenset()
         self._peers: dict[int, Peer] = {}
         """Slot -> the connection on which its newest epoch joined last."""
-        self.useless = 0
-        """Messages of workers that had no effect."""
-        self.tables = [
-            TableShard(
-                context=context,
-                table=number,
-                name=name,
-                index=index,
-                generation=generation,
-                shard=shard,
-                side=side,
-                compressor_name=(of_others if number else compressor)[0],
-                compressor=(of_others if number else compressor)[1],
-                push_norm_max=push_norm_max,
-                fetch_values="float32" if number else fetch_values,
-                peers=self._peers,
-                rates=self.rates,
-                staleness=self.staleness if not number else Staleness(),
-                more_state=dict if number else self._own_state,
-            )
-            for number, (name, shard, side) in enumerate(tables)
-        ]
-        self.parameters = self.tables[0]
+        self.tables = tables
+        self.parameters = tables[0]
+        self.parameters.more_state = self._own_state
+        self.index, self.generation = self.parameters.index, self.parameters.generation
+        self.rates = self.parameters.rates
+        for table in tables:
+            table.peers, table.rates = self._peers, self.rates
         self.shard, self.side = self.parameters.shard, self.parameters.side
         """Of the parameters."""
+        self.vectors = Vectors(self.tables)
 
     def metrics(self, now: float) -> dict[str, Any]:
         refused = sum((table.refused for table in self.tables), Counter())
@@ -161,12 +132,17 @@ class ShardProtocol:
         return {
             "version": self.shard.version,
             **self.rates.report(now),
-            **self.staleness.report(),
+            **self.parameters.staleness.report(),
             **({"poison": poison} if poison else {}),
             **self.side.figures(),
             **({"lr": lr} if (lr := self.shard.scheduled_lr) is not None else {}),
             **({"last_checkpoint": self.last_checkpoint} if self.last_checkpoint else {}),
         }
+
+    @property
+    def is_open(self) -> bool:
+        """False for a shard that is closed, or has no values yet: it takes part in nothing."""
+        return self.initialised and not self.last_checkpoint
 
     # ------------------------------------------------------------ what survives
 
@@ -175,7 +151,7 @@ class ShardProtocol:
         return {
             "initialised": self.initialised,
             "last_checkpoint": self.last_checkpoint,
-            "tables": [table.name for table in self.tables[1:]],
+            "tables": [table.declared.name for table in self.tables[1:]],
         }
 
     def resume(self) -> None:
@@ -302,20 +278,18 @@ class ShardProtocol:
             raise RemoteProtocolError(f"there is no table {number}")
         return self.tables[number]
 
-    def on_push(self, peer: Peer, push: m.Push) -> None:
+    def on_push(self, peer: Peer, push: m.Push) -> bool:
+        """Returns whether the push was useless."""
         self.rates.add("push_bytes", push.delta.nbytes)
         table = self._table(push.table)
         if self.last_checkpoint:
-            return
+            return False
         verdict = table.dedup.judge(push)
-        if verdict != NEW:
-            self.useless += 1
-        if verdict == FENCED:
-            table.fence(peer, push)
-        elif push.generation != self.generation:
+        if verdict != FENCED and push.generation != self.generation:
             self._ask_to_join(peer)
-        elif self._is_ready(peer, push.slot, push.epoch):
+        elif verdict == FENCED or self._is_ready(peer, push.slot, push.epoch):
             table.on_push(peer, push, verdict)
+        return verdict != NEW
 
     def on_push_coming(self, peer: Peer, push: m.Push, come: Sequence[int]) -> None:
         """`come` bytes of each array of a push have arrived."""

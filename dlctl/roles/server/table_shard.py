@@ -22,7 +22,7 @@ from dataclasses import InitVar, dataclass, field
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Decision, Outcome, ShardSide
+from dlctl.algorithms.base import Outcome, ShardSide, Table
 from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import expand, whole_values
 from dlctl.compress.values import Precision
@@ -32,7 +32,6 @@ from dlctl.messages import Json
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.server.dedup import NEW, Dedup
-from dlctl.rows import KIND as ROWS_KIND
 from dlctl.rows import RowSlice
 from dlctl.shards.base import Shard, W
 from dlctl.shards.summary import Summary
@@ -86,6 +85,7 @@ COUNTED = {
     m.DUPLICATE: "duplicates", m.GAP: "gaps", m.FENCED: "fenced", m.LATE: "late",
     m.REFUSED: "refused",
 }  # fmt: skip
+RATES = ("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
 HELD_FETCHES_MAX = 8
 """Per worker, reads that wait for a clock or a push. A newer one replaces the oldest."""
 
@@ -93,52 +93,55 @@ HELD_FETCHES_MAX = 8
 @dataclass(kw_only=True, eq=False)
 class TableShard:
     context: Context
+    declared: Table
     table: int
-    name: str
     index: int
     generation: int
+    lo: int
+    hi: int
+    """It holds the elements [lo, hi) of the table."""
     shard: Shard
     side: ShardSide
     compressor_name: str
     compressor: type[Compressor]
     push_norm_max: float
     fetch_values: InitVar[Precision]
-    peers: Mapping[int, Peer]
-    """Slot -> the connection of its newest epoch."""
-    rates: Rates
-    staleness: Staleness
-    more_state: Callable[[], Json]
+    rows: RowSlice | None = None
+    """Its rows, if it is a table of rows."""
+    seed: int = 0
+    """The initial values of the rows are derived from it."""
+    peers: Mapping[int, Peer] = field(default_factory=dict)
+    """Slot -> the connection of its newest epoch. The tables of a server share it, and `rates`."""
+    rates: Rates = field(default_factory=lambda: Rates(*RATES))
+    staleness: Staleness = field(default_factory=Staleness)
+    more_state: Callable[[], Json] = dict
     """State that a commit stores besides this table's own."""
     refused: Counter[int] = field(default_factory=Counter)
     """Slot -> pushes that were refused, of all its epochs; in the commit that settles them."""
     newest_op: int = -1
     """The number of the newest operation of the lead that has changed the table."""
-    rows: RowSlice | None = None
-    """Its rows, if it is a table of rows."""
     dedup: Dedup = field(default_factory=Dedup)
 
     def __post_init__(self, fetch_values: Precision) -> None:
         self.summary = Summary(fetch_values)
         self._early_apply = EarlyApply(self.shard)
-        self._seed = 0
+        self._committed = 0
+        """The version of the last commit."""
+        if self.rows is not None:
+            self.shard.remembers = False  # No worker has all of it.
         self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch | m.FetchRows]] = {}
         """(slot, number of the request) -> a read that waits, the oldest first."""
-
-    def serve_rows(self, rows: RowSlice, seed: int) -> None:
-        """Make it a table of rows, whose initial values are derived from the seed."""
-        self.rows, self._seed = rows, seed
-        self.compressor_name = ROWS_KIND
-        self.shard.remembers = False  # No worker has all of it.
 
     def begin_rows(self) -> None:
         """Initialise the rows of a new run, if it is a table of rows."""
         if self.rows is not None:
-            self.shard.storage.fill({W: self.rows.initial(self._seed)}, None)
+            self.shard.storage.fill({W: self.rows.initial(self.seed)}, None)
 
     # ------------------------------------------------------------ what survives
 
     def commit(self) -> None:
         """Make everything so far durable; nothing may be acknowledged before this."""
+        self._committed = self.shard.version
         if self.shard.storage.survives:
             self.shard.commit(
                 {
@@ -166,6 +169,9 @@ class TableShard:
     def state(self) -> Json:
         """For a checkpoint's manifest."""
         return {
+            "lo": self.lo,
+            "hi": self.hi,
+            "dtype": self.declared.dtype,
             "version": self.shard.version,
             "samples": self.shard.samples,
             "counters": dict(self.shard.optimizer.counters),
@@ -196,26 +202,14 @@ class TableShard:
         for key in [key for key in self._held_fetches if key[0] == slot]:
             del self._held_fetches[key]
         self._early_apply.ends(slot)
-        self._settle(self.side.joined(slot), at_once=True)
+        self.settle(self.side.joined(slot), has_changed=True)
         return True
 
     def members(self, slots: frozenset[int]) -> None:
         if self._ignores_members():
             return
         self._early_apply.keep(slots)
-        self._settle(self.side.members(slots), at_once=True)
-
-    def decided(self, decision: Decision) -> None:
-        """The lead has decided which of the held pushes count."""
-        before = self.shard.version
-        outcomes = self.side.decided(decision)
-        self._settle(outcomes, at_once=self.shard.version != before)
-
-    def norm_known(self, clock: int, squared: float) -> None:
-        """All shards have reported the norms of their parts of this clock's update."""
-        before = self.shard.version
-        outcomes = self.side.norm_known(clock, squared)
-        self._settle(outcomes, at_once=self.shard.version != before)
+        self.settle(self.side.members(slots), has_changed=True)
 
     def _ignores_members(self) -> bool:
         """Whether the table can ignore joins, which saves one commit per joining worker."""
@@ -234,11 +228,11 @@ class TableShard:
     # ------------------------------------------------------------ pushes
 
     def on_push(self, peer: Peer, push: m.Push, verdict: str) -> None:
-        """Take a push of a worker that has joined on this connection; verdict: `Dedup.judge` of it.
-        Raises RemoteProtocolError for a table that no replica pushes to.
+        """Take a push, unless it is FENCED of a worker that has joined on this connection; verdict:
+        `Dedup.judge` of it. Raises RemoteProtocolError for a table that no replica pushes to.
         """
         if not self.side.takes_pushes:
-            raise RemoteProtocolError(f'no replica pushes to table "{self.name}"')
+            raise RemoteProtocolError(f'no replica pushes to table "{self.declared.name}"')
         if verdict == NEW:
             self._take(push)
             return
@@ -262,7 +256,7 @@ class TableShard:
             return
         self.dedup.take(push)
         self.rates.add("pushes", 1)
-        self._settle(self.side.push(push, delta))
+        self.settle(self.side.push(push, delta))
 
     def _refuse(self, push: m.Push, why: str) -> None:
         """Reject an invalid push: it never gets into the shard, and its number is consumed."""
@@ -273,13 +267,11 @@ class TableShard:
         self.context.note("warning", reason)
         self._early_apply.ends(push.slot)
         self.dedup.take(push)
-        self._settle(self.side.left_out(push, reason))
+        self.settle(self.side.left_out(push, reason))
 
     def _expand(self, push: m.Push) -> Delta:
         """The delta of a push. Raises RemoteProtocolError for anything that must not get in."""
         packed = push.delta
-        if packed.kind != self.compressor_name:
-            raise RemoteProtocolError(f'compressed with "{packed.kind:.20}", not as the job says')
         length = packed.length if push.is_part else self.shard.size
         if push.at + length > self.shard.size:
             raise RemoteProtocolError(
@@ -289,6 +281,8 @@ class TableShard:
             raise RemoteProtocolError("a push of rows cannot be split into parts")
         if self.rows is not None:
             delta = self.rows.expand(packed)
+        elif packed.kind != self.compressor_name:
+            raise RemoteProtocolError(f'compressed with "{packed.kind:.20}", not as the job says')
         else:
             delta = expand(self.compressor, packed, length)
         norm = euclidean_norm(delta.values)
@@ -302,19 +296,17 @@ class TableShard:
         where = np.arange(length) if delta.indices is None else delta.indices
         return Delta(delta.values, where + push.at)
 
-    def _settle(self, outcomes: list[Outcome], *, at_once: bool = False) -> None:
+    def settle(self, outcomes: list[Outcome], *, has_changed: bool = False) -> None:
         """Commit the outcomes of pushes, ack them, and answer fetches that waited for them.
 
-        at_once: something else has changed, too; commit even if nothing was settled.
+        has_changed: something besides the shard has, so that it is committed in any case.
         """
         for slot, epoch, seq, kind, *_ in outcomes:
-            if kind == m.HELD:
-                self.dedup.hold(slot, epoch, seq)
-            else:
-                self.dedup.settle(slot, epoch, seq, kind)
+            self.dedup.settle(slot, epoch, seq, kind)
             if kind == m.REFUSED:
                 self.refused[slot] += 1
-        if at_once or any(outcome.kind != m.HELD for outcome in outcomes):
+        has_changed |= self.shard.version != self._committed
+        if has_changed or any(outcome.kind != m.HELD for outcome in outcomes):
             self.commit()
         for outcome in outcomes:
             peer = self.peers.get(outcome.slot)
@@ -333,11 +325,6 @@ class TableShard:
         of = (self.shard.version, staleness, next_seq, reason, self.table)
         self.context.send(peer, m.Ack(self.index, self.generation, seq, outcome, *of))
 
-    def fence(self, peer: Peer, push: m.Push) -> None:
-        """Notify a worker that its slot has a newer epoch."""
-        self.rates.add(COUNTED[m.FENCED], 1)
-        self.ack(peer, push.seq, m.FENCED, slot=push.slot)
-
     # ------------------------------------------------------------ reads
 
     def on_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
@@ -345,7 +332,7 @@ class TableShard:
         if isinstance(fetch, m.Fetch):
             self._check(fetch)
         elif self.rows is None:
-            raise RemoteProtocolError(f'table "{self.name}" has no rows')
+            raise RemoteProtocolError(f'table "{self.declared.name}" has no rows')
         else:
             self.rows.check(fetch.rows)
         if self._may_answer(fetch):

@@ -20,7 +20,6 @@ from dlctl.algorithms.base import Change, Sum
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, VectorOp
-from dlctl.optim.plain import Accrue, Set
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.shards.base import Diverged
 from dlctl.util import threads
@@ -32,7 +31,7 @@ OPS_MAX = 4096
 
 class Vectors:
     def __init__(self, tables: Sequence[TableShard]) -> None:
-        self._tables: Mapping[str, TableShard] = {table.name: table for table in tables}
+        self._tables: Mapping[str, TableShard] = {table.declared.name: table for table in tables}
 
     @property
     def newest(self) -> int:
@@ -55,24 +54,17 @@ class Vectors:
         return tuple(map(self._sum, sums))
 
     def _parse(self, message: VectorOp) -> tuple[list[Change], list[Sum]]:
-        if not len(message.ops) == len(message.x) == len(message.y) == len(message.a) < OPS_MAX:
-            raise RemoteProtocolError("its operations do not have one x, y and a each")
+        """`DrivenMethod` has checked the names: only the sizes are not known there."""
         changes: list[Change] = []
         sums: list[Sum] = []
         for op, x, y, a in zip(message.ops, message.x, message.y, message.a, strict=True):
             names = {x} if op == "norm1" else {x, y}
-            if names - self._tables.keys():
-                raise RemoteProtocolError(f'there is no table "{x:.20}" or "{y:.20}"')
             if len({self._tables[name].shard.size for name in names}) > 1:
                 raise RemoteProtocolError(f'the tables "{x:.20}" and "{y:.20}" differ in size')
-            if op in ("copy", "axpy") and not sums:
-                if not isinstance(self._tables[y].shard.optimizer, Accrue | Set):
-                    raise RemoteProtocolError(f'the table "{y:.20}" is not changed by operations')
+            if op in ("copy", "axpy"):
                 changes.append(Change(op, x, y, a))
-            elif op in ("dot", "norm1"):
-                sums.append(Sum(op, x, y))
             else:
-                raise RemoteProtocolError(f'"{op:.20}" is not an operation, or follows a sum')
+                sums.append(Sum(op, x, y))
         return changes, sums
 
     def _change(self, change: Change, number: int) -> None:

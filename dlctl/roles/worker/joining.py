@@ -158,7 +158,7 @@ class Joining:
         joins = [link.join(now) for link in self.links if link.peer == peer]
         self.context.do(*joins)
         if not joins:
-            self.context.again(peer, lost_at, now)
+            self.context.retries.again(peer, lost_at, now)
 
     def on_join_again(self, message: m.JoinAgain, now: float) -> None:
         self.context.do(*self.links[message.shard].on_join_again(message.generation, now))

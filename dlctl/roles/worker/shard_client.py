@@ -204,8 +204,8 @@ class ShardClient:
         for key in (self.push_key(s) for s in self._unsettled if s >= seq):
             push = self.retries.message(key)
             if isinstance(push, m.Push) and push.generation != self.link.generation:
-                self.retries.update(key, replace(push, generation=self.link.generation))
-            sends += self.retries.resend_now(key, now)
+                push = replace(push, generation=self.link.generation)
+            sends += self.retries.resend_now(key, now, push)
         return sends
 
     # ------------------------------------------------------------ fetching

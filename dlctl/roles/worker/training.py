@@ -341,7 +341,7 @@ class Training:
             values["task"] = dict(self.computing.metrics)
         if self.own_rate.factor is not None:
             values["inner_lr"] = self.own_rate.at(self.progress.samples)
-        values["repeated"] = self.context.repeated
+        values["repeated"] = self.context.retries.repeated
         # 0 means that the coordinator has confirmed all work that this replica has done.
         values["portions"] = self.portions.not_done() + self.context.retries.count("portion")
         if self.asking is not None and self.answering is not None:

@@ -159,7 +159,6 @@ class Worker:
     def deadline(self) -> float | None:
         times = [self.context.retries.deadline(), self.send_queue.deadline()]
         times += [self.joining.rejoin_at, self._lifeline.deadline()]
-        times += [self._gathering.transfers.deadline()]
         times += [self.training.deadline()] if self.training else []
         times += [self._report_at] if self.joining.identity else []
         return min((t for t in times if t is not None), default=None)
@@ -242,7 +241,6 @@ class Worker:
     def _on_deadline(self, now: float) -> None:
         self.context.do(*self.context.retries.due(now))
         self.joining.on_deadline(now)
-        self._gathering.transfers.on_deadline(now)
         if self._lifeline.is_over(now):
             self.context.do(Exit(0, "no heartbeat from the coordinator for too long"))
 

@@ -14,7 +14,7 @@ from dlctl.algorithms.sync import Barrier
 from dlctl.algorithms.sync import Replica as SyncReplica
 from dlctl.algorithms.tables import Parts
 from dlctl.compress.topk import TopK
-from dlctl.roles.server.reporting import AsksLead
+from dlctl.roles.server.reporting import Reporting
 from dlctl.roles.worker.services.reading import OneRead
 
 
@@ -173,7 +173,7 @@ def quorum_per_shard(patch: Patch) -> None:
         return [*outcomes, *self.decided(Decision(clock, frozenset(here[:2]), frozenset()))]
 
     patch.setattr(Chosen, "_hold", hold)
-    patch.setattr(AsksLead, "on_decided", lambda self, message: None)
+    patch.setattr(Reporting, "on_decided", lambda self, message: None)
 
 
 @mutant(

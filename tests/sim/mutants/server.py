@@ -202,6 +202,6 @@ def what_is_buffered_is_dropped(patch: Patch) -> None:
             honest(self, push)
             return
         self.dedup.take(push)
-        self._settle([Outcome(push.slot, push.epoch, push.seq, BUFFERED)])
+        self.settle([Outcome(push.slot, push.epoch, push.seq, BUFFERED)])
 
     patch.setattr(TableShard, "_take", take)

@@ -204,7 +204,7 @@ def a_replaced_replica_answers(patch: Patch) -> None:
     def on_answer(self, peer, answer, now):
         for number, question in list(self._open.items()):
             if question.slot == answer.slot and not answer.error:
-                self._outstanding.drop(("ask", number))
+                self.context.retries.drop(("ask", number))
                 self.newest = answer.payload.arrays
                 self._open.pop(number).then(self.newest)
 

@@ -159,8 +159,6 @@ class Asking:
         """Number of questions without an answer."""
         self.newest: tuple[m.Array, ...] = ()
         """The answer that arrived last."""
-        # Answers wait for the end of a step, so their latency must not distort other estimates.
-        self._outstanding = self.context.measures_apart()
         self._bytes_max = bytes_max(self.size)
         self._number = 0
         self._open: dict[int, Question] = {}
@@ -195,9 +193,7 @@ class Asking:
     def deadline(self) -> float | None:
         """When to call `go_on`, whatever the replica waits for."""
         every = (*self._open.values(), *self._queued)
-        times = [question.until for question in every if question.until < math.inf]
-        repeat = self._outstanding.deadline() if self._open else None
-        return min([*times, *([] if repeat is None else [repeat])], default=None)
+        return min((each.until for each in every if each.until < math.inf), default=None)
 
     def _on_awaited(self, answer: tuple[m.Array, ...] | None) -> None:
         self._answer, self._waits_for = answer, 0
@@ -245,14 +241,14 @@ class Asking:
         ask = m.Ask(me.slot, me.epoch, member.epoch, number, question.op, payload)
         peer = f"worker-{slot}"
         self.rates.add("push_bytes", payload.nbytes)
-        self.context.do(self._outstanding.add(_key(number), peer, ask, now, payload.nbytes))
+        self.context.ask(_key(number), peer, ask, now, payload.nbytes)
 
     def is_open(self) -> bool:
         """Whether any question is unanswered."""
         return bool(self._open or self._queued)
 
     def go_on(self, now: float) -> None:
-        """Resend unanswered questions, and abandon those that cannot be answered any more."""
+        """Abandon the questions that cannot be answered any more, and send queued ones."""
         for number, question in list(self._open.items()):
             if now >= question.until or self._has_left(question.slot, question.epoch):
                 self._give_up(number)
@@ -262,7 +258,6 @@ class Asking:
             self.unanswered += 1
             question.then(None)
         self._send_next(now)
-        self.context.do(*self._outstanding.due(now))
 
     def deliver(self, side: ReplicaSide) -> None:
         """Pass the method the answers that it does not wait for, while it computes nothing."""
@@ -284,7 +279,7 @@ class Asking:
         if answer.error or wrong:
             self._give_up(answer.request)
         else:
-            self._outstanding.done(_key(answer.request), now)
+            self.context.retries.done(_key(answer.request), now)
             self.rates.add("fetch_bytes", answer.payload.nbytes)
             del self._open[answer.request]
             self.newest = answer.payload.arrays
@@ -298,7 +293,7 @@ class Asking:
 
     def _give_up(self, number: int) -> None:
         self.unanswered += 1
-        self._outstanding.drop(_key(number))
+        self.context.retries.drop(_key(number))
         self._open.pop(number).then(None)
 
 
