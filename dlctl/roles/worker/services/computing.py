@@ -280,7 +280,7 @@ class Computing:
             if not self.writing.has_unpushed_steps():
                 # The last batches were refused: the rest of the portion was pushed before.
                 last = self.writing.newest
-                self.portions.pushed(last)
+                self.portions.pushed(last, self.writing.steps_pushed)
                 if not self.writing.is_under_way(last):
                     self.report_done(self.portions.settled(last), now)
 

@@ -81,7 +81,7 @@ class Writing:
         self.steps = 0
         """Of this replica so far; the computing service counts them."""
         self.steps_pushed = 0
-        """The steps that are at least partly in a push, or that are done without one."""
+        """The steps that are completely in pushes, or that are done without one."""
         self._in_parts: deque[int] = deque()
         """The steps before each of the newest writes, if one write is a part of a step."""
         self.newest = -1
@@ -149,7 +149,7 @@ class Writing:
         return bool(self._in_flight)
 
     def has_unpushed_steps(self) -> bool:
-        """Whether there are steps that are not even partly in a push."""
+        """Whether there are steps that are not completely in pushes."""
         return self.steps != self.steps_pushed
 
     # ------------------------------------------------------------ pushes
@@ -182,18 +182,18 @@ class Writing:
         """Count the steps that are now pushed completely."""
         if not need.holds_steps:
             self._in_parts.clear()
-            self.portions.restart_parts()
             return
         if need.ranges and need.of == 1:
             self._is_part = True
             return
         self.newest = number
-        self.portions.pushed(number, need.of)
-        if not need.ranges and need.vector is None and self.has_unpushed_steps():
-            self._refused(number, ASTRAY, "not pushed")
+        is_astray = not need.ranges and need.vector is None and self.has_unpushed_steps()
         self._in_parts.append(self.steps)
         while len(self._in_parts) >= need.of:
             self.steps_pushed = self._in_parts.popleft()
+        self.portions.pushed(number, self.steps_pushed)
+        if is_astray:
+            self._refused(number, ASTRAY, "not pushed")
 
     def is_in_parts(self) -> bool:
         """Whether some steps are pushed partly, and need more writes."""
