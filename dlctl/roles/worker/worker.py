@@ -125,8 +125,6 @@ class Worker:
         self._lifeline = Watchdog()
         self.members = Members(self.context, birth.name, connects="peers" in algorithm.shape.links)
         self._address = address
-        self._is_deferred = False
-        """It is ready to begin, but waits for the list of members."""
         self._draining = False
         self._saving = Saving(self.context, birth.name)
         self._gathering = Restoring(self.context)
@@ -194,13 +192,12 @@ class Worker:
                 self._gathering.on_event(event, now)
             case ArraysSaved():
                 self._saving.on_saved(event)
-            case FrozenLoaded() if self.training is None:
+            case FrozenLoaded():
                 self.joining.join(now)
-                self._begin_without_servers()
             case FrozenWritten():
                 self.joining.on_frozen_written(event)
-            case BuffersLoaded() if self.training is None:
-                self._restore_or_begin()
+            case BuffersLoaded():
+                self.joining.is_ready = True
             case EvaluationRun():
                 self._on_evaluated(event)
             case TaskFailed(error, detail):
@@ -248,6 +245,8 @@ class Worker:
 
     def _advance(self, now: float) -> None:
         if self.training is None:
+            self._begin_if_ready()
+        if self.training is None:
             return
         if self._evaluation is not None:
             self._evaluation.advance(self.training, self.context, now)
@@ -282,9 +281,6 @@ class Worker:
             return
         if self.training is not None:
             self.training.side.members = self.members.slots
-        elif self._is_deferred:
-            self._is_deferred = False
-            self._restore_or_begin()
 
     def _listen(self, now: float) -> None:
         """Announce the address at which this replica listens for others."""
@@ -306,34 +302,24 @@ class Worker:
     def _on_topology(self, message: m.Topology, now: float) -> None:
         if load := self.joining.on_topology(message, now):
             self._gathering.load(load)
-        self._begin_without_servers()
-
-    def _begin_without_servers(self) -> None:
-        if self.joining.is_complete and not self.joining.links and self.training is None:
-            self._restore_or_begin()
 
     def _on_joined(self, message: m.Joined, now: float) -> None:
-        if not self.joining.on_joined(message, now):
-            return
-        if self.training is not None:
+        if self.joining.on_joined(message, now) and self.training is not None:
             self.training.on_joined_again(message.shard, now)
-        elif self.joining.is_complete and not self.joining.has_buffers():
-            self._restore_or_begin()
 
-    def _restore_or_begin(self) -> None:
+    def _begin_if_ready(self) -> None:
         """A worker requests data only after it has restored its residual, and the run continues
         when all workers have requested data. Before that no worker saves, and a worker that dies is
         replaced by a process that restores the residual again.
         """
-        if self.members.connects and not self.members.number:
-            self._is_deferred = True  # It begins when it has the list of members.
+        lacks_members = self.members.connects and not self.members.number
+        if not self.joining.is_ready or lacks_members:
             return
-        if self.joining.restores():
-            if not self.joining.restoring:
-                self.joining.begin_to_restore()
-                self._gathering.load(LoadArrays(self.joining.restores()))
-        else:
+        if not self.joining.restores():
             self._begin()
+        elif not self.joining.restoring:
+            self.joining.begin_to_restore()
+            self._gathering.load(LoadArrays(self.joining.restores()))
 
     def _begin(self, saved: Mapping[str, m.Array] | None = None) -> None:
         """Start the method; saved: the replica's state from before a stop."""
