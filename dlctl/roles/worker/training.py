@@ -109,8 +109,6 @@ class Training:
         )  # fmt: skip
         self.engines = Engines(context, self.computing.is_held)
         self.collecting = collecting
-        if collecting is not None:
-            collecting.finished = self._on_collected
         self.asking: Asking | None = None
         self.answering: Answering | None = None
         if members is not None:
@@ -304,10 +302,6 @@ class Training:
     def _on_pushed(self) -> None:
         self.progress.pushed()
         self._push_buffers()
-
-    def _on_collected(self) -> None:
-        """Sums may be all that a replica does without data, so notify it of the lack again."""
-        self.computing.leasing.told_no_data = False
 
     def on_joined_again(self, shard: int, now: float) -> None:
         """Resend fetches that the shard has forgotten or could not answer."""

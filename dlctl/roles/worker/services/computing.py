@@ -329,7 +329,6 @@ class Computing:
     def _done_without_push(self, but: int, now: float) -> None:
         self.writing.done(but)
         self.progress.pushed()
-        self.leasing.told_no_data = False
         self.report_done(self.portions.done_now(self.writing.steps_pushed, but), now)
 
     def report_done(self, done: list[Portion], now: float) -> None:
