@@ -148,7 +148,8 @@ class Fetcher:
             return
         self.latency.add(answer.took_s)
         self.rates.add("fetch_bytes", answer.nbytes)
-        self.send_queue.correct("fetch", answer.nbytes - fetched.charged[message.shard], now)
+        correction = answer.nbytes - fetched.charged[message.shard]
+        self.send_queue.limiters["fetch"].spend(correction, now)
         fetched.slices[message.shard] = answer.slice
         fetched.clocks[message.shard] = answer.clock
         fetched.samples = max(fetched.samples, answer.samples)

@@ -198,7 +198,8 @@ class Joining:
             self.rejoin_at = now + REJOIN_S
             return
         model, me = self.model, link.identity
-        values = to_host(model.parameters)[link.lo : link.hi].copy()
+        of_model = link.clients[0]
+        values = to_host(model.parameters)[of_model.lo : of_model.hi].copy()
         averaged = model.averaged if link.shard == 0 else model.averaged[:0]
         initialise = m.Initialise(me.slot, me.epoch, values, averaged)
         nbytes = values.nbytes + averaged.nbytes

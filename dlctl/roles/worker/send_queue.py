@@ -77,11 +77,6 @@ class SendQueue:
         if direction in self.limiters:
             self.limiters[direction].spend(nbytes, now)
 
-    def correct(self, direction: str, nbytes: int, now: float) -> None:
-        """An answer had `nbytes` more (or, if negative, fewer) bytes than were charged for it."""
-        if nbytes:
-            self.limiters[direction].spend(nbytes, now)
-
     def flush(self, now: float) -> list[Send]:
         """Send what the limits allow by now."""
         sent = []

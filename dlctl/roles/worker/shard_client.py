@@ -63,8 +63,6 @@ class Link:
         """One for each table."""
         self.joined = False
         self.initialised = False
-        self.lo = self.hi = 0
-        """Of the parameters, as the server reports it."""
         self.version = 0
         """Of the parameters when it was joined."""
         self.generation = 0
@@ -95,7 +93,7 @@ class Link:
             return None
         self.retries.again(self.peer, now - took_s, now)
         self.joined, self.initialised = True, message.initialised
-        self.lo, self.hi, self.version = message.lo, message.hi, message.version
+        self.version = message.version
         self.generation = message.generation
         return [send for client in self.clients for send in client.joined_again(now)]
 
