@@ -594,7 +594,7 @@ def test_pushes_refused_in_a_row_are_counted_by_table() -> None:
     at = replica(*needs, *needs)
     for turn in (1, 2):
         for shard, push in enumerate(at.of(m.Push)[-4:-2]):
-            at.ack(push, shard, REFUSED)
+            at.ack(push, shard, REFUSED if shard < turn else APPLIED)
         for shard, push in enumerate(at.of(m.Push)[-2:]):
             at.ack(push, shard)
         assert at.training.bad_gradients.pushes_in_row == turn

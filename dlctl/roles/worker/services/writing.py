@@ -48,6 +48,7 @@ class _Pushed:
     """Whether other writes contain the same steps, too."""
     is_behind: bool = False
     """Whether it is settled only when all writes before it are."""
+    is_refused: bool = False
     outcomes: dict[int, str] = field(default_factory=dict)
 
 
@@ -321,7 +322,8 @@ class Writing:
         pushed = self._in_flight.pop(number)
         if number == self.number:
             self._receipt = Receipt(pushed.outcomes)
-        self.bad_gradients.settled(number, pushed.table)
+        if not pushed.is_refused:
+            self.bad_gradients.accepted(pushed.table)
         if pushed.table != self._progress:
             return []
         if self._drops_late and not pushed.is_part and set(pushed.outcomes.values()) == {m.LATE}:
@@ -335,7 +337,9 @@ class Writing:
     def _refused(self, number: int, reason: str, what: str) -> None:
         """A shard gets nothing of this write."""
         pushed = self._in_flight[number]
-        self.bad_gradients.refused(number, reason, *pushed.steps, table=pushed.table)
+        if not pushed.is_refused:
+            self.bad_gradients.refused(reason, *pushed.steps, pushed.table)
+        pushed.is_refused = True
         self.portions.refused(number)
         self.context.note("warning", f"{what} ({self.bad_gradients.last}): {reason}")
 
