@@ -342,7 +342,6 @@ class Worker:
         if self._own_rate is not None:
             self._own_rate.factor = schedule.factor(self.job, model.ready.samples)
         start: Start = "joins" if self.joining.is_under_way() else "new"
-        sharing = Sharing(model.mark) if model.mark is not None else None
         side.begin("restored" if saved else start)
         if saved:
             self._restore_model(side, saved)
@@ -354,8 +353,8 @@ class Worker:
             if GENERATOR in saved:
                 side.rng.bit_generator.state = json.loads(saved[GENERATOR].tobytes())
         shape, begins = self.algorithm.shape, start == "new" or bool(saved)
-        if sharing is not None and begins:
-            sharing.has_come()
+        if model.mark is not None and begins:
+            model.mark[0] = 1  # The shared memory is a model of the run.
         takes_over = not begins and shape.model != "tables"
         collecting = None
         if "group" in shape.links:
@@ -382,7 +381,7 @@ class Worker:
             own_rate=self._own_rate,
             replicas=lambda: len(self.members.known),
             takes_over=takes_over,
-            sharing=sharing if takes_over else None,
+            sharing=Sharing(model.mark) if takes_over and model.mark is not None else None,
         )
 
     def _on_group(self, message: m.Group, now: float) -> None:
