@@ -137,9 +137,6 @@ class ShardClient:
         the outcome of the oldest one if that is resent."""
         return len(self._unsettled) < WINDOW and self.next_seq + pushes <= self.settled() + REACH
 
-    def unsettled(self) -> int:
-        return len(self._unsettled)
-
     def bytes_under_way(self) -> int:
         return sum(self._unsettled.values())
 

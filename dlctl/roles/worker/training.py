@@ -239,17 +239,13 @@ class Training:
             self.computing.paused(now)
         return self.is_paused
 
-    def phase(self) -> str:
+    def phase(self) -> Phase:
         if self.computing.is_computing:
-            return "computing"
+            return Phase("computing")
         if self.is_paused:
-            return "evaluating"
+            return Phase("evaluating")
         if self.parked:
-            return "draining" if self.busy() else "drained"
-        return self.waits().what
-
-    def waits(self) -> Phase:
-        """What the method waits for, and for which processes."""
+            return Phase("draining" if self.busy() else "drained")
         if self._taking_over is not None:
             return self._taking_over.phase()
         return self.service.phase() if self._need is not None else Phase("starting")
@@ -258,9 +254,6 @@ class Training:
         """Whether this replica holds a model of the run; a joining replica receives it first."""
         has_own = self.collecting is None or self.collecting.has_model
         return has_own and self._taking_over is None
-
-    def waits_for_group(self) -> bool:
-        return isinstance(self._need, Collective) and not self.parked
 
     def stuck_s(self, now: float) -> float:
         """How long the current batch, evaluation or operation of the engine has taken, if far

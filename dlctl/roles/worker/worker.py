@@ -542,7 +542,7 @@ class Worker:
     def phase(self) -> str:
         if self.joining.rejoin_at is not None:
             return "waiting for worker-0 to initialise the servers"
-        return self.training.phase() if self.training else self.joining.phase()
+        return self.training.phase().what if self.training else self.joining.phase()
 
     def waiting_for(self) -> str:
         """The daemons that must answer before this worker can continue; "" while it computes."""
@@ -551,10 +551,8 @@ class Worker:
         if self.joining.rejoin_at is not None:
             return "worker-0"
         peers = {peer for _, peer, _ in self.context.retries.waiting()}
-        if self.training is not None and self.training.asking is not None:
-            peers |= set(self.training.asking.phase().whom)
-        if self.training is not None and self.training.waits_for_group():
-            peers |= set(self.training.waits().whom)
+        if self.training is not None:
+            peers |= set(self.training.phase().whom)
         return ", ".join(sorted(peers))
 
     def _report_if_due(self, now: float) -> None:

@@ -18,7 +18,8 @@ class Phase(NamedTuple):
     what: str
     """"fetching", "pushing", "waiting for data" ..."""
     whom: tuple[str, ...] = ()
-    """The daemons that must answer before it can continue."""
+    """The daemons that must answer before it can continue, besides those that messages are resent
+    to."""
 
 
 class Service(Protocol[N]):

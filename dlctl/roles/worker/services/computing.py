@@ -128,7 +128,7 @@ class Computing:
             return Phase("computing")
         if self.is_held():
             return Phase("saving")
-        return Phase("waiting for data", (COORDINATOR,))
+        return Phase("waiting for data")
 
     def deadline(self) -> float | None:
         """When to ask for data again; only while data is what this replica waits for."""

@@ -162,11 +162,7 @@ class Reading:
         return not waits or (self._placing is None and self._queued is None)
 
     def phase(self) -> Phase:
-        is_beside = self._need is not None and self._need.into == "beside"
-        read = self._beside if is_beside else self._placing
-        assert read is not None
-        late = {c.peer for f in read.asked for c in f.clients if c.shard not in f.clocks}
-        return Phase("fetching", tuple(sorted(late)))
+        return Phase("fetching")
 
     def deadline(self) -> float | None:
         return None
