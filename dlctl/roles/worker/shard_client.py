@@ -22,7 +22,8 @@ from dlctl.rows import RowSlice
 
 WINDOW = 4
 """Unacknowledged pushes per shard: bounds the memory of a worker."""
-SETTLED = {m.APPLIED, m.BUFFERED, m.DUPLICATE, m.LATE, m.REFUSED}
+SETTLED = (m.DUPLICATE, m.APPLIED, m.BUFFERED, m.LATE, m.REFUSED)
+"""Outcomes of a push: of several ranges on one shard, the receipt has the last of these."""
 
 
 @dataclass(frozen=True, slots=True)

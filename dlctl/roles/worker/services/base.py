@@ -42,7 +42,7 @@ class Service(Protocol[N]):
 
     def deadline(self) -> float | None:
         """When to poll again if no event arrives; None: never."""
-        ...
+        return None
 
 
 def check_rows(rows: Array | None, clients: Sequence[ShardClient]) -> None:

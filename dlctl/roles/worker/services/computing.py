@@ -41,7 +41,7 @@ from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.intervals import Pacing
 from dlctl.roles.worker.leases import Leasing, Portion, Portions
 from dlctl.roles.worker.progress import OwnRate, Progress
-from dlctl.roles.worker.services.base import Phase
+from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import Identity
 
@@ -359,7 +359,7 @@ class Computing:
         return took_s if took_s > max(LONG_S_MIN, LONG_BATCHES * self.batch_s) else 0.0
 
 
-class Engines:
+class Engines(Service[Engine | OwnStep | OwnState]):
     """Serves `Engine`, `OwnStep` and `OwnState`: one operation at a time."""
 
     def __init__(self, context: Context, is_held: Callable[[], bool]) -> None:
@@ -417,6 +417,3 @@ class Engines:
         if not self.is_at_work:
             return Phase("saving")
         return Phase(RUNNING if isinstance(self._need, Engine) else STEPPING)
-
-    def deadline(self) -> float | None:
-        return None

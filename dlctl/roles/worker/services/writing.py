@@ -25,13 +25,11 @@ from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.intervals import PUSH, Pacing
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.services.base import Phase, check_ranges, check_rows
-from dlctl.roles.worker.shard_client import Identity, ShardClient
+from dlctl.roles.worker.services.base import Phase, Service, check_ranges, check_rows
+from dlctl.roles.worker.shard_client import SETTLED, Identity, ShardClient
 from dlctl.rows import KIND as ROWS
 from dlctl.vector import Vector, copy_of, to_host, zeros_like
 
-WORSE = (m.DUPLICATE, m.APPLIED, m.BUFFERED, m.LATE, m.REFUSED)
-"""Outcomes of a push: of several ranges on one shard, the receipt has the last of these."""
 ASTRAY = "a replica's own steps have led too far; a smaller rate for them may help"
 
 
@@ -53,7 +51,7 @@ class _Pushed:
 
 
 @dataclass(eq=False)
-class Writing:
+class Writing(Service[Write | Settle]):
     context: Context
     identity: Identity
     tables: list[list[ShardClient]]
@@ -132,9 +130,6 @@ class Writing:
 
     def phase(self) -> Phase:
         return Phase("pushing")
-
-    def deadline(self) -> float | None:
-        return None
 
     def settled_until(self, table: int) -> int:
         """All writes to a table up to this number are settled."""
@@ -306,7 +301,7 @@ class Writing:
             self._refused(number, ack.reason, f"server-{ack.shard} refused a push")
         pushed = self._in_flight[number]
         before = pushed.outcomes.get(ack.shard, ack.outcome)
-        pushed.outcomes[ack.shard] = max(before, ack.outcome, key=WORSE.index)
+        pushed.outcomes[ack.shard] = max(before, ack.outcome, key=SETTLED.index)
         pushed.missing -= 1
         done = self._settled(number, now) if not pushed.missing else []
         if self._settled_early:
