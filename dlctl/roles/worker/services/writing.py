@@ -44,8 +44,6 @@ class _Pushed:
     """Number of shards that have not settled it."""
     is_part: bool = False
     """Whether other writes contain the same steps, too."""
-    is_behind: bool = False
-    """Whether it is settled only when all writes before it are."""
     is_refused: bool = False
     outcomes: dict[int, str] = field(default_factory=dict)
 
@@ -89,7 +87,8 @@ class Writing(Service[Write | Settle]):
         """Of the newest write to any table."""
         self._in_flight: dict[int, _Pushed] = {}
         self._settled_early: list[int] = []
-        """Settled writes that wait for the writes before them."""
+        """Settled writes that wait for the writes before them, which may hold parts of their steps.
+        """
         self._numbers: dict[tuple[int, int, int], int] = {}
         """(table, shard, its number there) -> number of the write."""
         self._is_part = False
@@ -164,7 +163,7 @@ class Writing(Service[Write | Settle]):
         pieces = self._pieces(need, table)
         self.number += 1
         number, steps = self.number, (self.steps_pushed, max(self.steps - 1, 0))
-        self._in_flight[number] = _Pushed(table, steps, len(pieces), need.of > 1, need.behind)
+        self._in_flight[number] = _Pushed(table, steps, len(pieces), need.of > 1)
         for client, lo, values in pieces:
             self._send(client, lo, values, need, number, steps)
         if table == self._progress:
@@ -303,29 +302,25 @@ class Writing(Service[Write | Settle]):
         before = pushed.outcomes.get(ack.shard, ack.outcome)
         pushed.outcomes[ack.shard] = max(before, ack.outcome, key=SETTLED.index)
         pushed.missing -= 1
-        done = self._settled(number, now) if not pushed.missing else []
-        if self._settled_early:
-            oldest = min(self._in_flight, default=self.number + 1)
-            done += [n for n in self._settled_early if n < oldest]
-            self._settled_early = [n for n in self._settled_early if n >= oldest]
-        return done
+        if not pushed.missing:
+            self._settled(number, now)
+        oldest, early = next(iter(self._in_flight), self.number + 1), self._settled_early
+        self._settled_early = [n for n in early if n >= oldest]
+        return [n for n in early if n < oldest]
 
-    def _settled(self, number: int, now: float) -> list[int]:
-        """All shards have settled it; returns its number if it contains steps and is settled."""
+    def _settled(self, number: int, now: float) -> None:
+        """All shards have settled it."""
         pushed = self._in_flight.pop(number)
         if number == self.number:
             self._receipt = Receipt(pushed.outcomes)
         if not pushed.is_refused:
             self.bad_gradients.accepted(pushed.table)
         if pushed.table != self._progress:
-            return []
+            return
         if self._drops_late and not pushed.is_part and set(pushed.outcomes.values()) == {m.LATE}:
             self.portions.late(number)
         self.pacing.settled(number, now)
-        if pushed.is_behind:
-            self._settled_early.append(number)
-            return []
-        return [number]
+        self._settled_early.append(number)
 
     def _refused(self, number: int, reason: str, what: str) -> None:
         """A shard gets nothing of this write."""
