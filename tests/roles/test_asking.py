@@ -48,7 +48,7 @@ class Replica:
         self.side = Echo(site(None, np.zeros(4, np.float32), slot))
         self.rates = Rates("push_bytes", "fetch_bytes")
         self.asking = Asking(self.context, self.me, self.members, 4, self.rates)
-        self.answering = Answering(self.context, self.me, self.members, self.side)
+        self.answering = Answering(self.context, self.me, self.members, self.side, lambda: True)
 
     def told(self, number: int, epochs: dict[int, int], joining: tuple[int, ...] = ()) -> None:
         slots = tuple(epochs)
@@ -364,7 +364,6 @@ def test_a_replica_at_work_holds_answers_to_its_model_and_counts_what_it_sends_a
     one.told(1, {0: 1, 1: 1})
     ring = registry.load("algorithms", "toy-ring")
     work = training(one.context, [], ring, one.side, me=one.me, members=one.members)
-    assert work.asking is not None
     one.context.clear()
     work.asking.begin(Ask(slot=1, op="double", within_s=30.0), 0.0)
     (question,) = one.sent(m.Ask)

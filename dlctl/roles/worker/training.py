@@ -8,7 +8,7 @@ steps), discarded batches, and draining when the data ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from dlctl import messages as m
@@ -69,18 +69,16 @@ class Training:
         lease_ahead_s: float,
         averaged: m.Array,
         push_norm_max: float,
-        members: Members | None = None,
+        members: Members,
         collecting: Collecting | None = None,
         own_rate: OwnRate | None = None,
-        replicas: Callable[[], int] = lambda: 1,
         takes_over: bool = False,
         sharing: Sharing | None = None,
     ) -> None:
         """tables: the clients of each table of the method, in shard order. compression: the name of
-        the compressor. averaged: float64[n], the model's buffers. members: the replicas of the run,
-        if they ask each other. collecting: their group, if they have one. own_rate: the learning
-        rate of the replica's own optimiser, if it has one. replicas: how many train, those about
-        to begin included. takes_over: its model is that of another replica, or of `sharing`.
+        the compressor. averaged: float64[n], the model's buffers. collecting: the group of the
+        replicas, if they have one. own_rate: the learning rate of the replica's own optimiser, if
+        it has one. takes_over: its model is that of another replica, or of `sharing`.
         """
         self.context = context
         self.identity = identity
@@ -97,7 +95,7 @@ class Training:
             self.portions, self.bad_gradients, self.pacing, self.rates, side.parameters,
             self._on_pushed,
         )  # fmt: skip
-        self.progress = Progress(replicas)
+        self.progress = Progress(lambda: len(members.known))
         self.own_rate = own_rate or OwnRate(0.0)
         side.own_rate = self.own_rate.at
         self.reading = Reading(
@@ -109,12 +107,9 @@ class Training:
         )  # fmt: skip
         self.engines = Engines(context, self.computing.is_held)
         self.collecting = collecting
-        self.asking: Asking | None = None
-        self.answering: Answering | None = None
-        if members is not None:
-            self.asking = Asking(context, identity, members, len(side.parameters), self.rates)
-            self.answering = Answering(context, identity, members, side, self.has_model)
-        asks = TakingOver(self.asking, side) if takes_over and self.asking else None
+        self.asking = Asking(context, identity, members, len(side.parameters), self.rates)
+        self.answering = Answering(context, identity, members, side, self.has_model)
+        asks = TakingOver(self.asking, side) if takes_over and members.connects else None
         self._taking_over: TakingOver | Sharing | None = asks or sharing
         self._services = self._all_services()
         self.parked = False
@@ -135,7 +130,7 @@ class Training:
         }
         if self.tables:
             services |= {Read: self.reading, Write: self.writing, Settle: self.writing}
-        if self.asking is not None:
+        if self.asking.members.connects:
             services[Ask] = self.asking
         if self.collecting is not None:
             services[Collective] = self.collecting
@@ -156,15 +151,14 @@ class Training:
 
     def advance(self, now: float) -> None:
         """Serve the method's needs for as long as they can be served immediately."""
-        if self.asking is not None:
-            self.asking.go_on(now)
+        self.asking.go_on(now)
         if self.is_paused:
             return
         self.reading.arrived(now)
         self.fetcher.model_changes(self.side.changes_parameters())
         self._place_arrivals()
         self.reading.go_on(now)
-        if self.asking is not None and self.answering is not None and not self.is_at_work():
+        if not self.is_at_work():
             self.answering.serve()
             self.asking.deliver(self.side)
         if not self._has_taken_over(now):
@@ -224,7 +218,7 @@ class Training:
 
     def deadline(self) -> float | None:
         """When `advance` has to be called if no event arrives."""
-        times = [] if self.asking is None else [self.asking.deadline()]
+        times = [self.asking.deadline()]
         if self._taking_over is not None and not self.parked:
             times.append(self._taking_over.deadline())
         elif not (self.parked or self.is_paused or self._need is None):
@@ -268,8 +262,8 @@ class Training:
 
     def busy(self) -> bool:
         """Whether anything of this replica is not settled yet."""
-        asks = self.asking is not None and self.asking.is_open()
-        return self.writing.busy() or self.context.retries.count("portion") > 0 or asks
+        is_noted = not self.context.retries.count("portion")
+        return self.writing.busy() or not is_noted or self.asking.is_open()
 
     # ------------------------------------------------------------ events
 
@@ -331,7 +325,7 @@ class Training:
         values["repeated"] = self.context.repeated
         # 0 means that the coordinator has confirmed all work that this replica has done.
         values["portions"] = self.portions.not_done() + self.context.retries.count("portion")
-        if self.asking is not None and self.answering is not None:
+        if self.asking.members.connects:
             values["unanswered"] = self.asking.unanswered
             values["answered"] = self.answering.served
         if figures := self.side.figures():

@@ -221,7 +221,7 @@ class Worker:
             if isinstance(message, m.Ask) and isinstance(peer, bytes):
                 self._on_ask(peer, message, identity)
             elif isinstance(message, m.Answer) and not isinstance(peer, bytes):
-                if self.training is not None and self.training.asking is not None:
+                if self.training is not None:
                     self.training.asking.on_answer(peer, message, now)
             elif handler is None or not (is_control or self._is_from_shard(peer, message)):
                 raise RemoteProtocolError("it has no business here")
@@ -293,9 +293,9 @@ class Worker:
         """Raises RemoteProtocolError for what no replica of this run would send."""
         self.members.authz.check(identity, message)
         me = self.joining.identity
-        if self.training is not None and self.training.answering is not None:
+        if self.training is not None:
             self.training.answering.on_ask(peer, message)
-        elif self.training is None and me is not None and message.op == MODEL:
+        elif me is not None and message.op == MODEL:
             none = m.Answer(me.slot, me.epoch, message.request, NO_MODEL, pack(()))
             self.context.send(peer, none)
 
@@ -376,10 +376,9 @@ class Worker:
             lease_ahead_s=self.job.data.lease_ahead_s,
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,
-            members=self.members if self.members.connects else None,
+            members=self.members,
             collecting=collecting,
             own_rate=self._own_rate,
-            replicas=lambda: len(self.members.known),
             takes_over=takes_over,
             sharing=Sharing(model.mark) if takes_over and model.mark is not None else None,
         )

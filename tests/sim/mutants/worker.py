@@ -189,8 +189,7 @@ def pulled_under_a_gradient(patch: Patch) -> None:
     honest = Training.advance
 
     def advance(self, now):
-        if self.asking is not None:
-            self.asking.deliver(self.side)
+        self.asking.deliver(self.side)
         honest(self, now)
 
     patch.setattr(Training, "advance", advance)

@@ -306,7 +306,7 @@ class Answering:
     identity: Identity
     members: Members
     side: ReplicaSide
-    has_model: Callable[[], bool] = lambda: True
+    has_model: Callable[[], bool]
     """Whether this replica holds a model of the run."""
 
     def __post_init__(self) -> None:
