@@ -230,6 +230,7 @@ class Leasing:
         self.told_no_data = False
         """The method was notified that there is none, and has pushed its work."""
         self.ask_again_at: float | None = None
+        """When to ask for data again, while there is none."""
         self._number = 0
         self._is_ahead = False
         """The newest request was for work in advance."""
@@ -278,7 +279,7 @@ class Leasing:
         if lease.request != self._number or self.context.retries.done("lease", now) is None:
             return
         if lease.start < lease.stop:
-            self.told_no_data = False
+            self.told_no_data, self.ask_again_at = False, None
             self.portions.take(lease)
         elif self._is_ahead:
             # If data is needed by now, `wait` requests it, and that is not refused.

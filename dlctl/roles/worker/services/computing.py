@@ -131,9 +131,7 @@ class Computing:
         return Phase("waiting for data")
 
     def deadline(self) -> float | None:
-        """When to ask for data again; only while data is what this replica waits for."""
-        waits = isinstance(self._need, Gradient | NextData) and not self._running
-        return self.leasing.ask_again_at if waits else None
+        return self.leasing.ask_again_at
 
     @property
     def is_computing(self) -> bool:
