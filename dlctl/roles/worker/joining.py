@@ -149,8 +149,8 @@ class Joining:
         noted = m.Noted(self.birth.name, f"moved{message.shard}", message.number)
         self.context.send(COORDINATOR, noted)
         link = self.links[message.shard]
-        if message.number > max(link.generation, link.moved_to):
-            link.moved_to, link.address = message.number, message.address
+        if message.number > link.generation:
+            link.generation, link.address = message.number, message.address
             self.context.do(Connect(link.peer, message.address, message.key), link.join(now))
 
     def on_reconnected(self, peer: str, lost_at: float, now: float) -> None:

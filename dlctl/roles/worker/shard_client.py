@@ -67,8 +67,7 @@ class Link:
         self.version = 0
         """Of the parameters when it was joined."""
         self.generation = 0
-        self.moved_to = 0
-        """The newest generation that the coordinator has announced."""
+        """The newest one of its server that is known; older ones are replaced."""
 
     def join(self, now: float) -> Send:
         self.joined = False
@@ -87,12 +86,10 @@ class Link:
 
         Pushes that the server has received are settled by their acks, which are resent.
         """
-        if message.generation < max(self.generation, self.moved_to):
+        is_stale = message.generation < self.generation
+        if is_stale or self.retries.done(("join", self.shard), now) is None:
             return None
-        took_s = self.retries.done(("join", self.shard), now)
-        if took_s is None:
-            return None
-        self.retries.again(self.peer, now - took_s, now)
+        self.retries.again(self.peer, now, now)
         self.joined, self.initialised = True, message.initialised
         self.version = message.version
         self.generation = message.generation

@@ -290,13 +290,7 @@ class Training:
         self.progress.pushed()
         self._push_buffers()
 
-    def on_joined_again(self, shard: int, now: float) -> None:
-        """Resend fetches that the shard has forgotten or could not answer."""
-        peer = self.channels[shard].peer
-        keys = [key for key, whom, _ in self.context.retries.waiting() if whom == peer]
-        for key in keys:
-            if isinstance(key, tuple) and key[0] == "fetch":
-                self.context.do(*self.context.retries.resend_now(key, now))
+    def on_joined_again(self, shard: int) -> None:
         if shard == 0 and self.writing.steps_pushed:
             self._push_buffers()
 

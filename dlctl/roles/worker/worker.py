@@ -305,7 +305,7 @@ class Worker:
 
     def _on_joined(self, message: m.Joined, now: float) -> None:
         if self.joining.on_joined(message, now) and self.training is not None:
-            self.training.on_joined_again(message.shard, now)
+            self.training.on_joined_again(message.shard)
 
     def _begin_if_ready(self) -> None:
         """A worker requests data only after it has restored its residual, and the run continues
