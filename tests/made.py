@@ -129,7 +129,7 @@ def training(
         lease_ahead_s=lease_ahead_s,
         averaged=np.zeros(0),
         push_norm_max=push_norm_max,
-        members=members,
+        members=members or Members(context, "worker-0", connects=False),
         collecting=collecting,
         own_rate=OwnRate(own_lr),
     )

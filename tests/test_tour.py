@@ -107,7 +107,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     initialise = sent(to_worker(joined, "server-0"), m.Initialise)
     effects = to_worker(sent(to_server(initialise), m.Joined), "server-0")
     assert worker.training is not None
-    assert worker.training.phase() == "waiting for data"
+    assert worker.training.phase().what == "waiting for data"
 
     # With data it reads the parameters first, and then computes.
     asked = sent(effects, m.LeaseRequest)

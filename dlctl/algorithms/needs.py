@@ -258,9 +258,6 @@ class Write(Need):
     """`vector` holds these elements of the table, concatenated; (): all of it."""
     rows: Array | None = None
     """Rows of the tables of rows, instead of ranges, as in `Read`."""
-    behind: bool = False
-    """The write is settled only when all earlier writes are, also those to other tables: they hold
-    parts of its steps that no other write holds."""
     to_all: bool = False
     """Shards that own nothing of `ranges` get an empty part, so that all clocks advance."""
     of: int = 1

@@ -92,7 +92,7 @@ class Replica(ReplicaSide):
             if named.rows.size:
                 yield Write(table=TABLE, vector=computed.rows, rows=named.rows, given=True)
             gradient = computed.gradient if has_model else self.parameters
-            yield Write(vector=gradient, samples=computed.samples, behind=True)
+            yield Write(vector=gradient, samples=computed.samples)
 
 
 def check(job: JobFile) -> list[Fault]:

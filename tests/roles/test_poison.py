@@ -11,32 +11,12 @@ from dlctl.roles.protocol.effects import Compute, Computed
 from dlctl.roles.worker.bad_gradients import BATCHES_KEPT, BadGradients
 
 
-def refuse(poison: BadGradients, number: int) -> None:
-    poison.refused(number, "its norm is too large", number, number)
-
-
-def test_a_push_that_one_shard_has_taken_and_another_one_refused_is_refused() -> None:
-    poison = BadGradients(1e9)
-    for number in range(5, 8):
-        refuse(poison, number)
-        poison.settled(number)
-    assert (poison.pushes, poison.pushes_in_row) == (3, 3)
-
-
-def test_a_push_is_counted_once_however_many_shards_refuse_it_and_in_whatever_order() -> None:
-    poison = BadGradients(1e9)
-    for number in (5, 6, 5, 6, 4):
-        refuse(poison, number)
-    assert (poison.pushes, poison.pushes_in_row) == (3, 3)
-
-
 def test_a_push_that_all_shards_have_taken_ends_the_row() -> None:
     poison = BadGradients(1e9)
-    refuse(poison, 5)
-    poison.settled(5)
-    poison.settled(6)
+    poison.refused("its norm is too large", 5, 5)
+    poison.accepted()
     assert (poison.pushes, poison.pushes_in_row) == (1, 0)
-    refuse(poison, 7)
+    poison.refused("its norm is too large", 7, 7)
     assert (poison.pushes, poison.pushes_in_row) == (2, 1)
 
 
@@ -44,9 +24,9 @@ def test_the_batches_of_a_refused_push_are_named_and_no_others() -> None:
     poison = BadGradients(1e9)
     for step, where in enumerate(["samples 0..7", "samples 8..15", "samples 16..23"]):
         poison.computed(step, where)
-    poison.refused(5, "its norm is too large", 0, 0)
+    poison.refused("its norm is too large", 0, 0)
     assert (poison.last, poison.reason) == ("samples 0..7", "its norm is too large")
-    poison.refused(6, "its norm is too large", 1, 2)
+    poison.refused("its norm is too large", 1, 2)
     assert poison.last == "samples 8..15, samples 16..23"
 
 
@@ -54,19 +34,12 @@ def test_of_many_batches_the_newest_are_named_and_of_forgotten_ones_the_steps() 
     poison = BadGradients(1e9)
     for step in range(BATCHES_KEPT + 10):
         poison.computed(step, f"batch {step}")
-    poison.refused(5, "", 20, 40)
+    poison.refused("", 20, 40)
     assert poison.last == ", ".join(f"batch {step}" for step in range(33, 41))
-    poison.refused(6, "", 0, 9)
+    poison.refused("", 0, 9)
     assert poison.last == "steps 0 to 9"
-    poison.refused(7, "", 8, 11)
+    poison.refused("", 8, 11)
     assert poison.last == "batch 10, batch 11"
-
-
-def test_an_older_push_that_is_settled_late_does_not_end_the_row() -> None:
-    poison = BadGradients(1e9)
-    refuse(poison, 6)
-    poison.settled(5)
-    assert poison.pushes_in_row == 1
 
 
 @pytest.mark.parametrize(

@@ -206,9 +206,10 @@ def test_a_portion_is_done_when_the_push_with_its_last_batch_is_settled() -> Non
         assert batch is not None
         batch[0].steps += 1
         if number == 0:
-            portions.pushed(0)
+            portions.pushed(0, 1)
+    batch[0].computed_at = 2
     portions.finish(batch[0])
-    portions.pushed(1)
+    portions.pushed(1, 2)
     assert portions.settled(0) == []
     assert portions.settled(1) == [batch[0]]
 
@@ -222,7 +223,7 @@ def test_what_a_late_push_held_is_not_trained() -> None:
         portions.count(portion, 2, loss, {"seen": loss})
         if number == 2:
             portions.finish(portion)
-        portions.pushed(number)
+        portions.pushed(number, number + 1)
     assert portions.settled(0) == []
     portions.late(1)
     assert portions.settled(1) == []
@@ -255,7 +256,7 @@ def test_a_portion_whose_last_batches_were_refused_is_done_with_the_push_before(
         batch = portions.next_batches(1)
         assert batch is not None
         portions.finish(batch[0])
-        portions.pushed(4)
+        portions.pushed(4, 0)
         finished.append(batch[0])
     assert portions.settled(4) == finished
 

@@ -109,26 +109,26 @@ def test_a_push_is_made_while_fewer_bytes_than_the_window_are_on_their_way(
     """One of any size, so that nobody waits for ever."""
     replica.training.send_queue.push_window_bytes = window_bytes
     for _ in range(WINDOW + 1):
-        if replica.training.phase() != "pushing":
+        if replica.training.phase().what != "pushing":
             replica.push()
-    assert [c.unsettled() for c in replica.channels] == [pushes, pushes]
-    assert replica.training.phase() == "pushing"
+    assert [len(c._unsettled) for c in replica.channels] == [pushes, pushes]
+    assert replica.training.phase().what == "pushing"
     replica.ack(0, 0)
-    assert replica.channels[0].unsettled() == pushes - 1, "the other shard has its half to come"
+    assert len(replica.channels[0]._unsettled) == pushes - 1, "the other shard has its half to come"
     replica.ack(1, 0)
     replica.training.advance(0.0)
-    assert replica.channels[0].unsettled() == pushes
+    assert len(replica.channels[0]._unsettled) == pushes
 
 
 def test_what_a_shard_has_and_holds_is_on_its_way_no_more(replica: Replica) -> None:
     replica.training.send_queue.push_window_bytes = 1
     replica.push()
     replica.push()
-    assert replica.channels[0].unsettled() == 1
+    assert len(replica.channels[0]._unsettled) == 1
     for shard in (0, 1):
         replica.ack(shard, 0, HELD)
     replica.training.advance(0.0)
-    assert replica.channels[0].unsettled() == 2
+    assert len(replica.channels[0]._unsettled) == 2
 
 
 def test_a_window_that_is_opened_live_lets_the_next_push_go(replica: Replica) -> None:
@@ -137,7 +137,7 @@ def test_a_window_that_is_opened_live_lets_the_next_push_go(replica: Replica) ->
     replica.push()
     replica.training.send_queue.push_window_bytes = None
     replica.training.advance(0.0)
-    assert replica.channels[0].unsettled() == 2
+    assert len(replica.channels[0]._unsettled) == 2
 
 
 def test_the_nth_push_holds_the_nth_gradient(replica: Replica) -> None:
@@ -159,11 +159,11 @@ def test_an_end_that_comes_while_a_fetch_is_waited_for_leaves_nothing_unpushed()
     for _ in range(2):
         replica.push()
     replica.leased(2, 2, 4)
-    assert replica.training.phase() == "fetching"
+    assert replica.training.phase().what == "fetching"
     assert replica.training.writing.has_unpushed_steps()
     replica.training.computing.draining = True
     replica.fetched(2)
-    assert [c.unsettled() for c in replica.channels] == [1, 1]
+    assert [len(c._unsettled) for c in replica.channels] == [1, 1]
     assert not replica.training.writing.has_unpushed_steps()
     for shard in (0, 1):
         replica.ack(shard, 0)

@@ -11,10 +11,10 @@ from dlctl.roles.worker.services.taking_over import LOOK_S, SHARED_S, Sharing
 
 def test_it_waits_until_another_one_has_put_the_model_there():
     mark = np.zeros(1, np.uint8)
-    joins, restores = Sharing(mark), Sharing(mark)
+    joins = Sharing(mark)
     assert not joins.advance(5.0)
     assert joins.deadline() == 5.0 + LOOK_S, "nobody tells of it: it looks again"
-    restores.has_come()
+    mark[0] = 1
     assert joins.advance(5.1)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dlctl.errors import JobFailed
-from dlctl.roles.worker.services.taking_over import AGAIN_S, NOBODY_S, TakingOver
+from dlctl.roles.worker.services.taking_over import ROUND_S, ROUNDS_MAX, TakingOver
 
 
 class Others:
@@ -47,23 +47,28 @@ def test_who_was_asked_is_waited_for_without_a_deadline():
     taking, _, _ = joining(1)
     assert not taking.advance(0.0)
     assert taking.deadline() is None
-    assert not taking.advance(10 * NOBODY_S)
+    assert not taking.advance(10 * ROUNDS_MAX * ROUND_S)
     assert taking.phase().whom == ("worker-1",)
 
 
 def test_all_are_asked_again_until_it_gives_up():
     """Who was asked too early may have the model a moment later."""
     taking, others, _ = joining(1)
-    taking.advance(0.0)
-    others.asked[0][1](None)
-    begun = now = 10 * NOBODY_S
-    assert not taking.advance(now)
-    while (now := taking.deadline() or 0.0) < begun + NOBODY_S:
+    now = 0.0
+    for number in range(1, ROUNDS_MAX + 1):
         assert not taking.advance(now)
+        assert len(others.asked) == number
         others.asked[-1][1](None)
         assert not taking.advance(now)
-    assert not taking.advance(now)
-    others.asked[-1][1](None)
-    assert len(others.asked) == NOBODY_S / AGAIN_S + 1
+        assert taking.deadline() == now + ROUND_S
+        now += ROUND_S
     with pytest.raises(JobFailed, match="has the model"):
         taking.advance(now)
+
+
+def test_who_has_not_begun_yet_may_have_it():
+    taking, others, _ = joining(1)
+    others.members.known[1].takes_part = False
+    for number in range(2 * ROUNDS_MAX):
+        assert not taking.advance(number * ROUND_S)
+    assert others.asked == []

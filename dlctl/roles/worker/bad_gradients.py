@@ -27,10 +27,6 @@ class BadGradients:
         self.reason = ""
         """Reason of the last refusal by a server."""
         self._batches: deque[tuple[int, str]] = deque(maxlen=BATCHES_KEPT)
-        self._refused: set[int] = set()
-        """Refused pushes that not all shards have answered."""
-        self._newest_refused: dict[int, int] = {}
-        """Table -> a push."""
         self._in_row: Counter[int] = Counter()
         """Table -> refused pushes since one that was not."""
 
@@ -56,22 +52,14 @@ class BadGradients:
         self.steps_in_row += 1
         self.last = what
 
-    def refused(
-        self, number: int, reason: str, first_step: int, last_step: int, *, table: int = 0
-    ) -> None:
-        """A shard has refused this push, of these steps; counted once for all shards."""
-        if number in self._refused:
-            return
-        self._refused.add(number)
-        self._newest_refused[table] = max(number, self._newest_refused.get(table, -1))
+    def refused(self, reason: str, first_step: int, last_step: int, table: int = 0) -> None:
+        """A push of these steps was refused by one shard or several."""
         self.pushes += 1
         self._in_row[table] += 1
         self.reason = reason
         names = [where for step, where in self._batches if first_step <= step <= last_step]
         self.last = ", ".join(names[-8:]) or f"steps {first_step} to {last_step}"
 
-    def settled(self, number: int, table: int = 0) -> None:
-        """All shards have answered this push; unless one refused it, the row of refusals ends."""
-        self._refused.discard(number)
-        if number > self._newest_refused.get(table, -1):
-            self._in_row[table] = 0
+    def accepted(self, table: int = 0) -> None:
+        """No shard has refused a push: the row of refusals ends."""
+        self._in_row[table] = 0

@@ -27,7 +27,6 @@ class Mean:
 
     def __init__(self, training: Training, now: float) -> None:
         asking = training.asking
-        assert asking is not None
         self._sum = np.zeros(len(training.side.parameters), np.float64)
         self._squares, self.models = 0.0, 0
         # Drained replicas included; a joining one answers that it has no model.

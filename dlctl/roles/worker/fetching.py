@@ -41,7 +41,6 @@ class Fetched:
     """Including all own pushes so far."""
     average: bool = False
     """The moving average of the parameters; with `whole`."""
-    missing: int = 0
     slices: dict[int, Slice] = field(default_factory=dict)
     clocks: dict[int, int] = field(default_factory=dict)
     """Shard -> its clock when it answered."""
@@ -52,7 +51,7 @@ class Fetched:
 
     @property
     def complete(self) -> bool:
-        return self.missing == 0
+        return len(self.clocks) == len(self.clients)
 
     def within(self, client: ShardClient) -> Range:
         """The elements of it that are on this shard, by their positions in the table."""
@@ -105,9 +104,7 @@ class Fetcher:
             clients = [c for c in clients if max(part[0], c.lo) < min(part[1], c.hi)]
         if rows is not None:
             clients = [c for c in clients if _rows_of(c, rows).size]
-        fetched = Fetched(
-            self._requests, clients, clock_min, part, rows, whole, after_own, average, len(clients)
-        )
+        fetched = Fetched(self._requests, clients, clock_min, part, rows, whole, after_own, average)
         self._in_flight[fetched.request] = fetched
         for client in clients:
             self._request(fetched, client)
@@ -148,11 +145,11 @@ class Fetcher:
             return
         self.latency.add(answer.took_s)
         self.rates.add("fetch_bytes", answer.nbytes)
-        self.send_queue.correct("fetch", answer.nbytes - fetched.charged[message.shard], now)
+        correction = answer.nbytes - fetched.charged[message.shard]
+        self.send_queue.limiters["fetch"].spend(correction, now)
         fetched.slices[message.shard] = answer.slice
         fetched.clocks[message.shard] = answer.clock
         fetched.samples = max(fetched.samples, answer.samples)
-        fetched.missing -= 1
         if fetched.complete:
             del self._in_flight[message.request]
 
@@ -172,7 +169,6 @@ class Fetcher:
                 continue
             if not client.basis.fits(arrived):
                 self._in_flight[fetched.request] = fetched
-                fetched.missing += 1
                 del fetched.clocks[client.shard]
                 self._request(fetched, client, again=True)
                 continue

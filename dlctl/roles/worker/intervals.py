@@ -16,10 +16,8 @@ So the interval of pushes
 - is raised when the waiting over the last cycles without the worst of them (one stall is no slow
   link) exceeded the share: at once to the n that keeps the share, at most by a factor of four;
 - is lowered when the prediction for a shorter one is at most half of the share, so that noise does
-  not revert it, and that one was not found too short at about this b before. If b then turns out
-  to be larger, the next lowering waits twice as long and is at most an eighth, until one proves
-  itself. If there was no waiting, and no interval was found too short, an eighth less is tried
-  occasionally.
+  not revert it, and that one was not found too short at about this b before. If there was no
+  waiting, and no interval was found too short, an eighth less is tried occasionally.
 
 Fetches run one at a time, so the measurement is complete, and share(n) replaces the measured
 waiting. If the method does not wait for a fetch, b is its latency: the next one is due when it has
@@ -28,7 +26,7 @@ versa.
 
 The rule is ours. The known rule for the interval of local updates, AdaComm (Wang and Joshi, SysML
 2019), depends on the loss and not on the link. b is measured much as the bottleneck is in BBR
-(Cardwell et al., ACM Queue 2016); the growing patience is a binary exponential backoff.
+(Cardwell et al., ACM Queue 2016).
 """
 
 from __future__ import annotations
@@ -47,21 +45,16 @@ from dlctl.settings import AUTO
 
 CYCLES_KEPT = 16
 """Cycles since the last change over which the waiting is averaged."""
-COSTS_KEPT = 3
+COSTS_KEPT = 5
 """An interval is raised by their median and lowered by their maximum, so one outlier has no effect.
 """
 GROWTH_MAX = 4
 SHRINKING = 8
-"""A careful step down lowers the interval by 1/8."""
+"""A step down without a prediction lowers the interval by 1/8."""
 SURE = 0.5
 """Fraction of the share that a lower interval must keep."""
-PATIENCE, PATIENCE_MAX = 2, 32
-"""Cycles before the interval is lowered."""
-PROBES = 4
-"""Multiple of the patience after which a lower interval is tried without a prediction."""
-PROVEN = 32
-"""Cycles after which a lower interval is proven: a slight excess fills the window of pushes only
-slowly."""
+PROBES = 8
+"""Cycles after which a lower interval is tried without a prediction."""
 ALIKE = 1.25
 """A cost lower by more than this factor is that of another link."""
 LONGER = 1.1
@@ -130,12 +123,6 @@ class Interval:
         self._pauses: deque[float] = deque(maxlen=COSTS_KEPT)
         self._rate: float | None = None
         self._change(self.steps)
-        self._trust()
-
-    def _trust(self) -> None:
-        self._patience = PATIENCE
-        self._expected_s: float | None = None
-        """The cost on which the last lowering was based, while that may still prove wrong."""
         self._too_short: tuple[float, float] | None = None
         """(cost, time) of the longest interval that was found too short, in seconds."""
 
@@ -157,11 +144,9 @@ class Interval:
         """Change `steps`, if the measurements since the last change require it."""
         if now.bytes_per_s != self._rate:
             self._rate = now.bytes_per_s
-            self._trust()
+            self._too_short = None
         if self._age < max(2, 4 - self.steps // 4):
             return
-        if self._age >= PROVEN and self._expected_s is not None:
-            self._trust()
         usual, worst = self._predict(now, median), self._predict(now, _largest)
         if self._too_short is not None and worst.cost_s < self._too_short[0] / ALIKE:
             self._too_short = None
@@ -192,9 +177,6 @@ class Interval:
     # ------------------------------------------------------------ the rule
 
     def _raise(self, link: Prediction, now: Circumstances, waited: float) -> None:
-        if self._expected_s is not None and link.cost_s > ALIKE * self._expected_s:
-            self._patience = min(2 * self._patience, PATIENCE_MAX)
-        self._expected_s = None
         time_s = self.steps * now.step_s
         if time_s < ALIKE * link.cost_s:  # Else the waiting had another cause, such as a stall.
             self._too_short = (link.cost_s, time_s)
@@ -208,19 +190,15 @@ class Interval:
         wanted = link.smallest(SURE * now.share_max, self.steps_max)
         if self._too_short is not None and now.step_s:
             wanted = max(wanted, ceil(LONGER * self._too_short[1] / now.step_s))
-        trusted = self._patience == PATIENCE
-        if wanted < self.steps and self._age >= self._patience:
-            self._expected_s = link.cost_s
-            self._change(wanted if trusted else max(wanted, careful))
+        if wanted < self.steps:
+            self._change(wanted)
         elif never_waited and self._may_try(careful, now):
             self._change(careful)
 
     def _may_try(self, steps: int, now: Circumstances) -> bool:
         """Whether to try a lower interval against the prediction."""
-        if not now.pipelined or steps < 1 or self._too_short is not None:
-            return False
-        is_time = self._age >= PROBES * self._patience
-        return is_time and steps * now.step_s >= self._limit_s(now)
+        is_time = now.pipelined and self._too_short is None and self._age >= PROBES
+        return is_time and steps >= 1 and steps * now.step_s >= self._limit_s(now)
 
     def _change(self, steps: int) -> None:
         self.steps = steps

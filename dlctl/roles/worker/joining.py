@@ -53,8 +53,10 @@ class Joining:
         """The clients of each table, in shard order."""
         self.rejoin_at: float | None = None
         """Set while another worker has to initialise the shards."""
-        self.is_complete = False
-        """Every shard is joined and the buffers are requested, or there are none."""
+        self._is_joined = False
+        """Every shard was joined once, and is initialised."""
+        self.is_ready = False
+        """It is joined, and the model has the run's buffers."""
         self.restoring = False
         """The residual from before a stop is being loaded."""
         self._frozen_answer: m.FrozenKept | None = None
@@ -119,10 +121,10 @@ class Joining:
     def join(self, now: float) -> None:
         """Join the servers; the model has the run's frozen parameters."""
         message = self.topology
-        if message is None or self.identity is None or self.links or self.is_complete:
+        if message is None or self.identity is None or self.links:
             return
         if not message.addresses:
-            self.is_complete = True
+            self.is_ready = True
             return
         self._phase = "joining the servers"
         for shard, (address, key) in enumerate(zip(message.addresses, message.keys, strict=True)):
@@ -147,8 +149,8 @@ class Joining:
         noted = m.Noted(self.birth.name, f"moved{message.shard}", message.number)
         self.context.send(COORDINATOR, noted)
         link = self.links[message.shard]
-        if message.number > max(link.generation, link.moved_to):
-            link.moved_to, link.address = message.number, message.address
+        if message.number > link.generation:
+            link.generation, link.address = message.number, message.address
             self.context.do(Connect(link.peer, message.address, message.key), link.join(now))
 
     def on_reconnected(self, peer: str, lost_at: float, now: float) -> None:
@@ -179,9 +181,10 @@ class Joining:
         self.context.do(*sends)
         if not link.initialised:
             self._initialise_or_wait(link, now)
-        elif not self.is_complete and all(each.joined and each.initialised for each in self.links):
-            self.is_complete = True
-            if self.has_buffers():  # So that BatchNorm continues with the run's statistics.
+        elif not self._is_joined and all(each.joined and each.initialised for each in self.links):
+            self._is_joined = True
+            self.is_ready = not self.model.averaged.nbytes
+            if not self.is_ready:  # So that BatchNorm continues with the run's statistics.
                 self._phase = "loading the buffers"
                 request = m.FetchBuffers(link.identity.slot, link.identity.epoch, 0)
                 nbytes = self.model.averaged.nbytes
@@ -195,15 +198,12 @@ class Joining:
             self.rejoin_at = now + REJOIN_S
             return
         model, me = self.model, link.identity
-        values = to_host(model.parameters)[link.lo : link.hi].copy()
+        of_model = link.clients[0]
+        values = to_host(model.parameters)[of_model.lo : of_model.hi].copy()
         averaged = model.averaged if link.shard == 0 else model.averaged[:0]
         initialise = m.Initialise(me.slot, me.epoch, values, averaged)
         nbytes = values.nbytes + averaged.nbytes
         self.context.ask(("join", link.shard), link.peer, initialise, now, nbytes)
-
-    def has_buffers(self) -> bool:
-        """Whether the servers have buffers that this replica loads."""
-        return bool(self.links) and self.model is not None and self.model.averaged.nbytes > 0
 
     def is_under_way(self) -> bool:
         """Whether the run had begun, possibly before a stop, when this replica joined."""

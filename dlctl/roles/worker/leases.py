@@ -103,9 +103,7 @@ class Portions:
     _batches_upcoming: int = 0
     """A counter, since it is read at every step, and there may be a thousand short portions."""
     _computed: list[Portion] = field(default_factory=list)
-    """All batches computed, not all of them pushed."""
-    _in_parts: deque[list[Portion]] = field(default_factory=deque)
-    """What was computed before each of the newest pushes, if one push is a part of a step."""
+    """All batches computed, not all of them completely in pushes."""
     _pushed: dict[int, list[Portion]] = field(default_factory=dict)
     """Push number -> portions that end with it."""
     _counted: list[Counted] = field(default_factory=list)
@@ -130,7 +128,6 @@ class Portions:
     def not_done(self) -> int:
         """Portions that are leased or not completely settled."""
         own = len(self.upcoming) + len(self._computed) + (self.current is not None)
-        own += sum(len(portions) for portions in self._in_parts)
         return own + sum(len(portions) for portions in self._pushed.values())
 
     def wants_more_ahead(self, batch_s: float) -> bool:
@@ -173,27 +170,22 @@ class Portions:
         self.current = self.upcoming.popleft() if self.upcoming else None
         self._batches_upcoming -= self.current.batches if self.current else 0
 
-    def pushed(self, number: int, of: int = 1) -> None:
-        """Push `number` contains everything computed so far, or one of `of` parts of it."""
-        self._in_parts.append(self._computed)
-        self._computed = []
-        while len(self._in_parts) >= of:
-            if whole := self._in_parts.popleft():
-                self._pushed.setdefault(number, []).extend(whole)
+    def pushed(self, number: int, steps: int) -> None:
+        """Push `number` contains the batches that are in no push, or parts of them; with it the
+        first `steps` of the replica are completely in pushes.
+        """
+        if done := self._take_done(steps):
+            self._pushed.setdefault(number, []).extend(done)
         if self._counted:
             self._in_flight.setdefault(number, []).extend(self._counted)
             self._counted = []
 
-    def restart_parts(self) -> None:
-        """The parts of a step start over: no work pushed in parts counts as pushed."""
-        self._computed = self._take_unpushed()
-
-    def _take_unpushed(self) -> list[Portion]:
-        """All that is computed and not in a push, oldest first."""
-        taken = [portion for portions in self._in_parts for portion in portions] + self._computed
-        self._in_parts.clear()
-        self._computed = []
-        return taken
+    def done_now(self, steps: int, but: int) -> list[Portion]:
+        """The computed portions in the first `steps` of the replica that are in no push: they are
+        done without one. but: number of newer steps.
+        """
+        self._counted = self._counted[-but:] if but else []
+        return self._take_done(steps)
 
     def refused(self, number: int) -> None:
         """A shard has refused push `number`: the portions that end with it are not in all shards,
@@ -208,12 +200,9 @@ class Portions:
         for portion, samples, loss, metrics in self._in_flight.pop(number, ()):
             portion.count(samples, loss, metrics, -1)
 
-    def done_now(self, steps: int, but: int) -> list[Portion]:
-        """The computed portions in the first `steps` of the replica that are in no push: they are
-        done without one. but: number of newer steps.
-        """
-        self._counted = self._counted[-but:] if but else []
-        computed = self._take_unpushed()
+    def _take_done(self, steps: int) -> list[Portion]:
+        """Remove the computed portions in the first `steps` of the replica."""
+        computed = self._computed
         self._computed = [portion for portion in computed if portion.computed_at > steps]
         return [portion for portion in computed if portion.computed_at <= steps]
 
@@ -241,6 +230,7 @@ class Leasing:
         self.told_no_data = False
         """The method was notified that there is none, and has pushed its work."""
         self.ask_again_at: float | None = None
+        """When to ask for data again, while there is none."""
         self._number = 0
         self._is_ahead = False
         """The newest request was for work in advance."""
@@ -289,7 +279,7 @@ class Leasing:
         if lease.request != self._number or self.context.retries.done("lease", now) is None:
             return
         if lease.start < lease.stop:
-            self.told_no_data = False
+            self.told_no_data, self.ask_again_at = False, None
             self.portions.take(lease)
         elif self._is_ahead:
             # If data is needed by now, `wait` requests it, and that is not refused.

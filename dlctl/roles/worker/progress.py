@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 class Progress:
     def __init__(self, replicas: Callable[[], int]) -> None:
-        """replicas: how many train."""
+        """replicas: how many train, those about to begin included."""
         self._replicas = replicas
         self._reported = self._own = self._unpushed = 0
         self.samples = 0

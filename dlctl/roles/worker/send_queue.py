@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from dlctl.machine import Send
 from dlctl.messages import Json, Message
@@ -44,14 +43,6 @@ class Limiter:
             self.free_at = max(now, self.free_at) + nbytes / self.bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    key: Hashable
-    peer: str
-    message: Message
-    nbytes: int
-
-
 class SendQueue:
     """A queue per direction: pushes are charged for their bytes, fetches for their answers'."""
 
@@ -61,7 +52,10 @@ class SendQueue:
         self.push_window_bytes: float | None = None
         """No new push is made while this number of bytes of pushes is unacknowledged."""
         retries.on_repeat = self._charge
-        self._queues: dict[str, deque[_Waiting]] = {"push": deque(), "fetch": deque()}
+        self._queues = {
+            direction: deque[tuple[Hashable, str, Message, int]]() for direction in self.limiters
+        }
+        """Of (key, peer, message, bytes)."""
 
     def queue(
         self, direction: str, key: Hashable, peer: str, message: Message, nbytes: int
@@ -69,17 +63,12 @@ class SendQueue:
         """Send `message` with the next `flush` that the limit allows, and resend it until it is
         answered.
         """
-        self._queues[direction].append(_Waiting(key, peer, message, nbytes))
+        self._queues[direction].append((key, peer, message, nbytes))
 
     def _charge(self, key: Hashable, nbytes: int, now: float) -> None:
         """Resent messages count towards the limit as well."""
         direction = key[0] if isinstance(key, tuple) else ""
         if direction in self.limiters:
-            self.limiters[direction].spend(nbytes, now)
-
-    def correct(self, direction: str, nbytes: int, now: float) -> None:
-        """An answer had `nbytes` more (or, if negative, fewer) bytes than were charged for it."""
-        if nbytes:
             self.limiters[direction].spend(nbytes, now)
 
     def flush(self, now: float) -> list[Send]:
@@ -88,13 +77,9 @@ class SendQueue:
         for direction, queue in self._queues.items():
             limiter = self.limiters[direction]
             while queue and limiter.ready_at(now) <= now:
-                waiting = queue.popleft()
-                limiter.spend(waiting.nbytes, now)
-                sent.append(
-                    self.retries.add(
-                        waiting.key, waiting.peer, waiting.message, now, waiting.nbytes
-                    )
-                )
+                key, peer, message, nbytes = queue.popleft()
+                limiter.spend(nbytes, now)
+                sent.append(self.retries.add(key, peer, message, now, nbytes))
         return sent
 
     def deadline(self) -> float | None:
@@ -107,6 +92,6 @@ class SendQueue:
         found = {}
         for direction, limiter in self.limiters.items():
             if limiter.bytes_per_s is not None:
-                queued = sum(waiting.nbytes for waiting in self._queues[direction])
+                queued = sum(nbytes for *_, nbytes in self._queues[direction])
                 found[f"{direction}_waiting_bytes"] = queued + round(limiter.owed_bytes(now))
         return found

@@ -22,7 +22,8 @@ from dlctl.rows import RowSlice
 
 WINDOW = 4
 """Unacknowledged pushes per shard: bounds the memory of a worker."""
-SETTLED = {m.APPLIED, m.BUFFERED, m.DUPLICATE, m.LATE, m.REFUSED}
+SETTLED = (m.DUPLICATE, m.APPLIED, m.BUFFERED, m.LATE, m.REFUSED)
+"""Outcomes of a push: of several ranges on one shard, the receipt has the last of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,10 @@ class Link:
         """One for each table."""
         self.joined = False
         self.initialised = False
-        self.lo = self.hi = 0
-        """Of the parameters, as the server reports it."""
         self.version = 0
         """Of the parameters when it was joined."""
         self.generation = 0
-        self.moved_to = 0
-        """The newest generation that the coordinator has announced."""
+        """The newest one of its server that is known; older ones are replaced."""
 
     def join(self, now: float) -> Send:
         self.joined = False
@@ -88,14 +86,12 @@ class Link:
 
         Pushes that the server has received are settled by their acks, which are resent.
         """
-        if message.generation < max(self.generation, self.moved_to):
+        is_stale = message.generation < self.generation
+        if is_stale or self.retries.done(("join", self.shard), now) is None:
             return None
-        took_s = self.retries.done(("join", self.shard), now)
-        if took_s is None:
-            return None
-        self.retries.again(self.peer, now - took_s, now)
+        self.retries.again(self.peer, now, now)
         self.joined, self.initialised = True, message.initialised
-        self.lo, self.hi, self.version = message.lo, message.hi, message.version
+        self.version = message.version
         self.generation = message.generation
         return [send for client in self.clients for send in client.joined_again(now)]
 
@@ -138,9 +134,6 @@ class ShardClient:
         """Whether `pushes` more, those of one write, may be in flight: the shard must still know
         the outcome of the oldest one if that is resent."""
         return len(self._unsettled) < WINDOW and self.next_seq + pushes <= self.settled() + REACH
-
-    def unsettled(self) -> int:
-        return len(self._unsettled)
 
     def bytes_under_way(self) -> int:
         return sum(self._unsettled.values())

@@ -8,7 +8,7 @@ steps), discarded batches, and draining when the data ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from dlctl import messages as m
@@ -69,18 +69,16 @@ class Training:
         lease_ahead_s: float,
         averaged: m.Array,
         push_norm_max: float,
-        members: Members | None = None,
+        members: Members,
         collecting: Collecting | None = None,
         own_rate: OwnRate | None = None,
-        replicas: Callable[[], int] = lambda: 1,
         takes_over: bool = False,
         sharing: Sharing | None = None,
     ) -> None:
         """tables: the clients of each table of the method, in shard order. compression: the name of
-        the compressor. averaged: float64[n], the model's buffers. members: the replicas of the run,
-        if they ask each other. collecting: their group, if they have one. own_rate: the learning
-        rate of the replica's own optimiser, if it has one. replicas: how many train, those about
-        to begin included. takes_over: its model is that of another replica, or of `sharing`.
+        the compressor. averaged: float64[n], the model's buffers. collecting: the group of the
+        replicas, if they have one. own_rate: the learning rate of the replica's own optimiser, if
+        it has one. takes_over: its model is that of another replica, or of `sharing`.
         """
         self.context = context
         self.identity = identity
@@ -97,7 +95,7 @@ class Training:
             self.portions, self.bad_gradients, self.pacing, self.rates, side.parameters,
             self._on_pushed,
         )  # fmt: skip
-        self.progress = Progress(replicas)
+        self.progress = Progress(lambda: len(members.known))
         self.own_rate = own_rate or OwnRate(0.0)
         side.own_rate = self.own_rate.at
         self.reading = Reading(
@@ -109,14 +107,9 @@ class Training:
         )  # fmt: skip
         self.engines = Engines(context, self.computing.is_held)
         self.collecting = collecting
-        if collecting is not None:
-            collecting.finished = self._on_collected
-        self.asking: Asking | None = None
-        self.answering: Answering | None = None
-        if members is not None:
-            self.asking = Asking(context, identity, members, len(side.parameters), self.rates)
-            self.answering = Answering(context, identity, members, side, self.has_model)
-        asks = TakingOver(self.asking, side) if takes_over and self.asking else None
+        self.asking = Asking(context, identity, members, len(side.parameters), self.rates)
+        self.answering = Answering(context, identity, members, side, self.has_model)
+        asks = TakingOver(self.asking, side) if takes_over and members.connects else None
         self._taking_over: TakingOver | Sharing | None = asks or sharing
         self._services = self._all_services()
         self.parked = False
@@ -137,7 +130,7 @@ class Training:
         }
         if self.tables:
             services |= {Read: self.reading, Write: self.writing, Settle: self.writing}
-        if self.asking is not None:
+        if self.asking.members.connects:
             services[Ask] = self.asking
         if self.collecting is not None:
             services[Collective] = self.collecting
@@ -158,15 +151,14 @@ class Training:
 
     def advance(self, now: float) -> None:
         """Serve the method's needs for as long as they can be served immediately."""
-        if self.asking is not None:
-            self.asking.go_on(now)
+        self.asking.go_on(now)
         if self.is_paused:
             return
         self.reading.arrived(now)
         self.fetcher.model_changes(self.side.changes_parameters())
         self._place_arrivals()
         self.reading.go_on(now)
-        if self.asking is not None and self.answering is not None and not self.is_at_work():
+        if not self.is_at_work():
             self.answering.serve()
             self.asking.deliver(self.side)
         if not self._has_taken_over(now):
@@ -226,7 +218,7 @@ class Training:
 
     def deadline(self) -> float | None:
         """When `advance` has to be called if no event arrives."""
-        times = [] if self.asking is None else [self.asking.deadline()]
+        times = [self.asking.deadline()]
         if self._taking_over is not None and not self.parked:
             times.append(self._taking_over.deadline())
         elif not (self.parked or self.is_paused or self._need is None):
@@ -241,17 +233,13 @@ class Training:
             self.computing.paused(now)
         return self.is_paused
 
-    def phase(self) -> str:
+    def phase(self) -> Phase:
         if self.computing.is_computing:
-            return "computing"
+            return Phase("computing")
         if self.is_paused:
-            return "evaluating"
+            return Phase("evaluating")
         if self.parked:
-            return "draining" if self.busy() else "drained"
-        return self.waits().what
-
-    def waits(self) -> Phase:
-        """What the method waits for, and for which processes."""
+            return Phase("draining" if self.busy() else "drained")
         if self._taking_over is not None:
             return self._taking_over.phase()
         return self.service.phase() if self._need is not None else Phase("starting")
@@ -260,9 +248,6 @@ class Training:
         """Whether this replica holds a model of the run; a joining replica receives it first."""
         has_own = self.collecting is None or self.collecting.has_model
         return has_own and self._taking_over is None
-
-    def waits_for_group(self) -> bool:
-        return isinstance(self._need, Collective) and not self.parked
 
     def stuck_s(self, now: float) -> float:
         """How long the current batch, evaluation or operation of the engine has taken, if far
@@ -277,8 +262,8 @@ class Training:
 
     def busy(self) -> bool:
         """Whether anything of this replica is not settled yet."""
-        asks = self.asking is not None and self.asking.is_open()
-        return self.writing.busy() or self.context.retries.count("portion") > 0 or asks
+        is_noted = not self.context.retries.count("portion")
+        return self.writing.busy() or not is_noted or self.asking.is_open()
 
     # ------------------------------------------------------------ events
 
@@ -305,17 +290,7 @@ class Training:
         self.progress.pushed()
         self._push_buffers()
 
-    def _on_collected(self) -> None:
-        """Sums may be all that a replica does without data, so notify it of the lack again."""
-        self.computing.leasing.told_no_data = False
-
-    def on_joined_again(self, shard: int, now: float) -> None:
-        """Resend fetches that the shard has forgotten or could not answer."""
-        peer = self.channels[shard].peer
-        keys = [key for key, whom, _ in self.context.retries.waiting() if whom == peer]
-        for key in keys:
-            if isinstance(key, tuple) and key[0] == "fetch":
-                self.context.do(*self.context.retries.resend_now(key, now))
+    def on_joined_again(self, shard: int) -> None:
         if shard == 0 and self.writing.steps_pushed:
             self._push_buffers()
 
@@ -344,7 +319,7 @@ class Training:
         values["repeated"] = self.context.retries.repeated
         # 0 means that the coordinator has confirmed all work that this replica has done.
         values["portions"] = self.portions.not_done() + self.context.retries.count("portion")
-        if self.asking is not None and self.answering is not None:
+        if self.asking.members.connects:
             values["unanswered"] = self.asking.unanswered
             values["answered"] = self.answering.served
         if figures := self.side.figures():

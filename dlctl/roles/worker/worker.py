@@ -125,8 +125,6 @@ class Worker:
         self._lifeline = Watchdog()
         self.members = Members(self.context, birth.name, connects="peers" in algorithm.shape.links)
         self._address = address
-        self._is_deferred = False
-        """It is ready to begin, but waits for the list of members."""
         self._draining = False
         self._saving = Saving(self.context, birth.name)
         self._gathering = Restoring(self.context)
@@ -193,13 +191,12 @@ class Worker:
                 self._gathering.on_event(event, now)
             case ArraysSaved():
                 self._saving.on_saved(event)
-            case FrozenLoaded() if self.training is None:
+            case FrozenLoaded():
                 self.joining.join(now)
-                self._begin_without_servers()
             case FrozenWritten():
                 self.joining.on_frozen_written(event)
-            case BuffersLoaded() if self.training is None:
-                self._restore_or_begin()
+            case BuffersLoaded():
+                self.joining.is_ready = True
             case EvaluationRun():
                 self._on_evaluated(event)
             case TaskFailed(error, detail):
@@ -223,7 +220,7 @@ class Worker:
             if isinstance(message, m.Ask) and isinstance(peer, bytes):
                 self._on_ask(peer, message, identity)
             elif isinstance(message, m.Answer) and not isinstance(peer, bytes):
-                if self.training is not None and self.training.asking is not None:
+                if self.training is not None:
                     self.training.asking.on_answer(peer, message, now)
             elif handler is None or not (is_control or self._is_from_shard(peer, message)):
                 raise RemoteProtocolError("it has no business here")
@@ -245,6 +242,8 @@ class Worker:
             self.context.do(Exit(0, "no heartbeat from the coordinator for too long"))
 
     def _advance(self, now: float) -> None:
+        if self.training is None:
+            self._begin_if_ready()
         if self.training is None:
             return
         if self._evaluation is not None:
@@ -280,9 +279,6 @@ class Worker:
             return
         if self.training is not None:
             self.training.side.members = self.members.slots
-        elif self._is_deferred:
-            self._is_deferred = False
-            self._restore_or_begin()
 
     def _listen(self, now: float) -> None:
         """Announce the address at which this replica listens for others."""
@@ -295,43 +291,33 @@ class Worker:
         """Raises RemoteProtocolError for what no replica of this run would send."""
         self.members.authz.check(identity, message)
         me = self.joining.identity
-        if self.training is not None and self.training.answering is not None:
+        if self.training is not None:
             self.training.answering.on_ask(peer, message)
-        elif self.training is None and me is not None and message.op == MODEL:
+        elif me is not None and message.op == MODEL:
             none = m.Answer(me.slot, me.epoch, message.request, NO_MODEL, pack(()))
             self.context.send(peer, none)
 
     def _on_topology(self, message: m.Topology, now: float) -> None:
         if load := self.joining.on_topology(message, now):
             self._gathering.load(load)
-        self._begin_without_servers()
-
-    def _begin_without_servers(self) -> None:
-        if self.joining.is_complete and not self.joining.links and self.training is None:
-            self._restore_or_begin()
 
     def _on_joined(self, message: m.Joined, now: float) -> None:
-        if not self.joining.on_joined(message, now):
-            return
-        if self.training is not None:
-            self.training.on_joined_again(message.shard, now)
-        elif self.joining.is_complete and not self.joining.has_buffers():
-            self._restore_or_begin()
+        if self.joining.on_joined(message, now) and self.training is not None:
+            self.training.on_joined_again(message.shard)
 
-    def _restore_or_begin(self) -> None:
+    def _begin_if_ready(self) -> None:
         """A worker requests data only after it has restored its residual, and the run continues
         when all workers have requested data. Before that no worker saves, and a worker that dies is
         replaced by a process that restores the residual again.
         """
-        if self.members.connects and not self.members.number:
-            self._is_deferred = True  # It begins when it has the list of members.
+        lacks_members = self.members.connects and not self.members.number
+        if not self.joining.is_ready or lacks_members:
             return
-        if self.joining.restores():
-            if not self.joining.restoring:
-                self.joining.begin_to_restore()
-                self._gathering.load(LoadArrays(self.joining.restores()))
-        else:
+        if not self.joining.restores():
             self._begin()
+        elif not self.joining.restoring:
+            self.joining.begin_to_restore()
+            self._gathering.load(LoadArrays(self.joining.restores()))
 
     def _begin(self, saved: Mapping[str, m.Array] | None = None) -> None:
         """Start the method; saved: the replica's state from before a stop."""
@@ -354,7 +340,6 @@ class Worker:
         if self._own_rate is not None:
             self._own_rate.factor = schedule.factor(self.job, model.ready.samples)
         start: Start = "joins" if self.joining.is_under_way() else "new"
-        sharing = Sharing(model.mark) if model.mark is not None else None
         side.begin("restored" if saved else start)
         if saved:
             self._restore_model(side, saved)
@@ -366,8 +351,8 @@ class Worker:
             if GENERATOR in saved:
                 side.rng.bit_generator.state = json.loads(saved[GENERATOR].tobytes())
         shape, begins = self.algorithm.shape, start == "new" or bool(saved)
-        if sharing is not None and begins:
-            sharing.has_come()
+        if model.mark is not None and begins:
+            model.mark[0] = 1  # The shared memory is a model of the run.
         takes_over = not begins and shape.model != "tables"
         collecting = None
         if "group" in shape.links:
@@ -389,12 +374,11 @@ class Worker:
             lease_ahead_s=self.job.data.lease_ahead_s,
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,
-            members=self.members if self.members.connects else None,
+            members=self.members,
             collecting=collecting,
             own_rate=self._own_rate,
-            replicas=lambda: len(self.members.known),
             takes_over=takes_over,
-            sharing=sharing if takes_over else None,
+            sharing=Sharing(model.mark) if takes_over and model.mark is not None else None,
         )
 
     def _on_group(self, message: m.Group, now: float) -> None:
@@ -555,7 +539,7 @@ class Worker:
     def phase(self) -> str:
         if self.joining.rejoin_at is not None:
             return "waiting for worker-0 to initialise the servers"
-        return self.training.phase() if self.training else self.joining.phase()
+        return self.training.phase().what if self.training else self.joining.phase()
 
     def waiting_for(self) -> str:
         """The daemons that must answer before this worker can continue; "" while it computes."""
@@ -564,10 +548,8 @@ class Worker:
         if self.joining.rejoin_at is not None:
             return "worker-0"
         peers = {peer for _, peer, _ in self.context.retries.waiting()}
-        if self.training is not None and self.training.asking is not None:
-            peers |= set(self.training.asking.phase().whom)
-        if self.training is not None and self.training.waits_for_group():
-            peers |= set(self.training.waits().whom)
+        if self.training is not None:
+            peers |= set(self.training.phase().whom)
         return ", ".join(sorted(peers))
 
     def _report_if_due(self, now: float) -> None:

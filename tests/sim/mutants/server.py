@@ -146,7 +146,10 @@ def stale_clock_in_a_reply(patch: Patch) -> None:
 
 
 @mutant(
-    "a read does not wait for this replica's own pushes", "AssertionError", scenario="toys", first=1
+    "a read does not wait for this replica's own pushes",
+    "AssertionError",
+    scenario="toys",
+    first=36,
 )
 def own_pushes_are_not_waited_for(patch: Patch) -> None:
     honest = TableShard._may_answer

@@ -13,7 +13,7 @@ from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
-from dlctl.roles.worker.services.asking import Asking
+from dlctl.roles.worker.services.asking import Asking, Members
 from dlctl.roles.worker.services.computing import Computing, Engines
 from dlctl.roles.worker.services.reading import OneRead
 from dlctl.roles.worker.services.writing import Writing
@@ -189,8 +189,7 @@ def pulled_under_a_gradient(patch: Patch) -> None:
     honest = Training.advance
 
     def advance(self, now):
-        if self.asking is not None:
-            self.asking.deliver(self.side)
+        self.asking.deliver(self.side)
         honest(self, now)
 
     patch.setattr(Training, "advance", advance)
@@ -209,4 +208,4 @@ def a_replaced_replica_answers(patch: Patch) -> None:
                 self._open.pop(number).then(self.newest)
 
     patch.setattr(Asking, "on_answer", on_answer)
-    patch.setattr(Asking, "_has_left", lambda self, slot, epoch: False)
+    patch.setattr(Members, "has", lambda self, slot, epoch: True)

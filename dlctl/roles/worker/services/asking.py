@@ -49,8 +49,10 @@ def bytes_max(size: int) -> int:
     return MODELS_MAX * 4 * size + MARGIN_BYTES
 
 
-def fault(payload: m.Packed, nbytes_max: int) -> str:
+def fault(payload: m.Packed, nbytes_max: int, op: str = "") -> str:
     """Why these arrays are no valid question or answer; "" if they are."""
+    if len(op) > OP_CHARS_MAX:
+        return f"its name has more than {OP_CHARS_MAX} characters"
     if payload.kind != RAW:
         return f"its arrays are packed as {payload.kind:.20}"
     if len(payload.arrays) > ARRAYS_MAX:
@@ -92,6 +94,14 @@ class Members:
         """The slots that take part."""
         return frozenset(slot for slot, member in self.known.items() if member.takes_part)
 
+    def has(self, slot: int, epoch: int) -> bool:
+        """Whether this process of the slot takes part, or is joining."""
+        return slot in self.known and self.known[slot].epoch == epoch
+
+    def is_replaced(self, slot: int, epoch: int) -> bool:
+        """Whether the slot has a newer process."""
+        return slot in self.known and self.known[slot].epoch > epoch
+
     def on_peers(self, message: m.Peers, own_slot: int) -> bool:
         """Take a list of members; a stale or duplicate one is ignored. Returns whether it is new.
 
@@ -132,14 +142,13 @@ Then = Callable[[tuple[m.Array, ...] | None], None]
 class Question(NamedTuple):
     """A question that is not answered yet."""
 
-    number: int
     slot: int
     op: str
     payload: m.Packed
     until: float
     then: Then
-    epoch: int = 0
-    """Of the replica that it was sent to."""
+    epoch: int | None = None
+    """Of the replica that it was sent to; None: it is queued behind one to the same replica."""
 
 
 @dataclass(eq=False)
@@ -162,9 +171,7 @@ class Asking:
         self._bytes_max = bytes_max(self.size)
         self._number = 0
         self._open: dict[int, Question] = {}
-        """Number -> a question in flight."""
-        self._queued: list[Question] = []
-        """Questions queued behind one to the same replica."""
+        """Number -> a question, in ascending order."""
         self._waits_for = 0
         """The question that the replica waits for; 0: none."""
         self._answer: tuple[m.Array, ...] | None = None
@@ -175,9 +182,6 @@ class Asking:
 
     def begin(self, need: Ask, now: float) -> None:
         """Raises TypeError for a question that every replica would refuse."""
-        if self._waits_for in self._open:
-            self._give_up(self._waits_for)
-        self._queued = [each for each in self._queued if each.number != self._waits_for]
         self._answer, self._waits_for = None, self._number + 1 if need.wait else 0
         then: Then = self._on_awaited if need.wait else partial(self._on_completed, need.slot)
         self.ask(need.slot, need.op, need.arrays, now + need.within_s, then, now)
@@ -192,7 +196,7 @@ class Asking:
 
     def deadline(self) -> float | None:
         """When to call `go_on`, whatever the replica waits for."""
-        every = (*self._open.values(), *self._queued)
+        every = self._open.values()
         return min((each.until for each in every if each.until < math.inf), default=None)
 
     def _on_awaited(self, answer: tuple[m.Array, ...] | None) -> None:
@@ -210,31 +214,28 @@ class Asking:
         would refuse.
         """
         payload = pack(arrays)
-        if wrong := fault(payload, self._bytes_max):
+        if wrong := fault(payload, self._bytes_max, op):
             raise TypeError(f"it asks {op!r:.80}: {wrong}")
-        if len(op) > OP_CHARS_MAX:
-            raise TypeError(f"it asks {op!r:.80}: that has more than {OP_CHARS_MAX} characters")
         self._number += 1
-        self._queued.append(Question(self._number, slot, op, payload, until, then))
+        self._open[self._number] = Question(slot, op, payload, until, then)
         self._send_next(now)
 
     def _send_next(self, now: float) -> None:
-        """Send each queued question whose replica has none in flight."""
-        behind, self._queued = self._queued, []
-        for question in behind:
-            if any(other.slot == question.slot for other in self._open.values()):
-                self._queued.append(question)
-            else:
-                self._send(question, now)
+        """Send the oldest question to each replica that has none in flight."""
+        asked = set()
+        for number, question in list(self._open.items()):
+            if question.epoch is None and question.slot not in asked:
+                self._send(number, question, now)
+            if number in self._open:
+                asked.add(question.slot)
 
-    def _send(self, question: Question, now: float) -> None:
-        slot, number = question.slot, question.number
+    def _send(self, number: int, question: Question, now: float) -> None:
+        slot = question.slot
         member = self.members.known.get(slot)
         takes_part = member is not None and (member.takes_part or question.op == MODEL)
         can_answer = member is not None and takes_part and bool(member.address)
         if member is None or not can_answer or slot == self.identity.slot:
-            self.unanswered += 1
-            question.then(None)
+            self._give_up(number)
             return
         self._open[number] = question._replace(epoch=member.epoch)
         me, payload = self.identity, question.payload
@@ -245,18 +246,15 @@ class Asking:
 
     def is_open(self) -> bool:
         """Whether any question is unanswered."""
-        return bool(self._open or self._queued)
+        return bool(self._open)
 
     def go_on(self, now: float) -> None:
         """Abandon the questions that cannot be answered any more, and send queued ones."""
         for number, question in list(self._open.items()):
-            if now >= question.until or self._has_left(question.slot, question.epoch):
+            slot, epoch = question.slot, question.epoch
+            has_left = epoch is not None and not self.members.has(slot, epoch)
+            if has_left or now >= question.until:
                 self._give_up(number)
-        late = [question for question in self._queued if now >= question.until]
-        self._queued = [question for question in self._queued if now < question.until]
-        for question in late:
-            self.unanswered += 1
-            question.then(None)
         self._send_next(now)
 
     def deliver(self, side: ReplicaSide) -> None:
@@ -287,10 +285,6 @@ class Asking:
         if wrong:
             raise RemoteProtocolError(wrong)
 
-    def _has_left(self, slot: int, epoch: int) -> bool:
-        member = self.members.known.get(slot)
-        return member is None or member.epoch != epoch
-
     def _give_up(self, number: int) -> None:
         self.unanswered += 1
         self.context.retries.drop(_key(number))
@@ -309,7 +303,7 @@ class Answering:
     identity: Identity
     members: Members
     side: ReplicaSide
-    has_model: Callable[[], bool] = lambda: True
+    has_model: Callable[[], bool]
     """Whether this replica holds a model of the run."""
 
     def __post_init__(self) -> None:
@@ -319,22 +313,17 @@ class Answering:
         """Slot -> its newest question, not answered yet."""
         self._answers: dict[int, tuple[int, m.Answer]] = {}
         """Slot -> its epoch at that time, and the newest answer to it."""
-        self._list = 0
-        """Number of the list of members by which answers were pruned last."""
 
     def on_ask(self, peer: Peer, ask: m.Ask) -> None:
         """Raises RemoteProtocolError for a question that no replica of this run would send."""
-        if len(ask.op) > OP_CHARS_MAX:
-            raise RemoteProtocolError("it is not a question of a replica")
-        if wrong := fault(ask.payload, self._bytes_max):
+        if wrong := fault(ask.payload, self._bytes_max, ask.op):
             raise RemoteProtocolError(wrong)
-        member = self.members.known.get(ask.slot)
-        is_old = member is not None and member.epoch > ask.epoch
+        is_old = self.members.is_replaced(ask.slot, ask.epoch)
         # First: a fenced process must not even resend an earlier answer.
-        if self.is_fenced() or ask.to_epoch != self.identity.epoch or is_old:
+        if self._is_fenced() or ask.to_epoch != self.identity.epoch or is_old:
             self.context.send(peer, self._reply(ask, error=GONE))
             return
-        if not self._is_known(ask):
+        if not self.members.has(ask.slot, ask.epoch):
             return  # This replica does not know that member yet; the member will retry.
         epoch, answer = self._answers.get(ask.slot, (-1, None))
         if answer is None or epoch != ask.epoch or answer.request < ask.request:
@@ -344,38 +333,24 @@ class Answering:
         elif answer.request == ask.request:
             self.context.send(peer, answer)
 
-    def is_fenced(self) -> bool:
-        """Whether this slot has a newer epoch than this process."""
-        member = self.members.known.get(self.identity.slot)
-        return member is not None and member.epoch > self.identity.epoch
-
-    def _is_known(self, ask: m.Ask) -> bool:
-        """Whether the replica that asks takes part, or is joining."""
-        member = self.members.known.get(ask.slot)
-        return member is not None and member.epoch == ask.epoch
+    def _is_fenced(self) -> bool:
+        return self.members.is_replaced(self.identity.slot, self.identity.epoch)
 
     def serve(self) -> None:
         """Answer the queued questions; to be called while no gradient is being computed."""
-        self._prune_answers()
+        if not self._waiting:
+            return
+        # Drop the answers, which may be large, to epochs that are gone: none ever returns.
+        answers, has = self._answers.items(), self.members.has
+        self._answers = {slot: kept for slot, kept in answers if has(slot, kept[0])}
         waiting, self._waiting = self._waiting, {}
         for slot, (peer, ask) in waiting.items():
-            if not self._is_known(ask) or self.is_fenced():
+            if not has(slot, ask.epoch) or self._is_fenced():
                 continue
             answer = self._answer(ask)
             if ask.op != MODEL:  # A model is large, and a retry may get the model of that time.
                 self._answers[slot] = ask.epoch, answer
             self.context.send(peer, answer)
-
-    def _prune_answers(self) -> None:
-        """Drop the answers, which may be large, to epochs that are gone: none ever returns."""
-        if self._list == self.members.number:
-            return
-        self._list, known = self.members.number, self.members.known
-        self._answers = {
-            slot: stored
-            for slot, stored in self._answers.items()
-            if slot in known and known[slot].epoch == stored[0]
-        }
 
     def _answer(self, ask: m.Ask) -> m.Answer:
         where = type(self.side).__module__

@@ -18,7 +18,8 @@ class Phase(NamedTuple):
     what: str
     """"fetching", "pushing", "waiting for data" ..."""
     whom: tuple[str, ...] = ()
-    """The daemons that must answer before it can continue."""
+    """The daemons that must answer before it can continue, besides those that messages are resent
+    to."""
 
 
 class Service(Protocol[N]):
@@ -41,7 +42,7 @@ class Service(Protocol[N]):
 
     def deadline(self) -> float | None:
         """When to poll again if no event arrives; None: never."""
-        ...
+        return None
 
 
 def check_rows(rows: Array | None, clients: Sequence[ShardClient]) -> None:

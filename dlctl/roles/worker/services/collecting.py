@@ -11,7 +11,6 @@ members have the same results in the same order, whichever member dies in betwee
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,8 +58,6 @@ class Collecting:
     """A joining replica gets the model from the others, not from servers."""
 
     def __post_init__(self) -> None:
-        self.finished: Callable[[], None] = lambda: None
-        """Called with each sum."""
         self._is_new = False
         """Nothing is trained yet (`Group.is_new`)."""
         self._is_over = False
@@ -251,7 +248,6 @@ class Collecting:
             event.vector, event.weight, event.members, event.step, event.is_counted, event.joined,
             event.first, event.beside,
         )  # fmt: skip
-        self.finished()
 
     def _break(self, reason: str, now: float, why: str) -> None:
         self._join_error = reason[:REASON_CHARS_MAX] if why == m.UNMADE else ""

@@ -41,7 +41,7 @@ from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.intervals import Pacing
 from dlctl.roles.worker.leases import Leasing, Portion, Portions
 from dlctl.roles.worker.progress import OwnRate, Progress
-from dlctl.roles.worker.services.base import Phase
+from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import Identity
 
@@ -128,12 +128,10 @@ class Computing:
             return Phase("computing")
         if self.is_held():
             return Phase("saving")
-        return Phase("waiting for data", (COORDINATOR,))
+        return Phase("waiting for data")
 
     def deadline(self) -> float | None:
-        """When to ask for data again; only while data is what this replica waits for."""
-        waits = isinstance(self._need, Gradient | NextData) and not self._running
-        return self.leasing.ask_again_at if waits else None
+        return self.leasing.ask_again_at
 
     @property
     def is_computing(self) -> bool:
@@ -280,7 +278,7 @@ class Computing:
             if not self.writing.has_unpushed_steps():
                 # The last batches were refused: the rest of the portion was pushed before.
                 last = self.writing.newest
-                self.portions.pushed(last)
+                self.portions.pushed(last, self.writing.steps_pushed)
                 if not self.writing.is_under_way(last):
                     self.report_done(self.portions.settled(last), now)
 
@@ -329,7 +327,6 @@ class Computing:
     def _done_without_push(self, but: int, now: float) -> None:
         self.writing.done(but)
         self.progress.pushed()
-        self.leasing.told_no_data = False
         self.report_done(self.portions.done_now(self.writing.steps_pushed, but), now)
 
     def report_done(self, done: list[Portion], now: float) -> None:
@@ -360,7 +357,7 @@ class Computing:
         return took_s if took_s > max(LONG_S_MIN, LONG_BATCHES * self.batch_s) else 0.0
 
 
-class Engines:
+class Engines(Service[Engine | OwnStep | OwnState]):
     """Serves `Engine`, `OwnStep` and `OwnState`: one operation at a time."""
 
     def __init__(self, context: Context, is_held: Callable[[], bool]) -> None:
@@ -418,6 +415,3 @@ class Engines:
         if not self.is_at_work:
             return Phase("saving")
         return Phase(RUNNING if isinstance(self._need, Engine) else STEPPING)
-
-    def deadline(self) -> float | None:
-        return None

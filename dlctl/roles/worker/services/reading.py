@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dlctl.algorithms.base import ReplicaSide, Shape
 from dlctl.algorithms.needs import Range, Read, View
-from dlctl.messages import Array
 from dlctl.roles.worker.fetching import Fetched, Fetcher
 from dlctl.roles.worker.intervals import FETCH, Pacing
 from dlctl.roles.worker.progress import Progress
-from dlctl.roles.worker.services.base import Phase, check_ranges, check_rows
+from dlctl.roles.worker.services.base import Phase, Service, check_ranges, check_rows
 from dlctl.roles.worker.services.writing import Writing
 
 
@@ -21,12 +20,8 @@ class OneRead:
     """A read, queued or in flight."""
 
     table: int
-    at_least: int
-    ranges: tuple[Range, ...]
-    after_own: bool
-    waits: bool
-    rows: Array | None = None
-    includes: int = -1
+    need: Read
+    includes: int
     """All writes up to this one are in it."""
     asked: list[Fetched] = field(default_factory=list)
     """One for each range; [] until it is in flight."""
@@ -38,25 +33,26 @@ class OneRead:
         """Whether it can replace `other`, a new one: both are of the whole model, and this one
         waits for no smaller clock and includes all required pushes.
         """
-        is_whole = not self.ranges and not other.ranges
-        return is_whole and self.at_least >= other.at_least and self.includes >= other.includes
+        mine, its = self.need, other.need
+        is_whole = not mine.ranges and not its.ranges
+        return is_whole and mine.at_least >= its.at_least and self.includes >= other.includes
 
-    def is_alike(self, other: OneRead) -> bool:
-        """Whether both request the same values."""
-        mine = (self.table, self.ranges, self.at_least, self.after_own)
-        is_alike = mine == (other.table, other.ranges, other.at_least, other.after_own)
-        if self.rows is None or other.rows is None:
-            return is_alike and self.rows is other.rows
-        return is_alike and np.array_equal(self.rows, other.rows)
+    def is_alike(self, need: Read) -> bool:
+        """Whether it requests the same values."""
+        alike = replace(self.need, wait=need.wait, rows=None) == replace(need, rows=None)
+        return alike and self.need.rows is need.rows
 
-    def take_in(self, other: OneRead) -> None:
-        """Merge `other` into this one, which is not in flight yet."""
-        is_whole = not self.ranges or not other.ranges
-        both = dict.fromkeys((*self.ranges, *other.ranges))
-        self.ranges = () if is_whole else tuple(both)
-        self.at_least = max(self.at_least, other.at_least)
-        self.after_own = self.after_own or other.after_own
-        self.waits = self.waits or other.waits
+    def take_in(self, need: Read) -> None:
+        """Merge another one into this one, which is not in flight yet."""
+        mine = self.need
+        is_whole = not mine.ranges or not need.ranges
+        self.need = replace(
+            mine,
+            ranges=() if is_whole else tuple(dict.fromkeys((*mine.ranges, *need.ranges))),
+            at_least=max(mine.at_least, need.at_least),
+            after_own=mine.after_own or need.after_own,
+            wait=mine.wait or need.wait,
+        )
 
     def view(self) -> View:
         views = [fetched.view() for fetched in self.asked]
@@ -64,7 +60,7 @@ class OneRead:
 
 
 @dataclass(eq=False)
-class Reading:
+class Reading(Service[Read]):
     """One read into the model at a time: an older slice must not overwrite a newer one. Reads
     requested meanwhile are merged into one that follows, unless the one in flight can serve them.
     """
@@ -98,15 +94,13 @@ class Reading:
         check_rows(need.rows, self.fetcher.tables[table])
         self._need, self._result = need, None
         includes = self.writing.number if need.after_own else -1
-        read = OneRead(
-            table, need.at_least, need.ranges, need.after_own, need.wait, need.rows, includes
-        )
+        read = OneRead(table, need, includes)
         if need.into == "beside":
-            if self._beside is None or not self._beside.is_alike(read):
+            if self._beside is None or not self._beside.is_alike(need):
                 self._beside = read
                 self._request(read, whole=True)
         elif self._queued is not None:
-            self._queued.take_in(read)
+            self._queued.take_in(need)
         elif self._placing is None or not self._placing.serves(read):
             self._queued = read
         self.go_on(now)
@@ -116,20 +110,20 @@ class Reading:
         if self._queued is not None and self._placing is None:
             self._placing, self._queued = self._queued, None
             self._request(self._placing, whole=False)
-            self.pacing.fetch_began(now, waits=self._placing.waits)
+            self.pacing.fetch_began(now, waits=self._placing.need.wait)
 
     def _request(self, read: OneRead, *, whole: bool) -> None:
-        settled = self.writing.settled_until(read.table)
-        read.includes = self.writing.number if read.after_own else settled
-        parts: tuple[Range | None, ...] = read.ranges or (None,)
+        need, settled = read.need, self.writing.settled_until(read.table)
+        read.includes = self.writing.number if need.after_own else settled
+        parts: tuple[Range | None, ...] = need.ranges or (None,)
         read.asked = [
             self.fetcher.start(
-                read.at_least,
+                need.at_least,
                 table=read.table,
                 part=part,
                 whole=whole,
-                after_own=read.after_own,
-                rows=read.rows,
+                after_own=need.after_own,
+                rows=need.rows,
             )
             for part in parts
         ]
@@ -162,14 +156,7 @@ class Reading:
         return not waits or (self._placing is None and self._queued is None)
 
     def phase(self) -> Phase:
-        is_beside = self._need is not None and self._need.into == "beside"
-        read = self._beside if is_beside else self._placing
-        assert read is not None
-        late = {c.peer for f in read.asked for c in f.clients if c.shard not in f.clocks}
-        return Phase("fetching", tuple(sorted(late)))
-
-    def deadline(self) -> float | None:
-        return None
+        return Phase("fetching")
 
     # ------------------------------------------------------------ arrivals
 

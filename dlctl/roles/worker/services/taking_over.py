@@ -14,8 +14,8 @@ from dlctl.roles.worker.services.asking import MODEL, Asking
 from dlctl.roles.worker.services.base import Phase
 from dlctl.vector import copy_into, to_host
 
-NOBODY_S, AGAIN_S = 15.0, 1.0
-"""Timeout for a replica that has the model, and the interval at which all are asked again: others
+ROUNDS_MAX, ROUND_S = 15, 1.0
+"""Rounds in which all are asked, and none has the model; and the time from one to the next: others
 may begin later than this one.
 """
 LOOK_S, SHARED_S = 0.1, 60.0
@@ -26,44 +26,31 @@ class TakingOver:
     def __init__(self, asking: Asking, side: ReplicaSide) -> None:
         self._asking = asking
         self._side = side
-        self._asked: set[tuple[int, int]] = set()
-        """(slot, epoch) of the replicas asked in this round."""
-        self._again_at: float | None = None
-        """When all are asked again."""
-        self._asked_at: float | None = None
+        self._rounds, self._next_at = 0, 0.0
+        """Rounds since all others take part, and when the next one may begin."""
+        self._left: list[int] = []
+        """The slots that are not asked yet in this round."""
         self._waits_for = ""
         """The replica that has not answered yet."""
-        self._until: float | None = None
-        """The deadline."""
         self._is_done = False
 
     def advance(self, now: float) -> bool:
         """Whether the model has arrived. Raises JobFailed if no replica has it."""
         if self._is_done or self._waits_for:
             return self._is_done
-        if self._asked_at is not None and now > self._asked_at + NOBODY_S:
-            self._until = None  # The replica that was asked has died: restart the timeout.
-        self._asked_at = None
-        if self._again_at is not None and now >= self._again_at:
-            self._asked.clear()
-            self._again_at = None
-        me, known = self._asking.identity.slot, self._asking.members.known
-        for slot, member in sorted(known.items()):
-            if slot != me and member.takes_part and (slot, member.epoch) not in self._asked:
-                self._asked.add((slot, member.epoch))
-                self._waits_for, self._asked_at = f"worker-{slot}", now
-                self._asking.ask(slot, MODEL, (), math.inf, self._on_model, now)
-                return self._is_done
-        others = (member for slot, member in known.items() if slot != me)
-        if self._until is None or not all(member.takes_part for member in others):
-            self._until = now + NOBODY_S  # Some have not begun yet: they may have it.
-        if now >= self._until:
-            raise JobFailed(
-                "no other worker has the model of this run",
-                hint="the run resumes from its newest checkpoint when it is started again",
-            )
-        if self._again_at is None:
-            self._again_at = now + AGAIN_S
+        if not self._left and now >= self._next_at:
+            known = self._asking.members.known.items()
+            others = {slot: member for slot, member in known if slot != self._asking.identity.slot}
+            self._left = sorted(slot for slot, member in others.items() if member.takes_part)
+            # Those that have not begun yet may have it.
+            self._rounds = self._rounds + 1 if len(self._left) == len(others) else 0
+            if self._rounds > ROUNDS_MAX:
+                raise _nobody_has_it()
+            self._next_at = now + ROUND_S
+        while self._left and not self._waits_for:
+            slot = self._left.pop(0)
+            self._waits_for = f"worker-{slot}"
+            self._asking.ask(slot, MODEL, (), math.inf, self._on_model, now)
         return False
 
     def _on_model(self, arrays: tuple[m.Array, ...] | None) -> None:
@@ -78,8 +65,7 @@ class TakingOver:
 
     def deadline(self) -> float | None:
         """None while a replica that was asked is alive: it is waited for without a timeout."""
-        times = [time for time in (self._until, self._again_at) if time is not None]
-        return min(times) if times and not self._waits_for else None
+        return None if self._waits_for else self._next_at
 
 
 class Sharing:
@@ -96,10 +82,6 @@ class Sharing:
         self._until: float | None = None
         self._poll_at: float | None = None
 
-    def has_come(self) -> None:
-        """Mark the shared memory as a model of the run."""
-        self._mark[0] = 1
-
     def advance(self, now: float) -> bool:
         """Whether the model is valid. Raises JobFailed after the timeout."""
         if self._mark[0]:
@@ -107,10 +89,7 @@ class Sharing:
         if self._until is None:
             self._until = now + SHARED_S
         if now >= self._until:
-            raise JobFailed(
-                "no other worker has the model of this run in the memory of this host",
-                hint="the run resumes from its newest checkpoint when it is started again",
-            )
+            raise _nobody_has_it(" in the memory of this host")
         self._poll_at = now + LOOK_S
         return False
 
@@ -119,3 +98,10 @@ class Sharing:
 
     def deadline(self) -> float | None:
         return self._poll_at
+
+
+def _nobody_has_it(where: str = "") -> JobFailed:
+    return JobFailed(
+        f"no other worker has the model of this run{where}",
+        hint="the run resumes from its newest checkpoint when it is started again",
+    )

@@ -25,13 +25,11 @@ from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.intervals import PUSH, Pacing
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.services.base import Phase, check_ranges, check_rows
-from dlctl.roles.worker.shard_client import Identity, ShardClient
+from dlctl.roles.worker.services.base import Phase, Service, check_ranges, check_rows
+from dlctl.roles.worker.shard_client import SETTLED, Identity, ShardClient
 from dlctl.rows import KIND as ROWS
 from dlctl.vector import Vector, copy_of, to_host, zeros_like
 
-WORSE = (m.DUPLICATE, m.APPLIED, m.BUFFERED, m.LATE, m.REFUSED)
-"""Outcomes of a push: of several ranges on one shard, the receipt has the last of these."""
 ASTRAY = "a replica's own steps have led too far; a smaller rate for them may help"
 
 
@@ -46,13 +44,12 @@ class _Pushed:
     """Number of shards that have not settled it."""
     is_part: bool = False
     """Whether other writes contain the same steps, too."""
-    is_behind: bool = False
-    """Whether it is settled only when all writes before it are."""
+    is_refused: bool = False
     outcomes: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
-class Writing:
+class Writing(Service[Write | Settle]):
     context: Context
     identity: Identity
     tables: list[list[ShardClient]]
@@ -81,7 +78,7 @@ class Writing:
         self.steps = 0
         """Of this replica so far; the computing service counts them."""
         self.steps_pushed = 0
-        """The steps that are at least partly in a push, or that are done without one."""
+        """The steps that are completely in pushes, or that are done without one."""
         self._in_parts: deque[int] = deque()
         """The steps before each of the newest writes, if one write is a part of a step."""
         self.newest = -1
@@ -90,7 +87,8 @@ class Writing:
         """Of the newest write to any table."""
         self._in_flight: dict[int, _Pushed] = {}
         self._settled_early: list[int] = []
-        """Settled writes that wait for the writes before them."""
+        """Settled writes that wait for the writes before them, which may hold parts of their steps.
+        """
         self._numbers: dict[tuple[int, int, int], int] = {}
         """(table, shard, its number there) -> number of the write."""
         self._is_part = False
@@ -130,12 +128,7 @@ class Writing:
         return True, self._receipt if is_for_receipt else None
 
     def phase(self) -> Phase:
-        clients = [client for table in self.tables for client in table]
-        late = {client.peer for client in clients if client.unsettled() or not client.link.joined}
-        return Phase("pushing", tuple(sorted(late)))
-
-    def deadline(self) -> float | None:
-        return None
+        return Phase("pushing")
 
     def settled_until(self, table: int) -> int:
         """All writes to a table up to this number are settled."""
@@ -149,7 +142,7 @@ class Writing:
         return bool(self._in_flight)
 
     def has_unpushed_steps(self) -> bool:
-        """Whether there are steps that are not even partly in a push."""
+        """Whether there are steps that are not completely in pushes."""
         return self.steps != self.steps_pushed
 
     # ------------------------------------------------------------ pushes
@@ -170,7 +163,7 @@ class Writing:
         pieces = self._pieces(need, table)
         self.number += 1
         number, steps = self.number, (self.steps_pushed, max(self.steps - 1, 0))
-        self._in_flight[number] = _Pushed(table, steps, len(pieces), need.of > 1, need.behind)
+        self._in_flight[number] = _Pushed(table, steps, len(pieces), need.of > 1)
         for client, lo, values in pieces:
             self._send(client, lo, values, need, number, steps)
         if table == self._progress:
@@ -182,18 +175,18 @@ class Writing:
         """Count the steps that are now pushed completely."""
         if not need.holds_steps:
             self._in_parts.clear()
-            self.portions.restart_parts()
             return
         if need.ranges and need.of == 1:
             self._is_part = True
             return
         self.newest = number
-        self.portions.pushed(number, need.of)
-        if not need.ranges and need.vector is None and self.has_unpushed_steps():
-            self._refused(number, ASTRAY, "not pushed")
+        is_astray = not need.ranges and need.vector is None and self.has_unpushed_steps()
         self._in_parts.append(self.steps)
         while len(self._in_parts) >= need.of:
             self.steps_pushed = self._in_parts.popleft()
+        self.portions.pushed(number, self.steps_pushed)
+        if is_astray:
+            self._refused(number, ASTRAY, "not pushed")
 
     def is_in_parts(self) -> bool:
         """Whether some steps are pushed partly, and need more writes."""
@@ -307,35 +300,34 @@ class Writing:
             self._refused(number, ack.reason, f"server-{ack.shard} refused a push")
         pushed = self._in_flight[number]
         before = pushed.outcomes.get(ack.shard, ack.outcome)
-        pushed.outcomes[ack.shard] = max(before, ack.outcome, key=WORSE.index)
+        pushed.outcomes[ack.shard] = max(before, ack.outcome, key=SETTLED.index)
         pushed.missing -= 1
-        done = self._settled(number, now) if not pushed.missing else []
-        if self._settled_early:
-            oldest = min(self._in_flight, default=self.number + 1)
-            done += [n for n in self._settled_early if n < oldest]
-            self._settled_early = [n for n in self._settled_early if n >= oldest]
-        return done
+        if not pushed.missing:
+            self._settled(number, now)
+        oldest, early = next(iter(self._in_flight), self.number + 1), self._settled_early
+        self._settled_early = [n for n in early if n >= oldest]
+        return [n for n in early if n < oldest]
 
-    def _settled(self, number: int, now: float) -> list[int]:
-        """All shards have settled it; returns its number if it contains steps and is settled."""
+    def _settled(self, number: int, now: float) -> None:
+        """All shards have settled it."""
         pushed = self._in_flight.pop(number)
         if number == self.number:
             self._receipt = Receipt(pushed.outcomes)
-        self.bad_gradients.settled(number, pushed.table)
+        if not pushed.is_refused:
+            self.bad_gradients.accepted(pushed.table)
         if pushed.table != self._progress:
-            return []
+            return
         if self._drops_late and not pushed.is_part and set(pushed.outcomes.values()) == {m.LATE}:
             self.portions.late(number)
         self.pacing.settled(number, now)
-        if pushed.is_behind:
-            self._settled_early.append(number)
-            return []
-        return [number]
+        self._settled_early.append(number)
 
     def _refused(self, number: int, reason: str, what: str) -> None:
         """A shard gets nothing of this write."""
         pushed = self._in_flight[number]
-        self.bad_gradients.refused(number, reason, *pushed.steps, table=pushed.table)
+        if not pushed.is_refused:
+            self.bad_gradients.refused(reason, *pushed.steps, pushed.table)
+        pushed.is_refused = True
         self.portions.refused(number)
         self.context.note("warning", f"{what} ({self.bad_gradients.last}): {reason}")
 
