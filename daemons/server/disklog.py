@@ -14,15 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from daemons.server.files import (
-    REPLACED,
+    NEW,
     TablesInFiles,
-    create_locked,
     failure,
     is_there,
     open_locked,
     own_directory,
 )
-from dlctl.errors import DlctlError, os_errors_as
+from dlctl.errors import os_errors_as
 from dlctl.shards.base import Point, Spec
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.records import Bytes
@@ -44,7 +43,7 @@ class DiskLog:
         self.where = str(directory)
         self.shard = shard
         self._lock_path = directory / f"shard-{shard}.lock"
-        self._lock = open_locked(self._lock_path, create=True)
+        self._lock = open_locked(self._lock_path, os.O_CREAT)
         for path in directory.glob(f"shard-{shard}.base-*.tmp"):
             with suppress(OSError):  # A process that died has left it: a new one needs the space.
                 path.unlink()
@@ -143,9 +142,7 @@ class DiskLog:
         _own_lasting_directory(self.directory)
         if is_there(self._lock_path, self._lock):
             return
-        if self._lock_path.exists():
-            raise DlctlError(REPLACED, where=str(self._lock_path))
-        lock = create_locked(self._lock_path)
+        lock = open_locked(self._lock_path, NEW)
         os.close(self._lock)
         self._lock = lock
 
