@@ -29,8 +29,6 @@ from dlctl.util.fsync import sync_directory
 
 MARGIN_BYTES = 1 << 20
 """Free space that a new base must leave, for the records of other processes on the same disk."""
-_PARTS_MAX = 512
-"""Of one writev; the kernel takes 1024."""
 
 
 class DiskLog:
@@ -202,13 +200,10 @@ def _write_file(path: Path, parts: list[Bytes]) -> None:
 
 def _write(descriptor: int, parts: list[Bytes]) -> None:
     """Write everything, also if the kernel accepts only a part at a time."""
-    left = [memoryview(part) for part in parts if len(part)]
-    while left:
-        written = os.writev(descriptor, left[:_PARTS_MAX])
-        while left and written >= len(left[0]):
-            written -= len(left.pop(0))
-        if written:
-            left[0] = left[0][written:]
+    for part in parts:
+        left = memoryview(part)
+        while left:
+            left = left[os.write(descriptor, left) :]
 
 
 def _read(path: Path) -> bytes:

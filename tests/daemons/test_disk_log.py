@@ -302,7 +302,7 @@ def test_an_error_of_the_disk_does_not_spoil_an_end_in_order(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as context:
-        context.setattr(disklog.os, "writev", no_space)
+        context.setattr(disklog.os, "write", no_space)
         shard.storage.close()
     free(shard)
     assert snapshot(found(tmp_path / "state")[0]) == wanted
@@ -430,7 +430,7 @@ def test_an_error_of_the_disk_ends_the_server_with_the_file_and_the_way_on(tmp_p
     def no_space(fd, parts):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disklog.os, "writev", no_space)
+    monkeypatch.setattr(disklog.os, "write", no_space)
     with pytest.raises(DlctlError, match="cannot write to the journal: No space left") as caught:
         train(shard, deltas(1))
     assert "journal-0" in caught.value.where
@@ -536,10 +536,8 @@ def test_a_directory_that_is_gone_when_a_base_is_due_is_named(tmp_path):
 
 
 def test_short_writes_are_completed(tmp_path, monkeypatch):
-    real = os.writev
-    monkeypatch.setattr(
-        disklog.os, "writev", lambda fd, parts: real(fd, [memoryview(parts[0])[:7]])
-    )
+    real = os.write
+    monkeypatch.setattr(disklog.os, "write", lambda fd, data: real(fd, data[:7]))
     shard = begun(tmp_path / "state")
     wanted = train(shard, deltas(3))[-1]
     free(shard)
