@@ -99,11 +99,10 @@ class Listeners:
         while time.monotonic() < self._until and (word := connection.recv(1)):
             if word == flood.PING:
                 connection.sendall(flood.PING)
-            elif word == flood.DOWN:
-                for_ms = int.from_bytes(flood.read_exactly(connection, 2), "big")
-                flood.send_flood(connection, min(for_ms / 1000, FLOOD_S_MAX))
-            elif word == flood.UP:
-                connection.sendall(flood.COUNTED.pack(*flood.take_flood(connection)))
+            elif word == flood.FLOOD:
+                arrived = flood.take_flood(connection)
+                connection.sendall(flood.COUNTED.pack(*arrived))
+                flood.send_flood(connection, min(arrived.took_ns / 1e9, FLOOD_S_MAX))
             else:
                 return
 
