@@ -26,7 +26,7 @@ from dlctl.roles.protocol.files import (
 )
 from dlctl.runs import checkpoints
 from dlctl.util.fsync import sync_directory
-from dlctl.util.hashing import Progress, sha256_of
+from dlctl.util.hashing import Progress
 
 READING_S = 1.0
 """Interval of the thread's reports that it is still reading."""
@@ -42,7 +42,7 @@ class FileReceiver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="incoming")
         loop.perform(TakeBytes, self._take)
         loop.perform(SealFile, self._seal)
-        loop.perform(CheckFile, lambda effect: self._thread.submit(self._check, effect))
+        loop.perform(CheckFile, lambda effect: self._thread.submit(self._verify, effect))
         loop.perform(DiscardFile, lambda effect: self._discard(effect.file))
 
     def _beside(self, file: str) -> Path:
@@ -75,19 +75,34 @@ class FileReceiver:
 
     def _seal(self, effect: SealFile) -> None:
         descriptor = self._open.pop(effect.file, None)
-        if descriptor is None:
-            return  # It could not be written, and that was reported.
-        self._thread.submit(self._check_and_place, effect, descriptor)
+        if descriptor is not None:  # Else it could not be written, and that was reported.
+            self._thread.submit(self._verify, effect, descriptor)
 
-    def _check(self, effect: CheckFile) -> None:
+    def _verify(self, effect: SealFile | CheckFile, descriptor: int | None = None) -> None:
+        """Post the problem of a file, or "". A good one that was received, into this descriptor, is
+        renamed into place.
+        """
         path = self.root / effect.file
+        read = path if descriptor is None else self._beside(effect.file)
         try:
-            problems = checkpoints.file_problems(
-                path, effect.nbytes, effect.sha256, self._progress()
-            )
+            if descriptor is not None:
+                with os.fdopen(descriptor):
+                    os.fsync(descriptor)
+            # One that was received may have none: it verifies itself by its content.
+            sha256 = effect.sha256 if read == path else effect.sha256 or None
+            problems = checkpoints.file_problems(read, effect.nbytes, sha256, self._progress())
+            error = "; ".join(problems)
+            if read != path and not error:
+                read.replace(path)
+                sync_directory(path.parent)
+        except OSError as failure:
+            error = f"cannot write {path}: {failure.strerror}"
         except Exception as failure:
-            problems = [reason_of(failure)]
-        self.loop.post(FileSealed(effect.file, "; ".join(problems)))
+            error = reason_of(failure)
+        if read != path and error:
+            with suppress(OSError):
+                read.unlink()
+        self.loop.post(FileSealed(effect.file, error))
 
     def _progress(self) -> Progress:
         """A progress callback for one file."""
@@ -100,33 +115,6 @@ class FileReceiver:
                 self.loop.post(StillReading())
 
         return reads
-
-    def _check_and_place(self, effect: SealFile, descriptor: int) -> None:
-        try:
-            error = self._placed(effect, descriptor, self._progress())
-        except OSError as failure:
-            error = f"cannot write {self.root / effect.file}: {failure.strerror}"
-        except Exception as failure:
-            error = reason_of(failure)
-        if error:
-            with suppress(OSError):
-                self._beside(effect.file).unlink()
-        self.loop.post(FileSealed(effect.file, error))
-
-    def _placed(self, effect: SealFile, descriptor: int, progress: Progress) -> str:
-        """Verify the file and rename it into place; returns the problem, or ""."""
-        path = self.root / effect.file
-        with os.fdopen(descriptor, "r+b") as file:
-            os.fsync(file.fileno())
-            size_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes != effect.nbytes:
-                return f"{size_bytes} bytes were received, but {effect.nbytes} were saved there"
-            found = sha256_of(file, effect.nbytes, progress) if effect.sha256 else ""
-        if found != effect.sha256:
-            return "what has come is not what was saved there: its SHA-256 is another one"
-        self._beside(effect.file).replace(path)
-        sync_directory(path.parent)
-        return ""
 
 
 def write(descriptor: int, data: bytes, offset: int) -> None:
