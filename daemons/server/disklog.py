@@ -85,8 +85,8 @@ class DiskLog:
         unfinished = base.with_name(base.name + ".tmp")
         begun = -1
         try:
-            begun = _begin_journal(journal)
-            _write_file(unfinished, parts)
+            begun = _create(journal, [])
+            os.close(_create(unfinished, parts))
         except OSError as error:  # Restore the previous state, and free the space.
             if begun >= 0:
                 os.close(begun)
@@ -161,8 +161,7 @@ class DiskLog:
             self.directory.rmdir()
 
 
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 
 
 def _own_lasting_directory(directory: Path) -> None:
@@ -176,26 +175,17 @@ def _own_lasting_directory(directory: Path) -> None:
         raise failure("make the directory of the servers' states", directory, error) from error
 
 
-def _begin_journal(path: Path) -> int:
-    """Create an empty journal; returns its descriptor."""
-    descriptor = os.open(path, _APPEND, 0o600)
-    try:
-        os.ftruncate(descriptor, 0)
-        os.fsync(descriptor)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _write_file(path: Path, parts: list[Bytes]) -> None:
+def _create(path: Path, parts: list[Bytes]) -> int:
+    """A new file with this content, on the disk; returns its descriptor, for appending."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, _CREATE, 0o600)
     try:
         _write(descriptor, parts)
         os.fsync(descriptor)
-    finally:
+    except OSError:
         os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _write(descriptor: int, parts: list[Bytes]) -> None:

@@ -441,6 +441,10 @@ def no_room(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def no_room_for_a_base(real):
+    return lambda path, parts: no_room() if "base-" in path.name else real(path, parts)
+
+
 def train_until_it_fails(shard, updates, taken):
     """Snapshots of what was committed go to `taken`; returns the error of what was not."""
     try:
@@ -454,7 +458,7 @@ def train_until_it_fails(shard, updates, taken):
 def test_without_room_for_a_base_the_journal_grows_on(tmp_path, monkeypatch, short_journals):
     shard, updates = begun(tmp_path / "state"), deltas(40)
     with monkeypatch.context() as full:
-        full.setattr(disklog, "_write_file", no_room)
+        full.setattr(disklog, "_create", no_room_for_a_base(disklog._create))
         wanted = train(shard, updates[:20])[-1]
     names = {path.name for path in (tmp_path / "state").iterdir()}
     assert len(names) == 3, f"a lock, a base and its journal, and nothing that was begun: {names}"
@@ -503,7 +507,7 @@ def test_who_finds_no_room_may_try_again_until_there_is_some(tmp_path, monkeypat
         if is_seen:
             full.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
         else:
-            full.setattr(disklog, "_write_file", no_room)
+            full.setattr(disklog, "_create", no_room_for_a_base(disklog._create))
         for _ in range(3):
             with pytest.raises(NoRoom, match="No space left on device"):
                 attempt()
