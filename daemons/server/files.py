@@ -126,19 +126,12 @@ class TablesInFiles(ABC):
 
     def put_back(self) -> str:
         """Re-create the missing files of all tables; returns the place of the last one. Call it
-        between two events.
-
-        A failure does not prevent the others: its error, DlctlError or OSError, is raised in the
-        end.
+        between two events. Raises DlctlError or OSError.
         """
-        place, failed = "", list[DlctlError | OSError]()
+        place = ""
         for one in self._tables():
-            try:
-                place = one.restore_own() if one.is_own_missing() else place
-            except (DlctlError, OSError) as error:
-                failed.append(error)
-        if failed:
-            raise failed[-1]
+            if one.is_own_missing():
+                place = one.restore_own()
         return place
 
     def discard(self) -> None:
