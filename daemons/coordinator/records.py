@@ -100,12 +100,14 @@ class Records:
 
     # ------------------------------------------------------------ rows
 
-    def begin(self, **run: Any) -> bool:
-        """Record this process as the run's coordinator. Returns whether that is written: on a full
-        disk it waits for space, like all other rows.
+    def begin(self, corrections: Json, **run: Any) -> bool:
+        """Record this process as the run's coordinator, and what `dlctl recover` has corrected in
+        the memory. Returns whether that is written: on a full disk it waits for space, like all
+        other rows.
         """
         self.me |= run
-        self._history.append(lambda: self.db.put_run(**self.me))
+        self._memory |= corrections
+        self._history.append(lambda: self.db.put_run(**self.me, recovery=None))
         self.commit()
         return not self._has_news()
 
