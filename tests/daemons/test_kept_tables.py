@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemons.server import watching
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from dlctl.config import Servers
@@ -99,7 +98,6 @@ def make(
 ) -> Iterator[Make]:
     run = tmp_path / "run-1"
     run.mkdir()
-    monkeypatch.setattr(watching, "LOOK_S", 0.0)
     monkeypatch.setattr(kept_shards, "shared_memory", lambda: tmp_path / "fast")
     monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
     made: list[Tables] = []

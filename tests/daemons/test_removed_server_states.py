@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemons.server import disklog, watching
+from daemons.server import disklog
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from dlctl import messages as m
@@ -77,7 +77,6 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeKept:
     """Shards whose preferred place is a directory of the test."""
     run = tmp_path / "run-1"
     run.mkdir()
-    monkeypatch.setattr(watching, "LOOK_S", 0.0)
     monkeypatch.setattr(kept_shards, "shared_memory", lambda: tmp_path / SHARED)
     monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
     return lambda durability: Kept(run, durability)
