@@ -36,7 +36,7 @@ class DiskLog:
 
     def __init__(self, directory: Path, shard: str) -> None:
         """Raises DlctlError, or Held."""
-        _own_lasting_directory(directory)
+        own_directory(directory)
         self.directory = directory
         self.where = str(directory)
         self.shard = shard
@@ -137,7 +137,7 @@ class DiskLog:
 
     def lock_again(self) -> None:
         """Re-create the directory and the lock if they are missing. Raises DlctlError."""
-        _own_lasting_directory(self.directory)
+        own_directory(self.directory)
         if is_there(self._lock_path, self._lock):
             return
         lock = open_locked(self._lock_path, NEW)
@@ -162,17 +162,6 @@ class DiskLog:
 
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-
-
-def _own_lasting_directory(directory: Path) -> None:
-    """Create the directory and sync its parents: otherwise a power loss could lose its name, and
-    the files in it. Raises DlctlError."""
-    own_directory(directory)
-    try:
-        for path in (directory.parent, directory):
-            sync_directory(path.parent)
-    except OSError as error:
-        raise failure("make the directory of the servers' states", directory, error) from error
 
 
 def _create(path: Path, parts: list[Bytes]) -> int:

@@ -17,6 +17,7 @@ from typing import Self
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Held, NoRoom, Point
 from dlctl.util.flock import is_locked_within
+from dlctl.util.fsync import sync_directory
 from dlctl.util.units import format_size
 
 LOCK_S = 10.0
@@ -26,13 +27,15 @@ NEW = os.O_CREAT | os.O_EXCL
 
 
 def own_directory(directory: Path) -> None:
-    """Create a directory and, if missing, its parent, with mode 0700.
+    """Create a directory and, if missing, its parent, with mode 0700. Their names are synced: a
+    power loss could lose them otherwise, and the files in them.
 
     Raises DlctlError if either cannot be created, is a link, or belongs to another user.
     """
     for path in (directory.parent, directory):
         try:
             path.mkdir(mode=0o700, exist_ok=True)
+            sync_directory(path.parent)
             info = path.lstat()
         except OSError as error:
             raise failure("make the directory of the servers' states", path, error) from error
