@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from daemons.loop import Loop
 from daemons.process import reason_of
@@ -37,8 +38,8 @@ class FileReceiver:
         """`root`: file names are relative to it; its subdirectories are created."""
         self.loop = loop
         self.root = root
-        self._open: dict[str, int] = {}
-        """File -> descriptor of its partial content."""
+        self._open: dict[str, IO[bytes]] = {}
+        """File name -> its partial content."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="incoming")
         loop.perform(TakeBytes, self._take)
         loop.perform(SealFile, self._seal)
@@ -51,43 +52,42 @@ class FileReceiver:
 
     def _take(self, effect: TakeBytes) -> None:
         try:
-            write(self._descriptor(effect.file), effect.data, effect.offset)
+            file = self._received(effect.file)
+            file.seek(effect.offset)
+            file.write(effect.data)
         except OSError as error:
             self._discard(effect.file)
             words = f"cannot write {self.root / effect.file}: {error.strerror}"
             self.loop.post(FileSealed(effect.file, words))
 
-    def _descriptor(self, file: str) -> int:
+    def _received(self, file: str) -> IO[bytes]:
         if file not in self._open:
             path = self._beside(file)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)  # Of an earlier process.
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._open[file] = os.open(path, flags, 0o644)
+            self._open[file] = path.open("xb")
         return self._open[file]
 
     def _discard(self, file: str) -> None:
-        descriptor = self._open.pop(file, None)
-        if descriptor is not None:
-            os.close(descriptor)
-            with suppress(OSError):
+        received = self._open.pop(file, None)
+        if received is not None:
+            with suppress(OSError), received:
                 self._beside(file).unlink()
 
     def _seal(self, effect: SealFile) -> None:
-        descriptor = self._open.pop(effect.file, None)
-        if descriptor is not None:  # Else it could not be written, and that was reported.
-            self._thread.submit(self._verify, effect, descriptor)
+        received = self._open.pop(effect.file, None)
+        if received is not None:  # Else it could not be written, and that was reported.
+            self._thread.submit(self._verify, effect, received)
 
-    def _verify(self, effect: SealFile | CheckFile, descriptor: int | None = None) -> None:
-        """Post the problem of a file, or "". A good one that was received, into this descriptor, is
-        renamed into place.
-        """
+    def _verify(self, effect: SealFile | CheckFile, received: IO[bytes] | None = None) -> None:
+        """Post the problem of a file, or "". A good one that was received is renamed into place."""
         path = self.root / effect.file
-        read = path if descriptor is None else self._beside(effect.file)
+        read = path if received is None else self._beside(effect.file)
         try:
-            if descriptor is not None:
-                with os.fdopen(descriptor):
-                    os.fsync(descriptor)
+            if received is not None:
+                with received:
+                    received.flush()
+                    os.fsync(received.fileno())
             # One that was received may have none: it verifies itself by its content.
             sha256 = effect.sha256 if read == path else effect.sha256 or None
             problems = checkpoints.file_problems(read, effect.nbytes, sha256, self._progress())
@@ -115,11 +115,3 @@ class FileReceiver:
                 self.loop.post(StillReading())
 
         return reads
-
-
-def write(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all of `data`. Raises OSError."""
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(descriptor, left, offset)
-        left, offset = left[written:], offset + written
