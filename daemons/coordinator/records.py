@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from daemons.loop import Loop
 from dlctl.launch import base
@@ -39,18 +39,17 @@ ROWS_KEPT = 1000
 """Of history, while the database cannot be written."""
 
 
-class Exporter(Protocol):
+class Exporter:
     """Exports the records to another system. It never blocks; `export` calls it, as it may fail."""
 
     def add_row(self, at: float, name: str, step: int, values: Json) -> None:
         """A row of a series (`runs/series.py`); at: seconds since 1970."""
-        ...
 
     def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
         """The state that `status` shows now."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The run is over."""
 
 
 def export(exporters: list[Exporter], what: Callable[[Exporter], None]) -> None:
