@@ -46,11 +46,11 @@ def test_the_fewest_cores_count(here: int, quotas: list[float], usable: int) -> 
 
 
 def test_groups_that_may_limit_cores_are_known_by_their_controllers() -> None:
-    assert list(cores.groups(V1)) == [(1, "job/7"), (2, "")]
-    assert list(cores.groups(V2)) == [(2, "system.slice/run-7.scope")]
-    assert list(cores.groups("0::/../elsewhere\n")) == [(2, "")]
-    assert list(cores.groups("?\n\n0:\n")) == []
-    assert list(cores.groups("")) == []
+    assert list(cores.groups(V1, "cpu")) == [(1, "job/7"), (2, "")]
+    assert list(cores.groups(V2, "cpu")) == [(2, "system.slice/run-7.scope")]
+    assert list(cores.groups("0::/../elsewhere\n", "cpu")) == [(2, "")]
+    assert list(cores.groups("?\n\n0:\n", "cpu")) == []
+    assert list(cores.groups("", "cpu")) == []
 
 
 def test_a_quota_of_version_2_counts_wherever_above_it_is(tmp_path: Path) -> None:

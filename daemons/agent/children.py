@@ -16,7 +16,7 @@ from daemons import process
 from daemons.agent.oom import OomWatch
 from daemons.log_tail import exit_code, last_lines
 from daemons.loop import Loop
-from dlctl.launch import local
+from dlctl.launch import commands, local
 from dlctl.launch.base import Credentials
 from dlctl.roles.agent.agent import ProcessStarted
 from dlctl.roles.coordinator.crash_loops import UNSAID
@@ -84,7 +84,8 @@ class Children:
             said = exit_code(path)
             status = STATUS_UNKNOWN if said is None else said
         else:
-            _end_group(child.pid)
+            # Such as data loaders: every daemon leads its own process group.
+            commands.kill_group(child.popen)
             status = child.popen.wait()
         is_another = status in (-signal.SIGKILL, STATUS_UNKNOWN) and not child.is_killed
         cause = self._oom.cause(child.pid) if is_another else ""
@@ -99,13 +100,3 @@ class Children:
             child.is_killed |= effect.signal == signal.SIGKILL
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, effect.signal)
-
-
-def _end_group(pid: int) -> None:
-    """Kill the remaining processes of a daemon that has exited, such as data loaders.
-
-    Every daemon leads its own process group. Until it is reaped, its pid cannot be reused; so this
-    is only safe for children of this process.
-    """
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)

@@ -9,7 +9,9 @@ it was reached.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from dlctl.util import cores
 
 UNLIMITED_BYTES = 2**62
 """cgroup v1 reports a number at least this large if there is no limit."""
@@ -20,7 +22,7 @@ class MemoryGroup:
     version: int
     """Of the cgroup interface, 1 or 2."""
     directories: tuple[Path, ...]
-    """The group's own, then its ancestors', up to the mount point."""
+    """The group's own, then its ancestors', up to the mount point, as far as they are visible."""
 
     def kills(self) -> int | None:
         """Number of OOM kills in this group; None: not counted."""
@@ -43,32 +45,11 @@ class MemoryGroup:
 
 def find(pid: int) -> MemoryGroup | None:
     """The memory cgroup of a process; None if there is none, or it is not visible."""
-    v1, v2 = None, None
-    for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines():
-        number, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            v1 = path
-        elif number == "0":
-            v2 = path
-    if v1 is not None and (found := _mounted(1, v1)) is not None:
-        return found
-    return _mounted(2, v2) if v2 is not None else None
-
-
-def _mounted(version: int, path: str) -> MemoryGroup | None:
-    """The directories of the cgroup `path`, found by where and from which root it is mounted."""
-    for line in _text(Path("/proc/self/mountinfo")).splitlines():
-        place, _, kind = line.partition(" - ")
-        root, mount_point = place.split()[3:5]
-        filesystem, _, options = kind.split(" ", 2)
-        wanted = "cgroup2" if version == 2 else "cgroup"
-        if filesystem != wanted or (version == 1 and "memory" not in options.split(",")):
-            continue
-        if not PurePosixPath(path).is_relative_to(root):
-            continue
-        inside, top = PurePosixPath(path).relative_to(root), Path(mount_point)
-        own = top / inside
-        return MemoryGroup(version, (own, *(own.parents[i] for i in range(len(inside.parts)))))
+    for version, path in cores.groups(_text(Path(f"/proc/{pid}/cgroup")), "memory"):
+        for mount in ("memory",) if version == 1 else cores.MOUNTS_V2:
+            places = cores.ancestry(Path("/sys/fs/cgroup") / mount, path)
+            if visible := tuple(p for p in places if (p / "cgroup.procs").exists()):
+                return MemoryGroup(version, visible)
     return None
 
 

@@ -1,8 +1,8 @@
 """The agent on the coordinator's machine restarts a coordinator that has died.
 
-The run's database names the coordinator's process; one that started on a full disk is found by its
-command line. If it exits before the run has ended, the agent restarts it. Two coordinators at once
-are harmless: the lock on the run directory lets only one of them work.
+The coordinator is found by its command line: a full disk may keep it out of the run's database. If
+it exits before the run has ended, the agent restarts it. Two coordinators at once are harmless: the
+lock on the run directory lets only one of them work.
 A coordinator that hangs or is paused (SIGSTOP) holds that lock, so the agent kills it. Its
 heartbeat is the time of the lock file, which it touches every second, and not messages: a failed
 link is no reason to kill it.
@@ -17,9 +17,7 @@ import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from daemons import parent_watch
 from daemons.loop import Loop
@@ -61,18 +59,14 @@ class Supervision:
         """Watch the running coordinator."""
         with contextlib.suppress(FileNotFoundError):
             self._lock = os.open(self.directory / paths.LOCK, os.O_RDONLY | os.O_CLOEXEC)
-        self._watch(*self._present(database.read(self.directory)))
+        self._watch(*self._present())
 
-    def _present(self, run: Mapping[str, Any]) -> tuple[int | None, str | None]:
-        """The pid and start of the process on record. If that has exited: of a running coordinator
-        that is not on record (yet), the oldest one, because later ones do not get the lock and
-        exit.
+    def _present(self) -> tuple[int | None, str | None]:
+        """The pid and start of the running coordinator: of the oldest one, because later ones do
+        not get the lock and exit.
         """
-        pid, start = run.get("pid"), run.get("pid_start")
-        if processes.is_alive(pid, start):
-            return pid, start
-        others = [each for each in local.living(self.directory) if each.role == "coordinator"]
-        oldest = max(others, key=lambda each: processes.age_s(each.start) or 0.0, default=None)
+        found = [each for each in local.living(self.directory) if each.role == "coordinator"]
+        oldest = max(found, key=lambda each: processes.age_s(each.start) or 0.0, default=None)
         return (None, None) if oldest is None else (oldest.pid, oldest.start)
 
     def _watch(self, pid: int | None, start: str | None) -> None:
@@ -146,10 +140,10 @@ class Supervision:
 
     def _restart(self, _: RestartCoordinator) -> None:
         try:
-            if self._is_removed() or (run := database.read(self.directory)).get("state") in ENDED:
+            if self._is_removed() or database.read(self.directory).get("state") in ENDED:
                 self._gone()
                 return
-            pid, start = self._present(run)
+            pid, start = self._present()
             if pid is None:
                 self._started = local.start_coordinator(self.directory, may_be_full=True)
                 pid, start = self._started.pid, processes.start_of(self._started.pid)

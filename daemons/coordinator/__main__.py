@@ -13,7 +13,7 @@ from daemons import parent_watch, process
 from daemons.coordinator import exports
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.directories import Directories
-from daemons.coordinator.past import apply_recovery, read_past
+from daemons.coordinator.past import read_past
 from daemons.coordinator.records import Records
 from daemons.files.file_receiver import FileReceiver
 from daemons.files.file_sender import AT_HOME, FileSender
@@ -25,6 +25,7 @@ from dlctl.errors import DlctlError
 from dlctl.launch import addresses, local
 from dlctl.machine import StopRequested
 from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.coordinator.persistence import corrected
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART
 from dlctl.runs import database, paths
@@ -86,17 +87,20 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     key, incarnation = keyring.public(COORDINATOR), context.birth.incarnation
     agents = Agents(context, loop, control, key)
     started_at = (before.get("started_at") if is_successor else None) or time.time()
+    recovery = before.get("recovery")
+    corrections = corrected(db.memory(), recovery) if recovery is not None else {}
     on_record = records.begin(
-        control=control, control_key=key, started_at=started_at, incarnation=incarnation
-    )
-    if not on_record and not is_successor:
-        # No daemon runs yet, so no work is lost; and without the record no command finds this one.
+        corrections,
+        control=control, control_key=key, started_at=started_at, incarnation=incarnation,
+    )  # fmt: skip
+    if not on_record and (recovery is not None or not is_successor):
+        # No daemon runs yet, or `dlctl recover` can be repeated, so no work is lost; without the
+        # record no command finds this one.
         raise DlctlError(
             f"cannot write the run's database: {records.trouble}", where=str(directory),
             hint="free some space there, then start it again",
         )  # fmt: skip
-    apply_recovery(directory, db)
-    past = read_past(directory, db, agents.adopt())
+    past = read_past(directory, db, agents.adopt(db))
     algorithm = registry.load("algorithms", job.algorithm.name)
     code = loop.run(Coordinator(directory.name, job, keyring, algorithm, past))
     records.finish()

@@ -6,7 +6,6 @@ The launcher of its host manages each agent.
 from __future__ import annotations
 
 import logging
-from contextlib import closing
 
 from daemons import process
 from daemons.log_tail import LINES, exit_code, last_lines
@@ -46,12 +45,12 @@ class Agents:
         loop.perform(KillAgent, lambda effect: self._launcher(effect.name).kill(effect.name))
         loop.chores += [launcher.look for launcher in self._launchers.values()]
 
-    def adopt(self) -> dict[str, int]:
+    def adopt(self, db: RunDb) -> dict[str, int]:
         """Adopt the running agents of this run: name -> incarnation.
 
         The state of agents on other machines is unknown until a message or a timeout.
         """
-        recorded = _recorded(self.context)
+        recorded = _recorded(db)
         found: dict[str, int] = {}
         for launcher in self._launchers.values():
             found |= launcher.adopt(recorded)
@@ -93,15 +92,14 @@ class Agents:
         self.loop.post(ProcessEnded(name, incarnation, status, words))
 
 
-def _recorded(context: process.DaemonContext) -> dict[str, int]:
+def _recorded(db: RunDb) -> dict[str, int]:
     """The newest incarnation of every daemon that a previous coordinator of this run has started.
 
     The memory for its successor is newer than the rows that `status` reads.
     """
-    with closing(RunDb(context.directory, readonly=True)) as db:
-        remembered = {
-            key.removeprefix("daemon/"): value["incarnation"]
-            for key, value in db.memory().items()
-            if key.startswith("daemon/")
-        }
-        return db.incarnations() | remembered
+    remembered = {
+        key.removeprefix("daemon/"): value["incarnation"]
+        for key, value in db.memory().items()
+        if key.startswith("daemon/")
+    }
+    return db.incarnations() | remembered

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from pathlib import Path
 
 from daemons.files.log_mirror import sizes
 from dlctl import frozen
-from dlctl.errors import DlctlError
 from dlctl.messages import Json
-from dlctl.roles.coordinator.persistence import corrected, has_released, newest_checkpoint
+from dlctl.roles.coordinator.persistence import has_released, newest_checkpoint
 from dlctl.roles.coordinator.registration import Past
 from dlctl.runs import checkpoints, paths
 from dlctl.runs.database import RunDb
@@ -59,25 +57,6 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
             if row.get("role") == "worker"
         },
     )
-
-
-def apply_recovery(directory: Path, db: RunDb) -> None:
-    """Correct the memory by the findings of `dlctl recover`, if it has started this coordinator.
-
-    Raises DlctlError if that cannot be written.
-    """
-    if (recovery := db.run().get("recovery")) is None:
-        return
-    try:
-        db.put_memory(corrected(db.memory(), recovery))
-        db.put_run(recovery=None)
-        db.commit()
-    except sqlite3.OperationalError as error:
-        raise DlctlError(
-            f"cannot write the run's database: {error}",
-            where=str(directory),
-            hint="free some space there, then start it again",
-        ) from error
 
 
 def _exits(db: RunDb) -> dict[str, Json]:

@@ -27,6 +27,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import MetricsHandler
 
+from daemons.coordinator.records import Exporter
 from dlctl import __version__
 from dlctl.config import JobFile
 from dlctl.messages import Json
@@ -69,9 +70,7 @@ class _Server(TCPServer):
         log.debug("the Prometheus client %s has disconnected", client_address)
 
 
-class Prometheus:
-    """An `Exporter` (`records.py`)."""
-
+class Prometheus(Exporter):
     def __init__(self, run_id: str, job: JobFile) -> None:
         self._info = {
             "run_id": run_id, "name": job.job.name, "method": job.algorithm.name,

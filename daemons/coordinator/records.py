@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from daemons.loop import Loop
 from dlctl.launch import base
@@ -39,18 +39,17 @@ ROWS_KEPT = 1000
 """Of history, while the database cannot be written."""
 
 
-class Exporter(Protocol):
+class Exporter:
     """Exports the records to another system. It never blocks; `export` calls it, as it may fail."""
 
     def add_row(self, at: float, name: str, step: int, values: Json) -> None:
         """A row of a series (`runs/series.py`); at: seconds since 1970."""
-        ...
 
     def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
         """The state that `status` shows now."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The run is over."""
 
 
 def export(exporters: list[Exporter], what: Callable[[Exporter], None]) -> None:
@@ -68,7 +67,6 @@ class Records:
         self.directory = directory
         self.db = db
         self.loop = loop
-        self._starts = _Starts(directory)
         self._history: list[Callable[[], None]] = []
         self._metrics: list[Callable[[], None]] = []
         self._overview: list[Callable[[], None]] = []
@@ -101,12 +99,14 @@ class Records:
 
     # ------------------------------------------------------------ rows
 
-    def begin(self, **run: Any) -> bool:
-        """Record this process as the run's coordinator. Returns whether that is written: on a full
-        disk it waits for space, like all other rows.
+    def begin(self, corrections: Json, **run: Any) -> bool:
+        """Record this process as the run's coordinator, and what `dlctl recover` has corrected in
+        the memory. Returns whether that is written: on a full disk it waits for space, like all
+        other rows.
         """
         self.me |= run
-        self._history.append(lambda: self.db.put_run(**self.me))
+        self._memory |= corrections
+        self._history.append(lambda: self.db.put_run(**self.me, recovery=None))
         self.commit()
         return not self._has_news()
 
@@ -221,7 +221,7 @@ class Records:
             self._names = names
         self._overview = [lambda: self.db.put_run(**run)]
         for row in effect.daemons:
-            shown = to_wall_clock(row) | {"pid_start": self._starts.of(row)}
+            shown = to_wall_clock(row) | {"pid_start": _start_of(row, self.directory)}
             self._overview.append(partial(self.db.put_daemon, row["name"], shown))
 
     def _remove_daemons_but(self, names: set[str]) -> None:
@@ -236,28 +236,17 @@ class Records:
         self.commit()
 
 
-class _Starts:
-    """Start times of the daemons' processes: pids are reused, (pid, start time) is unique."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._known: dict[str, tuple[int, str]] = {}
-
-    def of(self, row: Json) -> str | None:
-        """`processes.start_of` the process in this row, looked up once per process; None if it has
-        exited. A pid from an earlier coordinator may have been reused: it counts only if the
-        command line is that of this daemon.
-        """
-        name, pid = row["name"], row["pid"]
-        if pid is None or row["agent"] != HOME_AGENT:  # A pid of another machine.
-            return None
-        if self._known.get(name, (0, ""))[0] != pid:
-            start = processes.start_of(pid)
-            begun = base.parse_argv(processes.command_line(pid, start), self._directory)
-            if start is None or begun != (row["role"], name, row["incarnation"]):
-                return None
-            self._known[name] = (pid, start)
-        return self._known[name][1]
+def _start_of(row: Json, directory: Path) -> str | None:
+    """`processes.start_of` the process in this row, as pids are reused; None if it has exited. A
+    pid from an earlier coordinator may have been reused, too: it counts only if the command line is
+    that of this daemon.
+    """
+    pid = row["pid"]
+    if pid is None or row["agent"] != HOME_AGENT:  # A pid of another machine.
+        return None
+    start = processes.start_of(pid)
+    begun = base.parse_argv(processes.command_line(pid, start), directory)
+    return start if begun == (row["role"], row["name"], row["incarnation"]) else None
 
 
 def to_wall_clock(value: Any, offset_s: float | None = None) -> Any:

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog, SourceMetadata
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from daemons.coordinator.records import Exporter
 from dlctl.messages import Json
 from dlctl.observe.history import History, Point, point_of
 from dlctl.runs.series import EVALUATION, RUN
@@ -44,9 +45,7 @@ LINES = {
 """Line of a history -> its tag; other lines are further values of the task's loss."""
 
 
-class TensorBoard:
-    """An `Exporter` (`records.py`)."""
-
+class TensorBoard(Exporter):
     def __init__(self, directory: Path) -> None:
         self._folder = directory / FOLDER
         self._recent: deque[Point] = deque(maxlen=RECENT)
@@ -62,9 +61,6 @@ class TensorBoard:
             newest = {name: line[-1] for name, line in recent.lines().items()}
             tagged = {LINES.get(name, f"train/{name}"): value for name, value in newest.items()}
             self._write(at, step, tagged)
-
-    def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
-        return
 
     def close(self) -> None:
         if self._writer is not None:

@@ -12,14 +12,11 @@ Every byte of the checkpoint is verified first, and FILE is written atomically.
 from __future__ import annotations
 
 import argparse
-import errno
-import os
-import secrets
+import io
 import shlex
-import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +24,18 @@ from safetensors import SafetensorError, safe_open
 
 from daemons.process import print_error
 from dlctl import frozen
-from dlctl.errors import DlctlError, UsageError
+from dlctl.errors import DlctlError, UsageError, os_errors_as
 from dlctl.flat import AVERAGED, ROWS, TRAINED, Entry
 from dlctl.rows import KIND as TABLE
 from dlctl.runs import checkpoints
 from dlctl.runs.manifest import Manifest, layout
+from dlctl.util.fsync import replacing
 from dlctl.util.names import AVERAGE
 from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-REFUSED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
-"""Errors for which a full disk is not the cause."""
 StateDict = dict[str, "Tensor"]
 
 
@@ -86,8 +82,10 @@ def export(directory: Path, output: Path, to: str, *, of_average: bool = False) 
         )
     of = checkpoints.SLOT + AVERAGE if of_average else "w"
     tensors = state_dict(directory, manifest, of)
-    with _replacing(output) as temporary:
-        WRITERS[to](tensors, temporary)
+    content, parent = WRITERS[to](tensors), shlex.quote(str(output.parent))
+    hint = f"ls -ld {parent}; df -h {parent}"
+    with os_errors_as("cannot write", output, hint), replacing(output) as file:
+        file.write(content)
 
 
 def _check_output(output: Path) -> None:
@@ -172,40 +170,27 @@ def _torch() -> Any:
 # ---------------------------------------------------------------- formats
 
 
-def _write_safetensors(tensors: StateDict, path: Path) -> None:
-    from safetensors.torch import save_file
+def _safetensors(tensors: StateDict) -> bytes:
+    from safetensors.torch import save
 
     # The format refuses tensors that share memory, and a reader looks for every name.
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    times = Counter(map(id, tensors.values()))
+    separate = {n: t.clone() if times[id(t)] > 1 else t for n, t in tensors.items()}
+    content: bytes = save(separate, {"format": "pt"})
+    return content
 
 
-WRITERS: dict[str, Callable[[StateDict, Path], None]] = {
-    "safetensors": _write_safetensors,
-    "torch": lambda tensors, path: _torch().save(tensors, path),
+def _zip(tensors: StateDict) -> memoryview:
+    file = io.BytesIO()
+    _torch().save(tensors, file)
+    return file.getbuffer()
+
+
+WRITERS: dict[str, Callable[[StateDict], bytes | memoryview]] = {
+    "safetensors": _safetensors,
+    "torch": _zip,
 }
-
-
-@contextmanager
-def _replacing(output: Path) -> Iterator[Path]:
-    """A path beside `output` that replaces it once it is written and synced."""
-    temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.touch(exist_ok=False)
-        mode = stat.S_IMODE(temporary.stat().st_mode)
-        yield temporary
-        # One of the writers replaces the file by one with mode 0600.
-        temporary.chmod(mode)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(output)
-    except (OSError, SafetensorError, RuntimeError) as error:  # RuntimeError: torch, disk full
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        look = "ls -ld" if isinstance(error, OSError) and error.errno in REFUSED else "df -h"
-        hint = f"{look} {shlex.quote(str(output.parent))}"
-        raise DlctlError(f"cannot write: {reason}", where=str(output), hint=hint) from error
-    finally:
-        with suppress(OSError):  # A read-only directory also refuses to unlink a missing file.
-            temporary.unlink(missing_ok=True)
+"""Format -> the content of its file."""
 
 
 if __name__ == "__main__":

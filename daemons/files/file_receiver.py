@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from daemons.loop import Loop
 from daemons.process import reason_of
@@ -26,7 +27,7 @@ from dlctl.roles.protocol.files import (
 )
 from dlctl.runs import checkpoints
 from dlctl.util.fsync import sync_directory
-from dlctl.util.hashing import Progress, sha256_of
+from dlctl.util.hashing import Progress
 
 READING_S = 1.0
 """Interval of the thread's reports that it is still reading."""
@@ -37,12 +38,12 @@ class FileReceiver:
         """`root`: file names are relative to it; its subdirectories are created."""
         self.loop = loop
         self.root = root
-        self._open: dict[str, int] = {}
-        """File -> descriptor of its partial content."""
+        self._open: dict[str, IO[bytes]] = {}
+        """File name -> its partial content."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="incoming")
         loop.perform(TakeBytes, self._take)
         loop.perform(SealFile, self._seal)
-        loop.perform(CheckFile, lambda effect: self._thread.submit(self._check, effect))
+        loop.perform(CheckFile, lambda effect: self._thread.submit(self._verify, effect))
         loop.perform(DiscardFile, lambda effect: self._discard(effect.file))
 
     def _beside(self, file: str) -> Path:
@@ -51,43 +52,57 @@ class FileReceiver:
 
     def _take(self, effect: TakeBytes) -> None:
         try:
-            write(self._descriptor(effect.file), effect.data, effect.offset)
+            file = self._received(effect.file)
+            file.seek(effect.offset)
+            file.write(effect.data)
         except OSError as error:
             self._discard(effect.file)
             words = f"cannot write {self.root / effect.file}: {error.strerror}"
             self.loop.post(FileSealed(effect.file, words))
 
-    def _descriptor(self, file: str) -> int:
+    def _received(self, file: str) -> IO[bytes]:
         if file not in self._open:
             path = self._beside(file)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)  # Of an earlier process.
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._open[file] = os.open(path, flags, 0o644)
+            self._open[file] = path.open("xb")
         return self._open[file]
 
     def _discard(self, file: str) -> None:
-        descriptor = self._open.pop(file, None)
-        if descriptor is not None:
-            os.close(descriptor)
-            with suppress(OSError):
+        received = self._open.pop(file, None)
+        if received is not None:
+            with suppress(OSError), received:
                 self._beside(file).unlink()
 
     def _seal(self, effect: SealFile) -> None:
-        descriptor = self._open.pop(effect.file, None)
-        if descriptor is None:
-            return  # It could not be written, and that was reported.
-        self._thread.submit(self._check_and_place, effect, descriptor)
+        received = self._open.pop(effect.file, None)
+        if received is not None:  # Else it could not be written, and that was reported.
+            self._thread.submit(self._verify, effect, received)
 
-    def _check(self, effect: CheckFile) -> None:
+    def _verify(self, effect: SealFile | CheckFile, received: IO[bytes] | None = None) -> None:
+        """Post the problem of a file, or "". A good one that was received is renamed into place."""
         path = self.root / effect.file
+        read = path if received is None else self._beside(effect.file)
         try:
-            problems = checkpoints.file_problems(
-                path, effect.nbytes, effect.sha256, self._progress()
-            )
+            if received is not None:
+                with received:
+                    received.flush()
+                    os.fsync(received.fileno())
+            # One that was received may have none: it verifies itself by its content.
+            sha256 = effect.sha256 if read == path else effect.sha256 or None
+            problems = checkpoints.file_problems(read, effect.nbytes, sha256, self._progress())
+            error = "; ".join(problems)
+            if read != path and not error:
+                read.replace(path)
+                sync_directory(path.parent)
+        except OSError as failure:
+            error = f"cannot write {path}: {failure.strerror}"
         except Exception as failure:
-            problems = [reason_of(failure)]
-        self.loop.post(FileSealed(effect.file, "; ".join(problems)))
+            error = reason_of(failure)
+        if read != path and error:
+            with suppress(OSError):
+                read.unlink()
+        self.loop.post(FileSealed(effect.file, error))
 
     def _progress(self) -> Progress:
         """A progress callback for one file."""
@@ -100,38 +115,3 @@ class FileReceiver:
                 self.loop.post(StillReading())
 
         return reads
-
-    def _check_and_place(self, effect: SealFile, descriptor: int) -> None:
-        try:
-            error = self._placed(effect, descriptor, self._progress())
-        except OSError as failure:
-            error = f"cannot write {self.root / effect.file}: {failure.strerror}"
-        except Exception as failure:
-            error = reason_of(failure)
-        if error:
-            with suppress(OSError):
-                self._beside(effect.file).unlink()
-        self.loop.post(FileSealed(effect.file, error))
-
-    def _placed(self, effect: SealFile, descriptor: int, progress: Progress) -> str:
-        """Verify the file and rename it into place; returns the problem, or ""."""
-        path = self.root / effect.file
-        with os.fdopen(descriptor, "r+b") as file:
-            os.fsync(file.fileno())
-            size_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes != effect.nbytes:
-                return f"{size_bytes} bytes were received, but {effect.nbytes} were saved there"
-            found = sha256_of(file, effect.nbytes, progress) if effect.sha256 else ""
-        if found != effect.sha256:
-            return "what has come is not what was saved there: its SHA-256 is another one"
-        self._beside(effect.file).replace(path)
-        sync_directory(path.parent)
-        return ""
-
-
-def write(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all of `data`. Raises OSError."""
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(descriptor, left, offset)
-        left, offset = left[written:], offset + written

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from daemons import logs
-from daemons.files.file_receiver import write
 from daemons.loop import Loop
 from dlctl.roles.protocol.files import LOGS, MirrorFailed, ReplaceFile, RotateLog, TakeLog
 
@@ -33,11 +32,9 @@ class Mirrored:
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             if effect.offset == 0:
                 flags |= os.O_TRUNC  # The existing file is an older part that was not rotated.
-            descriptor = os.open(path, flags, 0o644)
-            try:
-                write(descriptor, effect.data, effect.offset)
-            finally:
-                os.close(descriptor)
+            with os.fdopen(os.open(path, flags, 0o644), "wb") as file:
+                file.seek(effect.offset)
+                file.write(effect.data)
         except OSError as error:
             self.loop.post(MirrorFailed(effect.file, effect.offset, str(error)))
 

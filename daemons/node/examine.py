@@ -9,7 +9,6 @@ import getpass
 import json
 import os
 import resource
-import shutil
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +60,7 @@ def examine(request: Request) -> dict[str, Any]:
             "python": sys.executable,
             "versions": versions(),
             **folders,
-            "shm": _room(SHARED_MEMORY),
+            "shm": _directory(SHARED_MEMORY),
             "open_files_max": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "memory": _memory(),
             "cores": cores.usable(),
@@ -118,17 +117,6 @@ def _directory(place: Path, *, is_private: bool = False) -> dict[str, Any]:
     return {**found, "problem": problem, "fix": fix}
 
 
-def _room(path: Path) -> dict[str, Any]:
-    """{total_bytes, free_bytes, problem} of a file system."""
-    try:
-        usage = shutil.disk_usage(path)
-    except OSError as error:
-        return {"total_bytes": 0, "free_bytes": 0, "problem": f"{error.strerror}: {path}"}
-    writable = os.access(path, os.W_OK | os.X_OK)
-    problem = "" if writable else f"{path} cannot be written to"
-    return {"total_bytes": usage.total, "free_bytes": usage.free, "problem": problem}
-
-
 # ---------------------------------------------------------------- hardware, kernel
 
 
@@ -146,21 +134,19 @@ def _memory() -> dict[str, int]:
 
 
 def _gpu() -> dict[str, Any]:
-    """{has_tool, devices: ["name, driver"], problem}, from nvidia-smi."""
-    if shutil.which(SMI[0]) is None:
-        return {"has_tool": False, "devices": [], "problem": ""}
+    """{devices: ["name, driver"], problem}, from nvidia-smi."""
     try:
         said = wait(SMI, SMI_S)
+    except FileNotFoundError:
+        return {"devices": [], "problem": ""}
     except OSError as error:
-        return {"has_tool": True, "devices": [], "problem": f"nvidia-smi: {error}"}
-    lines = [line.strip() for line in said.out.splitlines() if line.strip()]
+        return {"devices": [], "problem": str(error)}
     if said.status == LATE:
-        problem = f"nvidia-smi does not answer in {SMI_S:.0f} s"
-        return {"has_tool": True, "devices": [], "problem": problem}
+        return {"devices": [], "problem": f"no answer in {SMI_S:.0f} s"}
     if said.status:
-        words = (said.err.strip() or said.out.strip())[:WORDS_CHARS_MAX]
-        return {"has_tool": True, "devices": [], "problem": words or f"exit {said.status}"}
-    return {"has_tool": True, "devices": lines, "problem": ""}
+        words = said.last_line()[:WORDS_CHARS_MAX]
+        return {"devices": [], "problem": words or f"exit {said.status}"}
+    return {"devices": list(filter(None, map(str.strip, said.out.splitlines()))), "problem": ""}
 
 
 def _addresses() -> dict[str, list[str]]:
@@ -199,6 +185,5 @@ def _torch() -> dict[str, Any]:
     try:
         version, cuda, devices = json.loads(said.out.splitlines()[-1])
     except (ValueError, IndexError):
-        last = [line for line in said.err.splitlines() if line.strip()][-1:] or ["no output"]
-        return {"problem": last[0].strip()[:WORDS_CHARS_MAX]}
+        return {"problem": said.last_line()[:WORDS_CHARS_MAX] or "no output"}
     return {"version": version, "cuda": cuda, "devices": devices}

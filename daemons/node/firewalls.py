@@ -12,51 +12,40 @@ from dlctl.launch import commands
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 """Not in every user's PATH."""
 READ_S = 5.0
-_INPUT_HOOK = re.compile(r"^\s*type filter hook input ", re.MULTILINE)
-_REFUSES = re.compile(r"\b(?:drop|reject)\b", re.IGNORECASE)
-_MANAGERS = {"firewalld": "firewall-cmd", "ufw": "ufw"}
+_REFUSES = r".*\b(?:drop|reject)\b"
+_FAMILIES = {
+    "firewalld": ("firewall-cmd --state", "running"),
+    "ufw": ("ufw status", "status: active"),
+    "nft": ("nft list ruleset", r"(?=.*^\s*type filter hook input )" + _REFUSES),
+    "iptables": ("iptables -S INPUT", _REFUSES),
+}
+"""Family -> a command, and how its output begins if some rule blocks incoming packets."""
 
 
 def firewall() -> dict[str, Any]:
-    """{family, is_active, words}: family is "ufw", "firewalld", "nft", "iptables" or "".
+    """{family, is_active, words}: family is the active one of `_FAMILIES`, or "".
 
     `is_active`: whether some rule blocks incoming packets; None: this user cannot read the rules.
     """
-    for family, tool in _MANAGERS.items():
-        if (said := _read(tool, "status" if family == "ufw" else "--state")) is not None and (
-            re.search(r"^(?:status: active|running)", said, re.IGNORECASE | re.MULTILINE)
-        ):
-            return {"family": family, "is_active": True, "words": f"{family} is active"}
-    is_there = False
-    for family, command in {"nft": ["list", "ruleset"], "iptables": ["-S", "INPUT"]}.items():
-        is_there = is_there or _path(family) is not None
-        said = _read(family, *command)
-        if said is not None and _refuses(family, said):
-            words = f"rules of {family} block some incoming packets"
+    is_active, words = None, "no tool to read rules found"
+    for family, (command, sign) in _FAMILIES.items():
+        tool, *arguments = command.split()
+        path = shutil.which(tool, path=f"{os.environ.get('PATH', '')}:{SBIN}")
+        said = _said([path, *arguments]) if path is not None else None
+        if said is not None and re.match(sign, said, re.IGNORECASE | re.MULTILINE | re.DOTALL):
+            words = f"{family} blocks some incoming packets"
             return {"family": family, "is_active": True, "words": words}
         if said is not None:
-            words = "no rule blocks incoming packets"
-            return {"family": family, "is_active": False, "words": words}
-    words = "only root can read the rules" if is_there else "no tool to read rules found"
-    return {"family": "", "is_active": None, "words": words}
+            is_active, words = False, "no rule blocks incoming packets"
+        elif path is not None and is_active is None:
+            words = "only root can read the rules"
+    return {"family": "", "is_active": is_active, "words": words}
 
 
-def _refuses(family: str, said: str) -> bool:
-    has_hook = family != "nft" or _INPUT_HOOK.search(said) is not None
-    return has_hook and _REFUSES.search(said) is not None
-
-
-def _path(tool: str) -> str | None:
-    return shutil.which(tool, path=f"{os.environ.get('PATH', '')}:{SBIN}")
-
-
-def _read(tool: str, *arguments: str) -> str | None:
-    """A tool's output about the rules; None if it is not installed or fails."""
-    path = _path(tool)
-    if path is None:
-        return None
+def _said(command: list[str]) -> str | None:
+    """The output of a tool; None if it fails."""
     try:
-        said = commands.wait([path, *arguments], READ_S)
+        said = commands.wait(command, READ_S)
     except OSError:
         return None
     return said.out if said.status == 0 else None

@@ -1,9 +1,9 @@
 """The protocol that measures the throughput and round trip of a connection.
 
-token                          sent by the connecting end; "+" is the answer
-p                              "p" is the answer: one round trip
-d  ->  pieces  (a length, then that many bytes; a length of zero is the end)
-u  pieces  ->  what has arrived, as two numbers: bytes, and nanoseconds from the first to the last
+token       sent by the connecting end; "+" is the answer
+p           "p" is the answer: one round trip
+f, bytes    until the connecting end closes its direction. The answer is what has arrived, as two
+            numbers (bytes, and nanoseconds from the first to the last), then bytes for as long
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import time
 from typing import NamedTuple
 
 TOKEN_BYTES = 64
-WELCOME, PING, DOWN, UP = b"+", b"p", b"d", b"u"
+WELCOME, PING, FLOOD = b"+", b"p", b"f"
 PIECE_BYTES = 256 << 10
 FLOOD_BYTES_MAX = 96 << 20
 """Enough to measure a fast link, where it takes only a moment."""
 SILENT_S = 5.0
-LENGTH = struct.Struct("!I")
 COUNTED = struct.Struct("!QQ")
 NOTSENT_LOWAT_BYTES = 512 << 10
 """So that the sender measures the sent data, not the data buffered by its kernel."""
@@ -53,30 +52,25 @@ def read_exactly(connection: socket.socket, size_bytes: int) -> bytes:
 
 
 def send_flood(connection: socket.socket, for_s: float) -> None:
-    """Send random bytes: a link that compresses would seem faster than it is."""
-    piece = LENGTH.pack(PIECE_BYTES) + os.urandom(PIECE_BYTES)
+    """Send random bytes: a link that compresses would seem faster than it is. Then close this
+    direction.
+    """
+    piece = os.urandom(PIECE_BYTES)
     until, left_bytes = time.monotonic() + for_s, FLOOD_BYTES_MAX
     while left_bytes > 0 and time.monotonic() < until:
         connection.sendall(piece)
         left_bytes -= PIECE_BYTES
-    connection.sendall(LENGTH.pack(0))
+    connection.shutdown(socket.SHUT_WR)
 
 
 def take_flood(connection: socket.socket) -> Arrived:
-    """Receive all pieces. The clock starts with the first bytes, which are not counted."""
-    buffer = memoryview(bytearray(PIECE_BYTES))
+    """Receive all bytes. The clock starts with the first ones, which are not counted."""
+    buffer = bytearray(PIECE_BYTES)
     first_ns, last_ns, size_bytes = 0, 0, 0
-    while length := LENGTH.unpack(read_exactly(connection, LENGTH.size))[0]:
-        if length > PIECE_BYTES:
-            raise ConnectionError("the other end does not follow the protocol of a probe")
-        while length:
-            got = connection.recv_into(buffer[:length])
-            if not got:
-                raise ConnectionError("the other end has closed the connection")
-            length -= got
-            last_ns = time.monotonic_ns()
-            if first_ns:
-                size_bytes += got
-            else:
-                first_ns = last_ns
+    while got := connection.recv_into(buffer):
+        last_ns = time.monotonic_ns()
+        if first_ns:
+            size_bytes += got
+        else:
+            first_ns = last_ns
     return Arrived(size_bytes, last_ns - first_ns)

@@ -62,8 +62,11 @@ class Listeners:
         place = addresses.on_host(host, port, control)
         address = addresses.host_of(place.bind)
         found = {"name": name, "address": address, "port": port}
+        is_v6 = ":" in address
+        family = socket.AF_INET6 if is_v6 else socket.AF_INET
         try:
-            own = _bound(address, port)
+            # As ZeroMQ does: with SO_REUSEADDR, and "::" also accepts IPv4.
+            own = socket.create_server((address, port), family=family, dualstack_ipv6=is_v6)
         except OSError as error:
             kind = KINDS.get(error.errno or 0, "")
             owner = owner_of(port) if kind == "taken" else {}
@@ -99,27 +102,12 @@ class Listeners:
         while time.monotonic() < self._until and (word := connection.recv(1)):
             if word == flood.PING:
                 connection.sendall(flood.PING)
-            elif word == flood.DOWN:
-                for_ms = int.from_bytes(flood.read_exactly(connection, 2), "big")
-                flood.send_flood(connection, min(for_ms / 1000, FLOOD_S_MAX))
-            elif word == flood.UP:
-                connection.sendall(flood.COUNTED.pack(*flood.take_flood(connection)))
+            elif word == flood.FLOOD:
+                arrived = flood.take_flood(connection)
+                connection.sendall(flood.COUNTED.pack(*arrived))
+                flood.send_flood(connection, min(arrived.took_ns / 1e9, FLOOD_S_MAX))
             else:
                 return
-
-
-def _bound(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    own = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # As ZeroMQ does: closed connections in TIME_WAIT do not occupy the port.
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        own.bind((address, port))
-        own.listen(CONNECTIONS_MAX)
-    except OSError:
-        own.close()
-        raise
-    return own
 
 
 listen = Listeners().listen

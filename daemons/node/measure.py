@@ -15,7 +15,7 @@ CONNECT_S = 3.0
 SIGN_S = 1.0
 """For any answer from an address whose port is silent."""
 PINGS = 9
-FLOOD_MS, FLOOD_MS_MAX = 300, 1500
+FLOOD_S_MIN, FLOOD_S_MAX = 0.3, 1.5
 ROUND_TRIPS = 10
 """Minimum duration of a flood, because of TCP slow start."""
 SIGN_PORTS = (22, 9)
@@ -65,13 +65,11 @@ def _measure(connection: socket.socket, token: bytes, is_measured: bool) -> dict
     found = {"round_trip_s": round_trip_s, "from": connection.getsockname()[0]}
     if not is_measured:
         return found
-    for_ms = min(FLOOD_MS_MAX, max(FLOOD_MS, round(1000 * ROUND_TRIPS * round_trip_s)))
-    connection.sendall(flood.DOWN + for_ms.to_bytes(2, "big"))
+    for_s = min(FLOOD_S_MAX, max(FLOOD_S_MIN, ROUND_TRIPS * round_trip_s))
+    connection.sendall(flood.FLOOD)
+    flood.send_flood(connection, for_s)
+    up = flood.Arrived(*flood.COUNTED.unpack(flood.read_exactly(connection, flood.COUNTED.size)))
     down = flood.take_flood(connection)
-    connection.sendall(flood.UP)
-    flood.send_flood(connection, for_ms / 1000)
-    counted = flood.read_exactly(connection, flood.COUNTED.size)
-    up = flood.Arrived(*flood.COUNTED.unpack(counted))
     return {**found, "up_bytes_per_s": up.bytes_per_s, "down_bytes_per_s": down.bytes_per_s}
 
 

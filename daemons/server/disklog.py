@@ -14,15 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from daemons.server.files import (
-    REPLACED,
+    NEW,
     TablesInFiles,
-    create_locked,
     failure,
     is_there,
     open_locked,
     own_directory,
 )
-from dlctl.errors import DlctlError, os_errors_as
+from dlctl.errors import os_errors_as
 from dlctl.shards.base import Point, Spec
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.records import Bytes
@@ -30,8 +29,6 @@ from dlctl.util.fsync import sync_directory
 
 MARGIN_BYTES = 1 << 20
 """Free space that a new base must leave, for the records of other processes on the same disk."""
-_PARTS_MAX = 512
-"""Of one writev; the kernel takes 1024."""
 
 
 class DiskLog:
@@ -39,12 +36,12 @@ class DiskLog:
 
     def __init__(self, directory: Path, shard: str) -> None:
         """Raises DlctlError, or Held."""
-        _own_lasting_directory(directory)
+        own_directory(directory)
         self.directory = directory
         self.where = str(directory)
         self.shard = shard
         self._lock_path = directory / f"shard-{shard}.lock"
-        self._lock = open_locked(self._lock_path, create=True)
+        self._lock = open_locked(self._lock_path, os.O_CREAT)
         for path in directory.glob(f"shard-{shard}.base-*.tmp"):
             with suppress(OSError):  # A process that died has left it: a new one needs the space.
                 path.unlink()
@@ -88,8 +85,8 @@ class DiskLog:
         unfinished = base.with_name(base.name + ".tmp")
         begun = -1
         try:
-            begun = _begin_journal(journal)
-            _write_file(unfinished, parts)
+            begun = _create(journal, [])
+            os.close(_create(unfinished, parts))
         except OSError as error:  # Restore the previous state, and free the space.
             if begun >= 0:
                 os.close(begun)
@@ -140,12 +137,10 @@ class DiskLog:
 
     def lock_again(self) -> None:
         """Re-create the directory and the lock if they are missing. Raises DlctlError."""
-        _own_lasting_directory(self.directory)
+        own_directory(self.directory)
         if is_there(self._lock_path, self._lock):
             return
-        if self._lock_path.exists():
-            raise DlctlError(REPLACED, where=str(self._lock_path))
-        lock = create_locked(self._lock_path)
+        lock = open_locked(self._lock_path, NEW)
         os.close(self._lock)
         self._lock = lock
 
@@ -166,26 +161,15 @@ class DiskLog:
             self.directory.rmdir()
 
 
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 
 
-def _own_lasting_directory(directory: Path) -> None:
-    """Create the directory and sync its parents: otherwise a power loss could lose its name, and
-    the files in it. Raises DlctlError."""
-    own_directory(directory)
+def _create(path: Path, parts: list[Bytes]) -> int:
+    """A new file with this content, on the disk; returns its descriptor, for appending."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, _CREATE, 0o600)
     try:
-        for path in (directory.parent, directory):
-            sync_directory(path.parent)
-    except OSError as error:
-        raise failure("make the directory of the servers' states", directory, error) from error
-
-
-def _begin_journal(path: Path) -> int:
-    """Create an empty journal; returns its descriptor."""
-    descriptor = os.open(path, _APPEND, 0o600)
-    try:
-        os.ftruncate(descriptor, 0)
+        _write(descriptor, parts)
         os.fsync(descriptor)
     except OSError:
         os.close(descriptor)
@@ -193,25 +177,12 @@ def _begin_journal(path: Path) -> int:
     return descriptor
 
 
-def _write_file(path: Path, parts: list[Bytes]) -> None:
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, _CREATE, 0o600)
-    try:
-        _write(descriptor, parts)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _write(descriptor: int, parts: list[Bytes]) -> None:
     """Write everything, also if the kernel accepts only a part at a time."""
-    left = [memoryview(part) for part in parts if len(part)]
-    while left:
-        written = os.writev(descriptor, left[:_PARTS_MAX])
-        while left and written >= len(left[0]):
-            written -= len(left.pop(0))
-        if written:
-            left[0] = left[0][written:]
+    for part in parts:
+        left = memoryview(part)
+        while left:
+            left = left[os.write(descriptor, left) :]
 
 
 def _read(path: Path) -> bytes:

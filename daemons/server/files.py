@@ -7,35 +7,35 @@ process that holds it exits, for any reason.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shlex
 import stat
-import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from threading import Event
 from typing import Self
 
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Held, NoRoom, Point
-from dlctl.util.flock import GLANCE_S, RETRY_S, is_locked_within
+from dlctl.util.flock import is_locked_within
+from dlctl.util.fsync import sync_directory
 from dlctl.util.units import format_size
 
 LOCK_S = 10.0
 """How long to wait for a process that is about to exit."""
-REPLACED = "another file has replaced the state that this server has open"
 OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+NEW = os.O_CREAT | os.O_EXCL
 
 
 def own_directory(directory: Path) -> None:
-    """Create a directory and, if missing, its parent, with mode 0700.
+    """Create a directory and, if missing, its parent, with mode 0700. Their names are synced: a
+    power loss could lose them otherwise, and the files in them.
 
     Raises DlctlError if either cannot be created, is a link, or belongs to another user.
     """
     for path in (directory.parent, directory):
         try:
             path.mkdir(mode=0o700, exist_ok=True)
+            sync_directory(path.parent)
             info = path.lstat()
         except OSError as error:
             raise failure("make the directory of the servers' states", path, error) from error
@@ -47,51 +47,36 @@ def own_directory(directory: Path) -> None:
             )
 
 
-def open_locked(path: Path, *, create: bool) -> int:
+def open_locked(path: Path, flags: int = 0) -> int:
     """Open a file of this user and lock it until the descriptor is closed.
 
-    Raises FileNotFoundError, Held if another process still has it after `LOCK_S`, or DlctlError.
+    flags: 0 for an existing file, O_CREAT, or O_CREAT | O_EXCL for a new one. Raises
+    FileNotFoundError, Held if another process still has it after `LOCK_S`, or DlctlError, also if a
+    new file exists: it may belong to a server that has replaced this one.
     """
-    until = time.monotonic() + LOCK_S
     while True:
-        descriptor = _open(path, create)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_there(path, descriptor):
-                return descriptor
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise Held(
-                    f"another process has the state open{_holder(descriptor)}",
-                    where=str(path),
-                    hint="a server of an earlier generation still runs: end it",
-                ) from None
-            Event().wait(RETRY_S)
+        descriptor = _open(path, flags)
+        if not is_locked_within(LOCK_S, descriptor):
+            os.close(descriptor)
+            raise Held(
+                "another process has the state open",
+                where=str(path),
+                hint=f"fuser {shlex.quote(str(path))} shows it: end this server of an earlier "
+                "generation",
+            )
+        if is_there(path, descriptor):
+            return descriptor
         os.close(descriptor)
 
 
-def create_locked(path: Path) -> int:
-    """Create a new file and lock it until the descriptor is closed.
-
-    Raises DlctlError, also if it exists: it may belong to a server that has replaced this one.
-    """
+def _open(path: Path, flags: int) -> int:
     try:
-        descriptor = os.open(path, OPEN | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError as error:
-        raise DlctlError(REPLACED, where=str(path)) from error
-    except OSError as error:
-        raise failure("make the state", path, error) from error
-    if is_locked_within(GLANCE_S, descriptor) and is_there(path, descriptor):
-        return descriptor
-    os.close(descriptor)
-    raise DlctlError(REPLACED, where=str(path))
-
-
-def _open(path: Path, create: bool) -> int:
-    try:
-        descriptor = os.open(path, OPEN | (os.O_CREAT if create else 0), 0o600)
+        descriptor = os.open(path, OPEN | flags, 0o600)
     except FileNotFoundError:
         raise
+    except FileExistsError as error:
+        message = "another file has replaced the state that this server has open"
+        raise DlctlError(message, where=str(path)) from error
     except OSError as error:
         raise failure("open the state", path, error) from error
     info = os.fstat(descriptor)
@@ -104,24 +89,9 @@ def _open(path: Path, create: bool) -> int:
 def is_there(path: Path, descriptor: int) -> bool:
     """Whether the path still names this file: another program may have removed it."""
     try:
-        found = path.lstat()
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except OSError:
         return False  # For any reason: other processes will not find it either.
-    own = os.fstat(descriptor)
-    return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
-
-
-def _holder(descriptor: int) -> str:
-    """The process that has a lock on a file, for a message: ": pid 4711"."""
-    inode = os.fstat(descriptor).st_ino
-    try:
-        lines = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return ""
-    for fields in map(str.split, lines):
-        if "FLOCK" in fields and "->" not in fields and fields[5].endswith(f":{inode}"):
-            return f": pid {fields[4]}"
-    return ""
 
 
 def failure(what: str, path: Path, error: OSError, size_bytes: int = 0) -> DlctlError:
@@ -159,19 +129,12 @@ class TablesInFiles(ABC):
 
     def put_back(self) -> str:
         """Re-create the missing files of all tables; returns the place of the last one. Call it
-        between two events.
-
-        A failure does not prevent the others: its error, DlctlError or OSError, is raised in the
-        end.
+        between two events. Raises DlctlError or OSError.
         """
-        place, failed = "", list[DlctlError | OSError]()
+        place = ""
         for one in self._tables():
-            try:
-                place = one.restore_own() if one.is_own_missing() else place
-            except (DlctlError, OSError) as error:
-                failed.append(error)
-        if failed:
-            raise failed[-1]
+            if one.is_own_missing():
+                place = one.restore_own()
         return place
 
     def discard(self) -> None:

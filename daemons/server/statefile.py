@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from daemons.server.files import (
+    NEW,
     TablesInFiles,
-    create_locked,
     failure,
     is_there,
     open_locked,
@@ -66,7 +66,7 @@ class StateFile(TablesInFiles):
         for place in self.places:
             path = place / _file(spec)
             try:
-                self._open(path, create=False)
+                self._open(path)
             except FileNotFoundError:
                 continue
             if not os.fstat(self._descriptor).st_size:
@@ -102,7 +102,7 @@ class StateFile(TablesInFiles):
         assert self._path is not None
         path, size_bytes = self._path, self._storage.size_bytes
         own_directory(path.parent)
-        descriptor = create_locked(path)
+        descriptor = open_locked(path, NEW)
         try:
             _set_aside(path, descriptor, size_bytes)
             buffer = _map(descriptor, size_bytes)
@@ -119,7 +119,7 @@ class StateFile(TablesInFiles):
 
     def _make(self, path: Path, size_bytes: int) -> mmap.mmap:
         own_directory(path.parent)
-        self._open(path, create=True)
+        self._open(path, os.O_CREAT)
         try:
             _set_aside(path, self._descriptor, size_bytes)
         except DlctlError:
@@ -128,9 +128,9 @@ class StateFile(TablesInFiles):
             raise
         return _map(self._descriptor, size_bytes)
 
-    def _open(self, path: Path, *, create: bool) -> None:
+    def _open(self, path: Path, flags: int = 0) -> None:
         self._close()
-        self._descriptor = open_locked(path, create=create)
+        self._descriptor = open_locked(path, flags)
         self._path = path
 
     def _close(self) -> None:
@@ -146,7 +146,7 @@ class StateFile(TablesInFiles):
         Raises Unusable if it has updates, which must not be lost.
         """
         try:
-            self._open(path, create=False)
+            self._open(path)
         except FileNotFoundError:
             return
         size_bytes = os.fstat(self._descriptor).st_size

@@ -8,7 +8,6 @@ removes all files of a user in shared memory at the end of the user's last sessi
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 
 from daemons.process import reason_of
@@ -17,8 +16,6 @@ from dlctl.errors import DlctlError
 from dlctl.shards.base import Storages
 
 log = logging.getLogger("dlctl")
-LOOK_S = 2.0
-"""Between two checks; if a server dies in between, a removed state is lost."""
 RESTORED = (
     "the state of this shard was removed while it was in use; it was written again and is in %s "
     "now, nothing is lost. If a session of this user has just ended, the cause was RemoveIPC=yes "
@@ -27,18 +24,18 @@ RESTORED = (
 
 
 class Watch:
-    """A chore of a server: checks the files of its shard every `LOOK_S` seconds."""
+    """A chore of a server: checks the files of its shard about once a second. If the server dies in
+    between, a removed state is lost.
+    """
 
     def __init__(self, storages: Storages, run_directory: Path) -> None:
         self._files = storages if isinstance(storages, TablesInFiles) else None
         self._run_directory = run_directory
-        self._look_at = 0.0
         self._reported = ""
 
     def __call__(self) -> None:
-        if self._files is None or time.monotonic() < self._look_at:
+        if self._files is None:
             return
-        self._look_at = time.monotonic() + LOOK_S
         try:
             # Without its directory the run no longer exists and does not need the state.
             if self._files.is_missing() and self._run_directory.is_dir():

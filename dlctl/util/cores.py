@@ -36,16 +36,24 @@ def quotas(root: Path) -> Iterator[float]:
     while its own cgroup is mounted at the top: so a missing path is searched for above.
     """
     mounts = root / "sys/fs/cgroup"
-    for version, path in groups(_text(root / "proc/self/cgroup")):
+    for version, path in groups(_text(root / "proc/self/cgroup"), "cpu"):
         for mount in MOUNTS_V1 if version == 1 else MOUNTS_V2:
-            group = mounts / mount / path
-            while group.is_relative_to(mounts / mount):
+            for group in ancestry(mounts / mount, path):
                 yield from _quota(group, version)
-                group = group.parent
 
 
-def groups(text: str) -> Iterator[tuple[int, str]]:
-    """(version, path without its first slash) of those in /proc/PID/cgroup that may limit cores."""
+def ancestry(mount: Path, path: str) -> Iterator[Path]:
+    """A cgroup below a mount point, and all above it, which may be the only visible ones."""
+    group = mount / path
+    while group.is_relative_to(mount):
+        yield group
+        group = group.parent
+
+
+def groups(text: str, controller: str) -> Iterator[tuple[int, str]]:
+    """(version, path without its first slash) of those in /proc/PID/cgroup that may have this
+    controller.
+    """
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
@@ -53,7 +61,7 @@ def groups(text: str) -> Iterator[tuple[int, str]]:
             path = ""
         if not controllers and colon:
             yield 2, path.lstrip("/")
-        elif "cpu" in controllers.split(","):
+        elif controller in controllers.split(","):
             yield 1, path.lstrip("/")
 
 

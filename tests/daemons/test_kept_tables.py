@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemons.server import watching
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from dlctl.config import Servers
@@ -99,7 +98,6 @@ def make(
 ) -> Iterator[Make]:
     run = tmp_path / "run-1"
     run.mkdir()
-    monkeypatch.setattr(watching, "LOOK_S", 0.0)
     monkeypatch.setattr(kept_shards, "shared_memory", lambda: tmp_path / "fast")
     monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
     made: list[Tables] = []
@@ -235,7 +233,7 @@ def test_all_that_was_removed_is_put_back_at_one_look(
         assert shard.w.tobytes() == tables.shards[table].w.tobytes(), table
 
 
-def test_a_table_that_cannot_be_put_back_does_not_keep_the_others_from_it(
+def test_a_table_that_cannot_be_put_back_is_put_back_with_the_others_later(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = make().begin()
@@ -250,6 +248,5 @@ def test_a_table_that_cannot_be_put_back_does_not_keep_the_others_from_it(
         patch.setattr(tables.of("seen"), "restore_own", fail)
         with pytest.raises(DlctlError, match="no room for this one"):
             tables.storages.put_back()
-    assert [bool(tables.files(table)) for table in TABLES] == [True, False, True]
     tables.storages.put_back()
     assert all(tables.files(table) for table in TABLES)

@@ -326,7 +326,7 @@ def test_who_leads_the_run_is_on_record_however_much_has_waited_for_room_since(
 ):
     monkeypatch.setattr(records, "ROWS_KEPT", 2)
     last = LastMoments(tmp_path)
-    last.records.begin(control="ipc://here", control_key="key", started_at=1.0, incarnation=2)
+    last.records.begin({}, control="ipc://here", control_key="key", started_at=1.0, incarnation=2)
     for _ in range(3):
         last.loop._performers[j.AddEvent](LARGE)
     last.records._retry_at = 0.0

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemons.server import disklog, watching
+from daemons.server import disklog
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from dlctl import messages as m
@@ -77,7 +77,6 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeKept:
     """Shards whose preferred place is a directory of the test."""
     run = tmp_path / "run-1"
     run.mkdir()
-    monkeypatch.setattr(watching, "LOOK_S", 0.0)
     monkeypatch.setattr(kept_shards, "shared_memory", lambda: tmp_path / SHARED)
     monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
     return lambda durability: Kept(run, durability)
@@ -165,16 +164,20 @@ def test_if_it_cannot_be_put_back_that_is_said_once_and_tried_again(
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     """The next write, or the next sync of a directory or of a journal, is refused by the disk."""
-    name = "writev" if at == "write" else "fsync"
+    name = "write" if at == "write" else "fsync"
     real, left = getattr(os, name), [1]
 
     def fails(descriptor: int, *rest: Any) -> Any:
         place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        is_it = {"write": True, "directory": place.is_dir(), "journal": "journal-" in place.name}
+        is_it = {
+            "write": "shard-" in place.name,
+            "directory": place.is_dir(),
+            "journal": "journal-" in place.name,
+        }
         if left[0] and is_it[at]:
             left[0] -= 1
             if at == "write":
-                os.write(descriptor, bytes(rest[0][0])[:7])  # as much as there was room for
+                real(descriptor, rest[0][:7])  # as much as there was room for
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(descriptor, *rest)
 

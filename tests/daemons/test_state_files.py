@@ -15,7 +15,7 @@ import pytest
 
 from daemons.server import failpoint, statefile
 from daemons.server import files as locked_files
-from daemons.server.files import create_locked, failure
+from daemons.server.files import NEW, failure, open_locked
 from daemons.server.statefile import StateFile
 from daemons.server.storages import choose_storages
 from dlctl.config import Servers
@@ -240,7 +240,7 @@ def test_who_only_looks_at_a_state_that_is_being_made_does_not_keep_it_from_bein
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "open", opened_by_a_reader_too)
-        descriptor = create_locked(path)
+        descriptor = open_locked(path, NEW)
     other = opens(path, os.O_RDONLY)
     with pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -249,7 +249,7 @@ def test_who_only_looks_at_a_state_that_is_being_made_does_not_keep_it_from_bein
 
 
 def test_a_state_that_somebody_else_keeps_locked_is_not_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("daemons.server.files.GLANCE_S", 0.1)
+    monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
     path, opens, others = tmp_path / "shard-0.state", os.open, []
 
     def locked_by_another(*arguments):
@@ -260,8 +260,8 @@ def test_a_state_that_somebody_else_keeps_locked_is_not_made(tmp_path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", locked_by_another)
-        with pytest.raises(DlctlError, match="another file has replaced the state"):
-            create_locked(path)
+        with pytest.raises(Held):
+            open_locked(path, NEW)
     os.close(others[0])
 
 
@@ -269,7 +269,7 @@ HOLDER = """
     import sys
     from pathlib import Path
     from daemons.server.files import open_locked
-    open_locked(Path(sys.argv[1]), create=False)
+    open_locked(Path(sys.argv[1]))
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -288,8 +288,9 @@ def test_a_file_that_another_process_has_is_waited_for_and_never_taken(run, monk
     with child(HOLDER, path) as holder:
         assert holder.stdout.readline() == "locked\n"
         for attempt in (state_file(run / "state").reopen, state_file(run / "state").create):
-            with pytest.raises(Held, match=f"another process has the state open: pid {holder.pid}"):
+            with pytest.raises(Held, match="another process has the state open") as caught:
                 attempt(SPEC)
+            assert f"fuser {path}" in caught.value.hint
         holder.kill()
     monkeypatch.setattr("daemons.server.files.LOCK_S", 10.0)
     state_file(run / "state").reopen(SPEC)

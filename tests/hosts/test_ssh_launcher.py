@@ -310,7 +310,8 @@ def agents_of(directory: Path, loop: Loop, control: str) -> Agents:
     birth = Birth(RUN_ID, COORDINATOR, COORDINATOR, 1, os.getpid(), "lab", "")
     context = process.DaemonContext(directory, "", birth, job, base.NO_CREDENTIALS, handler)  # type: ignore[arg-type]
     agents = Agents(context, loop, control, KEYS.public(COORDINATOR))
-    assert agents.adopt() == {}
+    with closing(RunDb(directory, readonly=True)) as db:
+        assert agents.adopt(db) == {}
     return agents
 
 
