@@ -10,6 +10,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from daemons.loop import Loop
@@ -61,9 +62,10 @@ def _is_led(context: DaemonContext) -> bool:
     """Whether a coordinator or an agent is running. Raises OSError."""
     if context.is_home:
         # The coordinator's heartbeat, as for its agent: a search of all processes takes longer.
-        age_s = time.time() - (context.directory / paths.LOCK).stat().st_mtime
-        if abs(age_s) < paths.BEAT_LATE_S:
-            return True
+        with suppress(OSError):  # Somebody may have removed it.
+            age_s = time.time() - (context.directory / paths.LOCK).stat().st_mtime
+            if abs(age_s) < paths.BEAT_LATE_S:
+                return True
     living = local.living(context.directory)
     return any(daemon.role in ("agent", "coordinator") for daemon in living)
 

@@ -43,8 +43,10 @@ def raise_limit() -> int:
     """Raise the limit of file descriptors as far as permitted; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = max(soft, min(DESCRIPTORS_WANTED, hard))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return limit
+    with suppress(ValueError, OSError):  # As in a container that forbids the call.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        return limit
+    return soft
 
 
 def descriptors() -> int:

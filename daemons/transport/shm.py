@@ -83,6 +83,7 @@ class Slot:
         self.number = 0
         """Of the newest loan."""
         self.used_at = -math.inf
+        self.receiver: Hashable = None
         self.is_kept = False
         """Retained when it is free, because it was reused soon."""
         self.is_given_up = False
@@ -183,7 +184,7 @@ class Lender:
         now = time.monotonic()
         is_soon = now < max(slot.used_at, self._closed_at) + KEEP_S
         slot.is_kept = is_soon and not self.is_sparing
-        slot.used_at = now
+        slot.used_at, slot.receiver = now, receiver
         lent = slot.lend(frames, sparing=self.is_sparing)
         return lent, Loan(slot, slot.number)
 
@@ -212,6 +213,9 @@ class Lender:
         """`receiver` reports that it has not found a loan: the loan was abandoned, or the receiver
         has no access to the slot.
         """
+        for slot in [s for s in self._slots if s.receiver == receiver]:
+            if not slot.was_found(slot.number):  # Else it would count as unread for `PATIENCE_S`.
+                self._close(slot)
         self._missed[receiver] = time.monotonic()
         who = receiver if isinstance(receiver, str) else "a peer"
         text = "%s cannot read from shared memory; its messages go over the socket for %.0f s"

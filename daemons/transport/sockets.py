@@ -120,17 +120,19 @@ class Transport:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._router = socket
-        if address.startswith("tcp:"):
-            self.crowd = ConnectionLimit(socket, self.poller)
-        elif address.startswith("ipc:"):
-            self._local.add(socket)
+        crowd = ConnectionLimit(socket, self.poller) if address.startswith("tcp:") else None
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
+            if crowd is not None:
+                crowd.close()
+            self._forget(socket)
             raise _cannot_listen(address, error) from error
-        if self.crowd is not None:
-            self.crowd.begin()
+        self._router, self.crowd = socket, crowd
+        if crowd is not None:
+            crowd.begin()
+        elif address.startswith("ipc:"):
+            self._local.add(socket)
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def hush(self, name: str, for_s: float) -> None:

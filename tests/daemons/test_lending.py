@@ -205,8 +205,9 @@ def test_to_who_finds_nothing_messages_are_sent_for_a_while(
     lender: Lender, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     """To that one alone."""
-    lend(lender, frames_of(1))
+    _, loan = lend(lender, frames_of(1))
     lender.missed(RECEIVER)
+    assert loan.slot.is_back(loan.number)
     assert lender.lend(frames_of(1), RECEIVER) is None
     assert lender.lend(frames_of(1), OTHER) is not None
     assert "server-0 cannot read from shared memory" in caplog.text

@@ -78,9 +78,7 @@ def test_while_an_agent_lives_nothing_is_amiss(
         agent.wait()
 
 
-def test_at_home_a_directory_that_cannot_be_read_says_nothing(
-    heard: Callable[[bool], list[Event]], caplog: pytest.LogCaptureFixture
+def test_at_home_it_is_told_although_somebody_has_removed_the_lock(
+    heard: Callable[[bool], list[Event]],
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert heard(True) == []
-    assert "cannot determine whether coordinator and agent are alive" in caplog.text
+    assert heard(True) == [CoordinatorGone()]

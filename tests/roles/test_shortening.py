@@ -29,6 +29,7 @@ METRICS: list[dict[str, Any]] = [
     {f"{n} {LONG}": {LONG: [LONG] * 4} for n in range(50)},
     {"deep": DEEP, "flat": 1},
     {"list": list(range(4000)), "wide": [[0.5] * 63] * 60},
+    {"list": [0.0] * 924},
     {"text": LONG, "nothing": None, "yes": True},
 ]
 

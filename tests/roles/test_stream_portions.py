@@ -199,3 +199,12 @@ def test_every_sample_is_done_once_whatever_happens(seed):
     run.keep()
     kept = {(p.data_epoch, p.portion) for portions in run.held.values() for p in portions}
     assert {key for key in run.record if key[1] >= 0} <= kept, "what is complete is not kept"
+
+
+def test_portions_of_older_passes_in_a_checkpoint_are_on_record_for_the_next_coordinator() -> None:
+    pool = StreamPool(1, PORTION, BATCH)
+    pool.restore([[], [[0, [[0, 1, 12, []]]], [1, [[0, 0, -1, []]]]]], PORTION)
+    record = {(epoch, n): value for epoch, n, value in pool.take_changes() if value is not None}
+    following = StreamPool(1, PORTION, BATCH)
+    following.go_on(pool.next, record)
+    assert following._returned == pool._returned != []

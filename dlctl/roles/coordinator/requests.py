@@ -10,11 +10,10 @@ would exceed both limits: no client could read the answer, or see which daemon i
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from itertools import islice
+from itertools import takewhile
 from typing import Any
 
 from dlctl.errors import DlctlError
@@ -99,35 +98,44 @@ def _how(error: DlctlError) -> Json:
 TEXT_BYTES_MAX = 400
 LEVELS_MAX = 4
 """Nesting depth of lists and objects; deeper ones are shown as empty."""
-ENTRIES_MAX = 1024
-"""Of a list or an object."""
+VALUE_BYTES = 9
+"""Upper bound for a number, or for the prefix of any other value."""
 
 
 def shortened(value: Any, room_bytes: int) -> Any:
-    """The same JSON without the logs' last lines, in `room_bytes`.
+    """The same JSON without the logs' last lines, in about `room_bytes` at most.
 
-    Texts are cut to `TEXT_BYTES_MAX`; lists and objects inside to as many entries as there is room
-    for: our own keys, at the first level, are always present.
+    Texts are cut to `TEXT_BYTES_MAX`; lists and objects are filled while there is room, scalars
+    first: our own keys, at the first level, are always present.
     """
-    entries, shown = ENTRIES_MAX, _cut(value, ENTRIES_MAX, LEVELS_MAX)
-    while entries and len(json.dumps(shown, ensure_ascii=False).encode()) > room_bytes:
-        entries //= 2
-        shown = _cut(value, entries, LEVELS_MAX)
-    return shown
+    return _Room(room_bytes).fill(value, LEVELS_MAX)
 
 
-def _cut(value: Any, entries: int, levels: int) -> Any:
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace")[:TEXT_BYTES_MAX].decode(errors="ignore")
-    most = None if levels == LEVELS_MAX else entries if levels else 0
-    if isinstance(value, dict):
-        shown = ((key, part) for key, part in value.items() if key != "last_lines")
-        return {
-            _cut(key, 0, 0): _cut(part, entries, levels - 1) for key, part in islice(shown, most)
-        }
-    if isinstance(value, list | tuple):
-        return [_cut(part, entries, levels - 1) for part in islice(value, most)]
-    return value
+@dataclass(slots=True)
+class _Room:
+    left_bytes: int
+
+    def fill(self, value: Any, levels: int) -> Any:
+        self.left_bytes -= VALUE_BYTES
+        if isinstance(value, str):
+            data = value.encode(errors="backslashreplace")[:TEXT_BYTES_MAX]
+            self.left_bytes -= len(data)
+            return data.decode(errors="ignore")
+        if isinstance(value, dict):
+            return self._object(value, levels) if levels else {}
+        if isinstance(value, (list, tuple)):
+            fitting = takewhile(lambda _: levels > 0 and self.left_bytes > 0, value)
+            return [self.fill(part, levels - 1) for part in fitting]
+        return value
+
+    def _object(self, values: dict[str, Any], levels: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key in sorted(values, key=lambda key: isinstance(values[key], (dict, list, tuple))):
+            if self.left_bytes <= 0 and levels < LEVELS_MAX:
+                break
+            if key != "last_lines":
+                found[self.fill(key, 0)] = self.fill(values[key], levels - 1)
+        return found
 
 
 # ---------------------------------------------------------------- the requests

@@ -211,7 +211,7 @@ class StreamPool(Leases):
         for epoch in sorted(self._passes.keys() - {self._epoch}):
             self._returned += self._undone(epoch)
         self._changed = dict.fromkeys(
-            [*standing, *((epoch, _COMPLETE) for epoch in self._complete)]
+            [*standing, *((epoch, _COMPLETE) for epoch in self._complete), *self._returned]
         )
 
     def take_changes(self) -> list[tuple[int, int, Any]]:
