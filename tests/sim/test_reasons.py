@@ -105,6 +105,10 @@ def test_a_server_that_gives_up_is_quoted_as_the_reason(seconds: float, reason: 
               "ValueError: no"), "a bug in dlctl: ValueError: no"),
         (70, ("ERROR a bug in dlctl: worker-0 ends", "ValueError: no", "INFO uploaded"),
          "a bug in dlctl: ValueError: no"),
+        (70, ("ERROR a bug in dlctl: worker-0 ends", "INFO uploaded", "a raw line"),
+         "a bug in dlctl: ERROR a bug in dlctl: worker-0 ends"),
+        (70, ("ERROR a bug in dlctl: worker-0 ends", "ValueError: x", "WARNING w", "TypeError: y"),
+         "a bug in dlctl: ValueError: x"),
         (70, (), ""),
     ],
 )  # fmt: skip

@@ -78,6 +78,8 @@ class Checkpointing:
     """Whether workers have residuals, which a checkpoint without their files lacks."""
     newest: Json | None = field(default=None, init=False)
     last_error: str = field(default="", init=False)
+    last_s: float = field(default=0.0, init=False)
+    """Duration of the newest attempt that has ended."""
     _current: _Current | None = field(default=None, init=False)
     _since: float = field(default=0.0, init=False)
     """Time of the newest attempt, or of the release of the workers."""
@@ -107,7 +109,8 @@ class Checkpointing:
         if current.directory and not current.late:
             return None
         are_stuck = current.late and all(self._hangs(current, name) for name in current.late)
-        return current.heard_at + (STUCK_S_MAX if are_stuck else SAVE_S_MAX)
+        stuck_s = 0.0 if current.error else STUCK_S_MAX  # It fails anyway.
+        return current.heard_at + (stuck_s if are_stuck else SAVE_S_MAX)
 
     def _hangs(self, current: _Current, name: str) -> bool:
         """Whether it can hardly save: it hangs, or has steps that no shard accepts any more."""
@@ -336,7 +339,7 @@ class Checkpointing:
             "error": error,
             "without": sorted(current.without) if self.leaves_residuals else [],
         }
-        self.last_error = error
+        self.last_error, self.last_s = error, row["seconds"]
         if not error:
             self.newest = row
             for name in row["without"]:

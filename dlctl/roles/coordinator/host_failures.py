@@ -114,7 +114,8 @@ class HostFailures(Part):
             if daemon.alive:
                 daemon.killed_for = why
                 daemon.ended(STATUS_UNKNOWN, (), now)
-            daemon.change_state(daemon_states.FAILED)
+            if daemon.state != "quarantined":
+                daemon.change_state(daemon_states.FAILED)
             daemon.retry_at = None
             if daemon.role == "worker":
                 self.scheduler.gone(daemon.index, now)

@@ -33,8 +33,10 @@ DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, L
     "draining", "evaluating", "saving", "finishing", "recording", "shutting down", "collecting",
     "leaving", "over",
 )  # fmt: skip
-SAVES_MAX, SAVE_PAUSE_S = 6, 4.0
+SAVES_MAX, SLOW_SAVES_MAX, SAVE_PAUSE_S = 6, 2, 4.0
 """Attempts of the last checkpoint, and the pause after a failed one: a full disk may be cleared."""
+SLOW_SAVE_S = 10.0
+"""A failed attempt that took longer is repeated once only."""
 SAVE_MORE_S = 5.0
 """For the manifest, once all files are present or given up."""
 EVALUATIONS_MAX = 2
@@ -168,7 +170,8 @@ class RunShutdown:
             self.save(now)
 
     def _saves_again(self) -> bool:
-        return bool(self.checkpointing.last_error) and self._attempts < SAVES_MAX
+        most = SAVES_MAX if self.checkpointing.last_s < SLOW_SAVE_S else SLOW_SAVES_MAX
+        return bool(self.checkpointing.last_error) and self._attempts < most
 
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""

@@ -17,11 +17,11 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from dlctl.machine import Send
-from dlctl.messages import Ask, Message, ReadFile
+from dlctl.messages import Ask, Message, ReadFile, Register
 
-APART = (Ask, ReadFile)
-"""They are answered between two steps, or from a disk: their round trips are measured apart from
-those of all other messages."""
+APART = (Ask, ReadFile, Register)
+"""They are answered between two steps, or once a disk has done something: their round trips are
+measured apart from those of all other messages."""
 BACKOFF_MAX = 4
 PUT_OFF = 8
 """Multiple of `resend_s` for a message that the peer has, but cannot answer yet."""

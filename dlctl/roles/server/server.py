@@ -116,9 +116,10 @@ class Server:
                 self._on_coming(event)
             case FilesMissing() | FileSealed():
                 self._gathering.on_event(event, now)
-            case Reconnected(peer, lost_at):
+            case Reconnected(peer):
                 self._report_at = now  # A report identifies this connection to the coordinator.
-                self.context.retries.again(peer, lost_at, now)
+                # Also what was sent since: the coordinator ignores it before that report.
+                self.context.retries.again(peer, now, now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
                 if self._lifeline.is_over(now):

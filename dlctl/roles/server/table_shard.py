@@ -228,7 +228,7 @@ class TableShard:
     # ------------------------------------------------------------ pushes
 
     def on_push(self, peer: Peer, push: m.Push, verdict: str) -> None:
-        """Take a push, unless it is FENCED of a worker that has joined on this connection; verdict:
+        """Take a push of a worker that has joined on this connection, unless it is FENCED; verdict:
         `Dedup.judge` of it. Raises RemoteProtocolError for a table that no replica pushes to.
         """
         if not self.side.takes_pushes:
