@@ -111,10 +111,12 @@ def test_all_that_is_held_is_told_at_every_change_and_again_while_nothing_change
     assert holdings(server.tell(decided(0, [(0, 1), (1, 1)]))) == [(1, [])]
 
 
-def test_over_a_new_connection_all_is_told_at_once_behind_a_report() -> None:
+@pytest.mark.parametrize("lost_at", [-0.1, 0.1])
+def test_over_a_new_connection_all_is_told_at_once_behind_a_report(lost_at: float) -> None:
+    """Also what was sent after the old one was lost: it may have arrived before the report."""
     server = Asking()
     server.pushes(0, 0, clock=0)
-    effects = server.server.handle(Reconnected(COORDINATOR, 0.1), 0.2)
+    effects = server.server.handle(Reconnected(COORDINATOR, lost_at), 0.2)
     assert server.server.deadline() == 0.2
     effects += server.server.handle(DeadlineReached(), 0.2)
     sent = [type(e.message) for e in effects if isinstance(e, Send)]

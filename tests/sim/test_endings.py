@@ -121,6 +121,17 @@ def test_a_last_checkpoint_that_took_long_to_fail_is_tried_again() -> None:
     assert np.array_equal(saved_weights(outcome), outcome.weights)
 
 
+def test_a_last_checkpoint_that_nobody_answers_is_tried_twice() -> None:
+    """`dlctl stop` waits for ten minutes."""
+    simulation = Simulation(job_file(workers=2, epochs=1000.0), LeastSquares(samples=1024))
+    simulation.world.disk.save_s = 1000.0
+    simulation.request(2.0, "stop", STOP)
+    outcome = simulation.run()
+    assert outcome.state == "failed"
+    assert "its last checkpoint failed" in outcome.reason
+    assert len(outcome.store.checkpoints) == 2
+
+
 def test_a_coordinator_that_stood_still_between_last_checkpoints_has_all_of_its_time_to_try():
     frozen_s = 0.9 * SAVES_MAX * SAVE_PAUSE_S
     job = job_file(workers=2, epochs=1000.0)
