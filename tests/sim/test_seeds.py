@@ -62,7 +62,7 @@ def test_a_replay_prints_the_same_bytes_in_every_process(scenario):
 
 def test_a_failing_seed_names_the_command_that_shows_it():
     """A command with a mutant switched on: what was found, and an exit code that says so."""
-    command = [sys.executable, str(HERE / "replay.py"), "downpour", "0", "--quiet"]
+    command = [sys.executable, str(HERE / "replay.py"), "downpour", "1", "--quiet"]
     ended = subprocess.run([*command, "--mutant", "no-dedupe"], capture_output=True, text=True)
     assert ended.returncode == 1
     assert re.search(r"^(Ledger|Staleness)Checker: ", ended.stdout, re.MULTILINE)
