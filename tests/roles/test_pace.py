@@ -176,6 +176,16 @@ def test_jitter_of_the_link_and_of_the_steps_does_not_make_it_swing(seed: int) -
     assert worker.changes(3000) <= 30
 
 
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
+def test_bursts_of_other_traffic_do_not_make_it_swing(jitter: float) -> None:
+    """For half a second the link is ten times slower, for the next one it is not."""
+    link = Link(lambda now: (2 if int(now / 0.5) % 2 else 20) * STEP_S, jitter=jitter)
+    worker = Worker(link, spread=jitter)
+    worker.run(500)
+    assert worker.run(3000) < 1.2 * SHARE_MAX
+    assert worker.changes(3000) <= 60
+
+
 def test_a_stall_of_half_a_minute_is_no_slow_link() -> None:
     worker = Worker(Link(5 * STEP_S), spread=0.2)
     worker.run(300)

@@ -48,6 +48,8 @@ CYCLES_KEPT = 16
 COSTS_KEPT = 5
 """An interval is raised by their median and lowered by their maximum, so one outlier has no effect.
 """
+PATIENCE_MIN, PATIENCE_MAX = 2, 32
+"""Cycles before an interval is lowered."""
 GROWTH_MAX = 4
 SHRINKING = 8
 """A step down without a prediction lowers the interval by 1/8."""
@@ -122,6 +124,9 @@ class Interval:
         self._costs: deque[float] = deque(maxlen=COSTS_KEPT)
         self._pauses: deque[float] = deque(maxlen=COSTS_KEPT)
         self._rate: float | None = None
+        self._patience, self._has_lowered = PATIENCE_MIN, False
+        """Cycles before a lower interval; whether the last change was to one. It is doubled when
+        that was wrong: a link with bursts looks fast in between."""
         self._change(self.steps)
         self._too_short: tuple[float, float] | None = None
         """(cost, time) of the longest interval that was found too short, in seconds."""
@@ -145,6 +150,9 @@ class Interval:
         if now.bytes_per_s != self._rate:
             self._rate = now.bytes_per_s
             self._too_short = None
+            self._patience, self._has_lowered = PATIENCE_MIN, False
+        if self._age >= PATIENCE_MAX:
+            self._patience, self._has_lowered = PATIENCE_MIN, False
         if self._age < max(2, 4 - self.steps // 4):
             return
         usual, worst = self._predict(now, median), self._predict(now, _largest)
@@ -177,6 +185,9 @@ class Interval:
     # ------------------------------------------------------------ the rule
 
     def _raise(self, link: Prediction, now: Circumstances, waited: float) -> None:
+        if self._has_lowered:
+            self._patience = min(2 * self._patience, PATIENCE_MAX)
+        self._has_lowered = False
         time_s = self.steps * now.step_s
         if time_s < ALIKE * link.cost_s:  # Else the waiting had another cause, such as a stall.
             self._too_short = (link.cost_s, time_s)
@@ -190,7 +201,8 @@ class Interval:
         wanted = link.smallest(SURE * now.share_max, self.steps_max)
         if self._too_short is not None and now.step_s:
             wanted = max(wanted, ceil(LONGER * self._too_short[1] / now.step_s))
-        if wanted < self.steps:
+        if wanted < self.steps and self._age >= self._patience:
+            self._has_lowered = True
             self._change(wanted)
         elif never_waited and self._may_try(careful, now):
             self._change(careful)

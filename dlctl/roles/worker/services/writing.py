@@ -304,7 +304,9 @@ class Writing(Service[Write | Settle]):
         pushed.missing -= 1
         if not pushed.missing:
             self._settled(number, now)
-        oldest, early = next(iter(self._in_flight), self.number + 1), self._settled_early
+        # A shard takes whole writes to one table in their order: only others can be behind.
+        behind = (n for n, p in self._in_flight.items() if p.is_part or p.table != self._progress)
+        oldest, early = next(behind, self.number + 1), self._settled_early
         self._settled_early = [n for n in early if n >= oldest]
         return [n for n in early if n < oldest]
 
