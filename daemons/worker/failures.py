@@ -7,7 +7,7 @@ from __future__ import annotations
 import signal
 import traceback
 
-from daemons.worker.task import blame, is_for_want_of_memory
+from daemons.worker.task import blame, is_for_want_of_memory, text_of
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.roles.protocol.effects import TaskFailed
 
@@ -45,7 +45,7 @@ def failure_of(error: BaseException) -> TaskFailed:
         where = f" ({error.where})" if error.where else ""
         hint = f"; {error.hint}" if error.hint else ""
         return TaskFailed(f"{error.message}{where}{hint}", getattr(error, "detail", ""))
-    what = f"{type(error).__name__}: {error}"
+    what = f"{type(error).__name__}: {text_of(error)}"
     if isinstance(error, Exception):
         return TaskFailed(f"a bug in dlctl: {what}", traceback.format_exc())
     return TaskFailed(f"the compute thread was interrupted by {what}", traceback.format_exc())

@@ -578,9 +578,14 @@ def is_for_want_of_memory(error: BaseException | None) -> bool:
     """Whether it is an out-of-memory error, or a TaskError caused by one."""
     if isinstance(error, TaskError):
         error = error.__cause__
-    if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
+    if isinstance(error, RuntimeError) and CPU_ALLOCATOR in text_of(error):
         return True
     return isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+def text_of(error: BaseException) -> str:
+    """Its text, also if its `__str__` fails."""
+    return str(traceback.TracebackException.from_exception(error))
 
 
 def plain(text: str, chars_max: int) -> str:
