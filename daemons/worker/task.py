@@ -64,7 +64,7 @@ from daemons.worker.kept_code import KeptSource, import_kept
 from dlctl.errors import JobFailed
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
 from dlctl.runs import task_code
-from dlctl.util.did_you_mean import did_you_mean
+from dlctl.util.did_you_mean import closest
 
 _LOSS_RETURNS = 'it returns the loss, or (the loss, {"name": value})'
 MESSAGE_CHARS_MAX = 2_000
@@ -72,6 +72,8 @@ DETAIL_CHARS_MAX = 7_000
 """At most 4 bytes each: message and detail fit into a message's header."""
 CPU_ALLOCATOR = "DefaultCPUAllocator"
 """If torch cannot allocate a tensor on the CPU, it raises a RuntimeError that contains this."""
+NAMES_MAX = 20
+"""Of a task's file that an error lists."""
 TOLD = ("step", "epoch", "rows")
 """Arguments that a task's loss gets by name, behind model and batch, if it takes them."""
 
@@ -400,9 +402,7 @@ def load_task(spec: str, directory: Path, run: Path | None = None) -> Task:
         user = attrgetter(attribute)(module)
     except AttributeError:
         raise TaskError(
-            f'{file} has no "{attribute}"',
-            where=str(path),
-            hint=did_you_mean(attribute, _own_names(module)),
+            f'{file} has no "{attribute}"', where=str(path), hint=_meant(attribute, module)
         ) from None
     if isinstance(user, type):
         with calling(f"{attribute}()"):
@@ -443,12 +443,15 @@ def _import(path: Path, directory: Path, run: Path | None) -> ModuleType:
     return module
 
 
-def _own_names(module: ModuleType) -> list[str]:
-    return [
+def _meant(attribute: str, module: ModuleType) -> str:
+    if close := closest(attribute, vars(module)):
+        return f'did you mean "{close}"?'
+    own = [
         name
         for name, value in vars(module).items()
         if not name.startswith("_") and not isinstance(value, ModuleType)
     ]
+    return f"it has {', '.join(own[:NAMES_MAX])}" if own else "the file defines nothing"
 
 
 # ---------------------------------------------------------------- guarding

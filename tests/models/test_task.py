@@ -179,7 +179,11 @@ def test_a_name_that_is_not_there_gets_a_suggestion(write):
     assert failing("train.py:tsak", directory).hint == 'did you mean "task"?'
     error = failing("train.py:zzz", directory)
     assert error.message == 'train.py has no "zzz"'
-    assert error.hint == "known: Digits, task"
+    assert error.hint == "it has Digits, task"
+    assert failing("train.py:DigtIs", directory).hint == 'did you mean "Digits"?'
+    many = failing("train.py:zzz", write("\n".join(f"a{n} = {n}" for n in range(800))))
+    assert (many.hint or "").endswith(", a18, a19")
+    assert failing("train.py:zzz", write("import os")).hint == "the file defines nothing"
 
 
 def test_what_the_task_lacks_is_listed_at_once(write):
