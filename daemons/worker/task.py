@@ -568,10 +568,7 @@ def _hint(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f'install what provides "{error.name}" for {sys.executable}'
     if is_for_want_of_memory(error):
-        return (
-            "try a smaller workers.batch_size, with a larger gradient.accumulate for the same "
-            'samples per step; gradient.precision = "bf16"; or fewer workers on this device'
-        )
+        return "try fewer workers on this device"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return "remove compile from [gradient]: torch cannot compile this model here"
     return None
