@@ -389,16 +389,19 @@ class ComputeThread:
         return EvaluationRun(effect.evaluation, metrics)
 
 
-class _Copied(io.StringIO):
-    """Keeps what is printed, and prints it."""
+class _Copied(io.TextIOBase):
+    """Prints what is printed, and keeps its beginning. A task may close it."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._stream = sys.stdout
+        self.kept = ""
 
     def write(self, text: str) -> int:
-        self._stream.write(text)
-        return super().write(text)
+        self.kept += text[: TEXT_CHARS_MAX + 1 - len(self.kept)]
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 def run_finish(
@@ -415,5 +418,5 @@ def run_finish(
     except TaskError as error:
         failed = failure_of(error).error
         log.warning("%s", failed, extra={"detail": error.detail})
-    parts = (printed.getvalue().rstrip("\n"), returned)
+    parts = (printed.kept.rstrip("\n"), returned)
     return plain("\n".join(filter(None, parts)), TEXT_CHARS_MAX), failed
