@@ -33,6 +33,11 @@ def test_another_name_wins_over_one_that_looks_alike() -> None:
     assert closest("async", ["sync"], ALIASES) == "sync", "where the other one is no choice"
 
 
+def test_capital_letters_are_no_difference() -> None:
+    assert closest("MyTsak", ["MyTask", "DigitsModel"]) == "MyTask"
+    assert did_you_mean("digits_model", ["DigitsModel"]) == 'did you mean "DigitsModel"?'
+
+
 def test_a_word_that_nothing_is_like_is_answered_with_all_there_are() -> None:
     assert did_you_mean("zzz", ["sync", "downpour"]) == "known: sync, downpour"
     assert closest("zzz", ["sync"]) == ""

@@ -28,7 +28,7 @@ import numpy as np
 from daemons.loop import Loop
 from daemons.worker.building import build, make_engine
 from daemons.worker.data import Loaded, no_errors_from_signals
-from daemons.worker.failures import ProcessLost, failure_of
+from daemons.worker.failures import ProcessLost, explained, failure_of
 from daemons.worker.frozen import FrozenFile
 from daemons.worker.hogwild_ranks import Ahead
 from daemons.worker.ranks import Ranks, RanksEnded
@@ -247,11 +247,12 @@ class ComputeThread:
         """Compute the batches of an effect, up to the first unusable one."""
         if effect.step_samples:
             self._loader.resize(effect.step_samples // self._job.gradient.accumulate)
-        if effect.rows is None:
-            return self._batches(effect)
-        rows = self._replica.rows
-        rows.begin(effect.rows)
-        computed = self._batches(effect)
+        with explained(self._job, self._loader.batch_size):
+            if effect.rows is None:
+                return self._batches(effect)
+            rows = self._replica.rows
+            rows.begin(effect.rows)
+            computed = self._batches(effect)
         self._named.clear()
         return replace(computed, rows=rows.changes())
 
@@ -281,7 +282,8 @@ class ComputeThread:
         place = (effect.data_epoch, effect.start, effect.stop)
         self._named.clear()
         for number in range(effect.number, effect.number + effect.count):
-            loaded = self._loader.step(*place, number, effect.shard)
+            with explained(self._job, self._loader.batch_size):
+                loaded = self._loader.step(*place, number, effect.shard)
             self._named[(*place, number)] = loaded
             if loaded.ended_after is not None:
                 break
@@ -387,16 +389,19 @@ class ComputeThread:
         return EvaluationRun(effect.evaluation, metrics)
 
 
-class _Copied(io.StringIO):
-    """Keeps what is printed, and prints it."""
+class _Copied(io.TextIOBase):
+    """Prints what is printed, and keeps its beginning. A task may close it."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._stream = sys.stdout
+        self.kept = ""
 
     def write(self, text: str) -> int:
-        self._stream.write(text)
-        return super().write(text)
+        self.kept += text[: TEXT_CHARS_MAX + 1 - len(self.kept)]
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 def run_finish(
@@ -413,5 +418,5 @@ def run_finish(
     except TaskError as error:
         failed = failure_of(error).error
         log.warning("%s", failed, extra={"detail": error.detail})
-    parts = (printed.getvalue().rstrip("\n"), returned)
+    parts = (printed.kept.rstrip("\n"), returned)
     return plain("\n".join(filter(None, parts)), TEXT_CHARS_MAX), failed

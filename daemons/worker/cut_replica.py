@@ -26,6 +26,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from daemons.worker import nests
 from daemons.worker.cutting import cut_by_fsdp, cut_by_tensors, pieces, without_values
+from daemons.worker.failures import explained
 from daemons.worker.part import Kept, Part, PartStepper, Weighted
 from daemons.worker.pipeline import StagePart, shown, stage_pieces
 from daemons.worker.rank_group import Said, on_loopback
@@ -199,8 +200,9 @@ class PartCalls:
     def _step(self, call: Said) -> dict[str, Any]:
         arguments = dict(call.header)
         batches = nests.unpacked(arguments.pop("batches"), call.arrays)
-        _, measured = self._stepper.step(batches, **arguments)
-        self._stepper.part.averaged()
+        with explained(self._job, int(self._job.workers.batch_size)):
+            _, measured = self._stepper.step(batches, **arguments)
+            self._stepper.part.averaged()
         return {"measured": [[part, each.metrics] for part, each in measured if each.metrics]}
 
 

@@ -321,6 +321,13 @@ class _Guarded(Batching):
                 batch = [t.index_select(0, where.to(t.device)) for t in self._tensors]
             return Made(batch, len(rows))
         samples, bad = self._sifted(rows.tolist())
+        if len(samples) + len(bad) != len(rows):
+            raise TaskError(
+                f"task.dataset().__getitems__ returned {len(samples)} samples for "
+                f"{len(rows)} indices",
+                where=self._place,
+                hint="return one for each index, in their order, or raise an error",
+            )
         if not samples:
             return Made(None, 0, bad)
         with calling("making a batch of samples", self._place):

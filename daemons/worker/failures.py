@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import signal
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from daemons.worker.task import blame, is_for_want_of_memory
+from daemons.worker.task import TaskError, blame, is_for_want_of_memory, text_of
+from dlctl.config import JobFile
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.roles.protocol.effects import TaskFailed
+from dlctl.util.text import plural
 
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 """Return codes of a process that another process has terminated."""
@@ -45,7 +49,38 @@ def failure_of(error: BaseException) -> TaskFailed:
         where = f" ({error.where})" if error.where else ""
         hint = f"; {error.hint}" if error.hint else ""
         return TaskFailed(f"{error.message}{where}{hint}", getattr(error, "detail", ""))
-    what = f"{type(error).__name__}: {error}"
+    what = f"{type(error).__name__}: {text_of(error)}"
     if isinstance(error, Exception):
         return TaskFailed(f"a bug in dlctl: {what}", traceback.format_exc())
     return TaskFailed(f"the compute thread was interrupted by {what}", traceback.format_exc())
+
+
+@contextmanager
+def explained(job: JobFile, batch_size: int) -> Iterator[None]:
+    """Around a step: raises TaskError with advice if memory ran out, and other errors unchanged.
+    batch_size: of this worker.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_for_want_of_memory(error):
+            raise
+        failed = error if isinstance(error, TaskError) else blame("computing", error)
+        failed.hint = _advice(job, batch_size)
+        raise failed from failed.__cause__ or error
+
+
+def _advice(job: JobFile, size: int) -> str:
+    """Settings that need less memory; the first ones do not change the result of a step."""
+    tries = []
+    if size > 1:
+        parts = next((n for n in range(2, size) if size % n == 0), size)
+        tries.append(
+            f"workers.batch_size = {size // parts} with gradient.accumulate = "
+            f"{job.gradient.accumulate * parts}, for the same samples per step"
+        )
+    if job.gradient.precision == "fp32":
+        tries.append('gradient.precision = "bf16"')
+    tries.append("fewer workers on this device")
+    batch = f"a batch has {plural(size, 'sample')} (workers.batch_size)"
+    return f"{batch}: try {', or '.join(tries)}"

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from daemons.worker.data import Loaded, PortionLoader
+from daemons.worker.failures import explained
 from daemons.worker.replica import Replica
 from daemons.worker.task import is_for_want_of_memory
 from dlctl import placement
@@ -58,7 +59,8 @@ def batch_size(job: JobFile, replica: Replica, loader: PortionLoader) -> int:
     size, found = min(FIRST, most), 0
     while 0 < size <= most:
         begun = time.monotonic()
-        loaded = _that_fits(replica, loader, size, memory)
+        with explained(job, size):
+            loaded = _that_fits(replica, loader, size, memory)
         took_s = time.monotonic() - begun
         if loaded is None:
             if found or size == 1:

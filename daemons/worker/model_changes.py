@@ -103,11 +103,18 @@ class ModelChanges:
                 "remove it in model()",
             )
         for key, parameter in self._frozen.items():
-            if parameter.requires_grad or self._values[key] != _some(parameter):
+            if parameter.requires_grad:
+                raise self._error(
+                    f'parameter "{key}" was frozen, and has been trained (requires_grad=True): the '
+                    "servers still treat it as frozen",
+                    "set requires_grad in model(); to change it, stop and start a new run from the "
+                    "exported model",
+                )
+            if self._values[key] != _some(parameter):
                 raise self._error(
                     f'the task changes parameter "{key}", which is frozen (requires_grad=False): '
                     "the values of the workers differ then, and none of them are saved",
-                    f"{_AS_BUFFER}; or set requires_grad=True in model()",
+                    _AS_BUFFER,
                 )
 
     def _error(self, message: str, hint: str) -> TaskError:

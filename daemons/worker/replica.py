@@ -33,6 +33,8 @@ from dlctl.frozen import entries
 from dlctl.messages import Array
 from dlctl.vector import Vector
 
+PIECE = 1 << 20
+"""Elements that are checked at a time: there may be no memory for a mask of a whole parameter."""
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -154,7 +156,8 @@ class Replica:
     def check_finite(self) -> None:
         """Raises TaskError naming a parameter with a value that is NaN or infinite in float32."""
         for entry, lo, hi in self.layout.slices(TRAINED):
-            wrong = hi - lo - int(torch.isfinite(self._vector[lo:hi]).sum())
+            pieces = torch.split(self._vector[lo:hi], PIECE)
+            wrong = hi - lo - sum(int(torch.isfinite(piece).sum()) for piece in pieces)
             if wrong:
                 raise TaskError(
                     f'parameter "{entry.name}" of the new model has {wrong} of {hi - lo} values '

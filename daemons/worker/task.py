@@ -64,7 +64,7 @@ from daemons.worker.kept_code import KeptSource, import_kept
 from dlctl.errors import JobFailed
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
 from dlctl.runs import task_code
-from dlctl.util.did_you_mean import did_you_mean
+from dlctl.util.did_you_mean import closest
 
 _LOSS_RETURNS = 'it returns the loss, or (the loss, {"name": value})'
 MESSAGE_CHARS_MAX = 2_000
@@ -72,6 +72,8 @@ DETAIL_CHARS_MAX = 7_000
 """At most 4 bytes each: message and detail fit into a message's header."""
 CPU_ALLOCATOR = "DefaultCPUAllocator"
 """If torch cannot allocate a tensor on the CPU, it raises a RuntimeError that contains this."""
+NAMES_MAX = 20
+"""Of a task's file that an error lists."""
 TOLD = ("step", "epoch", "rows")
 """Arguments that a task's loss gets by name, behind model and batch, if it takes them."""
 
@@ -400,9 +402,7 @@ def load_task(spec: str, directory: Path, run: Path | None = None) -> Task:
         user = attrgetter(attribute)(module)
     except AttributeError:
         raise TaskError(
-            f'{file} has no "{attribute}"',
-            where=str(path),
-            hint=did_you_mean(attribute, _own_names(module)),
+            f'{file} has no "{attribute}"', where=str(path), hint=_meant(attribute, module)
         ) from None
     if isinstance(user, type):
         with calling(f"{attribute}()"):
@@ -443,12 +443,15 @@ def _import(path: Path, directory: Path, run: Path | None) -> ModuleType:
     return module
 
 
-def _own_names(module: ModuleType) -> list[str]:
-    return [
+def _meant(attribute: str, module: ModuleType) -> str:
+    if close := closest(attribute, vars(module)):
+        return f'did you mean "{close}"?'
+    own = [
         name
         for name, value in vars(module).items()
         if not name.startswith("_") and not isinstance(value, ModuleType)
     ]
+    return f"it has {', '.join(own[:NAMES_MAX])}" if own else "the file defines nothing"
 
 
 # ---------------------------------------------------------------- guarding
@@ -565,10 +568,7 @@ def _hint(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f'install what provides "{error.name}" for {sys.executable}'
     if is_for_want_of_memory(error):
-        return (
-            "try a smaller workers.batch_size, with a larger gradient.accumulate for the same "
-            'samples per step; gradient.precision = "bf16"; or fewer workers on this device'
-        )
+        return "try fewer workers on this device"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return "remove compile from [gradient]: torch cannot compile this model here"
     return None
@@ -578,9 +578,14 @@ def is_for_want_of_memory(error: BaseException | None) -> bool:
     """Whether it is an out-of-memory error, or a TaskError caused by one."""
     if isinstance(error, TaskError):
         error = error.__cause__
-    if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
+    if isinstance(error, RuntimeError) and CPU_ALLOCATOR in text_of(error):
         return True
     return isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+def text_of(error: BaseException) -> str:
+    """Its text, also if its `__str__` fails."""
+    return str(traceback.TracebackException.from_exception(error))
 
 
 def plain(text: str, chars_max: int) -> str:

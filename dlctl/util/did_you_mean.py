@@ -41,6 +41,9 @@ def _closest(word: str, known: list[str], aliases: Mapping[str, str]) -> list[st
     other_name = aliases.get(word.replace("_", "-"), "")
     if other_name and other_name in known:
         return [other_name]
-    found = difflib.get_close_matches(word, known, n=2)
+    spelled = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(word, spelled, n=2)
     ratios = [difflib.SequenceMatcher(None, one, word).ratio() for one in found]
-    return sorted({one for one, ratio in zip(found, ratios, strict=True) if ratio == ratios[0]})
+    return sorted(
+        {spelled[one] for one, ratio in zip(found, ratios, strict=True) if ratio == ratios[0]}
+    )

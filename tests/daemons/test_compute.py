@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from daemons.loop import Loop
 from daemons.worker import compute
-from daemons.worker.compute import ComputeThread
+from daemons.worker.compute import TEXT_CHARS_MAX, ComputeThread
 from daemons.worker.failures import ProcessLost
 from dlctl import config
 from dlctl.errors import DlctlError, Unreachable
@@ -71,8 +74,6 @@ ONES = "[torch.ones(2)] * 4"
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., Loop]]:
     """A loop with a real computing thread for a task with this body of model()."""
-    import sys
-
     monkeypatch.setattr(sys, "path", list(sys.path))
     threads: list[ComputeThread] = []
 
@@ -167,6 +168,51 @@ def test_what_numpy_shall_raise_in_the_task_it_does_not_raise_in_the_role(
 def test_a_good_model_is_built(build):
     (built,) = build("return nn.Linear(2, 1)")
     assert isinstance(built, ModelBuilt)
+
+
+def test_a_step_without_memory_says_how_to_make_it_smaller(prepared, run_script):
+    body = "m = nn.Linear(2, 1); m.register_forward_pre_hook(lambda *_: bytearray(1 << 60)); "
+    script = [BuildModel(0, 1), Compute(0, 0, 4, 0)]
+    _, failed = run_script(prepared(f"{body}return m"), *script, awaited=2)
+    assert failed.error.startswith("task.loss raised MemoryError: ")
+    assert "try workers.batch_size = 2 with gradient.accumulate = 2, for the" in failed.error
+
+
+def finish(does: Callable[[], None]) -> tuple[str, str]:
+    """What is sent of a finish that does this."""
+
+    def ends(*_: object) -> str:
+        does()
+        return "returned"
+
+    return compute.run_finish(SimpleNamespace(finish=ends), np.zeros(0), np.zeros(0), {})
+
+
+def test_only_the_beginning_of_what_finish_prints_is_kept(monkeypatch):
+    kept = []
+
+    def does() -> None:
+        for _ in range(1000):
+            print("x" * 7_000)
+            kept.append(len(sys.stdout.kept))
+
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    text, failed = finish(does)
+    assert max(kept) <= TEXT_CHARS_MAX + 1
+    assert (len(text), text[-3:], failed) == (TEXT_CHARS_MAX, "...", "")
+    assert len(sys.stdout.getvalue()) == 7_001_000, "all of it is printed"
+
+
+def test_a_finish_that_closes_the_output_has_not_failed(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+
+    def does() -> None:
+        print("printed")
+        sys.stdout.close()
+        print("more")
+
+    assert finish(does) == ("printed\nmore\nreturned", "")
+    assert sys.stdout.getvalue() == "printed\nmore\n"
 
 
 VARIANCE_INFINITE = "torch.tensor([[1e25], [0.0], [0.0], [0.0]])"

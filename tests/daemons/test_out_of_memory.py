@@ -7,10 +7,17 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from daemons.worker.failures import failure_of
-from daemons.worker.task import blame, calling
+from daemons.worker.failures import explained, failure_of
+from daemons.worker.task import TaskError, calling
+from dlctl.config import Gradients, Job, JobFile, Workers
 
-ADVICE = "a smaller workers.batch_size, with a larger gradient.accumulate"
+
+def job(batch_size: int, **gradient: object) -> JobFile:
+    return JobFile(
+        job=Job(name="large", task="train.py:task"),
+        workers=Workers(batch_size=batch_size),
+        gradient=Gradients(**gradient),  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
@@ -22,19 +29,39 @@ ADVICE = "a smaller workers.batch_size, with a larger gradient.accumulate"
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
     ],
 )
-def test_it_says_what_to_try(error: Exception, is_guarded: bool) -> None:
-    try:
-        with calling("task.loss") if is_guarded else nullcontext():
-            raise error
-    except Exception as raised:
-        failed = failure_of(raised)
-    assert (
-        f"{'task.loss' if is_guarded else 'computing'} raised {type(error).__name__}"
-        in failed.error
+def test_it_names_the_batch_size_and_a_step_as_large(error: Exception, is_guarded: bool) -> None:
+    guard = calling("task.loss") if is_guarded else nullcontext()
+    with pytest.raises(TaskError) as caught, explained(job(64, accumulate=3), 64), guard:
+        raise error
+    assert type(error).__name__ in caught.value.message
+    assert caught.value.hint == (
+        "a batch has 64 samples (workers.batch_size): try workers.batch_size = 32 with "
+        "gradient.accumulate = 6, for the same samples per step, or gradient.precision = "
+        '"bf16", or fewer workers on this device'
     )
-    assert ADVICE in failed.error
 
 
-def test_other_errors_have_no_such_advice() -> None:
-    assert ADVICE not in failure_of(RuntimeError("no")).error
-    assert ADVICE not in (blame("task.loss", RuntimeError("no")).hint or "")
+def test_what_was_tried_is_not_told() -> None:
+    with pytest.raises(TaskError) as caught, explained(job(1, precision="bf16"), 1):
+        raise MemoryError
+    hint = caught.value.hint or ""
+    assert hint == "a batch has 1 sample (workers.batch_size): try fewer workers on this device"
+    with pytest.raises(TaskError) as caught, explained(job(9), 9):
+        raise MemoryError
+    assert "batch_size = 3 with gradient.accumulate = 3" in (caught.value.hint or "")
+
+
+def test_other_errors_are_as_they_were() -> None:
+    error = ValueError("no")
+    with pytest.raises(ValueError, match="no") as caught, explained(job(4), 4):
+        raise error
+    assert caught.value is error
+
+
+def test_outside_of_a_step_no_smaller_batch_is_advised() -> None:
+    with pytest.raises(TaskError) as caught, calling("task.model"):
+        raise MemoryError
+    assert caught.value.hint == "try fewer workers on this device"
+    failed = failure_of(MemoryError())
+    assert failed.error.startswith("computing raised MemoryError")
+    assert failed.error.endswith("; try fewer workers on this device")

@@ -179,6 +179,19 @@ def test_a_dataset_that_reads_many_samples_at_once_is_asked_so(loader):
     assert batch_of(loader(AtOnce(), shuffle=False), 0, 4, 8, 0).tolist() == [40, 50, 60, 70]
 
 
+@pytest.mark.parametrize(("rows", "tolerant"), [([], False), ([], True), ([4, 5, 6], False)])
+def test_samples_that_are_not_returned_are_an_error(loader, rows, tolerant):
+    class Short(Torn):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return rows
+
+    data = loader(Short(), shuffle=False, tolerant=tolerant, place="train.py:7")
+    said = rf"dataset\(\)\.__getitems__ returned {len(rows)} samples for 4 indices"
+    with pytest.raises(TaskError, match=said) as caught:
+        data.step(0, 4, 8, 0)
+    assert caught.value.where == "train.py:7"
+
+
 def test_samples_of_several_tensors_are_batched_as_torch_does(loader):
     dataset = TensorDataset(torch.arange(20.0).view(20, 1), torch.arange(20))
     x, y = batch_of(loader(dataset, shuffle=False), 0, 0, 4, 0)

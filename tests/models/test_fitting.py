@@ -106,7 +106,7 @@ def test_without_memory_for_one_sample_the_error_is_that_of_any_step(built):
     with pytest.raises(TaskError, match="raised OutOfMemoryError") as caught:
         built(NO_ROOM.format(0))
     assert sizes_tried()[:4] == [8, 4, 2, 1]
-    assert "try a smaller workers.batch_size" in (caught.value.hint or "")
+    assert "a batch has 1 sample" in (caught.value.hint or "")
 
 
 def test_of_a_stream_the_first_samples_are_tried(built, monkeypatch):

@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[Does, str]] = {
     ),
     "a layer that is trained later": (
         lambda model, step: let_train(model.slow, step > 7),
-        'the task changes parameter "slow.weight", which is frozen',
+        'parameter "slow.weight" was frozen, and has been trained (requires_grad=True)',
     ),
 }
 

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from daemons.worker import frozen
 from daemons.worker.layout import find
-from daemons.worker.replica import Replica, choose_device, to_device
+from daemons.worker.replica import PIECE, Replica, choose_device, to_device
 from daemons.worker.stepper import Stepper
 from daemons.worker.task import Task, TaskError
 from dlctl.errors import DlctlError
@@ -482,3 +483,22 @@ class OnDevice:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device
         return {"loss": float(self.loss(model, to_device(self.batch(), device)))}
+
+
+def test_a_large_parameter_is_checked_piece_by_piece(monkeypatch):
+    """A mask of a whole parameter may not fit into memory."""
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(3 * PIECE + 1))
+
+    task = SimpleNamespace(model=Large, dataset=lambda: [1], loss=lambda model, batch: None)
+    replica = replica_of(task)
+    sizes, isfinite = [], torch.isfinite
+    monkeypatch.setattr(torch, "isfinite", lambda part: sizes.append(len(part)) or isfinite(part))
+    replica.check_finite()
+    assert sizes == [PIECE] * 3 + [1]
+    replica.parameters[[PIECE - 1, PIECE, -1]] = np.nan
+    with pytest.raises(TaskError, match=f'"table" of the new model has 3 of {3 * PIECE + 1} val'):
+        replica.check_finite()

@@ -16,6 +16,7 @@ from stepping import gradient_of
 from torch import nn
 from torch.utils.data import Dataset
 
+from daemons.worker.failures import failure_of
 from daemons.worker.replica import Replica
 from daemons.worker.task import (
     DETAIL_CHARS_MAX,
@@ -178,7 +179,11 @@ def test_a_name_that_is_not_there_gets_a_suggestion(write):
     assert failing("train.py:tsak", directory).hint == 'did you mean "task"?'
     error = failing("train.py:zzz", directory)
     assert error.message == 'train.py has no "zzz"'
-    assert error.hint == "known: Digits, task"
+    assert error.hint == "it has Digits, task"
+    assert failing("train.py:DigtIs", directory).hint == 'did you mean "Digits"?'
+    many = failing("train.py:zzz", write("\n".join(f"a{n} = {n}" for n in range(800))))
+    assert (many.hint or "").endswith(", a18, a19")
+    assert failing("train.py:zzz", write("import os")).hint == "the file defines nothing"
 
 
 def test_what_the_task_lacks_is_listed_at_once(write):
@@ -234,13 +239,18 @@ def test_ctrl_c_and_our_own_errors_pass_through():
     assert caught.value is inner
 
 
-def test_whatever_an_exception_says_can_be_sent():
-    class MuteError(Exception):
+@pytest.mark.parametrize("base", [Exception, RuntimeError])
+def test_an_exception_whose_text_fails_is_named_all_the_same(base):
+    class MuteError(base):
         def __str__(self) -> str:
-            raise RuntimeError
+            raise self
 
     with pytest.raises(TaskError, match=r"MuteError: <exception str\(\) failed>"), calling("f"):
         raise MuteError
+    assert "MuteError: <exception str() failed>" in failure_of(MuteError()).error
+
+
+def test_whatever_an_exception_says_can_be_sent():
     with pytest.raises(TaskError) as caught, calling("f"):
         raise ValueError("\ud800" + "x" * 100_000)
     error = caught.value
