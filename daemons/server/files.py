@@ -129,12 +129,19 @@ class TablesInFiles(ABC):
 
     def put_back(self) -> str:
         """Re-create the missing files of all tables; returns the place of the last one. Call it
-        between two events. Raises DlctlError or OSError.
+        between two events.
+
+        A failure does not prevent the others: its error, DlctlError or OSError, is raised in the
+        end.
         """
-        place = ""
+        place, failed = "", list[DlctlError | OSError]()
         for one in self._tables():
-            if one.is_own_missing():
-                place = one.restore_own()
+            try:
+                place = one.restore_own() if one.is_own_missing() else place
+            except (DlctlError, OSError) as error:
+                failed.append(error)
+        if failed:
+            raise failed[-1]
         return place
 
     def discard(self) -> None:
