@@ -34,8 +34,10 @@ def own_directory(directory: Path) -> None:
     """
     for path in (directory.parent, directory):
         try:
+            is_new = not path.exists()
             path.mkdir(mode=0o700, exist_ok=True)
-            sync_directory(path.parent)
+            if is_new or os.access(path.parent, os.R_OK):  # A user may only enter /home.
+                sync_directory(path.parent)
             info = path.lstat()
         except OSError as error:
             raise failure("make the directory of the servers' states", path, error) from error
