@@ -242,23 +242,24 @@ class _Starts:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._known: dict[str, tuple[int, str]] = {}
+        self._known: dict[str, tuple[int, int, str]] = {}
+        """Name -> incarnation, pid, start."""
 
     def of(self, row: Json) -> str | None:
-        """`processes.start_of` the process in this row, looked up once per process; None if it has
-        exited. A pid from an earlier coordinator may have been reused: it counts only if the
-        command line is that of this daemon.
+        """`processes.start_of` the process in this row, looked up once per process; None if it had
+        exited by then. A pid from an earlier coordinator may have been reused: it counts only if
+        the command line is that of this daemon.
         """
-        name, pid = row["name"], row["pid"]
+        name, incarnation, pid = row["name"], row["incarnation"], row["pid"]
         if pid is None or row["agent"] != HOME_AGENT:  # A pid of another machine.
             return None
-        if self._known.get(name, (0, ""))[0] != pid:
+        if self._known.get(name, ())[:2] != (incarnation, pid):
             start = processes.start_of(pid)
             begun = base.parse_argv(processes.command_line(pid, start), self._directory)
-            if start is None or begun != (row["role"], name, row["incarnation"]):
+            if start is None or begun != (row["role"], name, incarnation):
                 return None
-            self._known[name] = (pid, start)
-        return self._known[name][1]
+            self._known[name] = (incarnation, pid, start)
+        return self._known[name][2]
 
 
 def to_wall_clock(value: Any, offset_s: float | None = None) -> Any:
