@@ -87,7 +87,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     key, incarnation = keyring.public(COORDINATOR), context.birth.incarnation
     agents = Agents(context, loop, control, key)
     started_at = (before.get("started_at") if is_successor else None) or time.time()
-    recovery = before.get("recovery")
+    recovery = db.run().get("recovery")
     corrections = corrected(db.memory(), recovery) if recovery is not None else {}
     on_record = records.begin(
         corrections,

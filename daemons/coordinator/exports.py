@@ -8,6 +8,7 @@ from pathlib import Path
 from daemons.coordinator.records import Exporter
 from daemons.loop import Loop
 from dlctl.config import JobFile
+from dlctl.util import extras
 
 log = logging.getLogger("dlctl")
 
@@ -17,17 +18,21 @@ def begin(directory: Path, job: JobFile, loop: Loop) -> list[Exporter]:
     since, training continues without the exporter.
     """
     found: list[Exporter] = []
-    try:
-        if job.log.tensorboard:
-            from daemons.coordinator.tensorboard import TensorBoard
+    if job.log.tensorboard and _is_there("tensorboard"):
+        from daemons.coordinator.tensorboard import TensorBoard
 
-            found.append(TensorBoard(directory))
-        if job.log.prometheus_port:
-            from daemons.coordinator.prometheus import Prometheus
+        found.append(TensorBoard(directory))
+    if job.log.prometheus_port and _is_there("prometheus"):
+        from daemons.coordinator.prometheus import Prometheus
 
-            served = Prometheus(directory.name, job)
-            loop.chores.append(served.listen_if_due)
-            found.append(served)
-    except ImportError as error:
-        log.warning("metrics are not exported: %s; training continues", error)
+        served = Prometheus(directory.name, job)
+        loop.chores.append(served.listen_if_due)
+        found.append(served)
     return found
+
+
+def _is_there(extra: str) -> bool:
+    if extras.is_there(extra):
+        return True
+    log.warning("no export to %s: its package is missing; %s", extra, extras.how_to_install(extra))
+    return False

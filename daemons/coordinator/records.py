@@ -67,6 +67,7 @@ class Records:
         self.directory = directory
         self.db = db
         self.loop = loop
+        self._starts = _Starts(directory)
         self._history: list[Callable[[], None]] = []
         self._metrics: list[Callable[[], None]] = []
         self._overview: list[Callable[[], None]] = []
@@ -221,7 +222,7 @@ class Records:
             self._names = names
         self._overview = [lambda: self.db.put_run(**run)]
         for row in effect.daemons:
-            shown = to_wall_clock(row) | {"pid_start": _start_of(row, self.directory)}
+            shown = to_wall_clock(row) | {"pid_start": self._starts.of(row)}
             self._overview.append(partial(self.db.put_daemon, row["name"], shown))
 
     def _remove_daemons_but(self, names: set[str]) -> None:
@@ -236,17 +237,29 @@ class Records:
         self.commit()
 
 
-def _start_of(row: Json, directory: Path) -> str | None:
-    """`processes.start_of` the process in this row, as pids are reused; None if it has exited. A
-    pid from an earlier coordinator may have been reused, too: it counts only if the command line is
-    that of this daemon.
-    """
-    pid = row["pid"]
-    if pid is None or row["agent"] != HOME_AGENT:  # A pid of another machine.
-        return None
-    start = processes.start_of(pid)
-    begun = base.parse_argv(processes.command_line(pid, start), directory)
-    return start if begun == (row["role"], row["name"], row["incarnation"]) else None
+class _Starts:
+    """Start times of the daemons' processes: pids are reused, (pid, start time) is unique."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, tuple[int, int, str]] = {}
+        """Name -> incarnation, pid, start."""
+
+    def of(self, row: Json) -> str | None:
+        """`processes.start_of` the process in this row, looked up once per process; None if it had
+        exited by then. A pid from an earlier coordinator may have been reused: it counts only if
+        the command line is that of this daemon.
+        """
+        name, incarnation, pid = row["name"], row["incarnation"], row["pid"]
+        if pid is None or row["agent"] != HOME_AGENT:  # A pid of another machine.
+            return None
+        if self._known.get(name, ())[:2] != (incarnation, pid):
+            start = processes.start_of(pid)
+            begun = base.parse_argv(processes.command_line(pid, start), self._directory)
+            if start is None or begun != (row["role"], name, incarnation):
+                return None
+            self._known[name] = (incarnation, pid, start)
+        return self._known[name][2]
 
 
 def to_wall_clock(value: Any, offset_s: float | None = None) -> Any:

@@ -12,13 +12,16 @@ Every byte of the checkpoint is verified first, and FILE is written atomically.
 from __future__ import annotations
 
 import argparse
+import errno
 import io
+import os
 import shlex
+import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -82,10 +85,10 @@ def export(directory: Path, output: Path, to: str, *, of_average: bool = False) 
         )
     of = checkpoints.SLOT + AVERAGE if of_average else "w"
     tensors = state_dict(directory, manifest, of)
-    content, parent = WRITERS[to](tensors), shlex.quote(str(output.parent))
+    parent = shlex.quote(str(output.parent))
     hint = f"ls -ld {parent}; df -h {parent}"
     with os_errors_as("cannot write", output, hint), replacing(output) as file:
-        file.write(content)
+        WRITERS[to](tensors, file)
 
 
 def _check_output(output: Path) -> None:
@@ -170,27 +173,32 @@ def _torch() -> Any:
 # ---------------------------------------------------------------- formats
 
 
-def _safetensors(tensors: StateDict) -> bytes:
-    from safetensors.torch import save
+def _write_safetensors(tensors: StateDict, file: IO[bytes]) -> None:
+    from safetensors.torch import save_file
 
     # The format refuses tensors that share memory, and a reader looks for every name.
     times = Counter(map(id, tensors.values()))
     separate = {n: t.clone() if times[id(t)] > 1 else t for n, t in tensors.items()}
-    content: bytes = save(separate, {"format": "pt"})
-    return content
+    try:
+        # `save` would need memory for two more copies of the model.
+        save_file(separate, file.name, {"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error)) from error
+    with open(file.name, "rb") as written:  # A new file that has replaced it, with mode 0600.
+        os.fchmod(written.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+        os.fsync(written.fileno())
 
 
-def _zip(tensors: StateDict) -> memoryview:
-    file = io.BytesIO()
-    _torch().save(tensors, file)
-    return file.getbuffer()
+def _write_torch(tensors: StateDict, file: IO[bytes]) -> None:
+    content = io.BytesIO()  # On a full disk torch fails with an assertion of its own.
+    _torch().save(tensors, content)
+    file.write(content.getbuffer())
 
 
-WRITERS: dict[str, Callable[[StateDict], bytes | memoryview]] = {
-    "safetensors": _safetensors,
-    "torch": _zip,
+WRITERS: dict[str, Callable[[StateDict, IO[bytes]], None]] = {
+    "safetensors": _write_safetensors,
+    "torch": _write_torch,
 }
-"""Format -> the content of its file."""
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ class FileReceiver:
             path = self._beside(file)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)  # Of an earlier process.
-            self._open[file] = path.open("xb")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._open[file] = os.fdopen(os.open(path, flags, 0o644), "wb")
         return self._open[file]
 
     def _discard(self, file: str) -> None:

@@ -137,7 +137,7 @@ def _gpu() -> dict[str, Any]:
     """{devices: ["name, driver"], problem}, from nvidia-smi."""
     try:
         said = wait(SMI, SMI_S)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # Also for entries of PATH.
         return {"devices": [], "problem": ""}
     except OSError as error:
         return {"devices": [], "problem": str(error)}

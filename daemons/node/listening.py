@@ -62,11 +62,8 @@ class Listeners:
         place = addresses.on_host(host, port, control)
         address = addresses.host_of(place.bind)
         found = {"name": name, "address": address, "port": port}
-        is_v6 = ":" in address
-        family = socket.AF_INET6 if is_v6 else socket.AF_INET
         try:
-            # As ZeroMQ does: with SO_REUSEADDR, and "::" also accepts IPv4.
-            own = socket.create_server((address, port), family=family, dualstack_ipv6=is_v6)
+            own = _bound(address, port)
         except OSError as error:
             kind = KINDS.get(error.errno or 0, "")
             owner = owner_of(port) if kind == "taken" else {}
@@ -108,6 +105,20 @@ class Listeners:
                 flood.send_flood(connection, min(arrived.took_ns / 1e9, FLOOD_S_MAX))
             else:
                 return
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    own = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # As ZeroMQ does: closed connections in TIME_WAIT do not occupy the port.
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind((address, port))
+        own.listen(CONNECTIONS_MAX)
+    except OSError:
+        own.close()
+        raise
+    return own
 
 
 listen = Listeners().listen

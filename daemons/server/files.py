@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import stat
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -34,8 +36,10 @@ def own_directory(directory: Path) -> None:
     """
     for path in (directory.parent, directory):
         try:
+            is_new = not path.exists()
             path.mkdir(mode=0o700, exist_ok=True)
-            sync_directory(path.parent)
+            if is_new or os.access(path.parent, os.R_OK):  # A user may only enter /home.
+                sync_directory(path.parent)
             info = path.lstat()
         except OSError as error:
             raise failure("make the directory of the servers' states", path, error) from error
@@ -56,16 +60,15 @@ def open_locked(path: Path, flags: int = 0) -> int:
     """
     while True:
         descriptor = _open(path, flags)
-        if not is_locked_within(LOCK_S, descriptor):
-            os.close(descriptor)
-            raise Held(
-                "another process has the state open",
-                where=str(path),
-                hint=f"fuser {shlex.quote(str(path))} shows it: end this server of an earlier "
-                "generation",
-            )
+        is_locked = is_locked_within(LOCK_S, descriptor)
+        # A process that has removed the file may live on, with a lock that is of no use.
         if is_there(path, descriptor):
-            return descriptor
+            if is_locked:
+                return descriptor
+            message = f"another process has the state open{_holder(descriptor)}"
+            os.close(descriptor)
+            hint = "a server of an earlier generation still runs: end it"
+            raise Held(message, where=str(path), hint=hint)
         os.close(descriptor)
 
 
@@ -84,6 +87,15 @@ def _open(path: Path, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise DlctlError("a state must be a plain file of yours", where=str(path))
+
+
+def _holder(descriptor: int) -> str:
+    """The process that has locked this file, for a message: ": pid 4711"."""
+    with suppress(OSError):
+        lock = rf": FLOCK .* (\d+) \S+:{os.fstat(descriptor).st_ino} "
+        if found := re.search(lock, Path("/proc/locks").read_text()):
+            return f": pid {found[1]}"
+    return ""
 
 
 def is_there(path: Path, descriptor: int) -> bool:
@@ -129,12 +141,19 @@ class TablesInFiles(ABC):
 
     def put_back(self) -> str:
         """Re-create the missing files of all tables; returns the place of the last one. Call it
-        between two events. Raises DlctlError or OSError.
+        between two events.
+
+        A failure does not prevent the others: its error, DlctlError or OSError, is raised in the
+        end.
         """
-        place = ""
+        place, failed = "", list[DlctlError | OSError]()
         for one in self._tables():
-            if one.is_own_missing():
-                place = one.restore_own()
+            try:
+                place = one.restore_own() if one.is_own_missing() else place
+            except (DlctlError, OSError) as error:
+                failed.append(error)
+        if failed:
+            raise failed[-1]
         return place
 
     def discard(self) -> None:

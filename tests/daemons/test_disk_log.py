@@ -551,7 +551,7 @@ def test_short_writes_are_completed(tmp_path, monkeypatch):
 def test_two_servers_never_have_the_same_log(tmp_path, monkeypatch):
     shard = begun(tmp_path / "run-1" / "state")
     monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
-    with pytest.raises(Held, match="another process has the state open"):
+    with pytest.raises(Held, match=f"open: pid {os.getpid()}"):
         DiskLog(tmp_path / "run-1" / "state", 0)
     (kept,) = kept_shards.kept(tmp_path / "run-1", Servers(durability="disk"))
     assert (kept.in_use, kept.problem, kept.version) == (True, "", 0)

@@ -233,7 +233,7 @@ def test_all_that_was_removed_is_put_back_at_one_look(
         assert shard.w.tobytes() == tables.shards[table].w.tobytes(), table
 
 
-def test_a_table_that_cannot_be_put_back_is_put_back_with_the_others_later(
+def test_a_table_that_cannot_be_put_back_does_not_keep_the_others_from_it(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = make().begin()
@@ -248,5 +248,6 @@ def test_a_table_that_cannot_be_put_back_is_put_back_with_the_others_later(
         patch.setattr(tables.of("seen"), "restore_own", fail)
         with pytest.raises(DlctlError, match="no room for this one"):
             tables.storages.put_back()
+    assert [bool(tables.files(table)) for table in TABLES] == [True, False, True]
     tables.storages.put_back()
     assert all(tables.files(table) for table in TABLES)

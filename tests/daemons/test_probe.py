@@ -132,6 +132,18 @@ def test_what_there_is_here_is_found_and_nothing_is_made(probe: Session, tmp_pat
     assert "chmod 700" in open_to_all["fix"]
 
 
+@pytest.mark.parametrize("why", ["not there", "not a directory", "not executable"])
+def test_a_gpu_tool_that_cannot_be_reached_is_no_problem(why, tmp_path, monkeypatch) -> None:
+    place = tmp_path / "bin"
+    if why == "not a directory":
+        place.touch()
+    elif why == "not executable":
+        place.mkdir()
+        (place / "nvidia-smi").touch(mode=0o644)
+    monkeypatch.setenv("PATH", str(place))
+    assert examine._gpu() == {"devices": [], "problem": ""}
+
+
 def test_paths_that_would_be_refused_are_refused_here_by_their_names(probe: Session) -> None:
     asked = {"verb": "examine", "dir": "", "folder": "", "state_dir": "", "needs_torch": False}
     for wrong in ({"dir": "/tmp/../etc"}, {"folder": "runs"}, {"state_dir": "states"}):

@@ -25,6 +25,7 @@ from dlctl.roles.coordinator import records as j
 from dlctl.runs import checkpoints, lineage, paths
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import MANIFEST
+from dlctl.util import processes
 from dlctl.util.names import HOME_AGENT
 
 
@@ -398,6 +399,17 @@ def test_a_daemon_that_is_still_there_stays_in_sight(tmp_path, record):
         record(j.Snapshot({}, (row("worker-0", 1),)))
     with closing(RunDb(tmp_path)) as db:
         assert [shown["name"] for shown in db.daemons()] == ["worker-0", "worker-1"]
+
+
+def test_a_process_that_is_gone_keeps_its_start_until_another_one_has_its_pid(tmp_path):
+    """A reader finds by the start that the process has gone."""
+    starts = records._Starts(tmp_path)
+    with orphan(tmp_path, "worker-1", 1) as process:
+        shown = {**row("worker-1", 1), "pid": process.pid}
+        start = processes.start_of(process.pid)
+        assert starts.of(shown) == start
+    assert starts.of(shown) == start
+    assert starts.of({**shown, "incarnation": 2}) is None
 
 
 @pytest.mark.parametrize(("name", "incarnation"), [("worker-1", 2), ("worker-2", 1)])

@@ -15,7 +15,7 @@ import pytest
 
 from daemons.server import failpoint, statefile
 from daemons.server import files as locked_files
-from daemons.server.files import NEW, failure, open_locked
+from daemons.server.files import NEW, failure, open_locked, own_directory
 from daemons.server.statefile import StateFile
 from daemons.server.storages import choose_storages
 from dlctl.config import Servers
@@ -193,6 +193,20 @@ def test_only_a_directory_of_ours_is_used(run, monkeypatch):
         state_file(run / "state").create(SPEC)
 
 
+def test_what_is_above_a_directory_of_ours_need_not_be_readable(run, monkeypatch):
+    """As /home is for many users: its names cannot be synced, and need not be."""
+
+    def refuse(directory):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+
+    own_directory(run / "state")
+    monkeypatch.setattr(locked_files, "sync_directory", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    own_directory(run / "state")
+    with pytest.raises(DlctlError, match="Permission denied"):
+        own_directory(run / "other")
+
+
 # ---------------------------------------------------------------- opening it again
 
 
@@ -288,9 +302,8 @@ def test_a_file_that_another_process_has_is_waited_for_and_never_taken(run, monk
     with child(HOLDER, path) as holder:
         assert holder.stdout.readline() == "locked\n"
         for attempt in (state_file(run / "state").reopen, state_file(run / "state").create):
-            with pytest.raises(Held, match="another process has the state open") as caught:
+            with pytest.raises(Held, match=f"another process has the state open: pid {holder.pid}"):
                 attempt(SPEC)
-            assert f"fuser {path}" in caught.value.hint
         holder.kill()
     monkeypatch.setattr("daemons.server.files.LOCK_S", 10.0)
     state_file(run / "state").reopen(SPEC)
@@ -322,6 +335,23 @@ def test_a_file_that_its_holder_removes_in_the_end_is_not_used(run, monkeypatch,
     monkeypatch.setattr(locked_files, "_open", opened_before_the_end)
     with pytest.raises(Unusable, match="it is empty" if is_replaced else "there is none"):
         state_file(path.parent).reopen(SPEC)
+
+
+def test_a_file_that_its_holder_has_removed_is_made_again_while_it_lives_on(tmp_path, monkeypatch):
+    path, opens = tmp_path / "shard-0.lock", locked_files._open
+    held = open_locked(path, os.O_CREAT)
+    endings = iter([path.unlink])
+
+    def opened_before_it_is_removed(*arguments):
+        descriptor = opens(*arguments)
+        next(endings, lambda: None)()
+        return descriptor
+
+    monkeypatch.setattr(locked_files, "_open", opened_before_it_is_removed)
+    made_again = open_locked(path, os.O_CREAT)
+    assert locked_files.is_there(path, made_again)
+    os.close(held)
+    os.close(made_again)
 
 
 # ---------------------------------------------------------------- looking at it

@@ -220,8 +220,13 @@ def test_pieces_in_any_order_become_a_file_when_they_are_right(tmp_path, run_scr
     loop, data = Loop(), os.urandom(1000)
     FileReceiver(loop, tmp_path)
     pieces = [TakeBytes(SHARD, at, data[at : at + 300]) for at in (600, 0, 900, 300, 0)]
-    event = sealed(loop, run_script, *pieces, SealFile(SHARD, 1000, hashed(data)))
+    before = os.umask(0)
+    try:
+        event = sealed(loop, run_script, *pieces, SealFile(SHARD, 1000, hashed(data)))
+    finally:
+        os.umask(before)
     assert event == FileSealed(SHARD, "")
+    assert (tmp_path / SHARD).stat().st_mode & 0o777 == 0o644
     assert (tmp_path / SHARD).read_bytes() == data
     assert [path.name for path in (tmp_path / SHARD).parent.iterdir()] == ["shard-0.safetensors"]
 
