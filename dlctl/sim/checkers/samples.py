@@ -83,6 +83,8 @@ class LeasesChecker(Checker):
         """Portions reported done to a coordinator; its answer may be lost."""
         self._answered: set[tuple[Process, int]] = set()
         """(worker, number of its request)."""
+        self._unreceived: set[m.Lease] = set()
+        """Answers over connections that were broken."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if not isinstance(effect, Send):
@@ -104,10 +106,15 @@ class LeasesChecker(Checker):
         assert isinstance(peer, bytes)
         client = coordinator.network.client(peer)
         if not isinstance(client, Process):
-            return  # Its connection broke: this will not be received.
+            self._unreceived.add(lease)
+            return
         if (client, lease.request) in self._answered:
             return  # The same answer again, to a question that came again.
         self._answered.add((client, lease.request))
+        if lease in self._unreceived:  # As well. Somebody else may have done the portion since.
+            self._unreceived.remove(lease)
+            if self.copies:
+                return
         if self.forgets:
             return
         if key in self._noted:
