@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -104,12 +105,13 @@ def house(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., House]]:
         return made[-1]
 
     yield make
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()  # A group looks for its store when it goes: it has to be there.
     for each in made:
         pids = [each.pid(rank) for rank in range(1, len(each.ranks._ranks) + 1)]
         each.ranks.end()
         assert not any(map(psutil.pid_exists, pids))
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def test_all_ranks_make_every_operation_and_one_that_fails_is_named(house) -> None:
