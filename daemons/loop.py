@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import zmq
 
@@ -36,7 +36,6 @@ from dlctl.machine import (
 )
 
 log = logging.getLogger("dlctl")
-EffectT = TypeVar("EffectT", bound=Effect)
 WAIT_S_MAX = 3600.0
 CHORES_S = 1.0
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -136,38 +135,27 @@ class Loop:
         self._posted.append(event)
         os.eventfd_write(self._wakeup, 1)
 
-    def offer(self, event: Event, own: type[EffectT] | None = None) -> EffectT | None:
+    def offer(self, event: Event) -> None:
         """Pass an event to the machine from another thread: at once if the loop is idle, to avoid
-        a thread switch. Returns the effect of kind `own`, for the caller to perform, unless an
-        effect that may be performed anywhere precedes it. Leading effects that may be performed
-        anywhere are performed here; the loop performs the rest before the machine handles another
-        event.
+        a thread switch. Effects that may be performed anywhere are performed here, in their order;
+        the loop performs the rest before the machine handles another event.
         """
         if self._turn.acquire(blocking=False):
             try:
                 is_busy = self._posted or self._unperformed or self.exit_code is not None
                 if self._machine is not None and not is_busy:
-                    return self._handle_for(self._machine, own, event)
+                    self._handle_here(self._machine, event)
+                    return
             except Exception as error:
                 self.fail(error)
-                return None
+                return
             finally:
                 self._turn.release()
         self.post(event)
-        return None
 
-    def _handle_for(
-        self, machine: Machine, own: type[EffectT] | None, event: Event
-    ) -> EffectT | None:
-        effects = self._effects(machine, event)
-        mine = next((effect for effect in effects if type(effect) is own), None)
-        before = effects[: effects.index(mine)] if mine is not None else ()
-        if any(type(effect) in self._anywhere for effect in before):
-            mine = None  # It must be performed after them.
-        for effect in effects:
-            if effect is mine:
-                continue
-            if type(effect) in self._anywhere and not self._unperformed:
+    def _handle_here(self, machine: Machine, event: Event) -> None:
+        for effect in self._effects(machine, event):
+            if type(effect) in self._anywhere:
                 self._performers[type(effect)](effect)
             else:
                 self._unperformed.append(effect)
@@ -175,7 +163,6 @@ class Loop:
         is_sooner = deadline is not None and (until is None or deadline < until)
         if self._unperformed or is_sooner:
             os.eventfd_write(self._wakeup, 1)
-        return mine
 
     def fail(self, error: Exception) -> None:
         """Make `run` raise this error; thread-safe."""
