@@ -224,8 +224,6 @@ class Loop:
             self._chores_at = time.monotonic() + CHORES_S
             for chore in self.chores:
                 chore()
-        for event in self.transport.handshakes.take_reconnected():
-            self._handle(machine, event)
         deadline = machine.deadline()
         if deadline is not None and deadline <= time.monotonic():
             self._handle(machine, DeadlineReached())

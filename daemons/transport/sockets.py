@@ -24,11 +24,11 @@ from daemons.transport import connections
 from daemons.transport.backpressure import Backpressure, Tracker
 from daemons.transport.connection_limit import ConnectionLimit
 from daemons.transport.large_messages import LargeMessages
-from daemons.transport.reconnect import Handshakes, Target
+from daemons.transport.reconnect import Handshakes, Link
 from daemons.transport.zap import DOMAIN, Gatekeeper
 from dlctl import wire
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
-from dlctl.machine import Coming, Peer, Received
+from dlctl.machine import Coming, Peer, Received, Reconnected
 from dlctl.messages import Message
 
 LINGER_MS = 500
@@ -154,12 +154,12 @@ class Transport:
         self.bulk.check()
         if self.crowd is not None:
             self.crowd.check()
-        for target in self.handshakes.take_ended():
-            self.connect(*target)
-            self.handshakes.replaced(target.peer)
+        for link in self.handshakes.ended():
+            self.connect(link.peer, link.address, link.key, time.monotonic())
 
-    def connect(self, peer: str, address: str, key: str = "") -> None:
+    def connect(self, peer: str, address: str, key: str = "", lost_at: float | None = None) -> None:
         """From now on messages to `peer` go to `address`, whose listener must have this public key.
+        lost_at: when messages queued for the same peer were lost, to be reported (`Reconnected`).
 
         Raises LocalProtocolError if only one end has a key.
         """
@@ -173,7 +173,7 @@ class Transport:
         if key:
             socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
         if address.startswith("tcp:"):
-            self.handshakes.watch(socket, Target(peer, address, key))
+            self.handshakes.watch(Link(socket, peer, address, key, lost_at))
         elif address.startswith("ipc:"):
             self._local.add(socket)
         socket.connect(address)
@@ -224,9 +224,12 @@ class Transport:
         tracker = _send_frames(socket, [*to, *last], copied, track and loan is None)
         return loan or tracker
 
-    def receive(self, socket: zmq.Socket[bytes]) -> Iterator[Received | Coming]:
+    def receive(self, socket: zmq.Socket[bytes]) -> Iterator[Received | Coming | Reconnected]:
         """At most `RECEIVE_BATCH` messages that have arrived on one socket."""
-        if self.handshakes.look(socket) or (self.crowd and self.crowd.look(socket)):
+        if (reports := self.handshakes.look(socket)) is not None:
+            yield from reports
+            return
+        if self.crowd and self.crowd.look(socket):
             return
         for _ in range(RECEIVE_BATCH):
             received = self._receive_frames(socket)
