@@ -168,33 +168,26 @@ class _Printed(io.TextIOBase):
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._here = threading.local()
-        self._begin()
-        # Another thread may hold the lock during a fork; the child has only this thread.
-        os.register_at_fork(after_in_child=self._begin)
-
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
         self._begun: dict[int, str] = {}
-        """Thread -> the beginning of its unfinished line."""
+        """Thread -> the beginning of its unfinished line. Without a lock, which a signal handler or
+        a forked process might wait for in vain: each thread only touches its own line.
+        """
+        os.register_at_fork(after_in_child=self._begun.clear)
 
     def write(self, text: str) -> int:
         if getattr(self._here, "busy", False):
             return len(text)  # Logging itself prints an error.
         thread = threading.get_ident()
-        with self._lock:
-            *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
-            if rest:
-                self._begun[thread] = rest[-LINE_CHARS_MAX:]
-        # Outside of the lock: a thread that holds the handler's lock may write here (deadlock).
+        *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
+        if rest:
+            self._begun[thread] = rest[-LINE_CHARS_MAX:]
         self._log(lines)
         return len(text)
 
     def end_lines(self) -> None:
         """Log unfinished lines. `flush` must not do that: progress bars flush all the time."""
-        with self._lock:
-            lines = list(self._begun.values())
-            self._begun.clear()
-        self._log(lines)
+        lines = [self._begun.pop(thread, "") for thread in [*self._begun]]
+        self._log([line for line in lines if line])
 
     def _log(self, lines: list[str]) -> None:
         self._here.busy = True

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 from collections import deque
@@ -48,10 +47,8 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._ours, self._theirs = socket.socketpair()
-        for end in (self._ours, self._theirs):
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        self.fd, self._theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._theirs, warn_on_full_buffer=False)
         before = {number: signal.signal(number, self._on_signal) for number in ENDING}
         os.register_at_fork(
             before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, ENDING),
@@ -62,14 +59,11 @@ class Signals:
     def _on_signal(self, number: int, _: object) -> None:
         """Write the signal again: the task's own event loop may have replaced the wakeup fd."""
         with suppress(OSError):
-            self._theirs.send(bytes([number]))
-
-    def fileno(self) -> int:
-        return self._ours.fileno()
+            os.write(self._theirs, bytes([number]))
 
     def read(self) -> list[str]:
         """The names of received signals, some twice, once there are any. Others are ignored."""
-        came = self._ours.recv(SIGNALS_READ)
+        came = os.read(self.fd, SIGNALS_READ)
         return [signal.Signals(number).name for number in came if number in ENDING]
 
 
@@ -179,7 +173,7 @@ class Loop:
             for name in heard.read():
                 self.post(StopRequested(name))
 
-        self.watch(heard.fileno(), request_stop)
+        self.watch(heard.fd, request_stop)
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
         """Call `ready` when `fd` is readable (a pidfd: when the process has exited)."""
