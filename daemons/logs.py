@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 FILE_BYTES_MAX = 50_000_000
@@ -101,29 +102,22 @@ class Rotating(logging.Handler):
         try:
             push_back(self.path)
             fresh.rename(self.path)
-        except OSError:
+            for descriptor in (1, 2):
+                os.dup2(new, descriptor)
+        finally:
             os.close(new)
             fresh.unlink(missing_ok=True)
-            raise
-        for descriptor in (1, 2):
-            os.dup2(new, descriptor)
-        os.close(new)
 
 
 def push_back(path: Path) -> None:
-    """Rename a full log and its older parts by one number, and delete the oldest part.
+    """Rename a full log and its older parts by one number, in place of the oldest part.
 
     Raises OSError.
     """
-    _numbered(path, FILES_KEPT - 1).unlink(missing_ok=True)
-    for number in range(FILES_KEPT - 2, 0, -1):
-        if _numbered(path, number).exists():
-            _numbered(path, number).rename(_numbered(path, number + 1))
-    path.rename(_numbered(path, 1))
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}")
+    older = [path.with_name(f"{path.name}.{number}") for number in range(1, FILES_KEPT)]
+    for part, name in reversed([*pairwise([path, *older])]):
+        if part.exists():
+            part.rename(name)
 
 
 class _Own(logging.Logger):
