@@ -61,8 +61,10 @@ SLOTS_MAX = 64
 BYTES_MAX = 1 << 30
 """Of all slots of a process; a message that does not fit goes over the socket."""
 _PAGE = 4096
-_HEAD = struct.Struct("<4sQQ16sQ")
-"""Kind, the sender's pid, its descriptor, the slot's cookie, number of the loan."""
+_HEAD = struct.Struct("<4sQQ16sQ?")
+"""Kind, the sender's pid, its descriptor, the slot's cookie, number of the loan, whether both ends
+keep the slot.
+"""
 _NOTES_AT = 64
 """uint64[2]: the numbers of the last loans found and returned."""
 _FOUND, _RETURNED = 0, 1
@@ -122,7 +124,7 @@ class Slot:
                 copy(target, np.frombuffer(frame, np.uint8))
         if not self.is_kept:
             self._memory.madvise(mmap.MADV_DONTNEED)
-        head = _HEAD.pack(SHARED, os.getpid(), self.fd, self.cookie, self.number)
+        head = _HEAD.pack(SHARED, os.getpid(), self.fd, self.cookie, self.number, self.is_kept)
         return [head, shm_layout.pack(lengths), *rest]
 
     def close(self) -> None:
@@ -268,7 +270,7 @@ class _Seen:
     """Of the current loan, or the last one."""
     used_at: float = -math.inf
     is_kept: bool = False
-    """Stays mapped when it is returned, because it was reused soon."""
+    """Stays mapped when it is returned, because its owner keeps it."""
 
 
 class Borrower:
@@ -280,8 +282,6 @@ class Borrower:
         self._seen: dict[_Key, _Seen] = {}
         self._lent: dict[_Key, _Seen] = {}
         """Those of them that this process has not returned."""
-        self._used: dict[int, float] = {}
-        """Pid of a sender -> time of its latest loan."""
 
     def read(self, frames: Frames, bytes_max: int) -> Frames | None:
         """The frames of a lent message; None if its slot is gone.
@@ -291,7 +291,7 @@ class Borrower:
         """
         if len(frames) < 2 or len(frames[0]) != _HEAD.size:
             raise RemoteProtocolError("this is no loan of a message")
-        _, pid, fd, cookie, number = _HEAD.unpack(frames[0])
+        _, pid, fd, cookie, number, is_kept = _HEAD.unpack(frames[0])
         lengths = shm_layout.unpack(frames[1], frames[2:], bytes_max)
         _, total = shm_layout.places(lengths)
         key = pid, fd, cookie
@@ -301,10 +301,8 @@ class Borrower:
         self._seen[key] = seen
         if number <= seen.number or total > seen.arrays[0].size:
             raise RemoteProtocolError("a loan that is an old one, or larger than its slot")
-        now = time.monotonic()
-        is_soon = now < self._used.get(pid, -math.inf) + KEEP_S
-        seen.is_kept = is_soon and not self.is_sparing
-        seen.number, seen.used_at, self._used[pid] = number, now, now
+        seen.is_kept = is_kept and not self.is_sparing
+        seen.number, seen.used_at = number, time.monotonic()
         seen.notes[_FOUND] = number
         self._lent[key] = seen
         return shm_layout.join(seen.arrays[0].data, lengths, frames[2:])
@@ -330,7 +328,6 @@ class Borrower:
         for key in [key for key, seen in self._seen.items() if seen.used_at < oldest]:
             if key not in self._lent:
                 del self._seen[key]
-        self._used = {pid: at for pid, at in self._used.items() if at >= oldest}
 
 
 def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:

@@ -129,6 +129,19 @@ def test_what_a_message_leads_to_begins_without_its_memory(tmp_path: Path) -> No
     assert resident < LARGE
 
 
+def test_memory_that_is_soon_needed_again_is_kept_by_both_ends(
+    lender: Lender, clock: list[float]
+) -> None:
+    borrower, kept = Borrower(), []
+    for pause_s in (2 * shm.KEEP_S, 2 * shm.KEEP_S, shm.KEEP_S / 2, shm.KEEP_S / 2):
+        clock[0] += pause_s
+        assert borrower.read(lend(lender, frames_of(1))[0], MAX) is not None
+        borrower.give_back()
+        lender.trim()
+        kept.append((len(lender._slots), len(borrower._seen)))
+    assert kept == [(0, 0), (0, 0), (1, 1), (1, 1)]
+
+
 def test_a_slot_is_used_again_when_nobody_looks_at_it_and_not_before(lender: Lender) -> None:
     borrower = Borrower()
     first, loan = lend(lender, frames_of(1))
@@ -312,7 +325,7 @@ def test_a_file_that_is_no_slot_is_not_read(tmp_path: Path) -> None:
     pipe = os.pipe()
     with path.open("r+b") as file:
         for fd in (file.fileno(), *pipe, 999_999):
-            head = shm._HEAD.pack(shm.SHARED, os.getpid(), fd, bytes(16), 1)
+            head = shm._HEAD.pack(shm.SHARED, os.getpid(), fd, bytes(16), 1, False)
             sent: Frames = [head, LARGE.to_bytes(8, "little"), b""]
             assert Borrower().read(sent, MAX) is None
     for end in pipe:
@@ -335,17 +348,17 @@ def test_a_loan_that_is_too_large_is_refused(lender: Lender) -> None:
 @times(2)
 @given(
     st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1)),
-    st.integers(0, 60), st.booleans(),
+    st.integers(0, 60), st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_what_nobody_would_lend_is_refused_or_not_found(
-    number: int, fd: int, lengths: list[int], cut_off: int, is_ours: bool
+    number: int, fd: int, lengths: list[int], cut_off: int, is_ours: bool, is_kept: bool
 ) -> None:
     lender = Lender()
     try:
         sent, loan = lend(lender, frames_of(1))
         cookie = loan.slot.cookie if is_ours else secrets.token_bytes(16)
         fd = loan.slot.fd if is_ours else fd
-        head = shm._HEAD.pack(shm.SHARED, os.getpid(), fd, cookie, number)
+        head = shm._HEAD.pack(shm.SHARED, os.getpid(), fd, cookie, number, is_kept)
         packed = b"".join(length.to_bytes(8, "little") for length in lengths)
         frames = [b""] * len(lengths)
         try:
