@@ -13,9 +13,10 @@ all before it.
 
 from __future__ import annotations
 
-from typing import Protocol
+import zmq
 
 from daemons.transport import connections
+from daemons.transport.shm import Loan
 from dlctl.wire import Frames
 
 LARGE_BYTES = 128 << 10
@@ -28,15 +29,8 @@ STRETCH_BYTES = 32 << 10
 """Bytes sent over a connection between two tracked messages."""
 FRAME_BYTES = 128
 """ZeroMQ's overhead per frame."""
-CONNECTIONS_MAX = 4096
-"""Number of connections with a count of untracked bytes."""
-
-
-class Tracker(Protocol):
-    """Tracks when a message has left this process's memory."""
-
-    @property
-    def done(self) -> bool: ...
+Tracker = zmq.MessageTracker | Loan
+"""Tracks when a message has left this process's memory."""
 
 
 class Backpressure:
@@ -72,13 +66,12 @@ class Backpressure:
 
     def add(self, peer: bytes, tracker: Tracker, nbytes: int) -> None:
         """Count queued bytes until `tracker` reports that they have left this process's memory."""
-        if len(self._untracked) >= CONNECTIONS_MAX:
-            self._untracked.clear()
         self._untracked[peer] = 0
         self._waiting.setdefault(connections.owner(peer), []).append((tracker, nbytes))
 
     def check(self) -> None:
-        """A chore: forget peers that have read everything, or have disconnected."""
+        """A chore: forget all connections, and peers that have read everything or disconnected."""
+        self._untracked.clear()
         for owner in list(self._waiting):
             self._left(owner)
 

@@ -87,7 +87,7 @@ class Transport:
         self._muted: dict[str, float] = {}
         """Name -> time until which its messages are discarded."""
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
         """The only place where sockets are made."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
@@ -102,6 +102,9 @@ class Transport:
         if self._secret:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
+        socket.setsockopt(zmq.IPV6, int("[" in address))
+        if address.startswith("ipc:"):
+            self._local.add(socket)
         self.poller.register(socket, zmq.POLLIN)
         return socket
 
@@ -111,10 +114,9 @@ class Transport:
 
         Raises DlctlError naming the address and, if known, the process that holds it.
         """
-        socket = self._socket(zmq.ROUTER)
+        socket = self._socket(zmq.ROUTER, address)
         socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes_max)
         self._bytes_max = frame_bytes_max
-        socket.setsockopt(zmq.IPV6, int("[" in address))
         if self._secret:
             self.gatekeeper = self.gatekeeper or Gatekeeper(self._context)
             socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -131,8 +133,6 @@ class Transport:
         self._router, self.crowd = socket, crowd
         if crowd is not None:
             crowd.begin()
-        elif address.startswith("ipc:"):
-            self._local.add(socket)
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def hush(self, name: str, for_s: float) -> None:
@@ -168,14 +168,11 @@ class Transport:
         old = self._dealers.pop(peer, None)
         if old is not None:
             self._forget(old)
-        socket = self._socket(zmq.DEALER)
-        socket.setsockopt(zmq.IPV6, int("[" in address))
+        socket = self._socket(zmq.DEALER, address)
         if key:
             socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
         if address.startswith("tcp:"):
             self.handshakes.watch(Link(socket, peer, address, key, lost_at))
-        elif address.startswith("ipc:"):
-            self._local.add(socket)
         socket.connect(address)
         self._dealers[peer] = socket
         self._names[socket] = peer
