@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -86,14 +87,10 @@ class Rotating(logging.Handler):
         """Also called regularly by `Loop`: raw output fills the file as well."""
         if os.getpid() != self._owner:
             return
-        self.acquire()
-        try:
+        assert self.lock is not None
+        with suppress(OSError), self.lock:  # On a full disk, logging continues in the old file.
             if os.fstat(2).st_size >= FILE_BYTES_MAX and self.path.exists():
                 self._rotate()
-        except OSError:  # Such as a full disk; logging continues in the old file.
-            return
-        finally:
-            self.release()
 
     def _rotate(self) -> None:
         """Create the new file first: if that fails, the old one must keep its name."""
