@@ -148,7 +148,7 @@ class Transport:
         """A chore: reconnect where libzmq does not. Raises RuntimeError if no connection can be
         admitted any more.
         """
-        if self.gatekeeper is not None and not self.gatekeeper.is_alive():
+        if self.gatekeeper is not None and not self.gatekeeper.thread.is_alive():
             raise RuntimeError("the thread that authenticates connections (ZAP) has ended")
         self.unread.check()
         self.bulk.check()
@@ -284,7 +284,7 @@ class Transport:
         for socket in [*self._names, *([self._router] if self._router else [])]:
             self._forget(socket)
         if self.gatekeeper is not None:
-            self.gatekeeper.close()
+            self.gatekeeper.decided.set()
         self._context.term()
         self.bulk.close()
 
