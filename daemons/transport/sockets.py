@@ -286,7 +286,7 @@ class Transport:
         if self.gatekeeper is not None:
             self.gatekeeper.decided.set()
         self._context.term()
-        self.bulk.close()
+        self.bulk.lender.close()
 
     def _forget(self, socket: zmq.Socket[bytes]) -> None:
         self.poller.unregister(socket)

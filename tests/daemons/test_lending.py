@@ -261,7 +261,7 @@ def give_back(loan: shm.Loan) -> None:
 
 
 def test_there_is_a_limit_to_what_is_lent(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm, "BYTES_MAX", 4 * LARGE)
+    monkeypatch.setattr(shm, "BYTES_MAX", 4 * LARGE - 1)
     loans = [lend(lender, frames_of(1))[1] for _ in range(3)]
     assert lender.lend(frames_of(1), RECEIVER) is None
     give_back(loans[0])
@@ -380,7 +380,7 @@ def test_between_two_ends_of_a_unix_socket_a_shard_is_not_sent(tmp_path: Path) -
         peer, came = next_message(here)
         assert isinstance(came, m.Initialise)
         assert np.array_equal(came.values, values)
-        assert len(there.bulk._lender._slots) == 1
+        assert len(there.bulk.lender._slots) == 1
         shard = values.copy()
         here.send(peer, m.Parameters(0, 1, 1, 1, shard))
         shard[:] = 0  # The next update: what was sent is a copy.
@@ -409,7 +409,7 @@ def test_where_proc_is_closed_one_message_is_lost_and_then_all_are_sent(
 
         deadline = time.monotonic() + COME_S
         there.send("server-0", message)
-        while not there.bulk._lender._missed:
+        while not there.bulk.lender._missed:
             assert time.monotonic() < deadline
             serve()
         assert not came
@@ -438,7 +438,7 @@ def test_over_tcp_nothing_is_lent_and_loans_are_refused(
         _, came = next_message(here)
         assert isinstance(came, m.Initialise)
         assert caplog.text.count("refused a message") == 1
-        assert not there.bulk._lender._slots
+        assert not there.bulk.lender._slots
     finally:
         here.close()
         there.close()
