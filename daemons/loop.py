@@ -188,23 +188,18 @@ class Loop:
 
     def run(self, machine: Machine) -> int:
         """Run until the machine exits; returns its exit code. Raises the error passed to `fail`."""
+        self._machine, ready = machine, list[Any]()
         try:
-            self._run(machine)
+            with self._turn:
+                self._handle(machine, Started())
+            while self.exit_code is None:
+                with self._turn:
+                    self._waits_until = self._work_off(machine, ready)
+                ready = self._wait(self._waits_until) if self.exit_code is None else []
+            self.after_events()
         finally:
             self.transport.close()
-        assert self.exit_code is not None
         return self.exit_code
-
-    def _run(self, machine: Machine) -> None:
-        self._machine = machine
-        with self._turn:
-            self._handle(machine, Started())
-        ready: list[Any] = []
-        while self.exit_code is None:
-            with self._turn:
-                self._waits_until = self._work_off(machine, ready)
-            ready = self._wait(self._waits_until) if self.exit_code is None else []
-        self.after_events()
 
     def _work_off(self, machine: Machine, ready: list[Any]) -> float | None:
         """Handle all pending work. Returns the machine's next deadline."""

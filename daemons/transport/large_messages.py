@@ -11,7 +11,7 @@ import itertools
 import secrets
 from collections.abc import Hashable, Iterable
 
-from daemons.transport import chunking, shm, shm_layout
+from daemons.transport import chunking, shm
 from daemons.transport.chunking import Assembly
 from daemons.transport.shm import Borrower, Lender, Loan
 from dlctl.errors import RemoteProtocolError
@@ -55,11 +55,12 @@ class LargeMessages:
         """The ZeroMQ messages for a message, in order; and its loan, if it was lent, which tracks
         when the receiver has found it. is_local: `receiver` is a local process of this user.
         """
-        if is_local and shm_layout.are_large(frames, shm.FRAME_BYTES_MIN):
+        largest_bytes = max(map(len, frames))
+        if is_local and largest_bytes >= shm.FRAME_BYTES_MIN:
             lent = self.lender.lend(frames, receiver)
             if lent is not None:
                 return [lent[0]], lent[1]
-        if shm_layout.are_large(frames, chunking.FRAME_BYTES_MIN):
+        if largest_bytes >= chunking.FRAME_BYTES_MIN:
             return chunking.cut(frames, next(self._numbers)), None
         return [frames], None
 
