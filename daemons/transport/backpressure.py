@@ -47,9 +47,7 @@ class Backpressure:
         if it may be sent untracked.
         """
         nbytes = sum(map(len, frames)) + FRAME_BYTES * len(frames)
-        before = self._untracked.get(peer)
-        if before is None:
-            return STRETCH_BYTES + nbytes
+        before = self._untracked.get(peer, STRETCH_BYTES)
         if before + nbytes > STRETCH_BYTES:
             return before + nbytes
         self._untracked[peer] = before + nbytes

@@ -21,7 +21,7 @@ from contextlib import suppress
 import zmq
 
 from daemons.transport import connections
-from daemons.transport.backpressure import Backpressure, Tracker
+from daemons.transport.backpressure import Backpressure
 from daemons.transport.connection_limit import ConnectionLimit
 from daemons.transport.large_messages import LargeMessages
 from daemons.transport.reconnect import Handshakes, Link
@@ -196,30 +196,19 @@ class Transport:
             socket, nbytes = self._dealers.get(peer), 0
         if socket is None:
             return
+        parts, loan = self.bulk.outgoing(peer, frames, socket in self._local)
+        *others, last = parts  # They leave in this order.
+        to, track = connections.address(peer), nbytes > 0 and loan is None
         try:
-            tracker = self._send(socket, peer, frames, copied=message.borrows, track=nbytes > 0)
-        except zmq.ZMQError as error:
+            for part in others:
+                _send_frames(socket, [*to, *part], message.borrows)
+            sent = _send_frames(socket, [*to, *last], message.borrows, track)
+        except zmq.ZMQError as error:  # The receiver discards the parts that were sent.
             log.debug("dropped %s for %r: %s", type(message).__name__, peer, error)
             return
+        tracker = loan or sent
         if tracker is not None and isinstance(peer, bytes):
             self.unread.add(peer, tracker, nbytes)
-
-    def _send(
-        self, socket: zmq.Socket[bytes], peer: Peer, frames: wire.Frames, copied: bool, track: bool
-    ) -> Tracker | None:
-        """Send one message. A large one goes through shared memory on this machine, and in segments
-        over the network. Raises ZMQError; the receiver discards what was sent until then.
-
-        copied: the caller will overwrite the frames.
-        track: return a tracker of when the message has left this process's memory.
-        """
-        parts, loan = self.bulk.outgoing(peer, frames, socket in self._local)
-        to = connections.address(peer)
-        *others, last = parts  # They leave in this order.
-        for part in others:
-            _send_frames(socket, [*to, *part], copied)
-        tracker = _send_frames(socket, [*to, *last], copied, track and loan is None)
-        return loan or tracker
 
     def receive(self, socket: zmq.Socket[bytes]) -> Iterator[Received | Coming | Reconnected]:
         """At most `RECEIVE_BATCH` messages that have arrived on one socket."""
@@ -301,7 +290,8 @@ def _send_frames(
 ) -> zmq.MessageTracker | None:
     """Send one multipart message atomically. Raises ZMQError; then nothing was sent.
 
-    copied, track: see `_send`. The last frame is tracked.
+    copied: the caller will overwrite the frames. track: return a tracker of when the last frame has
+    left this process's memory.
     """
     *others, last = frames
     for frame in others:
