@@ -16,6 +16,7 @@ from __future__ import annotations
 import zmq
 
 from daemons.transport import connections
+from daemons.transport.connection_limit import CONNECTIONS_MAX
 from daemons.transport.shm import Loan
 from dlctl.wire import Frames
 
@@ -68,8 +69,12 @@ class Backpressure:
         self._waiting.setdefault(connections.owner(peer), []).append((tracker, nbytes))
 
     def check(self) -> None:
-        """A chore: forget all connections, and peers that have read everything or disconnected."""
-        self._untracked.clear()
+        """A chore: forget peers that have read everything or disconnected, and connections if there
+        are too many. Not each time: what is assumed of a missing one would soon fill a slow peer's
+        limit.
+        """
+        if len(self._untracked) > CONNECTIONS_MAX:
+            self._untracked.clear()
         for owner in list(self._waiting):
             self._left(owner)
 

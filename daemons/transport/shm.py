@@ -273,7 +273,7 @@ class Borrower:
     def read(self, frames: Frames, bytes_max: int) -> Frames | None:
         """The frames of a lent message; None if its slot is gone.
 
-        Raises RemoteProtocolError for what `Slot.lend` never makes, and for a message of more than
+        Raises RemoteProtocolError for what `Lender` never makes, and for a message of more than
         `bytes_max` bytes.
         """
         if len(frames) < 2 or len(frames[0]) != _HEAD.size:
