@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+
+from dlctl.runs import logs
 
 LINES = 12
 DETAIL_LINES_MAX = 8
@@ -16,16 +17,13 @@ ERROR = "ERROR "
 _GOODBYE = re.compile(r"exit ([0-9]{1,3}): ")
 """`Loop`'s last line, which contains the exit code."""
 
-_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""Errors for a line that is not a log record of dlctl: user code may have printed anything."""
-
 
 def last_lines(path: Path) -> tuple[str, ...]:
     """The last dozen lines: messages of JSON lines with the ends of their details, and raw lines.
     If more than a dozen lines follow the last error (as from the task's atexit functions), the
     first line is that error.
     """
-    lines = [line for text in _tail(path) for line in _readable(text)]
+    lines = [text for line in _tail(path) for text in _readable(line)]
     before, last = lines[:-LINES], lines[-LINES:]
     errors = [line for line in before if line.startswith(ERROR)]
     if errors and not any(line.startswith(ERROR) for line in last):
@@ -35,34 +33,32 @@ def last_lines(path: Path) -> tuple[str, ...]:
 
 def exit_code(path: Path) -> int | None:
     """The exit code that a daemon has logged at its end; None if it was killed before."""
-    for text in reversed(_tail(path)):
-        try:
-            goodbye = _GOODBYE.match(json.loads(text)["msg"])
-        except _NOT_OURS:
-            continue
-        if goodbye:
+    for line in reversed(_tail(path)):
+        if goodbye := _goodbye(line):
             return int(goodbye[1])
     return None
 
 
-def _tail(path: Path) -> list[str]:
+def _tail(path: Path) -> list[logs.Line]:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()
+            lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
+    return [logs.parse(line, "", 0, 0.0) for line in lines]
 
 
-def _readable(text: str) -> list[str]:
-    try:
-        record = json.loads(text)
-        if _GOODBYE.match(record["msg"]):
-            return []
-        message = f"{record['level'].upper()} {record['msg']}"
-        detail = str(record.get("detail", "")).splitlines()
-        if len(detail) > DETAIL_LINES_MAX:
-            detail = ["...", *detail[1 - DETAIL_LINES_MAX :]]
-        return [message, *detail]
-    except _NOT_OURS:
-        return [text] if text.strip() else []
+def _goodbye(line: logs.Line) -> re.Match[str] | None:
+    return None if line.level == logs.TEXT else _GOODBYE.match(line.text)
+
+
+def _readable(line: logs.Line) -> list[str]:
+    if line.level == logs.TEXT:
+        return [line.text] if line.text.strip() else []
+    if _goodbye(line):
+        return []
+    detail = str(line.fields.get("detail", "")).splitlines()
+    if len(detail) > DETAIL_LINES_MAX:
+        detail = ["...", *detail[1 - DETAIL_LINES_MAX :]]
+    return [f"{line.level.upper()} {line.text}", *detail]

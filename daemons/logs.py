@@ -14,7 +14,9 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 FILE_BYTES_MAX = 50_000_000
@@ -85,14 +87,10 @@ class Rotating(logging.Handler):
         """Also called regularly by `Loop`: raw output fills the file as well."""
         if os.getpid() != self._owner:
             return
-        self.acquire()
-        try:
+        assert self.lock is not None
+        with suppress(OSError), self.lock:  # On a full disk, logging continues in the old file.
             if os.fstat(2).st_size >= FILE_BYTES_MAX and self.path.exists():
                 self._rotate()
-        except OSError:  # Such as a full disk; logging continues in the old file.
-            return
-        finally:
-            self.release()
 
     def _rotate(self) -> None:
         """Create the new file first: if that fails, the old one must keep its name."""
@@ -101,29 +99,22 @@ class Rotating(logging.Handler):
         try:
             push_back(self.path)
             fresh.rename(self.path)
-        except OSError:
+            for descriptor in (1, 2):
+                os.dup2(new, descriptor)
+        finally:
             os.close(new)
             fresh.unlink(missing_ok=True)
-            raise
-        for descriptor in (1, 2):
-            os.dup2(new, descriptor)
-        os.close(new)
 
 
 def push_back(path: Path) -> None:
-    """Rename a full log and its older parts by one number, and delete the oldest part.
+    """Rename a full log and its older parts by one number, in place of the oldest part.
 
     Raises OSError.
     """
-    _numbered(path, FILES_KEPT - 1).unlink(missing_ok=True)
-    for number in range(FILES_KEPT - 2, 0, -1):
-        if _numbered(path, number).exists():
-            _numbered(path, number).rename(_numbered(path, number + 1))
-    path.rename(_numbered(path, 1))
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}")
+    older = [path.with_name(f"{path.name}.{number}") for number in range(1, FILES_KEPT)]
+    for part, name in reversed([*pairwise([path, *older])]):
+        if part.exists():
+            part.rename(name)
 
 
 class _Own(logging.Logger):
@@ -168,33 +159,26 @@ class _Printed(io.TextIOBase):
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._here = threading.local()
-        self._begin()
-        # Another thread may hold the lock during a fork; the child has only this thread.
-        os.register_at_fork(after_in_child=self._begin)
-
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
         self._begun: dict[int, str] = {}
-        """Thread -> the beginning of its unfinished line."""
+        """Thread -> the beginning of its unfinished line. Without a lock, which a signal handler or
+        a forked process might wait for in vain: each thread only touches its own line.
+        """
+        os.register_at_fork(after_in_child=self._begun.clear)
 
     def write(self, text: str) -> int:
         if getattr(self._here, "busy", False):
             return len(text)  # Logging itself prints an error.
         thread = threading.get_ident()
-        with self._lock:
-            *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
-            if rest:
-                self._begun[thread] = rest[-LINE_CHARS_MAX:]
-        # Outside of the lock: a thread that holds the handler's lock may write here (deadlock).
+        *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
+        if rest:
+            self._begun[thread] = rest[-LINE_CHARS_MAX:]
         self._log(lines)
         return len(text)
 
     def end_lines(self) -> None:
         """Log unfinished lines. `flush` must not do that: progress bars flush all the time."""
-        with self._lock:
-            lines = list(self._begun.values())
-            self._begun.clear()
-        self._log(lines)
+        lines = [self._begun.pop(thread, "") for thread in [*self._begun]]
+        self._log([line for line in lines if line])
 
     def _log(self, lines: list[str]) -> None:
         self._here.busy = True

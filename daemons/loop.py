@@ -7,14 +7,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import zmq
 
@@ -36,7 +35,6 @@ from dlctl.machine import (
 )
 
 log = logging.getLogger("dlctl")
-EffectT = TypeVar("EffectT", bound=Effect)
 WAIT_S_MAX = 3600.0
 CHORES_S = 1.0
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -49,10 +47,8 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._ours, self._theirs = socket.socketpair()
-        for end in (self._ours, self._theirs):
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        self.fd, self._theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._theirs, warn_on_full_buffer=False)
         before = {number: signal.signal(number, self._on_signal) for number in ENDING}
         os.register_at_fork(
             before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, ENDING),
@@ -63,14 +59,11 @@ class Signals:
     def _on_signal(self, number: int, _: object) -> None:
         """Write the signal again: the task's own event loop may have replaced the wakeup fd."""
         with suppress(OSError):
-            self._theirs.send(bytes([number]))
-
-    def fileno(self) -> int:
-        return self._ours.fileno()
+            os.write(self._theirs, bytes([number]))
 
     def read(self) -> list[str]:
         """The names of received signals, some twice, once there are any. Others are ignored."""
-        came = self._ours.recv(SIGNALS_READ)
+        came = os.read(self.fd, SIGNALS_READ)
         return [signal.Signals(number).name for number in came if number in ENDING]
 
 
@@ -136,38 +129,27 @@ class Loop:
         self._posted.append(event)
         os.eventfd_write(self._wakeup, 1)
 
-    def offer(self, event: Event, own: type[EffectT] | None = None) -> EffectT | None:
+    def offer(self, event: Event) -> None:
         """Pass an event to the machine from another thread: at once if the loop is idle, to avoid
-        a thread switch. Returns the effect of kind `own`, for the caller to perform, unless an
-        effect that may be performed anywhere precedes it. Leading effects that may be performed
-        anywhere are performed here; the loop performs the rest before the machine handles another
-        event.
+        a thread switch. Effects that may be performed anywhere are performed here, in their order;
+        the loop performs the rest before the machine handles another event.
         """
         if self._turn.acquire(blocking=False):
             try:
                 is_busy = self._posted or self._unperformed or self.exit_code is not None
                 if self._machine is not None and not is_busy:
-                    return self._handle_for(self._machine, own, event)
+                    self._handle_here(self._machine, event)
+                    return
             except Exception as error:
                 self.fail(error)
-                return None
+                return
             finally:
                 self._turn.release()
         self.post(event)
-        return None
 
-    def _handle_for(
-        self, machine: Machine, own: type[EffectT] | None, event: Event
-    ) -> EffectT | None:
-        effects = self._effects(machine, event)
-        mine = next((effect for effect in effects if type(effect) is own), None)
-        before = effects[: effects.index(mine)] if mine is not None else ()
-        if any(type(effect) in self._anywhere for effect in before):
-            mine = None  # It must be performed after them.
-        for effect in effects:
-            if effect is mine:
-                continue
-            if type(effect) in self._anywhere and not self._unperformed:
+    def _handle_here(self, machine: Machine, event: Event) -> None:
+        for effect in self._effects(machine, event):
+            if type(effect) in self._anywhere:
                 self._performers[type(effect)](effect)
             else:
                 self._unperformed.append(effect)
@@ -175,7 +157,6 @@ class Loop:
         is_sooner = deadline is not None and (until is None or deadline < until)
         if self._unperformed or is_sooner:
             os.eventfd_write(self._wakeup, 1)
-        return mine
 
     def fail(self, error: Exception) -> None:
         """Make `run` raise this error; thread-safe."""
@@ -192,7 +173,7 @@ class Loop:
             for name in heard.read():
                 self.post(StopRequested(name))
 
-        self.watch(heard.fileno(), request_stop)
+        self.watch(heard.fd, request_stop)
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
         """Call `ready` when `fd` is readable (a pidfd: when the process has exited)."""
@@ -207,23 +188,18 @@ class Loop:
 
     def run(self, machine: Machine) -> int:
         """Run until the machine exits; returns its exit code. Raises the error passed to `fail`."""
+        self._machine, ready = machine, list[Any]()
         try:
-            self._run(machine)
+            with self._turn:
+                self._handle(machine, Started())
+            while self.exit_code is None:
+                with self._turn:
+                    self._waits_until = self._work_off(machine, ready)
+                ready = self._wait(self._waits_until) if self.exit_code is None else []
+            self.after_events()
         finally:
             self.transport.close()
-        assert self.exit_code is not None
         return self.exit_code
-
-    def _run(self, machine: Machine) -> None:
-        self._machine = machine
-        with self._turn:
-            self._handle(machine, Started())
-        ready: list[Any] = []
-        while self.exit_code is None:
-            with self._turn:
-                self._waits_until = self._work_off(machine, ready)
-            ready = self._wait(self._waits_until) if self.exit_code is None else []
-        self.after_events()
 
     def _work_off(self, machine: Machine, ready: list[Any]) -> float | None:
         """Handle all pending work. Returns the machine's next deadline."""
@@ -237,8 +213,6 @@ class Loop:
             self._chores_at = time.monotonic() + CHORES_S
             for chore in self.chores:
                 chore()
-        for event in self.transport.handshakes.take_reconnected():
-            self._handle(machine, event)
         deadline = machine.deadline()
         if deadline is not None and deadline <= time.monotonic():
             self._handle(machine, DeadlineReached())

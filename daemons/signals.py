@@ -38,7 +38,7 @@ def stop_the_run(loop: Loop, context: DaemonContext) -> None:
         else:
             loop.post(StopRequested("received a signal, and no coordinator is known"))
 
-    loop.watch(heard.fileno(), asked)
+    loop.watch(heard.fd, asked)
 
 
 def _signal_coordinator(directory: Path) -> bool:

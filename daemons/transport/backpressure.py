@@ -13,9 +13,11 @@ all before it.
 
 from __future__ import annotations
 
-from typing import Protocol
+import zmq
 
 from daemons.transport import connections
+from daemons.transport.connection_limit import CONNECTIONS_MAX
+from daemons.transport.shm import Loan
 from dlctl.wire import Frames
 
 LARGE_BYTES = 128 << 10
@@ -28,15 +30,8 @@ STRETCH_BYTES = 32 << 10
 """Bytes sent over a connection between two tracked messages."""
 FRAME_BYTES = 128
 """ZeroMQ's overhead per frame."""
-CONNECTIONS_MAX = 4096
-"""Number of connections with a count of untracked bytes."""
-
-
-class Tracker(Protocol):
-    """Tracks when a message has left this process's memory."""
-
-    @property
-    def done(self) -> bool: ...
+Tracker = zmq.MessageTracker | Loan
+"""Tracks when a message has left this process's memory."""
 
 
 class Backpressure:
@@ -53,9 +48,7 @@ class Backpressure:
         if it may be sent untracked.
         """
         nbytes = sum(map(len, frames)) + FRAME_BYTES * len(frames)
-        before = self._untracked.get(peer)
-        if before is None:
-            return STRETCH_BYTES + nbytes
+        before = self._untracked.get(peer, STRETCH_BYTES)
         if before + nbytes > STRETCH_BYTES:
             return before + nbytes
         self._untracked[peer] = before + nbytes
@@ -72,13 +65,16 @@ class Backpressure:
 
     def add(self, peer: bytes, tracker: Tracker, nbytes: int) -> None:
         """Count queued bytes until `tracker` reports that they have left this process's memory."""
-        if len(self._untracked) >= CONNECTIONS_MAX:
-            self._untracked.clear()
         self._untracked[peer] = 0
         self._waiting.setdefault(connections.owner(peer), []).append((tracker, nbytes))
 
     def check(self) -> None:
-        """A chore: forget peers that have read everything, or have disconnected."""
+        """A chore: forget peers that have read everything or disconnected, and connections if there
+        are too many. Not each time: what is assumed of a missing one would soon fill a slow peer's
+        limit.
+        """
+        if len(self._untracked) > CONNECTIONS_MAX:
+            self._untracked.clear()
         for owner in list(self._waiting):
             self._left(owner)
 

@@ -94,6 +94,7 @@ class Arriving:
         which, start, memory = self.left[0]
         begin = self.come[which]
         end = begin + len(data)
+        self.seen_at = time.monotonic()
         if place != start + begin or not data or end > memory.size:
             return False
         memory[begin:end] = np.frombuffer(data, np.uint8)
@@ -134,7 +135,14 @@ class Assembly:
             return None
         if kind != _SEGMENT or len(frames) != 2:
             raise RemoteProtocolError("this is no segment of a message")
-        return self._put(source, number, place, frames[1])
+        arriving = self._arriving.get(source)
+        if arriving is None or arriving.number != number:
+            return None  # Its first message is lost.
+        is_next = arriving.put(place, frames[1])
+        if is_next and arriving.left:
+            return None
+        del self._arriving[source]
+        return arriving.frames if is_next else None
 
     def coming(self, source: Hashable) -> Arriving | None:
         """The partial message of this connection, if `STEP_BYTES` more of it have arrived than at
@@ -178,16 +186,3 @@ class Assembly:
         )
         frames = shm_layout.join(memory.data, lengths, rest)
         return Arriving(number, frames, list(map(len, rest)), left, time.monotonic())
-
-    def _put(self, source: Hashable, number: int, place: int, data: Frame) -> Frames | None:
-        arriving = self._arriving.get(source)
-        if arriving is None or arriving.number != number:
-            return None  # Its first message is lost.
-        if not arriving.put(place, data):
-            del self._arriving[source]
-            return None
-        arriving.seen_at = time.monotonic()
-        if arriving.left:
-            return None
-        del self._arriving[source]
-        return arriving.frames

@@ -42,11 +42,10 @@ Socket = zmq.Socket[bytes]
 def raise_limit() -> int:
     """Raise the limit of file descriptors as far as permitted; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = max(soft, min(DESCRIPTORS_WANTED, hard))
+    limits = max(soft, min(DESCRIPTORS_WANTED, hard)), hard
     with suppress(ValueError, OSError):  # As in a container that forbids the call.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        return limit
-    return soft
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def descriptors() -> int:

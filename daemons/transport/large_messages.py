@@ -11,7 +11,7 @@ import itertools
 import secrets
 from collections.abc import Hashable, Iterable
 
-from daemons.transport import chunking, shm, shm_layout
+from daemons.transport import chunking, shm
 from daemons.transport.chunking import Assembly
 from daemons.transport.shm import Borrower, Lender, Loan
 from dlctl.errors import RemoteProtocolError
@@ -35,7 +35,7 @@ class LargeMessages:
     """The large messages of one process."""
 
     def __init__(self) -> None:
-        self._lender, self.borrower = Lender(), Borrower()
+        self.lender, self.borrower = Lender(), Borrower()
         self.assembly = Assembly()
         _keep_freed_memory()
         self._numbers = itertools.count(secrets.randbits(48))
@@ -47,7 +47,7 @@ class LargeMessages:
         """From now on retain no memory for the next message, and keep as few pages resident as
         possible: this process has a part of the host's memory, and its messages are larger.
         """
-        self._lender.is_sparing = self.borrower.is_sparing = True
+        self.lender.is_sparing = self.borrower.is_sparing = True
 
     def outgoing(
         self, receiver: Hashable, frames: Frames, is_local: bool
@@ -55,11 +55,12 @@ class LargeMessages:
         """The ZeroMQ messages for a message, in order; and its loan, if it was lent, which tracks
         when the receiver has found it. is_local: `receiver` is a local process of this user.
         """
-        if is_local and shm_layout.are_large(frames, shm.FRAME_BYTES_MIN):
-            lent = self._lender.lend(frames, receiver)
+        largest_bytes = max(map(len, frames))
+        if is_local and largest_bytes >= shm.FRAME_BYTES_MIN:
+            lent = self.lender.lend(frames, receiver)
             if lent is not None:
                 return [lent[0]], lent[1]
-        if shm_layout.are_large(frames, chunking.FRAME_BYTES_MIN):
+        if largest_bytes >= chunking.FRAME_BYTES_MIN:
             return chunking.cut(frames, next(self._numbers)), None
         return [frames], None
 
@@ -78,7 +79,7 @@ class LargeMessages:
         if not is_local:
             raise RemoteProtocolError("a message in shared memory from another machine")
         if kind == shm.MISSED:
-            self._lender.missed(source)
+            self.lender.missed(source)
             return None, None
         whole = self.borrower.read(frames, bytes_max)
         return whole, [shm.MISSED] if whole is None else None
@@ -86,13 +87,10 @@ class LargeMessages:
     def give_back(self) -> None:
         """Return unreferenced slots to their lenders, and release unneeded memory."""
         self.borrower.give_back()
-        self._lender.trim()
+        self.lender.trim()
         self.assembly.trim()
 
     def check(self) -> None:
         """A chore: discard overdue messages and release unused memory."""
-        for part in (self.assembly, self._lender, self.borrower):
+        for part in (self.assembly, self.lender, self.borrower):
             part.check()
-
-    def close(self) -> None:
-        self._lender.close()

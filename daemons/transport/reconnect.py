@@ -11,7 +11,6 @@ import logging
 import math
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import zmq
 
@@ -42,41 +41,33 @@ log = logging.getLogger(__name__)
 Socket = zmq.Socket[bytes]
 
 
-class Target(NamedTuple):
-    """The peer of a connection."""
+@dataclass(slots=True)
+class Link:
+    """A watched socket, and what it connects to."""
 
+    socket: Socket
     peer: str
     address: str
     key: str
-
-
-@dataclass(slots=True)
-class _Link:
-    """A watched socket."""
-
-    socket: Socket
-    target: Target
+    lost_at: float | None = None
+    """When the connection before was lost: messages sent until then may be lost, too."""
     is_open: bool = False
     """Whether its connection is established."""
     ended_at: float = math.inf
     """Since when libzmq does not re-establish it."""
-    lost_at: float | None = None
-    """When the connection before was lost: messages sent until then may be lost, too."""
 
 
 class Handshakes:
     def __init__(self, poller: zmq.Poller) -> None:
         self.poller = poller
-        self._links: dict[Socket, _Link] = {}
+        self._links: dict[Socket, Link] = {}
         """By monitor."""
         self._refusals: dict[str, tuple[float, float]] = {}
         """Peer -> (since when every attempt has failed, when to log it)."""
-        self._reconnected: dict[str, Reconnected] = {}
-        """Peer -> report that is not taken yet."""
 
-    def watch(self, socket: Socket, target: Target) -> None:
-        monitor = socket_events.monitor(socket, _EVENTS)
-        self._links[monitor] = _Link(socket, target)
+    def watch(self, link: Link) -> None:
+        monitor = socket_events.monitor(link.socket, _EVENTS)
+        self._links[monitor] = link
         self.poller.register(monitor, zmq.POLLIN)
 
     def forget(self, socket: Socket) -> None:
@@ -84,54 +75,46 @@ class Handshakes:
             if link.socket is socket:
                 self.poller.unregister(monitor)
                 del self._links[monitor]
-                self._reconnected.pop(link.target.peer, None)
                 socket_events.stop(socket, monitor)
 
-    def replaced(self, peer: str) -> None:
-        """The peer has a new socket: messages queued in the old one are lost."""
-        for link in self._links.values():
-            if link.target.peer == peer:
-                link.lost_at = time.monotonic()
+    def look(self, monitor: Socket) -> list[Reconnected] | None:
+        """Handle the events of a monitor. Returns a report for each time that its TCP connection
+        was lost and re-established; None if this socket is not a monitor.
+        """
+        if (link := self._links.get(monitor)) is None:
+            return None
+        reports: list[Reconnected] = []
+        while monitor.poll(0):
+            self._take(link, *socket_events.receive(monitor), reports)
+        return reports
 
-    def look(self, monitor: Socket) -> bool:
-        """Handle the events of a monitor; False if this socket is not a monitor."""
-        link = self._links.get(monitor)
-        while link is not None and monitor.poll(0):
-            self._take(link, *socket_events.receive(monitor))
-        return link is not None
-
-    def take_ended(self) -> list[Target]:
-        """Peers that need a new socket to reconnect."""
-        # libzmq may have reconnected since, while the daemon was busy.
-        for monitor in self._links:
-            self.look(monitor)
+    def ended(self) -> list[Link]:
+        """Connections that need a new socket. One with unread events is left out: libzmq may have
+        reconnected since, while the daemon was busy.
+        """
         latest = time.monotonic() - SURE_S
-        return [link.target for link in self._links.values() if link.ended_at <= latest]
+        links = self._links.items()
+        return [link for monitor, link in links if link.ended_at <= latest and not monitor.poll(0)]
 
-    def take_reconnected(self) -> list[Reconnected]:
-        """Peers whose TCP connection was lost and re-established since the last call."""
-        taken, self._reconnected = self._reconnected, {}
-        return list(taken.values())
-
-    def _take(self, link: _Link, event: int, value: int) -> None:
-        target, now = link.target, time.monotonic()
+    def _take(self, link: Link, event: int, value: int, reports: list[Reconnected]) -> None:
+        now = time.monotonic()
         # Where libzmq continues, a new socket would lose in-flight messages.
         link.ended_at = math.inf if event in _CONTINUES else min(link.ended_at, now)
         if event == _SUCCEEDED:
-            self._refusals.pop(target.peer, None)
+            self._refusals.pop(link.peer, None)
             link.is_open = True
             if link.lost_at is not None:
-                self._reconnected[target.peer] = Reconnected(target.peer, link.lost_at)
+                reports.append(Reconnected(link.peer, link.lost_at))
                 link.lost_at = None
         elif event == _ENDED and link.is_open:
             link.is_open, link.lost_at = False, now
         elif event in _FAILED:
             why = _FAILED[event] if value != COME_LATER else _LATER
-            self._note_refusal(target, why if target.key else _NO_KEYS, now)
+            self._note_refusal(link, why if link.key else _NO_KEYS, now)
 
-    def _note_refusal(self, target: Target, why: str, now: float) -> None:
-        since, say_at = self._refusals.setdefault(target.peer, (now, now + SAY_S))
+    def _note_refusal(self, link: Link, why: str, now: float) -> None:
+        since, say_at = self._refusals.setdefault(link.peer, (now, now + SAY_S))
         if now >= say_at:
-            self._refusals[target.peer] = since, now + AGAIN_S
-            where, seconds = f"{target.peer} at {target.address}", now - since
+            self._refusals[link.peer] = since, now + AGAIN_S
+            where, seconds = f"{link.peer} at {link.address}", now - since
             log.warning("%s has refused every connection for %.0f s: %s", where, seconds, why)

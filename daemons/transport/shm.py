@@ -61,8 +61,10 @@ SLOTS_MAX = 64
 BYTES_MAX = 1 << 30
 """Of all slots of a process; a message that does not fit goes over the socket."""
 _PAGE = 4096
-_HEAD = struct.Struct("<4sQQ16sQ")
-"""Kind, the sender's pid, its descriptor, the slot's cookie, number of the loan."""
+_HEAD = struct.Struct("<4sQQ16sQ?")
+"""Kind, the sender's pid, its descriptor, the slot's cookie, number of the loan, whether both ends
+keep the slot.
+"""
 _NOTES_AT = 64
 """uint64[2]: the numbers of the last loans found and returned."""
 _FOUND, _RETURNED = 0, 1
@@ -92,15 +94,14 @@ class Slot:
         try:
             os.posix_fallocate(self.fd, 0, _PAGE + nbytes)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-            self._memory = memory = mmap.mmap(self.fd, _PAGE + nbytes)
-            memory.madvise(mmap.MADV_DONTFORK)
+            self.memory = mmap.mmap(self.fd, _PAGE + nbytes)
+            self.memory.madvise(mmap.MADV_DONTFORK)
         except OSError:
-            _descriptors.discard(self.fd)
-            os.close(self.fd)
+            self.close()
             raise
-        memory[:16] = self.cookie
-        self.notes = np.frombuffer(memory, np.uint64, 2, _NOTES_AT)
-        self._bytes = np.frombuffer(memory, np.uint8, nbytes, _PAGE)
+        self.memory[:16] = self.cookie
+        self.notes = np.frombuffer(self.memory, np.uint64, 2, _NOTES_AT)
+        self.content = np.frombuffer(self.memory, np.uint8, nbytes, _PAGE)
 
     def is_back(self, number: int) -> bool:
         """Whether this loan (an earlier one or the newest) was returned or abandoned."""
@@ -109,21 +110,6 @@ class Slot:
     def was_found(self, number: int) -> bool:
         """Whether the receiver has opened this loan, or the loan is over."""
         return self.is_back(number) or int(self.notes[_FOUND]) >= number
-
-    def lend(self, frames: Frames, *, sparing: bool = False) -> Frames:
-        """What to send instead of `frames`. sparing: keep as few pages resident as possible."""
-        copy = pages.copy if sparing else threads.copy
-        self.number += 1
-        lengths, rest = shm_layout.split(frames, FRAME_BYTES_MIN)
-        places, _ = shm_layout.places(lengths)
-        for frame, place, length in zip(frames, places, lengths, strict=True):
-            if length:
-                target = self._bytes[place : place + length]
-                copy(target, np.frombuffer(frame, np.uint8))
-        if not self.is_kept:
-            self._memory.madvise(mmap.MADV_DONTNEED)
-        head = _HEAD.pack(SHARED, os.getpid(), self.fd, self.cookie, self.number)
-        return [head, shm_layout.pack(lengths), *rest]
 
     def close(self) -> None:
         """A receiver that has opened the slot still reads its content."""
@@ -175,18 +161,23 @@ class Lender:
 
         None: this message has to go over the socket.
         """
-        if receiver in self._missed:
-            return None
-        _, need = shm_layout.places([len(frame) for frame in frames])
-        slot = self._find(need)
-        if slot is None:
+        lengths, rest = shm_layout.split(frames, FRAME_BYTES_MIN)
+        places, need = shm_layout.places(lengths)
+        if receiver in self._missed or (slot := self._find(need)) is None:
             return None
         now = time.monotonic()
         is_soon = now < max(slot.used_at, self._closed_at) + KEEP_S
         slot.is_kept = is_soon and not self.is_sparing
-        slot.used_at, slot.receiver = now, receiver
-        lent = slot.lend(frames, sparing=self.is_sparing)
-        return lent, Loan(slot, slot.number)
+        slot.used_at, slot.receiver, slot.number = now, receiver, slot.number + 1
+        copy = pages.copy if self.is_sparing else threads.copy
+        for frame, place, length in zip(frames, places, lengths, strict=True):
+            if length:
+                copy(slot.content[place : place + length], np.frombuffer(frame, np.uint8))
+        if not slot.is_kept:
+            slot.memory.madvise(mmap.MADV_DONTNEED)
+        loan = slot.number, slot.is_kept
+        head = _HEAD.pack(SHARED, os.getpid(), slot.fd, slot.cookie, *loan)
+        return [head, shm_layout.pack(lengths), *rest], Loan(slot, slot.number)
 
     def _find(self, need: int) -> Slot | None:
         free = [slot for slot in self._slots if slot.is_back(slot.number)]
@@ -194,7 +185,10 @@ class Lender:
         if fitting:
             return min(fitting, key=lambda slot: slot.nbytes)
         free.sort(key=lambda slot: slot.used_at)
-        while not self._has_space(need):
+        while (
+            len(self._slots) >= SLOTS_MAX
+            or sum(slot.nbytes for slot in self._slots) + need > BYTES_MAX
+        ):
             if not free:
                 return None
             self._close(free.pop(0))
@@ -204,10 +198,6 @@ class Lender:
             log.debug("no memory to share: %s", error)
             return None
         return self._slots[-1]
-
-    def _has_space(self, nbytes: int) -> bool:
-        total = sum(slot.nbytes for slot in self._slots)
-        return len(self._slots) < SLOTS_MAX and total + nbytes <= BYTES_MAX
 
     def missed(self, receiver: Hashable) -> None:
         """`receiver` reports that it has not found a loan: the loan was abandoned, or the receiver
@@ -243,9 +233,8 @@ class Lender:
         slot.close()
 
     def close(self) -> None:
-        for slot in self._slots:
-            slot.close()
-        self._slots.clear()
+        for slot in [*self._slots]:
+            self._close(slot)
 
 
 # ---------------------------------------------------------------- receiver
@@ -268,7 +257,7 @@ class _Seen:
     """Of the current loan, or the last one."""
     used_at: float = -math.inf
     is_kept: bool = False
-    """Stays mapped when it is returned, because it was reused soon."""
+    """Stays mapped when it is returned, because its owner keeps it."""
 
 
 class Borrower:
@@ -280,18 +269,16 @@ class Borrower:
         self._seen: dict[_Key, _Seen] = {}
         self._lent: dict[_Key, _Seen] = {}
         """Those of them that this process has not returned."""
-        self._used: dict[int, float] = {}
-        """Pid of a sender -> time of its latest loan."""
 
     def read(self, frames: Frames, bytes_max: int) -> Frames | None:
         """The frames of a lent message; None if its slot is gone.
 
-        Raises RemoteProtocolError for what `Slot.lend` never makes, and for a message of more than
+        Raises RemoteProtocolError for what `Lender` never makes, and for a message of more than
         `bytes_max` bytes.
         """
         if len(frames) < 2 or len(frames[0]) != _HEAD.size:
             raise RemoteProtocolError("this is no loan of a message")
-        _, pid, fd, cookie, number = _HEAD.unpack(frames[0])
+        _, pid, fd, cookie, number, is_kept = _HEAD.unpack(frames[0])
         lengths = shm_layout.unpack(frames[1], frames[2:], bytes_max)
         _, total = shm_layout.places(lengths)
         key = pid, fd, cookie
@@ -301,10 +288,8 @@ class Borrower:
         self._seen[key] = seen
         if number <= seen.number or total > seen.arrays[0].size:
             raise RemoteProtocolError("a loan that is an old one, or larger than its slot")
-        now = time.monotonic()
-        is_soon = now < self._used.get(pid, -math.inf) + KEEP_S
-        seen.is_kept = is_soon and not self.is_sparing
-        seen.number, seen.used_at, self._used[pid] = number, now, now
+        seen.is_kept = is_kept and not self.is_sparing
+        seen.number, seen.used_at = number, time.monotonic()
         seen.notes[_FOUND] = number
         self._lent[key] = seen
         return shm_layout.join(seen.arrays[0].data, lengths, frames[2:])
@@ -330,7 +315,6 @@ class Borrower:
         for key in [key for key, seen in self._seen.items() if seen.used_at < oldest]:
             if key not in self._lent:
                 del self._seen[key]
-        self._used = {pid: at for pid, at in self._used.items() if at >= oldest}
 
 
 def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:

@@ -17,11 +17,6 @@ ALIGNMENT = 64
 """Of each frame in the memory, so that it may hold an array of any dtype."""
 
 
-def are_large(frames: Frames, bytes_min: int) -> bool:
-    """Whether a message has a frame of at least `bytes_min` bytes."""
-    return any(len(frame) >= bytes_min for frame in frames)
-
-
 def split(frames: Frames, bytes_min: int) -> tuple[list[int], Frames]:
     """The lengths of the frames that are moved, and the frames that stay."""
     lengths = [len(frame) if len(frame) >= bytes_min else 0 for frame in frames]

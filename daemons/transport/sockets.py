@@ -21,14 +21,14 @@ from contextlib import suppress
 import zmq
 
 from daemons.transport import connections
-from daemons.transport.backpressure import Backpressure, Tracker
+from daemons.transport.backpressure import Backpressure
 from daemons.transport.connection_limit import ConnectionLimit
 from daemons.transport.large_messages import LargeMessages
-from daemons.transport.reconnect import Handshakes, Target
+from daemons.transport.reconnect import Handshakes, Link
 from daemons.transport.zap import DOMAIN, Gatekeeper
 from dlctl import wire
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
-from dlctl.machine import Coming, Peer, Received
+from dlctl.machine import Coming, Peer, Received, Reconnected
 from dlctl.messages import Message
 
 LINGER_MS = 500
@@ -87,7 +87,7 @@ class Transport:
         self._muted: dict[str, float] = {}
         """Name -> time until which its messages are discarded."""
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
         """The only place where sockets are made."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
@@ -102,6 +102,9 @@ class Transport:
         if self._secret:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
+        socket.setsockopt(zmq.IPV6, int("[" in address))
+        if address.startswith("ipc:"):
+            self._local.add(socket)
         self.poller.register(socket, zmq.POLLIN)
         return socket
 
@@ -111,10 +114,9 @@ class Transport:
 
         Raises DlctlError naming the address and, if known, the process that holds it.
         """
-        socket = self._socket(zmq.ROUTER)
+        socket = self._socket(zmq.ROUTER, address)
         socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes_max)
         self._bytes_max = frame_bytes_max
-        socket.setsockopt(zmq.IPV6, int("[" in address))
         if self._secret:
             self.gatekeeper = self.gatekeeper or Gatekeeper(self._context)
             socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -131,8 +133,6 @@ class Transport:
         self._router, self.crowd = socket, crowd
         if crowd is not None:
             crowd.begin()
-        elif address.startswith("ipc:"):
-            self._local.add(socket)
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def hush(self, name: str, for_s: float) -> None:
@@ -148,18 +148,18 @@ class Transport:
         """A chore: reconnect where libzmq does not. Raises RuntimeError if no connection can be
         admitted any more.
         """
-        if self.gatekeeper is not None and not self.gatekeeper.is_alive():
+        if self.gatekeeper is not None and not self.gatekeeper.thread.is_alive():
             raise RuntimeError("the thread that authenticates connections (ZAP) has ended")
         self.unread.check()
         self.bulk.check()
         if self.crowd is not None:
             self.crowd.check()
-        for target in self.handshakes.take_ended():
-            self.connect(*target)
-            self.handshakes.replaced(target.peer)
+        for link in self.handshakes.ended():
+            self.connect(link.peer, link.address, link.key, time.monotonic())
 
-    def connect(self, peer: str, address: str, key: str = "") -> None:
+    def connect(self, peer: str, address: str, key: str = "", lost_at: float | None = None) -> None:
         """From now on messages to `peer` go to `address`, whose listener must have this public key.
+        lost_at: when messages queued for the same peer were lost, to be reported (`Reconnected`).
 
         Raises LocalProtocolError if only one end has a key.
         """
@@ -168,14 +168,11 @@ class Transport:
         old = self._dealers.pop(peer, None)
         if old is not None:
             self._forget(old)
-        socket = self._socket(zmq.DEALER)
-        socket.setsockopt(zmq.IPV6, int("[" in address))
+        socket = self._socket(zmq.DEALER, address)
         if key:
             socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
         if address.startswith("tcp:"):
-            self.handshakes.watch(socket, Target(peer, address, key))
-        elif address.startswith("ipc:"):
-            self._local.add(socket)
+            self.handshakes.watch(Link(socket, peer, address, key, lost_at))
         socket.connect(address)
         self._dealers[peer] = socket
         self._names[socket] = peer
@@ -199,34 +196,26 @@ class Transport:
             socket, nbytes = self._dealers.get(peer), 0
         if socket is None:
             return
+        parts, loan = self.bulk.outgoing(peer, frames, socket in self._local)
+        *others, last = parts  # They leave in this order.
+        to, track = connections.address(peer), nbytes > 0 and loan is None
         try:
-            tracker = self._send(socket, peer, frames, copied=message.borrows, track=nbytes > 0)
-        except zmq.ZMQError as error:
+            for part in others:
+                _send_frames(socket, [*to, *part], message.borrows)
+            sent = _send_frames(socket, [*to, *last], message.borrows, track)
+        except zmq.ZMQError as error:  # The receiver discards the parts that were sent.
             log.debug("dropped %s for %r: %s", type(message).__name__, peer, error)
             return
+        tracker = loan or sent
         if tracker is not None and isinstance(peer, bytes):
             self.unread.add(peer, tracker, nbytes)
 
-    def _send(
-        self, socket: zmq.Socket[bytes], peer: Peer, frames: wire.Frames, copied: bool, track: bool
-    ) -> Tracker | None:
-        """Send one message. A large one goes through shared memory on this machine, and in segments
-        over the network. Raises ZMQError; the receiver discards what was sent until then.
-
-        copied: the caller will overwrite the frames.
-        track: return a tracker of when the message has left this process's memory.
-        """
-        parts, loan = self.bulk.outgoing(peer, frames, socket in self._local)
-        to = connections.address(peer)
-        *others, last = parts  # They leave in this order.
-        for part in others:
-            _send_frames(socket, [*to, *part], copied)
-        tracker = _send_frames(socket, [*to, *last], copied, track and loan is None)
-        return loan or tracker
-
-    def receive(self, socket: zmq.Socket[bytes]) -> Iterator[Received | Coming]:
+    def receive(self, socket: zmq.Socket[bytes]) -> Iterator[Received | Coming | Reconnected]:
         """At most `RECEIVE_BATCH` messages that have arrived on one socket."""
-        if self.handshakes.look(socket) or (self.crowd and self.crowd.look(socket)):
+        if (reports := self.handshakes.look(socket)) is not None:
+            yield from reports
+            return
+        if self.crowd and self.crowd.look(socket):
             return
         for _ in range(RECEIVE_BATCH):
             received = self._receive_frames(socket)
@@ -284,9 +273,9 @@ class Transport:
         for socket in [*self._names, *([self._router] if self._router else [])]:
             self._forget(socket)
         if self.gatekeeper is not None:
-            self.gatekeeper.close()
+            self.gatekeeper.decided.set()
         self._context.term()
-        self.bulk.close()
+        self.bulk.lender.close()
 
     def _forget(self, socket: zmq.Socket[bytes]) -> None:
         self.poller.unregister(socket)
@@ -301,7 +290,8 @@ def _send_frames(
 ) -> zmq.MessageTracker | None:
     """Send one multipart message atomically. Raises ZMQError; then nothing was sent.
 
-    copied, track: see `_send`. The last frame is tracked.
+    copied: the caller will overwrite the frames. track: return a tracker of when the last frame has
+    left this process's memory.
     """
     *others, last = frames
     for frame in others:

@@ -39,57 +39,35 @@ SOURCES_MAX = 256
 log = logging.getLogger(__name__)
 
 
-class Comings:
-    """Token bucket of new connections, for each key."""
-
-    def __init__(self) -> None:
-        self._left: dict[bytes, tuple[float, float]] = {}
-        """Name -> (connections left, at this time)."""
-
-    def takes(self, name: bytes, now: float) -> bool:
-        """Count a connection with this name's key; False if it exceeds the limit."""
-        left, at = self._left.get(name, (COMINGS_MAX, now))
-        left = min(COMINGS_MAX, left + (now - at) * COMINGS_PER_S)
-        is_taken = left >= 1.0
-        self._left[name] = (left - is_taken, now)
-        return is_taken
-
-
 class Gatekeeper:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.refused = 0
         """Connections refused."""
         self._names: Mapping[bytes, bytes] | None = None
         """Public key -> name; None: not set yet."""
-        self._decided = threading.Event()
-        """`_names` is set, or the gatekeeper is closing."""
-        self._comings = Comings()
+        self.decided = threading.Event()
+        """`_names` is set, or the context is being terminated, which ends the thread."""
+        self._left: dict[bytes, tuple[float, float]] = {}
+        """Name -> (connections left, at this time): a token bucket."""
         self._warned_at: dict[str, float] = {}
         self._questions = context.socket(zmq.REP)
         self._questions.setsockopt(zmq.LINGER, 0)
         self._questions.bind(ADDRESS)
-        self._thread = threading.Thread(target=self._serve, name="gatekeeper", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._serve, name="gatekeeper", daemon=True)
+        self.thread.start()
 
     def admit(self, names: Mapping[str, str]) -> None:
         """From now on only these may connect: public key as text -> name. Thread-safe."""
         self._names = {z85.decode(key): name.encode() for key, name in names.items()}
-        self._decided.set()
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def close(self) -> None:
-        """From now on the thread ends when its context is terminated."""
-        self._decided.set()
+        self.decided.set()
 
     # ------------------------------------------------------------ in the thread
 
     def _serve(self) -> None:
         with self._questions, contextlib.suppress(zmq.ContextTerminated):
             # A connection that arrives before the keys are set is admitted then, without a retry.
-            while not self._decided.wait(UNDECIDED_S):
-                while self._questions.poll(0) and not self._decided.is_set():
+            while not self.decided.wait(UNDECIDED_S):
+                while self._questions.poll(0) and not self.decided.is_set():
                     self._answer_next()
             while True:
                 self._answer_next()
@@ -108,7 +86,7 @@ class Gatekeeper:
         elif name is None:
             status, source = UNKNOWN, address.decode(errors="replace")
             self._warn(source, f"refused a connection from {source}: unknown key")
-        elif not self._comings.takes(name, time.monotonic()):
+        elif not self._takes(name, time.monotonic()):
             status = LATER
             who = name.decode()
             self._warn(who, f"refused a connection of {who}: it connects too often")
@@ -116,6 +94,14 @@ class Gatekeeper:
             return [VERSION, request, *WELCOME, name, b""]
         self.refused += 1
         return [VERSION, request, *status, b"", b""]
+
+    def _takes(self, name: bytes, now: float) -> bool:
+        """Count a connection with this name's key; False if it exceeds the limit."""
+        left, at = self._left.get(name, (COMINGS_MAX, now))
+        left = min(COMINGS_MAX, left + (now - at) * COMINGS_PER_S)
+        is_taken = left >= 1.0
+        self._left[name] = (left - is_taken, now)
+        return is_taken
 
     def _warn(self, source: str, text: str) -> None:
         """Log at most once per `QUIET_S` for each source: failing connections must not fill the

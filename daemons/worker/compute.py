@@ -136,7 +136,7 @@ class ComputeThread:
             RunEvaluation: self._evaluate,
         }
         for kind, how in done.items():
-            loop.perform(kind, partial(self._put, how), anywhere=kind in (Compute, StepAlong))
+            loop.perform(kind, partial(self._put, how), anywhere=True)
         loop.perform(LocateTask, self._locate)
         loop.perform(BringRows, lambda effect: self._brought.put(effect.values))
 
@@ -171,18 +171,12 @@ class ComputeThread:
             except BaseException as error:  # from a signal handler of the task, while idle
                 self._loop.post(failure_of(error))
 
-    def _do(self, work: Callable[[], Event | None] | None, ours: Any) -> None:
-        """Do one piece of work, and the batches that follow from it. ours: numpy's error handling
-        at the start.
-        """
-        while work is not None:
-            event = self._event_of(work)
-            if event is None:
-                return
+    def _do(self, work: Callable[[], Event | None], ours: Any) -> None:
+        """Do one piece of work. ours: numpy's error handling at the start."""
+        if (event := self._event_of(work)) is not None:
             # The task may have changed numpy's error handling; the worker role must not see that.
             with np.errstate(**ours):
-                following = self._loop.offer(event, Compute)
-            work = partial(self._compute, following) if following is not None else None
+                self._loop.offer(event)
 
     def _event_of(self, work: Callable[[], Event | None]) -> Event | None:
         """The resulting event; None: there is none, or another process of the worker has failed and

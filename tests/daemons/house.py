@@ -46,7 +46,7 @@ class House:
                 for event in self.transport.receive(source):
                     if isinstance(event, Received):
                         heard.append((event.message, event.identity))
-                    else:
+                    elif isinstance(event, Coming):
                         self.parts.append(event)
         return heard
 
@@ -65,7 +65,7 @@ class House:
         deadline = time.monotonic() + for_s
         while time.monotonic() < deadline:
             for source, _ in transport.poller.poll(100):
-                if list(transport.receive(source)):
+                if any(isinstance(event, Received) for event in transport.receive(source)):
                     return True
         return False
 

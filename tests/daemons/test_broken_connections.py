@@ -19,7 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from daemons.loop import Loop
 from daemons.transport import reconnect
-from daemons.transport.reconnect import Handshakes, Target
+from daemons.transport.reconnect import Handshakes, Link
 from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl.machine import Connect, Effect, Event, Exit, Peer, Reconnected, Send, Started
@@ -65,16 +65,25 @@ PUSH = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", 1000, (VALUES,)))
 PARAMETERS = m.Parameters(0, 1, 1, 0, VALUES)
 
 
-def serve(house: House, transport: Transport, seen: Callable[[], bool]) -> None:
-    """Both go on as the loops of daemons do until something is so."""
+def serve(
+    house: House,
+    transport: Transport,
+    seen: Callable[[list[Reconnected]], object],
+    told: list[Reconnected] | None = None,
+) -> list[Reconnected]:
+    """Both go on as the loops of daemons do until something is so. Returns what the guest was told
+    of its connections, also before (`told`).
+    """
+    told = told or []
 
     def both() -> bool:
         transport.check()
         for source, _ in transport.poller.poll(0):
-            list(transport.receive(source))
-        return seen()
+            told.extend(e for e in transport.receive(source) if isinstance(e, Reconnected))
+        return bool(seen(told))
 
     house.until(both, COME_S)
+    return told
 
 
 @pytest.mark.parametrize(("place", "mask"), [(middle, 1), (length, 0x40)])
@@ -91,7 +100,7 @@ def test_a_bit_that_flips_on_its_way_ends_the_connection_and_is_never_a_value(
         assert house.hears(1.0) == [], "it was changed, and it is not heard"
         heard: list[tuple[m.Message, str]] = []
 
-        def is_heard() -> bool:
+        def is_heard(_: object) -> bool:
             transport.send(HERE, PUSH)
             heard.extend(house.hears(0.3))
             return bool(heard)
@@ -116,18 +125,13 @@ def test_a_bit_that_flips_on_the_way_to_who_has_connected_does_not_cut_it_off_fo
         house.transport.send(peer, PARAMETERS)
         assert not house.is_heard_by(transport, 1.0), "it was changed, and it is not heard"
 
-        def is_heard() -> bool:
+        def is_heard(_: object) -> bool:
             transport.send(HERE, HEARD)
             return (HEARD, GUEST) in house.hears(0.3)
 
         begun = time.monotonic()
-        serve(house, transport, is_heard)
-        told: list[Reconnected] = []
-        serve(
-            house,
-            transport,
-            lambda: told.extend(transport.handshakes.take_reconnected()) or bool(told),
-        )
+        told = serve(house, transport, is_heard)
+        told = serve(house, transport, bool, told)
         assert begun <= told[0].lost_at, "what was sent to the old socket is lost with it"
 
 
@@ -142,21 +146,14 @@ def test_who_is_lost_and_reached_again_is_named_with_the_time_of_the_end(house: 
     def end(number: int, is_up: bool, data: bytes) -> bytes | None:
         return None if number in ends else data
 
-    told: list[Reconnected] = []
     with between(house, end) as proxy, guest(house, address=proxy.address) as transport:
-
-        def is_told() -> bool:
-            told.extend(transport.handshakes.take_reconnected())
-            return bool(told)
-
         transport.send(HERE, HEARD)
         assert house.hears(COME_S) == [(HEARD, GUEST)]
-        serve(house, transport, lambda: is_open(transport))
-        assert not is_told(), "it is the first one"
+        assert not serve(house, transport, lambda _: is_open(transport)), "it is the first one"
         ends.append(proxy.connections)
         begun = time.monotonic()
         transport.send(HERE, HEARD)
-        serve(house, transport, is_told)
+        told = serve(house, transport, bool)
         [(peer, lost_at)] = [(event.peer, event.lost_at) for event in told]
         assert peer == HERE
         assert begun <= lost_at <= time.monotonic()
@@ -172,13 +169,12 @@ def test_who_is_connected_to_elsewhere_is_nobody_who_was_lost(house: House) -> N
 
     ended = False
     with between(house, end) as proxy, guest(house, address=proxy.address) as transport:
-        serve(house, transport, lambda: is_open(transport))
+        told = serve(house, transport, lambda _: is_open(transport))
         ended = True
         transport.send(HERE, HEARD)
-        serve(house, transport, lambda: not is_open(transport))
+        told = serve(house, transport, lambda _: not is_open(transport), told)
         transport.connect(HERE, house.address, KEYS.public(HERE))
-        serve(house, transport, lambda: is_open(transport))
-        assert transport.handshakes.take_reconnected() == []
+        assert serve(house, transport, lambda _: is_open(transport), told) == []
 
 
 class Caller:
@@ -269,10 +265,10 @@ def test_a_connection_that_succeeds_after_a_broken_handshake_is_kept(house: Hous
 def test_that_a_connection_goes_on_is_seen_before_it_is_replaced(monkeypatch) -> None:
     """libzmq said so just after we had read of its end, and the loop had much else to do."""
     monkeypatch.setattr(reconnect, "SURE_S", 0.0)
-    watched, target = Handshakes(zmq.Poller()), Target(HERE, "", "")
+    watched = Handshakes(zmq.Poller())
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
-        watched.watch(dealer, target)
+        watched.watch(Link(dealer, HERE, "", ""))
         [(monitor, link)] = watched._links.items()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             dealer.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
@@ -282,7 +278,7 @@ def test_that_a_connection_goes_on_is_seen_before_it_is_replaced(monkeypatch) ->
                 assert monitor.poll(COME_S * 1000)
                 news = recv_monitor_message(monitor)
                 ended = news["event"] == zmq.Event.DISCONNECTED
-                watched._take(link, int(news["event"]), int(news["value"]))
+                watched._take(link, int(news["event"]), int(news["value"]), [])
             assert monitor.poll(COME_S * 1000), "it goes on"
-            assert watched.take_ended() == []
+            assert watched.ended() == []
         watched.forget(dealer)

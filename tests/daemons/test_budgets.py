@@ -207,6 +207,15 @@ def test_a_large_answer_on_a_slow_link_keeps_no_small_ones_back() -> None:
     assert not waiting.has_space(peer, backpressure.SMALL_BYTES_MAX // 100)
 
 
+def test_small_messages_count_their_bytes_however_slowly_they_leave() -> None:
+    waiting, peer, frames = backpressure.Backpressure(), connection(GUEST, b"\0peer"), [bytes(200)]
+    for _ in range(10_000):  # One a second, behind a large one on a slow link.
+        waiting.check()
+        if nbytes := waiting.counts(peer, frames):
+            assert waiting.has_space(peer, nbytes)
+            waiting.add(peer, zmq.MessageTracker(threading.Event()), nbytes)
+
+
 def test_without_keys_each_connection_is_counted_by_itself(tmp_path: Path) -> None:
     """Over unix sockets only this user comes."""
     here, there = Transport(zmq.Poller()), Transport(zmq.Poller())

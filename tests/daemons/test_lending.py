@@ -129,6 +129,19 @@ def test_what_a_message_leads_to_begins_without_its_memory(tmp_path: Path) -> No
     assert resident < LARGE
 
 
+def test_memory_that_is_soon_needed_again_is_kept_by_both_ends(
+    lender: Lender, clock: list[float]
+) -> None:
+    borrower, kept = Borrower(), []
+    for pause_s in (2 * shm.KEEP_S, 2 * shm.KEEP_S, shm.KEEP_S / 2, shm.KEEP_S / 2):
+        clock[0] += pause_s
+        assert borrower.read(lend(lender, frames_of(1))[0], MAX) is not None
+        borrower.give_back()
+        lender.trim()
+        kept.append((len(lender._slots), len(borrower._seen)))
+    assert kept == [(0, 0), (0, 0), (1, 1), (1, 1)]
+
+
 def test_a_slot_is_used_again_when_nobody_looks_at_it_and_not_before(lender: Lender) -> None:
     borrower = Borrower()
     first, loan = lend(lender, frames_of(1))
@@ -248,7 +261,7 @@ def give_back(loan: shm.Loan) -> None:
 
 
 def test_there_is_a_limit_to_what_is_lent(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm, "BYTES_MAX", 4 * LARGE)
+    monkeypatch.setattr(shm, "BYTES_MAX", 4 * LARGE - 1)
     loans = [lend(lender, frames_of(1))[1] for _ in range(3)]
     assert lender.lend(frames_of(1), RECEIVER) is None
     give_back(loans[0])
@@ -312,7 +325,7 @@ def test_a_file_that_is_no_slot_is_not_read(tmp_path: Path) -> None:
     pipe = os.pipe()
     with path.open("r+b") as file:
         for fd in (file.fileno(), *pipe, 999_999):
-            head = shm._HEAD.pack(shm.SHARED, os.getpid(), fd, bytes(16), 1)
+            head = shm._HEAD.pack(shm.SHARED, os.getpid(), fd, bytes(16), 1, False)
             sent: Frames = [head, LARGE.to_bytes(8, "little"), b""]
             assert Borrower().read(sent, MAX) is None
     for end in pipe:
@@ -335,17 +348,17 @@ def test_a_loan_that_is_too_large_is_refused(lender: Lender) -> None:
 @times(2)
 @given(
     st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1)),
-    st.integers(0, 60), st.booleans(),
+    st.integers(0, 60), st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_what_nobody_would_lend_is_refused_or_not_found(
-    number: int, fd: int, lengths: list[int], cut_off: int, is_ours: bool
+    number: int, fd: int, lengths: list[int], cut_off: int, is_ours: bool, is_kept: bool
 ) -> None:
     lender = Lender()
     try:
         sent, loan = lend(lender, frames_of(1))
         cookie = loan.slot.cookie if is_ours else secrets.token_bytes(16)
         fd = loan.slot.fd if is_ours else fd
-        head = shm._HEAD.pack(shm.SHARED, os.getpid(), fd, cookie, number)
+        head = shm._HEAD.pack(shm.SHARED, os.getpid(), fd, cookie, number, is_kept)
         packed = b"".join(length.to_bytes(8, "little") for length in lengths)
         frames = [b""] * len(lengths)
         try:
@@ -367,7 +380,7 @@ def test_between_two_ends_of_a_unix_socket_a_shard_is_not_sent(tmp_path: Path) -
         peer, came = next_message(here)
         assert isinstance(came, m.Initialise)
         assert np.array_equal(came.values, values)
-        assert len(there.bulk._lender._slots) == 1
+        assert len(there.bulk.lender._slots) == 1
         shard = values.copy()
         here.send(peer, m.Parameters(0, 1, 1, 1, shard))
         shard[:] = 0  # The next update: what was sent is a copy.
@@ -396,7 +409,7 @@ def test_where_proc_is_closed_one_message_is_lost_and_then_all_are_sent(
 
         deadline = time.monotonic() + COME_S
         there.send("server-0", message)
-        while not there.bulk._lender._missed:
+        while not there.bulk.lender._missed:
             assert time.monotonic() < deadline
             serve()
         assert not came
@@ -425,7 +438,7 @@ def test_over_tcp_nothing_is_lent_and_loans_are_refused(
         _, came = next_message(here)
         assert isinstance(came, m.Initialise)
         assert caplog.text.count("refused a message") == 1
-        assert not there.bulk._lender._slots
+        assert not there.bulk.lender._slots
     finally:
         here.close()
         there.close()

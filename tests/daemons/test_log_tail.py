@@ -10,11 +10,13 @@ import pytest
 from daemons.log_tail import DETAIL_LINES_MAX, LINES, exit_code, last_lines
 from dlctl.roles.coordinator.failure_detector import last_error
 
+TS = "2025-06-15T15:06:40.000Z"
+
 
 def log_of(path: Path, *records: tuple[str, str, str]) -> Path:
     """level, message, detail."""
     lines = [
-        json.dumps({"level": level, "msg": text} | ({"detail": detail} if detail else {}))
+        json.dumps({"ts": TS, "level": level, "msg": text, "detail": detail})
         for level, text, detail in records
     ]
     path.write_text("\n".join([*lines, ""]))

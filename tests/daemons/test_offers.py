@@ -28,14 +28,9 @@ class Say(Effect):
 
 @dataclass(frozen=True)
 class Own(Effect):
-    """What the other thread performs by itself."""
+    """What any thread may perform."""
 
     number: int
-
-
-@dataclass(frozen=True)
-class Wake(Effect):
-    """What any thread may perform."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +60,7 @@ class Other:
         self.loop = Waiting()
         self.loop.perform(Begin, lambda _: self._thread.start())
         self.loop.perform(Say, lambda effect: self.note(effect.text))
-        self.loop.perform(Own, lambda effect: self.note(f"own {effect.number}"))
-        self.loop.perform(Wake, lambda _: self.note("wakes"), anywhere=True)
+        self.loop.perform(Own, lambda effect: self.note(f"own {effect.number}"), anywhere=True)
         self.story: list[str] = []
         self.at: float | None = None
         """The machine's deadline."""
@@ -94,8 +88,8 @@ class Other:
         finally:
             self.loop.may_wake_up.set()
 
-    def offer(self, number: int) -> Own | None:
-        return self.loop.offer(Did(number), Own)
+    def offer(self, number: int) -> None:
+        self.loop.offer(Did(number))
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, Started):
@@ -111,40 +105,24 @@ class Other:
         return self.at
 
 
-def test_the_thread_gets_its_own_effect_and_the_loop_performs_the_others_in_order():
+def test_the_thread_performs_what_it_may_and_the_loop_the_rest_each_in_order():
     it = Other({1: [Say("a"), Own(1), Say("b"), Own(2), Exit(3, "done")]})
-    assert it.run(lambda: it.note(f"gets {it.offer(1)}")) == 3
-    assert it.story == ["handles 1 there", "gets Own(number=1) there", "a", "b", "own 2"]
+    assert it.run(lambda: it.offer(1)) == 3
+    assert it.story == ["handles 1 there", "own 1 there", "own 2 there", "a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("effects", "story"),
-    [
-        ([Wake(), Say("a")], ["gets None there", "a"]),
-        ([Own(1), Wake()], ["gets Own(number=1) there"]),
-        ([Wake(), Own(1)], ["gets None there", "own 1"]),
-        ([Say("a"), Wake(), Own(1)], ["gets None there", "a", "wakes", "own 1"]),
-    ],
-)
-def test_what_may_be_performed_anywhere_is_so_in_its_turn(effects, story):
-    it = Other({1: [*effects], 2: [Exit(0, "done")]})
-    it.run(lambda: [it.note(f"gets {it.offer(1)}"), it.loop.post(Did(2))])
-    first = ["wakes there"] if "wakes" not in story else []
-    assert it.story == ["handles 1 there", *first, *story, "handles 2"]
-
-
-def test_one_own_effect_after_the_other_needs_no_other_thread():
+def test_one_effect_after_the_other_that_it_may_perform_needs_no_other_thread():
     it = Other({1: [Own(1)], 2: [Own(2)], 3: [Exit(0, "done")]})
     it.run(lambda: [it.offer(number) for number in (1, 2, 3)])
-    assert it.story == ["handles 1 there", "handles 2 there", "handles 3 there"]
+    assert it.story == [
+        "handles 1 there", "own 1 there", "handles 2 there", "own 2 there", "handles 3 there",
+    ]  # fmt: skip
 
 
 def test_nothing_is_handled_before_what_was_wanted_before_is_performed():
     it = Other({1: [Say("a"), Own(1)], 2: [Say("b"), Own(2), Exit(0, "done")]})
-    it.run(lambda: it.note(f"gets {it.offer(1)}, {it.offer(2)}"))
-    assert it.story == [
-        "handles 1 there", "gets Own(number=1), None there", "a", "handles 2", "b", "own 2",
-    ]  # fmt: skip
+    it.run(lambda: [it.offer(1), it.offer(2)])
+    assert it.story == ["handles 1 there", "own 1 there", "a", "handles 2", "b", "own 2"]
 
 
 def test_who_was_there_first_is_handled_first():
@@ -152,7 +130,7 @@ def test_who_was_there_first_is_handled_first():
 
     def offers() -> None:
         it.loop.post(Did(1))  # Of a signal, or of another thread.
-        assert it.offer(2) is None
+        it.offer(2)
 
     it.run(offers)
     assert it.story == ["handles 1", "a", "handles 2", "own 2"]
@@ -171,7 +149,7 @@ def test_nobody_else_is_heard_while_the_loop_performs_effects():
         it.loop.post(Did(1))
         it.loop.may_wake_up.set()
         assert performs.wait(LIMIT_S)
-        assert it.offer(2) is None
+        it.offer(2)
         offered.set()
 
     it.loop.perform(Say, perform)
@@ -184,7 +162,7 @@ def test_a_deadline_that_is_sooner_wakes_the_loop():
 
     def offers() -> None:
         it.at = 0.0
-        assert it.offer(1) == Own(1)
+        it.offer(1)
 
     assert it.run(offers) == 0
 
@@ -198,13 +176,13 @@ def test_a_machine_that_fails_there_ends_the_loop_with_its_error():
 def test_after_the_end_nothing_is_handled_any_more():
     it = Other({1: [Exit(0, "done"), Own(1)]})
     it.run(lambda: it.offer(1))
-    assert it.offer(2) is None
-    assert it.story == ["handles 1 there"]
+    it.offer(2)
+    assert it.story == ["handles 1 there", "own 1 there"]
 
 
 def test_before_the_beginning_it_waits():
     it = Other({1: [Own(1)], 2: [Exit(0, "done")]})
-    assert it.offer(1) is None
+    it.offer(1)
     it.run(lambda: it.offer(2))
     assert it.story == ["handles 1", "own 1", "handles 2"]
 
@@ -260,9 +238,8 @@ def test_nothing_is_lost_or_comes_in_another_order_whoever_meets_whom():
 
     def compute() -> None:
         while (own := work.get()) is not None:
-            following: Own | None = own
-            while following is not None and following.number < OFFERS:
-                following = loop.offer(Did(following.number), Own)
+            if own.number < OFFERS:
+                loop.offer(Did(own.number))
 
     def post(who: int) -> None:
         for number in range(1, POSTS + 1):
@@ -271,7 +248,7 @@ def test_nothing_is_lost_or_comes_in_another_order_whoever_meets_whom():
     threads = [threading.Thread(target=compute)]
     threads += [threading.Thread(target=post, args=(who,)) for who in (0, 1)]
     loop.perform(Begin, lambda _: [thread.start() for thread in threads])
-    loop.perform(Own, work.put)
+    loop.perform(Own, work.put, anywhere=True)
     loop.perform(Say, lambda effect: said.append(int(effect.text)))
     assert loop.run(machine) == 0
     work.put(None)

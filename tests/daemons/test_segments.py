@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from repeated import times
 
-from daemons.transport import chunking, shm_layout
+from daemons.transport import chunking
 from daemons.transport.chunking import Assembly, cut
+from daemons.transport.large_messages import LargeMessages
 from daemons.transport.shm import KEEP_S
 from daemons.transport.sockets import Transport
 from dlctl import messages as m
@@ -51,11 +52,8 @@ def test_whatever_is_cut_comes_out_as_it_was(lengths: list[int]) -> None:
         patch.setattr(chunking, "SEGMENT_BYTES", 1000)
         patch.setattr(chunking, "FRAME_BYTES_MIN", 2000)
         frames = frames_of(lengths)
-        parts = (
-            list(cut(frames, 7))
-            if shm_layout.are_large(frames, chunking.FRAME_BYTES_MIN)
-            else [frames]
-        )
+        is_large = max(map(len, frames)) >= chunking.FRAME_BYTES_MIN
+        parts = list(cut(frames, 7)) if is_large else [frames]
         assert len(parts) <= chunking.SEGMENTS_MAX + len(lengths) + 1
         whole = put_together(Assembly(), parts)
     assert whole is not None
@@ -64,7 +62,8 @@ def test_whatever_is_cut_comes_out_as_it_was(lengths: list[int]) -> None:
 
 def test_what_is_not_cut_is_left_alone() -> None:
     frames: Frames = [b"\x94\x01", b"x" * 1000]
-    assert not shm_layout.are_large(frames, chunking.FRAME_BYTES_MIN)
+    [outgoing], _ = LargeMessages().outgoing(b"a", frames, is_local=False)
+    assert outgoing is frames
     assert Assembly().take(b"a", frames, MAX) is frames
 
 
