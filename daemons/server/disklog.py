@@ -219,10 +219,10 @@ class DiskLogs(TablesInFiles):
             self._log.remove()
             self._storage = None
 
-    def is_own_missing(self) -> bool:
+    def is_missing(self) -> bool:
         return self._log is not None and self._storage is not None and self._log.is_missing()
 
-    def restore_own(self) -> str:
+    def put_back(self) -> str:
         assert self._log is not None
         assert self._storage is not None
         self._log.lock_again()

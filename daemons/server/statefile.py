@@ -91,12 +91,12 @@ class StateFile(TablesInFiles):
 
     # ------------------------------------------------------------ files that were removed
 
-    def is_own_missing(self) -> bool:
+    def is_missing(self) -> bool:
         if self._storage is None or self._path is None:
             return False
         return not is_there(self._path, self._descriptor)
 
-    def restore_own(self) -> str:
+    def put_back(self) -> str:
         """Re-create the file at the same path."""
         assert self._storage is not None
         assert self._path is not None
