@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import sys
 import time
 from importlib import import_module
@@ -67,7 +66,7 @@ def _value(line: bytes) -> dict[str, Any]:
         raise UsageError("not a request: it has to be one JSON object")
     verb = request.get("verb")
     if verb == "hello":
-        return {"at": time.time(), "host": socket.gethostname()}
+        return {"at": time.time()}
     if verb not in VERBS:
         has = ", ".join(("hello", *VERBS))
         raise UsageError(

@@ -39,7 +39,7 @@ POLL_S = 0.02
 def begin(request: Request) -> dict[str, Any]:
     """Start an agent. An older one of this run and name is killed; its daemons keep running.
 
-    {directory, pid, pid_start, host}. Raises VersionMismatch, UsageError, Unreachable if the
+    {directory, pid, pid_start}. Raises VersionMismatch, UsageError, Unreachable if the
     coordinator cannot be reached, and DlctlError if the agent did not start.
     """
     _check_versions(request)
@@ -58,7 +58,6 @@ def begin(request: Request) -> dict[str, Any]:
         "directory": str(directory),
         "pid": process.pid,
         "pid_start": processes.start_of(process.pid),
-        "host": socket.gethostname(),
     }
 
 
