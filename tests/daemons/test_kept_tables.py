@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemons.server.disklog import DiskLog
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from dlctl.config import Servers
@@ -76,8 +77,7 @@ class Tables:
     def die(self) -> None:
         """As a kill -9 does it: the locks are gone, and nothing else happens."""
         for one in (self.storages, *self.storages._others.values()):
-            log = getattr(one, "_log", None)
-            (log.close if log is not None else one._close)()
+            (one.close if isinstance(one, DiskLog) else one._close)()
 
     def kept(self) -> kept_shards.Kept:
         (found,) = kept_shards.kept(self.run, self.servers)
