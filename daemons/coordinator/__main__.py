@@ -79,7 +79,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     control = loop.transport.listen(address, CONTROL_FRAME_BYTES_MAX)
     records = Records(directory, db, loop)
     records.exporters = exports.begin(directory, job, loop)
-    Directories(directory, db, loop)
+    Directories(directory, loop)
     FileSender(loop, directory, COORDINATOR, AT_HOME)
     FileReceiver(loop, directory)
     Mirrored(loop, directory)
