@@ -152,17 +152,15 @@ class DiskLog(TablesInFiles):
 
     # ------------------------------------------------------------ files that were removed
 
-    def is_missing(self) -> bool:
-        if self._storage is None or self._journal < 0:
-            return False
-        in_use = is_there(self._lock_path, self._lock)
-        in_use = in_use and is_there(self._journal_path, self._journal)
-        return not (in_use and self._base_path.exists())
-
     def put_back(self) -> str:
-        assert self._storage is not None
+        if self._storage is None or self._journal < 0:
+            return ""
+        is_locked = is_there(self._lock_path, self._lock)
+        is_whole = is_there(self._journal_path, self._journal) and self._base_path.exists()
+        if is_locked and is_whole:
+            return ""
         own_directory(self.directory)
-        if not is_there(self._lock_path, self._lock):
+        if not is_locked:
             lock = open_locked(self._lock_path, NEW)
             os.close(self._lock)
             self._lock = lock

@@ -101,16 +101,10 @@ class StateFile(TablesInFiles):
 
     # ------------------------------------------------------------ files that were removed
 
-    def is_missing(self) -> bool:
-        if self._storage is None or self._path is None:
-            return False
-        return not is_there(self._path, self._descriptor)
-
     def put_back(self) -> str:
-        """Re-create the file at the same path."""
-        assert self._storage is not None
-        assert self._path is not None
         path = self._path
+        if self._storage is None or path is None or is_there(path, self._descriptor):
+            return ""
         descriptor, buffer = _make(path, self._storage.size_bytes, NEW)
         self._storage.move(buffer)
         self._close()

@@ -40,8 +40,8 @@ class Watch:
         for table in self._storages.tables():
             try:
                 # Without its directory the run no longer exists and does not need the state.
-                if table.is_missing() and self._run_directory.is_dir():
-                    log.warning(RESTORED, table.put_back())
+                if self._run_directory.is_dir() and (place := table.put_back()):
+                    log.warning(RESTORED, place)
             except (DlctlError, OSError) as error:
                 # While this process is alive, the state exists, and this can be retried. Incomplete
                 # files are harmless: a commit writes everything, or ends the server.
