@@ -53,15 +53,12 @@ def _answer(line: bytes) -> tuple[dict[str, Any], int]:
     except OSError as error:
         why = DlctlError(f"{error.strerror or error}", where=str(error.filename or "") or None)
     except (ValueError, RecursionError) as error:
-        why = DlctlError(f"it could not be read: {error}")
+        why = UsageError(f"not a request: {error}")
     return as_value(why), why.exit_code
 
 
 def _value(line: bytes) -> dict[str, Any]:
-    try:
-        request = json.loads(line) if len(line) <= REQUEST_BYTES_MAX else None
-    except (ValueError, RecursionError):
-        request = None
+    request = json.loads(line)  # A line that was cut is no JSON.
     if type(request) is not dict:
         raise UsageError("not a request: it has to be one JSON object")
     verb = request.get("verb")
