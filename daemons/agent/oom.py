@@ -110,12 +110,4 @@ class OomWatch:
             return ""
         self._before[group] += 1
         limit_bytes = group.reached_limit_bytes()
-        return "out of memory" + (f": limit {_shown(limit_bytes)}" if limit_bytes else "")
-
-
-def _shown(size_bytes: int) -> str:
-    """Limits are set in powers of two."""
-    for unit, unit_bytes in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes % unit_bytes == 0:
-            return f"{size_bytes // unit_bytes} {unit}"
-    return f"{size_bytes} B"
+        return "out of memory" + (f": limit {limit_bytes >> 20:,} MiB" if limit_bytes else "")
