@@ -137,10 +137,7 @@ def _memory() -> dict[str, int]:
     """Bytes of the machine, or the cgroup limit of this process if that is less."""
     memory = psutil.virtual_memory()
     found = {"total_bytes": int(memory.total), "available_bytes": int(memory.available)}
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        limit = "max"
+    limit = cores.text_of(Path("/sys/fs/cgroup/memory.max")).strip()
     if limit.isdecimal():
         found = {key: min(value, int(limit)) for key, value in found.items()}
     return found
@@ -178,11 +175,7 @@ def _logout() -> dict[str, bool]:
     files = [LOGIND, *sorted(LOGIND.with_suffix(".conf.d").glob("*.conf"))]
     said = {"KillUserProcesses": "no", "RemoveIPC": "yes"}
     for path in files:
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        pairs = [line.partition("=") for line in lines]
+        pairs = [line.partition("=") for line in cores.text_of(path).splitlines()]
         said |= {key.strip(): value.strip().lower() for key, _, value in pairs}
     return {"kills": said["KillUserProcesses"] in YES, "removes_ipc": said["RemoveIPC"] in YES}
 

@@ -84,7 +84,7 @@ def _quota(group: Path, version: int) -> Iterator[float]:
 
 
 def text_of(path: Path) -> str:
-    """Of a file of /proc or /sys; "" if it cannot be read."""
+    """Of a small file, such as those of /proc; "" if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
