@@ -20,11 +20,8 @@ from dlctl.launch.answers import MARK, as_value
 
 IDLE_S_MAX = 60.0
 REQUEST_BYTES_MAX = 64 << 20
-VERBS = {
-    "begin": "begin", "look": "look", "end": "end",
-    "examine": "examine", "listen": "listening", "reach": "measure",
-}  # fmt: skip
-"""Verb -> the module whose function of that name answers; imported on demand."""
+VERBS = ("begin", "look", "end", "examine", "listen", "reach")
+"""Modules, imported on demand, whose functions of the same name answer."""
 
 
 def main() -> int:
@@ -70,7 +67,7 @@ def _value(line: bytes) -> dict[str, Any]:
             f"this version of dlctl does not know the request; it knows {has}",
             hint="install the same version there",
         )
-    answer = getattr(import_module(f"daemons.node.{VERBS[verb]}"), verb)
+    answer = getattr(import_module(f"daemons.node.{verb}"), verb)
     return dict(answer(request))
 
 
